@@ -46,9 +46,11 @@ fuzz: .venv/.dev ## Fuzz everything that root reads from users (ARGS='note --inp
 oracle: .venv/.dev ## Compare the figures of random clusters with an independent computation (ARGS='--clusters 1000 --seed 1'; --help).
 	@PYTHONPATH=tests $(VENV)/python -m oracle $(ARGS)
 
-lint: .venv/.dev ## Check style.
+lint: .venv/.dev ## Check style, spelling and wording.
 	$(VENV)/ruff check .
 	$(VENV)/ruff format --check .
+	$(VENV)/codespell $$(git ls-files)
+	$(VENV)/python tests/prose.py
 	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' containers/cluster tests/gpu/emulated tests/gpu/bundle/{criu-from-debian,make,run} | xargs shellcheck; \
 	else echo "shellcheck is not installed: shell scripts are not checked" >&2; fi
 

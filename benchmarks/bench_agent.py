@@ -31,13 +31,13 @@ AGENT = r"""
 import sys
 sys.path[:0] = [sys.argv[3]]
 from slurm_affinode.cli import agent as _command  # what the command imports is counted
-from slurm_affinode.agent import daemon, orchestration  # counted too
-from slurm_affinode.agent.peers import Identity, Inspector
-from slurm_affinode.config import load
+from slurm_affinode.agent import daemon, composition as orchestration  # counted too
+from slurm_affinode.suspension.peers import Identity, Inspector
+from slurm_affinode.base.config import load
 from slurm_affinode.gpu.nvml import NvmlDriver
-from slurm_affinode.slurm.backends import open_client  # counted too
+from slurm_affinode.slurm.client import open_client  # counted too
 from agent_stand_ins import Acts, Gpus, Slurm, job, waiting
-from slurm_affinode.agent.interface import Orchestration
+from slurm_affinode.suspension.interface import Orchestration
 
 count, real = int(sys.argv[1]), sys.argv[2] == "real"
 jobs = {100 + at: job(100 + at) for at in range(count)} | {1000 + at: waiting(1000 + at) for at in range(1000)}

@@ -13,10 +13,11 @@ import time
 from datetime import UTC
 from pathlib import Path
 
-from slurm_affinode.history import aliases, inputs
-from slurm_affinode.history.ingest import ingest_files
-from slurm_affinode.history.reading import Notes, ReadOptions
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.metrics import aliases
+from slurm_affinode.metrics.ingest import ingest_files
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.readers import inputs
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 
 GPUS = 800
 METRICS = {
@@ -51,7 +52,7 @@ def main() -> None:
         lines = write(path, scrapes)
         print(f"{lines:,} lines, {path.stat().st_size / 1e6:,.0f} MB, {scrapes * GPUS:,} samples")
         begin = time.perf_counter()
-        _, frames = inputs.read_file(path, options, Notes(path.name))
+        _, frames = inputs.read_file(path, options, ReadingNotes(path.name))
         samples = sum(len(frame) for frame in frames)
         took = time.perf_counter() - begin
         print(f"read            {took:6.2f} s  {lines / took:12,.0f} lines/s  {samples / took:10,.0f} samples/s")

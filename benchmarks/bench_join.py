@@ -40,11 +40,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis import kernel, measures, samples, segments
+from slurm_affinode.analysis import measures, samples, segments
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import Thresholds
-from slurm_affinode.history.identity import with_device
-from slurm_affinode.history.schema import IDENTITY
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.metrics.identity import with_device
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import IDENTITY
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 STEP_S, DAY_S = 30, 86_400
@@ -167,9 +168,9 @@ Sums = dict[str, float]
 def ours(directory: Path, plan: Plan) -> Sums:
     """The join that a report does. Loading the compiled loops, where they are used, is not timed, as no import is."""
     if kernel.compiled(sum(part.rows for part in SampleStore(directory / "history").parts())):
-        from slurm_affinode.analysis import scalarsink  # noqa: PLC0415
+        from slurm_affinode.analysis.join import compiled_join  # noqa: PLC0415
 
-        scalarsink.warm_up()
+        compiled_join.warm_up()
     begin = time.perf_counter()
     sums = _join(directory, plan)
     return {"seconds": time.perf_counter() - begin, **sums}

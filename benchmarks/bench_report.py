@@ -22,11 +22,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from slurm_affinode.history.identity import with_device
-from slurm_affinode.history.schema import IDENTITY
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm.schema import JOBS, conform
-from slurm_affinode.store.repository import Repository
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.identity import with_device
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import IDENTITY
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
 
 LIMIT_S = 10.0
 NODES, PER_NODE, STEP_S = 32, 8, 60

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from slurm_affinode.slurm.sacct import Reading, read
+from slurm_affinode.slurm.accounting.sacct import SacctReading, read
 
 DELIMITER = "\x1f"
 TARGET = 250_000
@@ -134,10 +134,10 @@ def main() -> int:
         with path.open("w", encoding="utf-8") as out:
             out.writelines(f"{line}\n" for line in generate(options.records))
         megabytes = path.stat().st_size / 1e6
-        found = read(path, how=Reading(zone="UTC"))
+        found = read(path, how=SacctReading(zone="UTC"))
         assert not found.problems
         assert found.records == options.records
-        ours = _timed(lambda: read(path, how=Reading(zone="UTC")), options.repeat)
+        ours = _timed(lambda: read(path, how=SacctReading(zone="UTC")), options.repeat)
         split = _timed(lambda: _csv_split(path), options.repeat)
         pandas = _timed(lambda: _pandas(path), options.repeat)
     result = {

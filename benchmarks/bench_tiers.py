@@ -33,9 +33,9 @@ from pathlib import Path
 
 from trees import ORDERS
 
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
-from slurm_affinode.checkpoint.tier import Copy, Tier
+from slurm_affinode.checkpoint.retention import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
 

@@ -30,17 +30,17 @@ from unittest import mock
 import numpy as np
 import polars as pl
 
-from slurm_affinode.config import Config, StoreConfig
-from slurm_affinode.history.identity import with_device
-from slurm_affinode.history.schema import IDENTITY
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm import live_table
+from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.db import accounting
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.identity import with_device
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import IDENTITY
+from slurm_affinode.slurm import squeue
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.slurm.commands_client import CommandsClient
-from slurm_affinode.slurm.schema import JOBS, conform
-from slurm_affinode.store import reads
-from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import zombie_live, zombies
-from slurm_affinode.workflow.zombie_nodes import JobUse, LiveGpu, NodeAnswer
+from slurm_affinode.zombies import find, live
+from slurm_affinode.zombies.nodes import JobUse, LiveGpu, NodeAnswer
 
 LIMIT_S = 60.0
 MARK = "@mark@"
@@ -134,7 +134,7 @@ def stand_ins(root: Path, count: int) -> None:
         for i in range(count + WAITING):
             runs = i < count
             node = f"gpu{i // PER_NODE}" if runs else ""
-            values = dict.fromkeys(live_table.FIELDS, "N/A") | {
+            values = dict.fromkeys(squeue.FIELDS, "N/A") | {
                 "JobID": 100_000 + i, "ArrayJobID": 100_000 + i, "UserName": f"user{i % 350}", "UserID": 5000 + i % 350,
                 "Account": f"account{i % 40}", "Partition": f"part{i % 5}", "QOS": "normal", "NodeList": node,
                 "State": "RUNNING" if runs else "PENDING", "Reason": "None" if runs else "Resources",
@@ -143,7 +143,7 @@ def stand_ins(root: Path, count: int) -> None:
                 "tres-alloc": f"{tres},gres/gpu:a100=1" if runs else tres, "RestartCnt": 0, "BatchFlag": 1,
                 "Requeue": 1, "Name": "train-a-model.sh", "Comment": "(null)",
             }  # fmt: skip
-            table.write("".join(f"{values[name]}{MARK}" for name in live_table.FIELDS) + "\n")
+            table.write("".join(f"{values[name]}{MARK}" for name in squeue.FIELDS) + "\n")
             gres = f"  Nodes={node} CPU_IDs=0-7 Mem=65536 GRES=gpu:a100:1(IDX:{i % PER_NODE})" if runs else ""
             details.write(f"JobId={100_000 + i} JobName=train-a-model.sh {'Key=a-value-of-some-length ' * 50}{gres}\n")
     node = {"state": ["ALLOCATED"], "gres": "gpu:a100:8", "cpus": 64, "real_memory": 1_000_000,
@@ -167,24 +167,24 @@ def from_history(state: Path, count: int) -> bool:
     """``zombies list``."""
     config = replace(Config(), store=StoreConfig(state_dir=state))
     asked: list[str] = []
-    frame = reads._frame
-    with mock.patch.object(reads, "_frame", lambda *args: (asked.append(args[1].name), frame(*args))[1]):
+    frame = accounting._frame
+    with mock.patch.object(accounting, "_frame", lambda *args: (asked.append(args[1].name), frame(*args))[1]):
         began = time.monotonic()
-        found = zombies.find(config, zombies.Request(), slurm=None, now=END)
+        found = find.find(config, find.Request(), slurm=None, now=END)
         took = time.monotonic() - began
     questions = f"of the store {len(asked)} ({', '.join(asked)}); of Slurm 0 (1 where it can be asked)"
     return told("from history", found, took, questions, count)
 
 
-def live(state: Path, count: int) -> bool:
+def from_the_cluster(state: Path, count: int) -> bool:
     """``zombies list --live``."""
     root = state / "slurm"
     (root / "asked").write_text("")
     os.environ["PATH"] = f"{root / 'bin'}:{os.environ['PATH']}"
     config = replace(Config(), store=StoreConfig(state_dir=state))
     began = time.monotonic()
-    found = zombie_live.find(
-        config, zombies.Request(), slurm=CommandsClient, ask=reading, now=END.timestamp, sleep=lambda _: None
+    found = live.find_live(
+        config, find.Request(), slurm=CommandsClient, ask=reading, now=END.timestamp, sleep=lambda _: None
     )
     took = time.monotonic() - began
     asked = (root / "asked").read_text().splitlines()
@@ -193,7 +193,7 @@ def live(state: Path, count: int) -> bool:
     return told("live", found, took, questions, count) and len(asked) == len(set(asked))
 
 
-def told(what: str, found: zombies.Found, took: float, questions: str, count: int) -> bool:
+def told(what: str, found: find.Found, took: float, questions: str, count: int) -> bool:
     """Print a result; whether it is what it should be."""
     squatters = sum(one.kind == "squatter" for one in found.findings)
     waited = sum(one.impact.jobs for one in found.findings if one.impact is not None)
@@ -214,7 +214,7 @@ def main() -> int:
     parser.add_argument("--only", choices=("history", "live"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
-        return 0 if (live if options.only == "live" else from_history)(options.keep, options.jobs) else 1
+        return 0 if (from_the_cluster if options.only == "live" else from_history)(options.keep, options.jobs) else 1
     with tempfile.TemporaryDirectory() as directory:
         state = (options.keep or Path(directory)).resolve()
         if not (state / "affinode.sqlite").exists():

@@ -27,7 +27,7 @@ every policy and counts in all figures, the bounds included. ``planned`` is ours
 request ten minutes before (the default of ``suspend.tiers.prefetch``); the trace has no such plan, and no goal is
 judged by it. ``--known`` shows what it would be worth to know how often each image will be wanted, though not when.
 
-``HORIZON_TURNS`` of ``core/eviction.py`` was chosen on the first halves of both traces (``--tune``). The second halves
+``HORIZON_TURNS`` of ``core/retention.py`` was chosen on the first halves of both traces (``--tune``). The second halves
 had been looked at before, when the kind of policy was chosen.
 """
 
@@ -49,8 +49,8 @@ from typing import Any
 import numpy as np
 from eviction_policies import POLICIES, Replay, lru, ours
 
-from slurm_affinode.core import eviction
-from slurm_affinode.history.traces import gentd26
+from slurm_affinode.core import retention
+from slurm_affinode.metrics.readers import gentd26
 
 FRACTIONS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
 VARIANTS = ("matched", "independent", "proportional", "means")
@@ -139,7 +139,7 @@ def tune(data: Replay) -> None:
     """Horizons on the first half alone: its first half warms up, its second is measured."""
     early, found = data.first_half(), {}
     for turns in (0.03, 0.1, 0.2, 0.3, 0.5, 1.0):
-        eviction.HORIZON_TURNS = turns
+        retention.HORIZON_TURNS = turns
         found[turns] = []
         for fraction in FRACTIONS:
             capacity = int(early.size.sum() * fraction)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.core.eviction import Demand, Held, Turnover, make_room
+from slurm_affinode.core.retention import Demand, TierImage, Turnover, make_room
 
 PLANNED_S = 600.0
 """How long before a start the product looks at Slurm's plan (``suspend.tiers.prefetch``)."""
@@ -91,10 +91,10 @@ def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float =
         def expected_s(one: int, at: float = at) -> float | None:
             return due[one] - at if due[one] - at <= planned_s else None
 
-        wanted = Held(names[image], size, have, costs[image], expected_s(image))
+        wanted = TierImage(names[image], size, have, costs[image], expected_s(image))
         there, rates = [], {}
         if free < size - have:
-            there = [Held(names[one], sizes[one], part, costs[one], expected_s(one)) for one, part in held.items()]
+            there = [TierImage(names[one], sizes[one], part, costs[one], expected_s(one)) for one, part in held.items()]
             horizon_s = turnover.horizon_s(capacity, at)
             rates = demand.rates([names[image], *(one.name for one in there)], at, horizon_s)
             if known:

@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import namespace as ns
-from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, Tree
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
-from slurm_affinode.pinned import Process
 
 MIB = 1 << 20
 INIT = """

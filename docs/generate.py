@@ -1,7 +1,7 @@
-"""Write the parts of the documentation that are made from the program: ``python docs/generate.py [--check]``.
+"""Write the generated pages of the documentation: ``python docs/generate.py [--check]``.
 
 ``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows.
-With ``--check`` nothing is written and the exit status says whether a file differs.
+With ``--check`` nothing is written, and the exit status is 1 if a file differs.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from slurm_affinode.analysis import definitions
 from slurm_affinode.cli.main import cli
 
 DOCS = Path(__file__).resolve().parent
@@ -30,7 +31,12 @@ def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[
 
 def commands() -> str:
     """The text of ``docs/commands.md``."""
-    parts = ["# Commands", "", "Made from `--help` by `make docs`. Every command has `--help`; many have `--json`.", ""]
+    parts = [
+        "# Commands",
+        "",
+        "Generated from `--help` by `make docs`. Every command has `--help`; many have `--json`.",
+        "",
+    ]
     for path, command in walk(cli, ("slurm-affinode",)):
         context = None
         for word in path[:-1]:
@@ -40,11 +46,39 @@ def commands() -> str:
     return "\n".join(parts)
 
 
+_INTRODUCTION = """\
+# Metrics
+
+<!-- Generated from reports/metrics.toml by `make docs` -->
+
+Hours are GPU-hours. For every row of a report that has them:
+
+```
+allocated = measured + unknown
+measured  = idle + low + busy
+```
+
+A sum over runs, users, accounts, partitions, nodes or GPU models is the total. 0 is a measurement; an unknown
+figure is absent.
+"""
+
+
+def metrics() -> str:
+    """Return the text of ``docs/metrics.md``."""
+    parts = [_INTRODUCTION, "## Rules\n"]
+    parts += [f'<a id="{rule.id}"></a>\n### {rule.title}\n\n{rule.text}\n' for rule in definitions.rules().values()]
+    parts.append("## Figures\n")
+    for metric in definitions.load().values():
+        parts.append(
+            f'<a id="{metric.id}"></a>\n### {metric.name}\n\n{metric.help}\n\n'
+            f"- Key: `{metric.id}`\n- Unit: {metric.unit}\n- Formula: {metric.formula}\n- Source: {metric.source}\n"
+        )
+    return "\n".join(parts)
+
+
 def generated() -> dict[Path, str]:
     """Path -> text of every generated file."""
-    from slurm_affinode.analysis import metrics_doc  # noqa: PLC0415 - pulls in the definitions only here
-
-    return {DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics_doc.render()}
+    return {DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics()}
 
 
 def main(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""For notebooks and scripts: the figures of a report as pandas frames.
+"""Python API for notebooks and scripts: the figures of a report as pandas frames.
 
 >>> from slurm_affinode import api                                           # doctest: +SKIP
 >>> week = api.waste("7d", "now", state_dir="/var/lib/slurm-affinode")       # doctest: +SKIP
@@ -14,24 +14,25 @@ from pathlib import Path
 
 import pandas as pd
 
-from slurm_affinode import config as configuration
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base import config as configuration
+from slurm_affinode.base.times import parse_when
+from slurm_affinode.pipeline import report
 from slurm_affinode.slurm.times import site_zone
-from slurm_affinode.timespec import parse_when
-from slurm_affinode.workflow import pipeline
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Where the GPU-hours of an interval went. Columns and units are those of ``docs/metrics.md``; NaN is unknown."""
+    """Use of the GPU-hours in an interval. Columns and units are those of ``docs/metrics.md``; NaN means unknown."""
 
     total: Mapping[str, float | int | None]
     jobs: pd.DataFrame
-    """One row per GPU job run, most idle hours first."""
+    """One row per attempt of a GPU job, most idle hours first."""
     groups: Mapping[str, pd.DataFrame]
-    """``user``, ``account``, ``partition``, ``qos``, ``node``, ``gpu_model``, ``cluster`` -> a row per name."""
+    """``user``, ``account``, ``partition``, ``qos``, ``node``, ``gpu_model``, ``cluster`` -> frame, one row per name.
+    """
     over_time: pd.DataFrame
-    """One row per bucket of time (UTC)."""
+    """One row per time bucket (UTC)."""
 
 
 def waste(
@@ -46,13 +47,13 @@ def waste(
     accounts: Sequence[str] = (),
     users: Sequence[str] = (),
 ) -> Waste:
-    """Analyse what is stored for the half-open interval from ``since`` to ``until``.
+    """Analyze the stored data of the half-open interval from ``since`` to ``until``.
 
-    Both are datetimes, or texts as ``report`` takes them: ``7d`` (ago), ``now``, ``2026-11-01``. Without a zone they
-    are in that of the site.
+    Both are datetimes, or texts as for ``report``: ``7d`` (ago), ``now``, ``2026-11-01``. Times without a zone are in
+    the site's time zone.
 
-    ``config``, ``state_dir`` and ``db`` are what ``--config``, ``--state`` and ``--db`` are on the command line. Raises
-    ``AffinodeError`` (``slurm_affinode.errors``) as the command ``report`` does.
+    ``config``, ``state_dir`` and ``db`` correspond to the options ``--config``, ``--state`` and ``--db``. Raises
+    ``AffinodeError`` (``slurm_affinode.base.errors``) like the command ``report``.
     """
     loaded = configuration.load(
         None if config is None else Path(config), state_dir=None if state_dir is None else Path(state_dir), db=db
@@ -60,9 +61,9 @@ def waste(
     zone = site_zone(loaded.cluster.timezone)
     query = WasteQuery(
         _moment(since, zone), _moment(until, zone), tuple(clusters), tuple(partitions), tuple(accounts), tuple(users),
-        thresholds=pipeline.thresholds(loaded), zone=zone,
+        thresholds=report.thresholds(loaded), zone=zone,
     )  # fmt: skip
-    result = pipeline.analyse_stored(loaded, query)
+    result = report.analyse_stored(loaded, query)
     return Waste(
         result.total,
         result.jobs.to_pandas(),

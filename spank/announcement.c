@@ -25,7 +25,7 @@ static bool fail(char *error, size_t size, const char *format, ...)
     return false;
 }
 
-/* Whether nobody else can change it. */
+/* Whether only this user can change it. */
 static bool is_own(const struct stat *found)
 {
     return found->st_uid == geteuid() && (found->st_mode & (S_IWGRP | S_IWOTH)) == 0;
@@ -42,13 +42,14 @@ bool announcement_program(const char *path, struct stat *program, char *error, s
         return fail(error, size, "%s cannot be run, or is of another version: %s", path, strerror(errno));
     if (!S_ISREG(program->st_mode) || !is_own(program))
         return fail(error, size, "%s: not a file that belongs to root and that only root can change", path);
-    /* Whoever traces it from its first instruction on speaks in its name. The kernel lets nobody trace what he cannot read. */
+    /* A process that traces the shepherd from its first instruction can impersonate it. The kernel denies that for a program
+     * that the tracer cannot read. */
     if ((program->st_mode & (S_IRGRP | S_IROTH)) != 0)
         return fail(error, size, "%s: users can read it, and so could trace it: its mode has to be 0711", path);
     return true;
 }
 
-/* A directory of root's, made if missing. -1: errno says why. */
+/* Opens a directory of root, and creates it if missing. -1: errno is set. */
 static int open_directory(int above, const char *name, mode_t mode)
 {
     struct stat found;
@@ -60,7 +61,7 @@ static int open_directory(int above, const char *name, mode_t mode)
     fd = openat(above, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     if (fd < 0)
         return -1;
-    if (fstat(fd, &found) == 0 && is_own(&found) && (!made || fchmod(fd, mode) == 0)) /* whatever the umask */
+    if (fstat(fd, &found) == 0 && is_own(&found) && (!made || fchmod(fd, mode) == 0)) /* independent of the umask */
         return fd;
     close(fd);
     errno = EPERM;
@@ -94,7 +95,7 @@ static int open_announcements(const char *socket, char *error, size_t size)
     return directory;
 }
 
-/* In ticks since boot; 0: unknown. */
+/* The start time in ticks since boot; 0: unknown. */
 static uint64_t started(pid_t pid)
 {
     char path[40];
@@ -111,7 +112,7 @@ static uint64_t started(pid_t pid)
     length = read(fd, text, sizeof(text) - 1);
     close(fd);
     text[length > 0 ? length : 0] = '\0';
-    rest = strrchr(text, ')'); /* the name may hold anything */
+    rest = strrchr(text, ')'); /* the name of the process may contain any character */
     if (rest == NULL || rest[1] != ' ')
         return 0;
     rest += 2;
@@ -129,7 +130,7 @@ static bool find_namespace(pid_t pid, const char *kind, struct stat *found)
     return stat(path, found) == 0;
 }
 
-/* The length of the text; 0: the child is not what it was. */
+/* Returns the length of the text; 0: the child has ended. */
 static int describe(char *text, size_t size, uint32_t job_id, uid_t uid, pid_t shepherd, const struct stat *program)
 {
     uint64_t child_started = started(shepherd);
@@ -158,11 +159,11 @@ static bool write_file(struct announcement *made, const char *text, size_t lengt
     int fd;
 
     snprintf(temporary, sizeof(temporary), ".%s.new", made->name);
-    unlinkat(made->directory, temporary, 0); /* of a keeper that was killed */
+    unlinkat(made->directory, temporary, 0); /* left by a keeper that was killed */
     fd = openat(made->directory, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return false;
-    errno = EIO; /* of a write that is too short */
+    errno = EIO; /* for a short write, which does not set it */
     done = write(fd, text, length) == (ssize_t)length && fchmod(fd, 0600) == 0 && fstat(fd, &found) == 0 &&
            renameat(made->directory, temporary, made->directory, made->name) == 0;
     close(fd);

@@ -1,7 +1,6 @@
-/* Tells the agent which process is the shepherd of a job: one file per job, written by root, beside the agent's socket.
+/* Announces the shepherd of a job to the agent: one file per job, written by root, beside the agent's socket.
  *
- * The agent takes no process for a shepherd that is not announced. It works whether or not an agent runs, and before the
- * first one has started. */
+ * The agent trusts only announced processes. No agent has to run, or have run, when a shepherd is announced. */
 #ifndef AFFINODE_ANNOUNCEMENT_H
 #define AFFINODE_ANNOUNCEMENT_H
 
@@ -16,19 +15,19 @@
 struct announcement {
     int directory; /* -1: nothing is announced */
     char name[16];
-    dev_t device; /* of the file: another attempt's is left alone */
+    dev_t device; /* of the file: identifies this attempt's announcement */
     ino_t inode;
 };
 
-/* Looks at the program that is to be announced. False: it is not a regular file that belongs to root and that root alone can
- * change and read; ERROR says why. */
+/* Checks the program to be announced: a regular file of root that only root can write and read. False: ERROR has the
+ * reason. */
 bool announcement_program(const char *path, struct stat *program, char *error, size_t size);
 
-/* Announces the unreaped child SHEPHERD of this process as shepherd of the job. False: ERROR says why. */
+/* Announces SHEPHERD, a child of this process that is not reaped yet. False: ERROR has the reason. */
 bool announcement_make(struct announcement *made, const char *socket, uint32_t job_id, uid_t uid, pid_t shepherd,
                        const struct stat *program, char *error, size_t size);
 
-/* Removes it. False: it is there still. Once more does no harm. */
+/* Removes the announcement. False: it still exists. Idempotent. */
 bool announcement_withdraw(struct announcement *made);
 
 #endif

@@ -10,7 +10,7 @@
 struct mount {
     char *root;
     char *point;
-    char *options; /* of the superblock: the controllers of version 1 */
+    char *options; /* of the superblock: the controllers in version 1 */
     bool unified;
 };
 
@@ -87,7 +87,7 @@ static bool has_controllers(const struct mount *mount, const char *controllers)
     return true;
 }
 
-/* The part of PATH below the mount's root, NULL where it does not show it. */
+/* Returns the part of PATH below the mount's root; NULL: not part of this mount. */
 static const char *below(const struct mount *mount, const char *path)
 {
     size_t length = strlen(mount->root);

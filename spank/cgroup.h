@@ -1,4 +1,4 @@
-/* Which cgroup.procs files put a process beside another one, for cgroups of version 1, 2 and both at once. */
+/* Finds the cgroup.procs files of another process's cgroups, for cgroup version 1, 2 and hybrid setups. */
 #ifndef AFFINODE_CGROUP_H
 #define AFFINODE_CGROUP_H
 
@@ -7,8 +7,8 @@
 
 typedef bool cgroup_each(const char *procs_path, void *context);
 
-/* CGROUPS is the text of /proc/PID/cgroup, MOUNTS that of /proc/self/mountinfo. Calls EACH for every hierarchy that is
- * mounted here, until one gives false. Gives false then, and where no line could be placed. Both texts are changed. */
+/* CGROUPS is the text of /proc/PID/cgroup, MOUNTS that of /proc/self/mountinfo; both are modified. Calls EACH for every mounted
+ * hierarchy. False: EACH returned false, which ends the iteration, or no hierarchy was found. */
 bool cgroup_each_procs(char *cgroups, char *mounts, cgroup_each *each, void *context);
 
 #endif

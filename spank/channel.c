@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define MOST_STRANGE 16 /* packets that are passed over at a time: whoever sends them is not to be all that is heard */
+#define MOST_STRANGE 16 /* packets of another size to skip in one call, so that a flood of them cannot block it */
 
 int64_t now_ns(void)
 {
@@ -44,14 +44,14 @@ int channel_receive(int fd, struct packet *packet, int timeout_ms)
         }
         if (ready <= 0)
             return ready;
-        got = recv(fd, packet, sizeof(*packet), MSG_DONTWAIT | MSG_TRUNC); /* the length that it has, also of a longer one */
+        got = recv(fd, packet, sizeof(*packet), MSG_DONTWAIT | MSG_TRUNC); /* the real length, also of a longer packet */
         if (got == (ssize_t)sizeof(*packet))
             return 1;
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         if (got <= 0)
             return -1;
-        /* A packet of another size is not ours: a prolog of the task, which is the user's, has the shepherd's end, too. */
+        /* A task prolog inherits the shepherd's end, and runs as the user: ignore packets of another size. */
         strange++;
     }
     return 0;

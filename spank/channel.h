@@ -6,18 +6,18 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Of the packets and of the shepherd's command line. The plugin does not start a shepherd that speaks another one. */
+/* The version of the packets and of the shepherd's command line. The plugin starts only a shepherd of the same version. */
 #define CHANNEL_VERSION "2"
 
 enum packet_kind {
-    PACKET_READY = 1, /* shepherd-to-be -> keeper: the namespace is made; number: errno where it is not */
+    PACKET_READY = 1, /* shepherd-to-be -> keeper: number: 0, or errno if the namespace could not be set up */
     PACKET_PLACE,     /* slurmstepd -> keeper: the task has its cgroups and CPUs */
-    PACKET_PLACED,    /* keeper -> slurmstepd: so has the shepherd; number 1: it is gone, the task goes on by itself */
+    PACKET_PLACED,    /* keeper -> slurmstepd: number: 0: so has the shepherd; 1: the task continues without one */
     PACKET_GO,        /* keeper -> shepherd-to-be: exec */
     PACKET_SIGNAL,    /* keeper -> shepherd: number, group, at_ns */
     PACKET_STATUS,    /* shepherd -> keeper: number: wait status of the script */
     PACKET_EXEC,      /* script-to-be -> keeper: number: errno of its execve() */
-    PACKET_HOLD,      /* shepherd -> keeper: put the job back into the queue, held */
+    PACKET_HOLD,      /* shepherd -> keeper: requeue and hold the job */
     PACKET_HELD,      /* keeper -> shepherd: number 0: done */
     PACKET_RESIGN,    /* shepherd -> keeper: it cannot fork, and becomes the script */
     PACKET_RESIGNED,  /* keeper -> shepherd: the announcement is withdrawn */
@@ -33,7 +33,7 @@ struct packet {
 
 bool channel_send(int fd, const struct packet *packet);
 
-/* Waits at most TIMEOUT_MS (-1: for ever; 0: does not wait). 1: a packet; 0: none in time; -1: the other side is gone. */
+/* Waits at most TIMEOUT_MS (-1: no limit). Returns 1: a packet; 0: timeout; -1: the connection is closed, or an error. */
 int channel_receive(int fd, struct packet *packet, int timeout_ms);
 
 int64_t now_ns(void);

@@ -1,9 +1,9 @@
-/* The two processes that stand between slurmstepd and a job's script, on the side of root.
+/* The keeper: the task that Slurm forked, which runs as root between slurmstepd and the shepherd of a job.
  *
  *   slurmstepd ── task (the keeper, root) ── shepherd (PID 1 of a PID namespace, the user) ── script
  *
- * The task that Slurm forked stays what Slurm knows: it is waited for, signalled, put into cgroups. It makes the namespace,
- * hands on what is done to it, and ends exactly as the script ended.
+ * slurmstepd waits for the task, signals it and moves it into cgroups. The task creates the namespace, passes signals and
+ * cgroups on to the shepherd, and exits with the status of the script.
  */
 #ifndef AFFINODE_KEEPER_H
 #define AFFINODE_KEEPER_H
@@ -19,44 +19,44 @@
 
 struct keeper_job {
     uint32_t job_id;
-    char name[JOB_NAME_BYTES]; /* for scontrol: the number of an array's last task is also that of the whole array */
+    char name[JOB_NAME_BYTES]; /* for scontrol: the job ID of an array's last task is also that of the whole array */
     uid_t uid;
     gid_t gid;
     const gid_t *groups;
     int group_count;
     const char *shepherd;
     const char *socket;   /* the agent's; the shepherd is announced beside it */
-    const char *scontrol; /* NULL: looked for */
-    const char *script;   /* what Slurm would execute */
-    int stepd_fd;         /* to slurmstepd; is closed */
+    const char *scontrol; /* NULL: searched for in the usual places */
+    const char *script;   /* the program that Slurm would execute */
+    int stepd_fd;         /* to slurmstepd; closed by keeper_fork() */
     void (*log)(const char *line); /* to Slurm's log and the job's standard error, as slurmstepd logs */
 };
 
-/* To be called in the task, as root. Returns
- * - in a child that is PID 1 of a new namespace: true, with *CHANNEL open to the keeper (close-on-exec);
- * - in the task itself only where the namespace could not be made: false, with the reason in ERROR. The task is then as
- *   it was.
- * Where all went well the task does not return: it keeps, then ends. */
-bool keeper_divide(const struct keeper_job *job, int *channel, char *error, size_t size);
+/* Called in the task, as root. Returns
+ * - true in a child that is PID 1 of a new namespace, with *CHANNEL open to the keeper (close-on-exec);
+ * - false in the task, if the namespace could not be created, with the reason in ERROR. The task is then unchanged.
+ * Otherwise the task does not return: it runs the keeper, then exits. */
+bool keeper_fork(const struct keeper_job *job, int *channel, char *error, size_t size);
 
-/* In a child of its own: becomes scontrol (NULL: looked for), which puts the job back into the queue, held. Does not return;
- * the status is 127 where there is no scontrol. */
-void put_back(const char *scontrol, const char *job) __attribute__((noreturn));
+/* Called in a child: executes scontrol (NULL: searched for), which requeues and holds the job. Does not return; the exit
+ * status is 127 if there is no scontrol. */
+void exec_requeuehold(const char *scontrol, const char *job) __attribute__((noreturn));
 
-/* Waits for the end of a child at most so long; it is killed then. Whether it ended with status 0. */
-bool ended_well(pid_t child, int timeout_ms);
+/* Waits for a child, and kills it after the timeout. True: it exited with status 0. */
+bool wait_for_success(pid_t child, int timeout_ms);
 
-/* Ends this process as a process with this wait status has ended, without a core file. */
-void mirror(int wait_status) __attribute__((noreturn));
+/* Ends this process with this wait status, by the same signal if there was one, without a core file. */
+void exit_as(int wait_status) __attribute__((noreturn));
 
-/* The rest of the task's life: CHILD is the shepherd that was announced. */
-void keep(const struct keeper_job *job, pid_t child, int channel, struct announcement *announcement) __attribute__((noreturn));
+/* Runs the keeper until the task ends. CHILD is the announced shepherd. */
+void keeper_run(const struct keeper_job *job, pid_t child, int channel, struct announcement *announcement)
+    __attribute__((noreturn));
 
-/* In slurmstepd, when the task has its cgroups and CPUs: waits until the shepherd has them too. False: the task went on
- * without a shepherd. */
-bool keeper_place(int fd);
+/* Called in slurmstepd, when the task has its cgroups and CPUs: waits until the shepherd has them too. False: the task
+ * continues without a shepherd. */
+bool keeper_wait_for_placement(int fd);
 
-/* Gives CHILD the cgroups and CPUs of this process. */
-bool place_beside(pid_t child, char *error, size_t size);
+/* Moves CHILD into the cgroups of this process, and binds it to the same CPUs. */
+bool place_with_caller(pid_t child, char *error, size_t size);
 
 #endif

@@ -1,6 +1,6 @@
-/* What the shepherd and the agent say to each other: one message per packet, a verb and then key=value lines.
+/* The messages between shepherd and agent: one per packet, a verb followed by key=value lines.
  *
- * Pure. Nothing that arrives is trusted: a packet is one of the messages below or it is refused.
+ * Pure. The input is not trusted: a packet that is not one of the messages below is rejected.
  */
 #ifndef AFFINODE_MESSAGE_H
 #define AFFINODE_MESSAGE_H
@@ -15,7 +15,7 @@
 #define PROTOCOL_VERSION 1
 
 enum verb {
-    VERB_UNKNOWN, /* well formed; an agent of a later version may know it */
+    VERB_UNKNOWN, /* well formed; perhaps of a later version of the agent */
     VERB_START,
     VERB_RESTORED,
     VERB_WAIT,
@@ -27,24 +27,24 @@ enum verb {
 struct message {
     enum verb verb;
     bool restore_failed;           /* start */
-    bool fresh;                    /* wait: for the room to start in, not for an image */
-    pid_t pid;                     /* restored: of the tree's root in this namespace, > 1 */
+    bool fresh;                    /* wait: for free GPU memory to start with, not for a checkpoint image */
+    pid_t pid;                     /* restored: PID of the root of the process tree in this namespace, > 1 */
     int number;                    /* signal */
     char text[MESSAGE_TEXT_BYTES]; /* hold: the reason; say: the line. Control characters are replaced. */
 };
 
-/* False: not a message. */
+/* False: not a valid message. */
 bool message_parse(const char *packet, size_t length, struct message *message);
 
 struct hello {
     uint32_t job;
     uint32_t restarts;
     bool image;
-    pid_t root; /* 0: nothing runs yet */
+    pid_t root; /* 0: not started yet */
     const char *option;
 };
 
-/* Each gives the length of the packet in TEXT, which holds MESSAGE_BYTES. */
+/* Each writes a packet to TEXT, which has MESSAGE_BYTES, and returns its length. */
 size_t message_hello(const struct hello *hello, char *text);
 size_t message_started(pid_t root, char *text);
 size_t message_exit(int wait_status, char *text);

@@ -1,5 +1,8 @@
 #include "option.h"
-#include "wake.h"
+
+#include "number.h"
+#include "time_span.h"
+#include "wake_time.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -7,7 +10,6 @@
 
 #define TEXT_LONGEST 256
 #define SHOWN_BYTES 72
-#define LONGEST_SPAN_S 31622400U /* 366 days */
 #define LONGEST_NOTICE_S 65535U
 
 const struct suspend_option option_builtin = {
@@ -29,7 +31,7 @@ const struct option_limits option_builtin_limits = {
 static const char *const mode_names[MODES] = {"requeue", "inplace"};
 static const char *const when_names[WHENS] = {"pressure", "always"};
 
-/* Signals that a job can be told with; KILL and STOP cannot be caught. */
+/* The values of signal=. KILL and STOP are missing, as they cannot be caught. */
 static const char *const signal_names[] = {"HUP",  "INT",  "QUIT", "ABRT", "USR1", "USR2",  "ALRM",
                                            "TERM", "CONT", "TSTP", "URG",  "WINCH", "IO",   "PWR"};
 
@@ -51,95 +53,6 @@ void option_shown(const char *text, char *shown, size_t size)
     shown[used] = '\0';
 }
 
-static bool is_digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
-
-/* At most seven digits: what is longer is no time that anybody means, and cannot overflow. */
-static bool read_number(const char **text, uint32_t *number)
-{
-    uint32_t value = 0;
-    int digits = 0;
-
-    while (is_digit(**text)) {
-        if (++digits > 7)
-            return false;
-        value = value * 10 + (uint32_t)(**text - '0');
-        (*text)++;
-    }
-    *number = value;
-    return digits > 0;
-}
-
-static bool fits(uint64_t seconds, uint32_t *out)
-{
-    if (seconds == 0 || seconds > LONGEST_SPAN_S)
-        return false;
-    *out = (uint32_t)seconds;
-    return true;
-}
-
-static bool read_unit(char unit, uint32_t number, uint32_t *seconds)
-{
-    switch (unit) {
-    case 's':
-        return fits(number, seconds);
-    case 'm':
-        return fits((uint64_t)number * 60, seconds);
-    case 'h':
-        return fits((uint64_t)number * 3600, seconds);
-    case 'd':
-        return fits((uint64_t)number * 86400, seconds);
-    default:
-        return false;
-    }
-}
-
-bool option_parse_span(const char *text, uint32_t *seconds)
-{
-    uint32_t part[3] = {0};
-    uint32_t days = 0;
-    int parts = 0;
-    bool has_days = false;
-
-    if (!read_number(&text, &part[parts++]))
-        return false;
-    if (*text != '\0' && text[1] == '\0' && !is_digit(*text))
-        return read_unit(*text, part[0], seconds);
-    if (*text == '-') {
-        has_days = true;
-        days = part[0];
-        text++;
-        if (!read_number(&text, &part[0]))
-            return false;
-    }
-    while (*text == ':' && parts < 3) {
-        text++;
-        if (!read_number(&text, &part[parts++]))
-            return false;
-    }
-    if (*text != '\0')
-        return false;
-    if (has_days) /* hours, minutes, seconds: the first is always hours */
-        return fits((uint64_t)days * 86400 + (uint64_t)part[0] * 3600 + (uint64_t)part[1] * 60 + part[2], seconds);
-    if (parts == 3)
-        return fits((uint64_t)part[0] * 3600 + (uint64_t)part[1] * 60 + part[2], seconds);
-    return fits((uint64_t)part[0] * 60 + part[1], seconds); /* minutes, or minutes and seconds */
-}
-
-void option_format_span(uint32_t seconds, char *text, size_t size)
-{
-    if (seconds % 86400 == 0)
-        snprintf(text, size, "%" PRIu32 "d", seconds / 86400);
-    else if (seconds % 3600 == 0)
-        snprintf(text, size, "%" PRIu32 "h", seconds / 3600);
-    else if (seconds % 60 == 0)
-        snprintf(text, size, "%" PRIu32 "m", seconds / 60);
-    else
-        snprintf(text, size, "%" PRIu32 "s", seconds);
-}
-
 static int index_of(const char *text, const char *const *names, size_t count)
 {
     for (size_t i = 0; i < count; i++)
@@ -153,7 +66,7 @@ int option_mode(const char *text)
     return index_of(text, mode_names, MODES);
 }
 
-/* 0 to 100, at most two digits after the point, a percent sign if one likes. */
+/* 0 to 100, at most two decimals, optional percent sign. */
 static bool read_percent(const char *text, uint32_t *centi)
 {
     uint32_t whole;
@@ -227,7 +140,7 @@ static bool set_key(enum key key, char *value, struct suspend_option *option, ch
         option->mode = (enum suspend_mode)found;
         return true;
     case KEY_WAKE:
-        if (!wake_is_known(value) || strlen(value) >= sizeof(option->wake))
+        if (!wake_time_is_valid(value) || strlen(value) >= sizeof(option->wake))
             return refuse(error, size, "wake", given,
                           "are auto, hold, or a time: 2h, now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, midnight, noon, "
                           "tomorrow");
@@ -291,7 +204,7 @@ bool option_parse(const char *text, const struct suspend_option *defaults, struc
         *next++ = '\0';
     if (strchr(item, '=') != NULL || *item == '\0')
         return refuse(error, size, "no WINDOW before", text, "is WINDOW[,key=value...], such as 15m,util=5");
-    if (!option_parse_span(item, &option->window_s))
+    if (!time_span_parse(item, &option->window_s))
         return refuse(error, size, "window", item, window_forms);
     while (next != NULL) {
         item = next;
@@ -312,9 +225,9 @@ bool option_check(const struct suspend_option *option, const struct option_limit
     size_t used;
 
     if (option->window_s < limits->min_window_s || option->window_s > limits->max_window_s) {
-        option_format_span(option->window_s, window, sizeof(window));
-        option_format_span(limits->min_window_s, least, sizeof(least));
-        option_format_span(limits->max_window_s, most, sizeof(most));
+        time_span_format(option->window_s, window, sizeof(window));
+        time_span_format(limits->min_window_s, least, sizeof(least));
+        time_span_format(limits->max_window_s, most, sizeof(most));
         snprintf(error, size, "window '%s': this site allows %s to %s", window, least, most);
         return false;
     }

@@ -1,4 +1,4 @@
-/* The value of --gpu-suspend-idle: its grammar, its limits, the form in which it travels.
+/* The value of --gpu-suspend-idle: grammar, limits, and the form that is passed to the agent.
  *
  *   WINDOW[,key=value...]
  *
@@ -24,8 +24,8 @@ struct suspend_option {
     enum suspend_mode mode;
     enum suspend_when when;
     char wake[32];     /* "auto", "hold", or a time as scontrol takes it */
-    char signal[12];   /* without SIG; empty: none */
-    uint32_t before_s; /* the signal is sent so long before */
+    char signal[12];   /* name without SIG; empty: none */
+    uint32_t before_s; /* time from the signal to the suspension */
 };
 
 struct option_limits {
@@ -34,32 +34,25 @@ struct option_limits {
     unsigned modes; /* bits 1 << MODE_... */
 };
 
-/* What the option means where neither the user nor the site says anything. */
+/* The defaults and limits where neither the user nor the site sets them. */
 extern const struct suspend_option option_builtin;
 extern const struct option_limits option_builtin_limits;
 
-/* Reads TEXT (NULL or empty: just the defaults) over DEFAULTS. False: ERROR has one line that names the value and what is
- * allowed; *OPTION is then not to be used. */
+/* Parses TEXT (NULL or empty: no value) on top of DEFAULTS. False: ERROR has one line with the value and the allowed values;
+ * *OPTION is then invalid. */
 bool option_parse(const char *text, const struct suspend_option *defaults, struct suspend_option *option, char *error,
                   size_t size);
 
-/* False: ERROR says which limit of the site OPTION does not keep. */
+/* False: OPTION exceeds a limit of the site; ERROR has it. */
 bool option_check(const struct suspend_option *option, const struct option_limits *limits, char *error, size_t size);
 
 /* "window=900,util=0,mode=requeue,wake=auto,when=pressure[,signal=USR1@10]". SIZE is at least OPTION_TEXT_BYTES. */
 void option_format(const struct suspend_option *option, char *text, size_t size);
 
-/* A time span: 90s 15m 2h 1d, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]. False: none of these, or 0, or more
- * than 366 days. */
-bool option_parse_span(const char *text, uint32_t *seconds);
-
-/* "90s", "15m", "2h", "1d": the largest unit that is exact. */
-void option_format_span(uint32_t seconds, char *text, size_t size);
-
 /* Index of TEXT among the mode names, -1: none. */
 int option_mode(const char *text);
 
-/* Copies at most a line's worth of TEXT, with control characters replaced, so that it can be shown. */
+/* Copies TEXT for a message: truncated to SIZE, with control characters replaced. */
 void option_shown(const char *text, char *shown, size_t size);
 
 #endif

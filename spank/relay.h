@@ -1,12 +1,12 @@
-/* Signals reach a job in three ways, and each process is to get one once, as it would without a shepherd:
+/* Delivers each signal once to each process of a job, as without a shepherd. Signals reach a job in three ways:
  *
- *   the whole container (scancel, time limit)      the kernel gives it to the script and to the shepherd
+ *   the whole container (scancel, time limit)      the kernel delivers it to the script and to the shepherd
  *   the batch script alone (--signal=B:, -b)       only the keeper gets it
  *   the script's process group (scancel --full)    only the keeper and the witness get it
  *
- * So what the keeper tells is passed on, unless the shepherd got the same signal itself at that moment. Where processes are
- * tracked by cgroup the keeper gets what the container gets, too; and the order in which they get it is not known, so there
- * is a delay. Pure: the caller has the clock.
+ * So the shepherd passes on the signals that the keeper reports, unless it got the same signal itself at that time. Where
+ * Slurm tracks processes by cgroup, the keeper gets the signals of the container too, in unknown order: hence the delay.
+ * Pure: the caller passes the time.
  */
 #ifndef AFFINODE_RELAY_H
 #define AFFINODE_RELAY_H
@@ -20,7 +20,7 @@
 #define RELAY_DELAY_NS 150000000
 
 struct relay {
-    int64_t direct_ns[RELAY_SIGNALS]; /* when the shepherd itself got it; 0: not since it was last matched */
+    int64_t direct_ns[RELAY_SIGNALS]; /* when the shepherd itself got the signal; 0: not since the last match */
     struct {
         int number;
         bool group;
@@ -29,16 +29,16 @@ struct relay {
     int count;
 };
 
-/* The shepherd got a signal from outside the namespace. */
+/* Records a signal that the shepherd got from outside the namespace. */
 void relay_direct(struct relay *relay, int number, int64_t now_ns);
 
-/* The keeper got one. */
+/* Records a signal that the keeper got. */
 void relay_told(struct relay *relay, int number, bool group, int64_t at_ns);
 
-/* The next one to be passed on: true, with its number and whether it is for the script's process group. */
+/* Returns whether a signal is due, with its number and whether it goes to the script's process group. */
 bool relay_next(struct relay *relay, int64_t now_ns, int *number, bool *group);
 
-/* When relay_next() is to be asked again, 0: not before something happens. */
+/* The time of the next relay_next(); 0: no signal is pending. */
 int64_t relay_due_ns(const struct relay *relay);
 
 #endif

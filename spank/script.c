@@ -13,7 +13,7 @@ void script_execute(char **argv, bool restore_failed, int keeper_fd)
     struct packet packet = {.kind = PACKET_EXEC};
     char pid[16];
 
-    /* Slurm set it to the number of the process that was to become the script. */
+    /* Slurm set it to the PID of the task, which is the keeper now. */
     snprintf(pid, sizeof(pid), "%d", (int)getpid());
     if (getenv("SLURM_TASK_PID") != NULL)
         setenv("SLURM_TASK_PID", pid, 1);
@@ -31,8 +31,8 @@ pid_t script_start(char **argv, const sigset_t *mask, bool restore_failed, int k
 
     if (child == 0) {
         setsid();
-        /* It keeps this over execve(), and its image has it: what detaches itself from its parent becomes a child of the
-         * script, and thus stays in the tree that is dumped, in place of a child of PID 1. */
+        /* Survives execve() and a checkpoint. Orphans become children of the script instead of PID 1, and thus stay in the
+         * process tree that is checkpointed. */
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
         sigprocmask(SIG_SETMASK, mask, NULL);
         script_execute(argv, restore_failed, keeper_fd);

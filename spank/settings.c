@@ -1,5 +1,7 @@
 #include "settings.h"
 
+#include "time_span.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +10,7 @@
 #define SHEPHERD "/usr/local/libexec/slurm-affinode-shepherd"
 #endif
 #define SOCKET "/run/slurm-affinode/shepherd.sock"
-#define LONGEST_SOCKET 107 /* sun_path, with its end */
+#define LONGEST_SOCKET 107 /* sun_path without the final NUL */
 
 static bool set_default(struct settings *settings, const char *value, char *error, size_t size)
 {
@@ -21,7 +23,7 @@ static bool set_default(struct settings *settings, const char *value, char *erro
     return true;
 }
 
-/* A site that sets limits and no default: the built-in one moves between them. */
+/* Without default= the built-in default is adjusted to the limits of the site. */
 static void fit_default(struct settings *settings)
 {
     struct suspend_option *option = &settings->defaults;
@@ -36,7 +38,7 @@ static void fit_default(struct settings *settings)
 
 static bool set_span(uint32_t *span, const char *value, char *error, size_t size)
 {
-    if (option_parse_span(value, span))
+    if (time_span_parse(value, span))
         return true;
     snprintf(error, size, "not a time such as 90s, 15m, 2h");
     return false;
@@ -76,7 +78,7 @@ static bool set_partitions(struct settings *settings, const char *value, char *e
             snprintf(error, size, "more than %d partitions", SETTINGS_PARTITIONS);
             return false;
         }
-        /* Kept as long as the plugin is loaded. */
+        /* Never freed: used as long as the plugin is loaded. */
         if (length > 0 && (settings->partitions[settings->partition_count] = strndup(value, length)) != NULL)
             settings->partition_count++;
         value += length;

@@ -1,4 +1,4 @@
-/* What the site says in plugstack.conf behind the plugin's path: words of the form key=value. */
+/* The plugin's arguments in plugstack.conf, of the form key=value. */
 #ifndef AFFINODE_SETTINGS_H
 #define AFFINODE_SETTINGS_H
 
@@ -11,7 +11,7 @@ struct settings {
     struct suspend_option defaults;          /* default= */
     bool has_default;
     struct option_limits limits;             /* min_window= max_window= modes= */
-    char *partitions[SETTINGS_PARTITIONS];   /* partitions=, all where there is none */
+    char *partitions[SETTINGS_PARTITIONS];   /* partitions=; none: all partitions are allowed */
     int partition_count;
     const char *stores[SETTINGS_STORES];     /* store=, may be repeated */
     int store_count;
@@ -23,12 +23,12 @@ struct settings {
 
 typedef void settings_complain(const char *line);
 
-/* Reads the words. One that is wrong is complained about and left out: the others hold. The strings of ARGV are kept. */
+/* Parses the arguments. Reports an invalid one to COMPLAIN and ignores it. The settings point to the strings of ARGV. */
 void settings_read(struct settings *settings, int argc, char **argv, settings_complain *complain);
 
 bool settings_allow_partition(const struct settings *settings, const char *partition);
 
-/* The partitions that are allowed, joined by commas. */
+/* Lists the allowed partitions, separated by commas. */
 void settings_list_partitions(const struct settings *settings, char *text, size_t size);
 
 #endif

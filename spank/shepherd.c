@@ -1,11 +1,11 @@
 /* slurm-affinode-shepherd: PID 1 of a job's PID namespace.
  *
- * Starts the batch script, or leaves its place to the image that the agent restores; reaps; passes signals on; tells the
- * keeper how the script ended. It has no privileges, and touches neither the job's input nor its output: the script has
- * Slurm's own descriptors.
+ * Starts the batch script, or waits until the agent restores a checkpoint of it; reaps processes; passes signals on; reports
+ * the script's wait status to the keeper. It has no privileges, and does not read the job's input or write its output: the
+ * script has Slurm's own descriptors.
  */
+#include "agent_link.h"
 #include "channel.h"
-#include "link.h"
 #include "relay.h"
 #include "script.h"
 #include "shepherd.h"
@@ -22,9 +22,9 @@
 #include <unistd.h>
 
 #define SECOND_NS 1000000000LL
-#define ANSWER_NS (2 * SECOND_NS)      /* to an agent that takes the connection and says nothing */
-#define HOLD_AGAIN_NS (30 * SECOND_NS) /* scontrol failed: slurmctld may be away */
-#define HELD_NS (120 * SECOND_NS)      /* Slurm ends a job that was put on hold long before */
+#define ANSWER_NS (2 * SECOND_NS)      /* timeout of an agent that accepts the connection and does not respond */
+#define HOLD_AGAIN_NS (30 * SECOND_NS) /* retry of a failed scontrol: slurmctld may not respond */
+#define HELD_NS (120 * SECOND_NS)      /* Slurm ends a held job long before */
 #define RESIGN_MS 10000
 #define REAPED 64
 
@@ -37,15 +37,15 @@ struct shepherd {
     sigset_t mask;
     int signals;
     enum phase phase;
-    bool in_place; /* the job stays on its node while it is suspended: the agent is told of signals, and asked before it starts */
-    bool gated;    /* the agent makes room on the GPU first */
+    bool in_place; /* mode=inplace: the agent is notified of signals, and decides when the job starts */
+    bool gated;    /* the agent frees GPU memory before the start */
     pid_t root;
-    int64_t answer_ns; /* WAITING without an image: until then the agent may answer */
-    int64_t hold_ns;   /* WAITING for an image: then the job is put on hold. HELD: then this ends. */
+    int64_t answer_ns; /* WAITING without an image: when the wait for the agent times out */
+    int64_t hold_ns;   /* WAITING for an image: when the job is held. HELD: when the shepherd exits. */
     struct {
         pid_t pid;
         int status;
-    } reaped[REAPED]; /* while it waits: a restored root may end before the agent says which it is */
+    } reaped[REAPED]; /* while WAITING: a restored root may end before the agent reports its PID */
     unsigned reaped_count;
 };
 
@@ -55,7 +55,7 @@ static void say(const char *text)
     char line[MESSAGE_TEXT_BYTES + 32];
 
     snprintf(line, sizeof(line), "slurm-affinode: %s\n", text);
-    /* A pipe that nobody reads must not stop PID 1. */
+    /* A full pipe must not block PID 1. */
     if (poll(&look, 1, 0) > 0 && write(STDERR_FILENO, line, strlen(line)) < 0)
         return;
 }
@@ -68,7 +68,7 @@ static void finish(struct shepherd *shepherd, int status)
     if (shepherd->phase == RUNNING)
         link_send(&shepherd->link, text, message_exit(status, text), now_ns());
     channel_send(shepherd->options.keeper_fd, &packet);
-    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1); /* and with PID 1 goes what is left of the job */
+    _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1); /* the kernel kills the rest of the namespace */
 }
 
 static struct hello hello_of(const struct shepherd *shepherd)
@@ -80,8 +80,8 @@ static struct hello hello_of(const struct shepherd *shepherd)
                           .option = shepherd->options.option};
 }
 
-/* The user may have no process left: without a shepherd one was enough. But the script is the user's, and would be PID 1 as
- * the shepherd is: it takes this process's place when agent and keeper know that, and not otherwise. */
+/* Executes the script as PID 1 if fork() fails: under a limit of processes that is just enough without a shepherd. The script
+ * is not trusted, so that the keeper has to withdraw the announcement first; otherwise the job fails. */
 static void become_script(struct shepherd *shepherd, bool restore_failed, int number)
 {
     struct packet packet = {.kind = PACKET_RESIGN};
@@ -118,7 +118,7 @@ static void restored(struct shepherd *shepherd, pid_t root)
 {
     shepherd->root = root;
     shepherd->phase = RUNNING;
-    /* One that is there is not the one of that number that ended before: of a restore that was cut short and made anew. */
+    /* A process that exists is not the one that was reaped with that PID, which belonged to an aborted restore. */
     if (kill(root, 0) == 0)
         return;
     for (unsigned i = 0; i < shepherd->reaped_count && i < REAPED; i++)
@@ -155,7 +155,7 @@ static void take_message(struct shepherd *shepherd, const struct message *messag
             shepherd->answer_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
             break;
         }
-        /* It works on an image, also where the plugin saw none: from now on the script must not be started beside it. */
+        /* The agent has an image, even if the plugin found none: do not start the script from its beginning any more. */
         shepherd->options.image = true;
         shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
         break;
@@ -186,7 +186,7 @@ static void take_link(struct shepherd *shepherd)
         start(shepherd, false);
 }
 
-/* Tries the agent when it is time; without one a job that has no image starts at once. */
+/* Connects to the agent when due. Without an agent, a job without an image starts immediately. */
 static void tend_link(struct shepherd *shepherd)
 {
     struct hello hello = hello_of(shepherd);
@@ -212,7 +212,7 @@ static void tend_waiting(struct shepherd *shepherd)
         shepherd->hold_ns = now + HOLD_AGAIN_NS;
     }
     if (!shepherd->options.image && now >= shepherd->answer_ns) {
-        /* The agent learns from the next hello that the script runs; an answer that is still on its way is not read. */
+        /* Discards a late response of the agent; the next hello reports that the script runs. */
         link_close(&shepherd->link, now);
         start(shepherd, false);
     }
@@ -227,11 +227,11 @@ static void take_packets(struct shepherd *shepherd)
         if (packet.kind == PACKET_SIGNAL)
             relay_told(&shepherd->relay, packet.number, packet.group != 0, packet.at_ns);
         if (packet.kind == PACKET_HELD && packet.number == 0 && shepherd->phase == WAITING)
-            hold(shepherd, "it has an image and this node's agent does not answer; it is held: release it with scontrol "
+            hold(shepherd, "it has an image and this node's agent does not respond; it is held: release it with scontrol "
                            "release");
     }
     if (got < 0)
-        _exit(1); /* Slurm's task is gone */
+        _exit(1); /* the keeper has ended */
 }
 
 static void reap(struct shepherd *shepherd)
@@ -250,7 +250,7 @@ static void reap(struct shepherd *shepherd)
     }
 }
 
-/* One whose processes are stopped gets no signal but SIGKILL: the agent lets it go on. */
+/* Frozen processes handle only SIGKILL: the agent resumes the job on a signal. */
 static void tell_signal(struct shepherd *shepherd, int number)
 {
     char text[MESSAGE_BYTES];
@@ -271,7 +271,7 @@ static void take_signals(struct shepherd *shepherd)
     bool group;
 
     while (read(shepherd->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
-        /* The namespace's own processes have numbers; PID 1 ignores what they send, as PID 1 does. */
+        /* Senders outside the namespace have PID 0. Signals from inside are ignored, as PID 1 does by default. */
         if (info.ssi_code == SI_USER && info.ssi_pid == 0) {
             relay_direct(&shepherd->relay, (int)info.ssi_signo, now_ns());
             tell_signal(shepherd, (int)info.ssi_signo);
@@ -340,8 +340,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "slurm-affinode-shepherd is started by Slurm for jobs with --gpu-suspend-idle, not by hand\n");
         return 2;
     }
-    /* The job's processes are of the same user: none is to speak in its name to keeper and agent. A script begins with
-     * execve(), and can be traced as ever. */
+    /* The job's processes run as the same user, and must not trace the shepherd to impersonate it. The script can be traced:
+     * execve() resets the flag. */
     prctl(PR_SET_DUMPABLE, 0);
     fcntl(shepherd.options.keeper_fd, F_SETFD, FD_CLOEXEC);
     sigfillset(&all);
@@ -353,7 +353,7 @@ int main(int argc, char **argv)
     shepherd.hold_ns = now_ns() + (int64_t)shepherd.options.agent_wait_s * SECOND_NS;
     shepherd.in_place = strstr(shepherd.options.option, "mode=inplace") != NULL;
     if (!shepherd.options.image && shepherd.options.restarts == 0 && !shepherd.in_place)
-        start(&shepherd, false); /* nothing to ask: it was never suspended */
+        start(&shepherd, false); /* never suspended: the agent has nothing to restore */
     tend_link(&shepherd);
     run(&shepherd);
 }

@@ -8,7 +8,7 @@
 struct shepherd_options {
     int keeper_fd;
     const char *socket;
-    const char *option; /* as option_format() gives it */
+    const char *option; /* in the form of option_format() */
     uint32_t job;
     uint32_t restarts;
     uint32_t agent_wait_s;

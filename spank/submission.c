@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* By the options that only this program of Slurm's has: sites give it other names, and put programs of theirs in its place. */
+/* Identifies a program of Slurm by the symbol of its options, as sites rename and wrap programs; else by name. */
 static bool is_program(const char *options, const char *name)
 {
     return dlsym(RTLD_DEFAULT, options) != NULL || strcmp(program_invocation_short_name, name) == 0;

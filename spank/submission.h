@@ -1,5 +1,5 @@
-/* What sbatch knows of a job before it is submitted. SPANK does not tell a plugin the partition; sbatch's own table of
- * options does, where it can be found. Where not, the node checks when the job starts. */
+/* Checks of a job before it is submitted. SPANK does not give the partition to a plugin: it is read from sbatch's own options,
+ * if their symbols are found. If not, the node checks it when the job starts. */
 #ifndef AFFINODE_SUBMISSION_H
 #define AFFINODE_SUBMISSION_H
 
@@ -7,10 +7,10 @@
 
 bool submission_is_batch(void);
 
-/* scrontab reads the options of plugins, and submits without them. */
+/* scrontab accepts the options of plugins, and submits jobs without them. */
 bool submission_is_crontab(void);
 
-/* False: REFUSED has the partition that is not among those that the site allows. */
+/* False: REFUSED has a partition that the site does not allow. */
 bool submission_partition_allowed(const struct settings *settings, char *refused, size_t size);
 
 #endif

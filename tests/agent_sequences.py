@@ -1,16 +1,16 @@
-"""What the stories of suspensions on the stand-in for a cluster have in common."""
+"""Common parts of suspension scenarios on the fake cluster."""
 
 from __future__ import annotations
 
 from agent_site import STEPS
 from agent_world import Agent
 
-from slurm_affinode.agent.shepherds import Restored
 from slurm_affinode.model.ledger import decode
+from slurm_affinode.suspension.shepherd import Restored
 
 
 def recovered(world, node="c1"):
-    """A new agent on the node, with everything done that its start brings with it."""
+    """Start a new agent on the node, and complete all the work of its start."""
     agent = Agent(world, node)
     agent.keeper.recover()
     for _ in range(3):
@@ -23,7 +23,7 @@ def recovered(world, node="c1"):
 
 
 def check(world):
-    """What has to be true whenever an agent has had the time to put things in order."""
+    """Check the invariants that hold after each recovery."""
     assert world.ran_stopped == 0
     assert world.copies() <= 1
     if world.state == "RUNNING":
@@ -33,11 +33,11 @@ def check(world):
     assert (world.state, world.copies()) == ("PENDING", 0)
     agent = Agent(world, "c2")
     assert agent.images(shared=True) == [1]
-    assert world.comment.startswith("suspended: idle 15m, 1.0 MiB, wake with: slurm-affinode wake 7")
+    assert world.comment.startswith("suspended: idle 15m, 1 MiB, wake with: slurm-affinode wake 7")
 
 
 def go_on_at_c2(world):
-    """The job is released and started at the other node, whose agent puts its image in place."""
+    """Release the job and start it on the other node, where the agent restores its image."""
     if world.state == "PENDING":
         world.start_run("c2")
         world.nodes["c1"].init = None
@@ -49,7 +49,7 @@ def go_on_at_c2(world):
 
 
 def begun_at_c2(world, settings=None):
-    """The job was suspended at c1, which has forgotten it, and is started at c2: the agent there."""
+    """Return the agent on c2, where a job suspended on c1 has been started; nothing is left on c1."""
     agent = Agent(world, "c1")
     agent.suspend()
     agent.settle()

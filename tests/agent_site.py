@@ -1,4 +1,4 @@
-"""A site made of dictionaries: nodes with processes, a job, Slurm. A crash can be put before any effect."""
+"""A fake site: nodes with processes, a job, Slurm. A crash can be injected before any effect."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
-from slurm_affinode.slurm.faults import ControllerDownError, InvalidStateError, UnknownJobError
+from slurm_affinode.slurm.interface import ControllerDownError, InvalidStateError, UnknownJobError
 
 SUBMIT = datetime(2026, 11, 20, 10, tzinfo=UTC)
 STEPS = 4711
-"""What the job has computed when a story begins."""
+"""The progress of the job at the beginning of a scenario."""
 
 
 class Crash(BaseException):
-    """The agent was killed: nothing catches it."""
+    """The agent was killed; not caught by ``except Exception``."""
 
 
 @dataclass
@@ -29,25 +29,25 @@ class Process:
     cuda: CudaState | None = CudaState.RUNNING
     stopped: bool = False
     steps: int = 0
-    """What it has computed: the memory that must survive."""
+    """Its progress: the memory that must survive."""
     inside: bool = False
-    """It is in a PID namespace below the job's: a container."""
+    """The process is in a nested PID namespace, as in a container."""
 
 
 @dataclass
 class Node:
-    """One machine: its shepherds and their processes."""
+    """A node with its shepherd and processes."""
 
     name: str
     init: int | None = None
     processes: list[Process] = field(default_factory=list)
     next_pid: int = 10_000_000
-    """Beyond any PID of this machine, where something looks into the real /proc."""
+    """Above any PID of this machine, in case the real ``/proc`` is read."""
 
 
 @dataclass
 class World:
-    """Everything outside of the agent."""
+    """Everything outside the agent."""
 
     root: Path
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -62,13 +62,13 @@ class World:
     clock: float = 1_760_000_000.0
     effects: int = 0
     crash_at: int | None = None
-    """Die before this effect."""
+    """Crash before this effect."""
     effect_log: list[str] = field(default_factory=list)
     ran_stopped: int = 0
-    """Times that a process which had been dumped ran on before it was killed."""
+    """The number of times that a dumped process ran before it was killed."""
 
     def effect(self, name: str) -> None:
-        """Something of the world is about to change."""
+        """Record a change of the world, or crash before it."""
         self.effects += 1
         if self.crash_at is not None and self.effects >= self.crash_at:
             self.crash_at = None
@@ -83,7 +83,7 @@ class World:
         self.clock += seconds
 
     def start_run(self, node: str) -> None:
-        """Slurm starts the job: a shepherd, and nothing below it yet."""
+        """Have Slurm start the job: a shepherd without children yet."""
         self.state, self.node, self.held = "RUNNING", node, False
         machine = self.nodes.setdefault(node, Node(node))
         machine.next_pid += 100
@@ -96,11 +96,11 @@ class World:
         machine.processes = [Process(base + 2, 2, cuda=None), Process(base + 3, 3, steps=steps)]
 
     def copies(self) -> int:
-        """Nodes on which the job can run or go on."""
+        """Return the number of nodes on which the job can run or resume."""
         return sum(bool(machine.processes) for machine in self.nodes.values())
 
     def running(self) -> bool:
-        """It runs, with its GPU and its memory."""
+        """Return whether the job runs with its GPU and its memory."""
         return any(
             len(machine.processes) == 2
             and all(not p.stopped and p.cuda in (None, CudaState.RUNNING) for p in machine.processes)
@@ -112,14 +112,14 @@ class World:
 
 
 class Slurm:
-    """slurmctld. A requeue takes the old run down only when its processes are gone."""
+    """A fake slurmctld. A requeue ends the old attempt only when its processes have ended."""
 
     def __init__(self, world: World) -> None:
         self.world = world
 
     def _answer(self) -> None:
         if not self.world.answers:
-            raise ControllerDownError("slurmctld does not answer")
+            raise ControllerDownError("slurmctld does not respond")
 
     def job(self, job: int | str) -> Job:
         self._answer()
@@ -143,7 +143,7 @@ class Slurm:
         self.world.effect("requeue")
         self.world.state, self.world.held = "PENDING", hold
         self.world.restarts += 1
-        # slurmd continues and ends what it finds: who is not held runs on for a moment.
+        # slurmd continues and kills all processes: those not held run for a moment.
         for process in self.world.nodes[self.world.node].processes:
             if process.stopped and not self.world.kept_stopped:
                 self.world.ran_stopped += 1

@@ -1,4 +1,4 @@
-"""Stand-ins for what the daemon talks to: GPUs, Slurm, the orchestration; and a shepherd in Python."""
+"""Fakes of the daemon's environment: GPUs, Slurm, the orchestration; and a shepherd in Python."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any, ClassVar
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.daemon import Daemon, DaemonParts
-from slurm_affinode.agent.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
-from slurm_affinode.agent.peers import Identity, Inspector, NotAShepherd, Peer
-from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.service import Caller
-from slurm_affinode.agent.shepherds import Reply, Restored
-from slurm_affinode.config import Config, parse
+from slurm_affinode.base.config import Config, parse
 from slurm_affinode.gpu.interface import DriverMissing, GpuLost
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
-from slurm_affinode.slurm.faults import ControllerDownError, UnknownJobError
+from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
+from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
+from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
+from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.shepherd import Reply, Restored
 
 NOW = datetime.now(UTC)
 ALICE, BOB, ROOT = Caller(2001, "alice", True), Caller(2002, "bob", True), Caller(0, "root", True)
@@ -35,7 +35,7 @@ ALICE, BOB, ROOT = Caller(2001, "alice", True), Caller(2002, "bob", True), Calle
 
 @dataclass
 class Gpus:
-    """``GpuDriver`` with GPUs made of values."""
+    """A ``GpuDriver`` with fixed values."""
 
     count: int = 2
     util_pct: dict[int, float | None] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Gpus:
 
 
 def job(job_id: int = 7, **changes: Any) -> Job:
-    """A job of alice's that has run for an hour on GPU 0 of node c1."""
+    """Return a job of alice that has run for an hour on GPU 0 of node c1."""
     base = Job(
         job_id=job_id, array_job_id=None, array_task_id=None, array_tasks=None, array_limit=None, het_job_id=None,
         het_offset=None, name="train", user="alice", uid=os.getuid(), account="vision", partitions=("gpu",),
@@ -105,7 +105,7 @@ def job(job_id: int = 7, **changes: Any) -> Job:
 
 
 def waiting(job_id: int = 99, **changes: Any) -> Job:
-    """A job of bob's that waits for a GPU."""
+    """Return a job of bob that waits for a GPU."""
     changes = {"state": "PENDING", "reason": "Resources", "start": None, "nodes": (), "batch_host": None,
                "node_gpus": None, "user": "bob", "gpus_allocated": None} | changes  # fmt: skip
     return job(job_id, **changes)
@@ -121,7 +121,7 @@ NODE = Node(
 
 @dataclass
 class Slurm:
-    """A slurmctld made of values; ``client`` is what the daemon opens."""
+    """A slurmctld with fixed values; the daemon opens ``client``."""
 
     all: dict[int, Job] = field(default_factory=dict)
     node_list: tuple[Node, ...] = (NODE,)
@@ -160,7 +160,7 @@ class Slurm:
 
 @dataclass
 class Acts:
-    """``Suspender``, ``Restorer``, ``Waker`` and ``Keeper`` that note what they are asked."""
+    """A ``Suspender``, ``Restorer``, ``Waker`` and ``Keeper`` that records its calls."""
 
     context: AgentContext
     refused: list[Refusal] = field(default_factory=list)
@@ -175,7 +175,7 @@ class Acts:
     reply: Reply = field(default_factory=lambda: Restored(17))
     go: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
-    """A suspension has been asked for; it goes on when ``go`` is set."""
+    """A suspension has been requested; it continues when ``go`` is set."""
     looks: list[str | None] = field(default_factory=list)
     recovered: int = 0
     ticks: int = 0
@@ -230,7 +230,7 @@ class Acts:
 
 
 class Shepherd:
-    """A shepherd in Python: what the C one says and hears."""
+    """A shepherd in Python with the protocol of the C one."""
 
     made: ClassVar[list[Shepherd]] = []
 
@@ -256,7 +256,7 @@ class Shepherd:
         self.sock.send(text.encode())
 
     def hear(self) -> str:
-        """The next message; empty: the agent has closed the connection."""
+        """Return the next message, or an empty string if the agent has closed the connection."""
         with contextlib.suppress(ConnectionResetError):
             return self.sock.recv(4096).decode()
         return ""
@@ -267,7 +267,7 @@ class Shepherd:
 
 @dataclass
 class Node1:
-    """A node with an agent on it."""
+    """A node with an agent."""
 
     config: Config
     gpus: Gpus
@@ -281,7 +281,7 @@ class Node1:
         return self.config.agent.run_dir
 
     def watched(self, job_id: int = 7) -> WatchedJob:
-        """The job, once slurmctld has told of it and its GPUs are known."""
+        """Return the job once its record from slurmctld and its GPUs are known."""
         return wait_until(
             f"job {job_id} is watched",
             lambda: self.daemon.registry.get(job_id),
@@ -290,19 +290,19 @@ class Node1:
 
 
 def ask(node: Node1, caller: Caller = ROOT, **request: Any) -> dict[str, Any]:
-    """The daemon's answer. Raises what it would refuse with."""
+    """Return the daemon's response. Raises the errors of its refusals."""
     return node.daemon.service.answer(request, caller)
 
 
 def watched(node: Node1, **fields: object) -> Shepherd:
-    """A shepherd of job 7 that has said hello, and is known."""
+    """Return a registered shepherd of job 7."""
     shepherd = Shepherd(node.run_dir, **fields).hello()
     node.watched()
     return shepherd
 
 
 def config_of(directory: Path, *, agent: str = "", suspend: str = "") -> Config:
-    """A quick agent for node c1 below a directory, with further lines for the two sections."""
+    """Return the configuration of an agent for node c1 with short periods, with further lines for the two sections."""
     return parse(
         f"""
         [agent]
@@ -323,7 +323,7 @@ def config_of(directory: Path, *, agent: str = "", suspend: str = "") -> Config:
 
 
 def identify(peer: Peer) -> Identity:
-    """Every process is the shepherd of job 7, or of the job that SHEPHERD_OF names; uid as the kernel says."""
+    """Identify every process as the shepherd of job 7, or of the job in ``SHEPHERD_OF``, with its real user ID."""
     job_id = int(os.environ.get("SHEPHERD_OF", "7"))
     if job_id == 0:
         raise NotAShepherd("it is of no job")
@@ -333,7 +333,7 @@ def identify(peer: Peer) -> Identity:
 
 @contextlib.contextmanager
 def agent(config: Config, gpus: Gpus | None = None, slurm: Slurm | None = None) -> Iterator[Node1]:
-    """An agent that runs in this process."""
+    """Run an agent in this process."""
     gpus, slurm = gpus or Gpus(), slurm or Slurm({7: job()})
     made: list[Acts] = []
 

@@ -1,4 +1,4 @@
-"""An agent with three tiers of images, for the stories of what becomes of them."""
+"""An agent with three tiers of images."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import errno
 from agent_site import World
 from agent_world import KEY, Agent
 
-from slurm_affinode.agent.orchestration import _report
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.agent.composition import _report
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import NoRoom
-from slurm_affinode.checkpoint.tier import Tier
+from slurm_affinode.checkpoint.retention import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 
 
 class Tiered(Agent):
-    """An agent with a tier in host memory, too."""
+    """An agent with an additional tier in host memory."""
 
     def __init__(self, world: World, node: str, memory: int = 1 << 30) -> None:
         super().__init__(world, node)
@@ -28,16 +28,16 @@ class Tiered(Agent):
         object.__setattr__(self.parts, "tiers", tiers)
 
     def where(self) -> list[str]:
-        """Tiers with the image."""
+        """Return the tiers with the image."""
         return [copy.tier.name for copy in self.parts.tiers._all("alpha.7", 1)]
 
     def asleep(self) -> str | None:
-        """What ``status`` says of trouble."""
+        """Return the problem that ``status`` shows."""
         (one,) = self.keeper.suspended()
         return one.failure
 
     def damage(self, tier: str) -> None:
-        """Another byte in a file of the image."""
+        """Change a byte in a file of the image."""
         store = next(one.store for one in self.parts.tiers.tiers if one.name == tier)
         path = next(
             path for path in sorted((store.path / "alpha.7" / "0001" / "criu").iterdir()) if path.stat().st_size
@@ -48,7 +48,7 @@ class Tiered(Agent):
 
 
 def asleep(world: World) -> Tiered:
-    """The job was suspended on c1, and its image is everywhere."""
+    """Suspend the job on c1, with its image in all tiers."""
     agent = Tiered(world, "c1")
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()
@@ -57,7 +57,7 @@ def asleep(world: World) -> Tiered:
 
 
 def again_at(world: World, node: str) -> Tiered:
-    """Slurm starts the job again."""
+    """Have Slurm start the job again on this node."""
     world.start_run(node)
     if node != "c1":
         world.nodes["c1"].init = None
@@ -65,10 +65,10 @@ def again_at(world: World, node: str) -> Tiered:
 
 
 def read_only(*_: object, **__: object) -> None:
-    """What a file system says that was mounted anew."""
+    """Raise the error of a read-only file system."""
     raise OSError(errno.EROFS, "Read-only file system")
 
 
 def read_only_store(*_: object) -> None:
-    """What a store says then."""
+    """Raise the error of a read-only store."""
     raise NoRoom("shared: is read-only")

@@ -1,4 +1,4 @@
-"""The agent of a node of ``agent_site``, with a kernel, a driver, a CRIU made of dictionaries."""
+"""The agent of a node of ``agent_site``, with a fake kernel, driver and CRIU."""
 
 from __future__ import annotations
 
@@ -8,23 +8,8 @@ from dataclasses import replace
 
 from agent_site import Node, Process, Slurm, World, make_job
 
-from slurm_affinode.agent.absences import Absences
-from slurm_affinode.agent.aftermath import Aftermath
-from slurm_affinode.agent.interface import Arrival
-from slurm_affinode.agent.journal import Journal
-from slurm_affinode.agent.ledger import Ledger
-from slurm_affinode.agent.mailing import SILENT, Mailer
-from slurm_affinode.agent.notes import Notes, vouched
-from slurm_affinode.agent.parts import Parts, Settings
-from slurm_affinode.agent.recovery import JobKeeper
-from slurm_affinode.agent.registry import Registry, WatchedJob
-from slurm_affinode.agent.restore import JobRestorer
-from slurm_affinode.agent.shepherds import Hello, Start
-from slurm_affinode.agent.suspend import JobSuspender
-from slurm_affinode.agent.tree import Member, TreeGoneError
-from slurm_affinode.agent.waker import JobWaker, Lease
-from slurm_affinode.checkpoint.facts import MemoryFacts, ProcessFacts, TreeFacts
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import (
     Capabilities,
     CudaState,
@@ -35,10 +20,25 @@ from slurm_affinode.checkpoint.interface import (
     LockTimeout,
     RestoreFailed,
 )
-from slurm_affinode.checkpoint.nodekeys import Signer
+from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, SuspendOption, Versions
+from slurm_affinode.suspension.context import Parts, SuspendSettings
+from slurm_affinode.suspension.interface import Arrival
+from slurm_affinode.suspension.journal import Journal
+from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.process_tree import Member, TreeGoneError
+from slurm_affinode.suspension.recovery import JobKeeper
+from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.restore import JobRestorer
+from slurm_affinode.suspension.shared_state import Notes, vouched
+from slurm_affinode.suspension.shepherd import Hello, Start
+from slurm_affinode.suspension.suspend import JobSuspender
+from slurm_affinode.suspension.sweep import Absences
+from slurm_affinode.suspension.wake import JobWaker, Lease
 
 KEY = b"k" * 32
 KEEP_UNKNOWN_S = 86400.0
@@ -135,7 +135,7 @@ class FakeCuda:
         process.cuda = after
 
     def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
-        assert started == 5  # as of all processes of this world
+        assert started == 5  # the start time of all processes of this world
         if self._find(pid).pid_ns in self.times_out:
             raise LockTimeout("its GPU is busy", code="CUDA_ERROR_NOT_READY")
         self._move(pid, "lock", CudaState.RUNNING, CudaState.LOCKED)
@@ -161,7 +161,7 @@ class FakeImager:
         return "4.1.1"
 
     def dump(self, tree, directory_fd: int, *, timeout_s: float) -> DumpResult:  # type: ignore[no-untyped-def]
-        assert not self.world.kept_stopped  # CRIU traces it itself
+        assert not self.world.kept_stopped  # CRIU stops the tree itself
         self.world.effect("dump")
         steps = next(p.steps for p in self.world.nodes[self.node].processes if p.cuda is not None)
         fd = os.open("pages-1.img", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory_fd)
@@ -210,7 +210,7 @@ class FakeGpus:
 
 
 class FakeStreams:
-    """No output files."""
+    """Streams without output files."""
 
     def save(self, init, write, user) -> tuple[SavedOutput, ...]:  # type: ignore[no-untyped-def]
         return ()
@@ -220,7 +220,7 @@ class FakeStreams:
 
 
 class FakeLink:
-    """A shepherd that listens."""
+    """A connected shepherd that records messages."""
 
     open = True
 
@@ -233,24 +233,38 @@ class FakeLink:
 
 
 class Agent:
-    """The agent of one node, made anew after each crash."""
+    """The agent of one node, created anew after each crash."""
 
-    def __init__(self, world: World, node: str, settings: Settings | None = None, mailer: Mailer = SILENT) -> None:
+    def __init__(
+        self, world: World, node: str, settings: SuspendSettings | None = None, mailer: Mailer = SILENT
+    ) -> None:
         self.world, self.node = world, node
         disk = world.root / node
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(world, node)
         signer, shared = Signer(KEY, node), world.root / "shared"
         self.parts = Parts(
-            node=node, cluster="alpha", slurm=Slurm(world), cuda=self.cuda, imager=self.imager,  # type: ignore[arg-type]
+            node=node,
+            cluster="alpha",
+            slurm=Slurm(world),
+            cuda=self.cuda,
+            imager=self.imager,  # type: ignore[arg-type]
             tiers=Tiers.of(DirectoryStore(disk / "images", KEY), DirectoryStore(world.root / "shared" / "images", KEY)),
-            processes=FakeProcesses(world, node), gpus=self.gpus, streams=FakeStreams(),  # type: ignore[arg-type]
-            journal=Journal(disk / "journal", clock=world.now), ledger=Ledger(world.root / "shared" / "ledger", node),
-            registry=Registry(), versions=lambda: Versions("1", "6", "4.1.1"),
-            look=self.look, memory=lambda pid: MemoryFacts(1 << 40),
-            settings=settings or Settings(slurm_s=5, wake_backoff_s=0), now=world.now, sleep=world.sleep,
-            mailer=mailer, notes=Notes(shared, signer, vouched=lambda note: vouched(self.parts.tiers, note)),
+            processes=FakeProcesses(world, node),
+            gpus=self.gpus,
+            streams=FakeStreams(),  # type: ignore[arg-type]
+            journal=Journal(disk / "journal", clock=world.now),
+            ledger=SuspensionLedger(world.root / "shared" / "ledger", node),
+            registry=Registry(),
+            versions=lambda: Versions("1", "6", "4.1.1"),
+            look=self.look,
+            memory=lambda pid: MemoryFacts(1 << 40),
+            settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0),
+            now=world.now,
+            sleep=world.sleep,
+            mailer=mailer,
+            notes=Notes(shared, signer, vouched=lambda note: vouched(self.parts.tiers, note)),
             absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
-        )  # fmt: skip
+        )
         self.aftermath = Aftermath(self.parts)
         self.suspender = JobSuspender(self.parts, self.aftermath)
         self.restorer = JobRestorer(self.parts)
@@ -258,7 +272,7 @@ class Agent:
         self.waker = JobWaker(self.parts, Lease(shared / "waker.json", signer))
 
     def look(self, init_pid: int, root_pid: int) -> TreeFacts:
-        """All of the processes, as ``/proc`` would show them."""
+        """Return all processes, as from ``/proc``."""
         uids = (os.getuid(),) * 4
         processes = tuple(ProcessFacts(p.pid, "python", uids) for p in self.world.nodes[self.node].processes)
         return TreeFacts(init_pid, root_pid, processes)
@@ -280,14 +294,14 @@ class Agent:
         return Arrival(hello, 7, os.getuid(), os.getgid(), init, 1, FakeLink(), ())
 
     def restore(self):  # type: ignore[no-untyped-def]
-        """What the daemon does when a shepherd says hello before anything was started."""
+        """Restore as the daemon does when a shepherd registers before it has started anything."""
         reply = self.restorer.restore(self.arrival())
         if isinstance(reply, Start):
             self.world.start_script(self.node)
         return reply
 
     def settle(self) -> None:
-        """Let the copies to the shared store end."""
+        """Wait for the copies to the shared store."""
         self.aftermath.settle()
         self.keeper._stop.set()
 

@@ -1,4 +1,4 @@
-"""Programs that run beside a test."""
+"""Background programs of a test."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from slurm_affinode.agent.tree import LinuxProcesses
+from slurm_affinode.suspension.process_tree import LinuxProcesses
 
 END_S = 60.0
 
 
 @contextlib.contextmanager
 def running(argv: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """``argv`` until the block ends, then it is ended; what it says goes to ``log``."""
+    """Run ``argv`` until the block ends, then terminate it; its output goes to ``log``."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, cwd=cwd)
     try:
@@ -29,7 +29,7 @@ def running(argv: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator
 
 
 def started_of(pid: int) -> int:
-    """When a process that is there started, in ticks since boot."""
+    """Return the start time of a running process, in ticks since boot."""
     member = LinuxProcesses().read(pid)
     assert member is not None
     return member.started

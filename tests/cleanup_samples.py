@@ -1,4 +1,4 @@
-"""A policy of a site and what has been sent, for the tests of what is decided."""
+"""A site policy and sent warnings, for tests of decisions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from slurm_affinode.model.cleanup import Ledger, Policy, SentWarning
 from slurm_affinode.model.finding import Finding
 
 Stages = tuple[str, str, str]
-"""How long after the beginning of a finding its two warnings and its end come."""
+"""Time from the start of a finding to its two warnings and to its cancellation."""
 
 
 def rules(fixed: Stages, sliding: Stages, grace: str = "2m") -> str:
-    """Rules that cancel jobs with idle GPUs by those stages, and kill orphans that have had their time of grace."""
+    """Return rules that cancel jobs with idle GPUs by those stages, and kill orphans after the grace time."""
     stages = 'first_warning = "{}", second_warning = "{}", cancel = "{}"'
     return f"""
 [[rule]]
@@ -39,23 +39,23 @@ TWICE = (timedelta(minutes=80), timedelta(minutes=40))
 
 
 def policy(more: str = "", rule: str = RULE) -> Policy:
-    """The rules above, and what a test adds."""
+    """Parse the rules above with additions of a test."""
     return parse_policy(rule + more, where="z.toml")
 
 
 def warned(finding: Finding, *ago: timedelta) -> Ledger:
-    """Warnings about it that were sent so long ago."""
+    """Return a ledger of warnings about the finding, each sent that long ago."""
     sent = tuple(SentWarning(finding.key, n, NOW - one) for n, one in enumerate(ago, 1))
     return Ledger({finding.key: sent})
 
 
 def verdict(finding: Finding, more: str = "", ledger: Ledger | None = None, **options: Any) -> tuple[str, str, int]:
-    """Verb, code and number of the warning that are decided."""
+    """Return verb, code and number of the warning of the decision."""
     action = decide(finding, policy(more), ledger or Ledger(), NOW, **options)
     return action.verb, action.code, action.number
 
 
 def due(more: str = "", **values: Any) -> tuple[str, str, int]:
-    """The verdict on a job that was warned twice."""
+    """Return the verdict on a job that was warned twice."""
     finding = squatter(**values)
     return verdict(finding, more, warned(finding, *TWICE))

@@ -1,4 +1,4 @@
-"""The facts that the linker wrote into an ELF file of 64 bits, little-endian. Source: elf(5)."""
+"""Linker properties of 64-bit little-endian ELF files. Source: elf(5)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ _BIND_NOW, _NOW, _PIE = 8, 1, 0x08000000
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """One file."""
+    """An ELF file."""
 
     shared: bool
-    """It can be loaded anywhere: a library, or a position-independent executable."""
+    """A shared library or a position-independent executable."""
     pie: bool
     interpreted: bool
-    """A dynamic loader starts it."""
+    """It has a dynamic loader."""
     executable_stack: bool
     relro: bool
     now: bool
-    """Everything is bound when it starts, so that its tables can be read-only."""
+    """All symbols are bound at startup, so that the relocation tables can be read-only."""
 
 
 def read(data: bytes) -> Elf:
-    """Raises ``ValueError`` where it is no such file."""
+    """Raises ``ValueError`` if ``data`` is no such file."""
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("not an ELF file of 64 bits, little-endian")
     kind, start, size, count = (

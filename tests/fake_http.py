@@ -1,4 +1,4 @@
-"""A web server that says what a test wants it to say, over real sockets."""
+"""A web server with scripted responses, over real sockets."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GOOD = json.dumps(
 
 @dataclass(frozen=True)
 class Answer:
-    """What the server says to one request."""
+    """The response to one request."""
 
     body: str | bytes = GOOD
     status: int = 200
     kind: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None
-    """What ``Content-Length`` says, where that is not true."""
+    """A false ``Content-Length``."""
     before: Callable[[], Any] = lambda: None
 
 
@@ -37,11 +37,11 @@ Question = tuple[str, str, dict[str, list[str]], dict[str, str]]
 
 @dataclass
 class Fake:
-    """A server that gives ``answers`` one after the other, the last one again and again."""
+    """A server that returns ``answers`` in order, and repeats the last one."""
 
     answers: list[Answer]
     judge: Callable[[Question], Answer] | None = None
-    """Gives the answers in their place."""
+    """Computes responses instead of ``answers``."""
     url: str = ""
     asked: list[Question] = field(default_factory=list)
 
@@ -50,7 +50,7 @@ class Fake:
 def serving(
     *answers: Answer, judge: Callable[[Question], Answer] | None = None, tls: ssl.SSLContext | None = None
 ) -> Iterator[Fake]:
-    """A server on a free port of the loopback."""
+    """Run a server on a free port of the loopback interface."""
     fake = Fake(list(answers), judge)
 
     class Handler(BaseHTTPRequestHandler):
@@ -76,11 +76,11 @@ def serving(
         do_POST = do_GET  # noqa: N815
 
         def log_message(self, *_: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     class Quiet(ThreadingHTTPServer):
         def handle_error(self, *_: object) -> None:
-            """A client that hangs up is part of some tests."""
+            """Ignore clients that disconnect, as in some tests."""
 
     server = Quiet(("127.0.0.1", 0), Handler)
     if tls is not None:

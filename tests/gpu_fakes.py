@@ -1,4 +1,4 @@
-"""A GPU driver made of values."""
+"""A GPU driver in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IDLE = Reading(util_pct=0.0, fb_used_mib=10.0, fb_free_mib=81910.0, fb_total_mib
 
 @dataclass
 class FakeDriver:
-    """What a driver says, as values; an error in place of a value is raised."""
+    """A driver with given values; an error in place of a value is raised."""
 
     readings: dict[Device, Reading | GpuError] = field(default_factory=lambda: {A100: IDLE, OTHER: IDLE})
     running: dict[Device, list[GpuProcess] | GpuError] = field(default_factory=dict)

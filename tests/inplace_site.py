@@ -1,4 +1,4 @@
-"""An agent whose job sleeps in place, in the world of ``agent_site``: a freezer, sockets and GPUs made of values."""
+"""An agent whose job is suspended in place, in the world of ``agent_site``: a fake freezer, sockets and GPUs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typing import Any
 from agent_site import STEPS, Process, World
 from agent_world import Agent
 
-from slurm_affinode.agent.inplace.asking import Look
-from slurm_affinode.agent.inplace.director import Director
-from slurm_affinode.agent.inplace.freezer import SIGNALS, Calls, FreezeError
-from slurm_affinode.agent.inplace.sharing import Rules, Unheard
-from slurm_affinode.agent.inplace.sockdiag import ESTABLISHED, LISTEN, Sock, SockDiagError
-from slurm_affinode.agent.inplace.suspender import ByMode, InPlaceSuspender
-from slurm_affinode.agent.inplace.watching import Own
-from slurm_affinode.agent.mailing import SILENT, Mailer
-from slurm_affinode.agent.recovery import JobKeeper
-from slurm_affinode.agent.registry import WatchedJob
-from slurm_affinode.agent.tree import Member
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
 from slurm_affinode.gpu.interface import DriverMissing
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Suspension
+from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, FreezeError
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Unheard
+from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock, SockDiagError
+from slurm_affinode.suspension.inplace.sockets import Look, Own
+from slurm_affinode.suspension.inplace.suspend import ByMode, InPlaceSuspender
+from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.process_tree import Member
+from slurm_affinode.suspension.recovery import JobKeeper
+from slurm_affinode.suspension.registry import WatchedJob
 
 OUT = ["lock", "checkpoint", "freeze"]
 BACK = ["thaw", "restore", "unlock", "thaw"]
@@ -38,7 +37,7 @@ QUIET: dict[int, Sock] = {11: LISTENER, 12: OPEN}
 
 
 class FakeFreezer:
-    """The kernel's stop and continue."""
+    """Stop and continue of the kernel."""
 
     def __init__(self, agent: Agent) -> None:
         self.world, self.processes = agent.world, agent.parts.processes
@@ -46,10 +45,10 @@ class FakeFreezer:
         self.fails: str | None = None
         self.by_slurm = False
         self.waiting: dict[int, int] = {}
-        """Process -> a signal that it has not taken."""
+        """Process -> a pending signal."""
         self.at_work: set[int] = set()
         self.continued: list[int] = []
-        """Processes that were sent on, once for each time."""
+        """Continued processes, one item per SIGCONT."""
         self.during: Callable[[], None] = lambda: None
 
     def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
@@ -96,16 +95,16 @@ class FakeFreezer:
 
 
 class FakeSockets:
-    """What waits on the job's sockets: all of it in ``now``."""
+    """Sockets of the job; their state is ``now``."""
 
     def __init__(self) -> None:
         self.now: dict[int, Sock] = dict(QUIET)
         self.has = True
         self.silent = False
         self.reading: tuple[int, ...] = ()
-        """Processes that may read what nothing counts."""
+        """Processes that may read data not shown by any counter."""
         self.places: dict[int, str] = {}
-        """Thread of one of those -> where it waits."""
+        """Thread of such a process -> where it waits."""
 
     def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
         return self.reading
@@ -118,7 +117,7 @@ class FakeSockets:
 
     def look(self, own: Own) -> Look:
         if self.silent:
-            raise SockDiagError("sock_diag does not answer")
+            raise SockDiagError("sock_diag does not respond")
         return dict(self.now)
 
     def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
@@ -126,7 +125,7 @@ class FakeSockets:
 
 
 class FakeCards:
-    """One GPU; what its processes hold is what CUDA says."""
+    """One GPU; the memory of its processes follows from their CUDA state."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
@@ -149,7 +148,7 @@ class FakeCards:
 
 
 class Inline:
-    """Workers that do it at once."""
+    """Workers that run calls at once."""
 
     def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
         call(*arguments)
@@ -159,7 +158,7 @@ class Inline:
 
 
 class Later:
-    """Workers that do it when they are told to."""
+    """Workers that run calls on ``work()``."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
@@ -176,7 +175,7 @@ class Later:
 
 
 class Node:
-    """An agent with everything that sleeps in place, made anew after each crash."""
+    """An agent with support for suspension in place, created anew after each crash."""
 
     def __init__(
         self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT,
@@ -221,25 +220,25 @@ class Node:
 
     @property
     def processes(self) -> list[Process]:
-        """Those of the job: its script, and a child that uses the GPU."""
+        """The processes of the job: its script, and a child that uses the GPU."""
         return self.world.nodes["c1"].processes
 
     def stopped(self) -> list[bool]:
-        """Of each process, whether it is stopped."""
+        """Return for each process whether it is stopped."""
         return [process.stopped for process in self.processes]
 
     def let_go(self) -> None:
-        """Somebody has continued every process, and told nobody."""
+        """Continue every process without a report."""
         for process in self.processes:
             process.stopped = False
 
     def lose_job(self) -> None:
-        """The job's processes have ended, PID 1 of their namespace too."""
+        """End the job's processes, including PID 1 of their namespace."""
         machine = self.world.nodes["c1"]
         machine.init, machine.processes = None, []
 
     def connection(self) -> None:
-        """Somebody connects."""
+        """Add a waiting connection."""
         self.sockets.now = {**QUIET, 11: replace(LISTENER, waiting=1)}
 
     def phase(self) -> Phase:
@@ -257,7 +256,7 @@ class Node:
 
 
 def entries(world: World) -> list[LedgerEntry]:
-    """The ledger, put together."""
+    """Return the merged entries of the ledger."""
     merged: dict[tuple[str, int, int, int], LedgerEntry] = {}
     for path in sorted((world.root / "shared" / "ledger").glob("*.jsonl")):
         for line in path.read_text().splitlines():
@@ -277,7 +276,7 @@ def asleep(world: World) -> bool:
 
 @contextlib.contextmanager
 def failing(node: Node, why: str = "the driver failed") -> Iterator[None]:
-    """GPU memory does not come back."""
+    """Make restores of GPU memory fail."""
     restore = node.agent.cuda.restore
 
     def fails(pid: int, **_: object) -> None:

@@ -1,4 +1,4 @@
-"""A mail server for tests: real SMTP on a port of this machine, as much of it as takes or refuses a mail."""
+"""A minimal SMTP server on a local port, which accepts or rejects mail."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from slurm_affinode.model.cleanup import Smtp
 
 
 class Server(socketserver.StreamRequestHandler):
-    """As much of a mail server as takes a mail."""
+    """A minimal SMTP server."""
 
     got: ClassVar[list[bytes]] = []
     refuse = b""

@@ -1,4 +1,4 @@
-"""A job of real processes in a PID namespace of its own, and what it takes to make one."""
+"""A job of real processes in a new PID namespace."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from background import started_of
 from waiting import wait_until
 
-from slurm_affinode.pinned import Number, Process
+from slurm_affinode.base.pidfd import Number, Process
 
-# PID 1 of its namespace starts a shell that forks all the time, with a child that sleeps.
+# PID 1 of its namespace starts a shell that forks continuously, with a sleeping child.
 FORKING = 'while :; do /bin/true; echo x >>"$0"; done & sleep 1000 & wait'
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root")
 
 
 class EmptyNamespace:
-    """In place of ``pinned.Namespace``: one in which nothing runs yet."""
+    """A ``pidfd.Namespace`` in which nothing runs yet."""
 
     def __init__(self, killed: Callable[[], object] = lambda: None) -> None:
         self.killed = killed
@@ -32,31 +32,31 @@ class EmptyNamespace:
         weakref.finalize(self, os.close, self.root_fd)
 
     def check(self) -> None:
-        """It is there."""
+        """Succeed."""
 
     def members(self) -> dict[int, int]:
-        """None."""
+        """Return no processes."""
         return {}
 
     def numbers(self) -> list[Number]:
-        """None."""
+        """Return no PIDs."""
         return []
 
     def processes(self) -> Iterator[tuple[int, Process]]:
-        """None."""
+        """Return no processes."""
         return iter(())
 
     def kill_all(self) -> bool:
-        """Told to the test."""
+        """Notify the test."""
         self.killed()
         return True
 
 
 class Job:
-    """A PID namespace with a job in it."""
+    """A PID namespace with a job."""
 
     def __init__(self, log: Path, script: str = FORKING, options: tuple[str, ...] = ()) -> None:
-        """``options``: further ones of unshare(1)."""
+        """Start the job. ``options``: further options of unshare(1)."""
         self.log = log
         log.touch()
         self.outer = subprocess.Popen(

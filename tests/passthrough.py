@@ -1,9 +1,9 @@
-"""A FUSE file system that shows a directory: run as a program, and stalled by SIGSTOP (``stalling.py``).
+"""A FUSE file system that mirrors a directory; runs as a program and is stalled by SIGSTOP (``stalling.py``).
 
     passthrough.py DIRECTORY MOUNTPOINT
 
-Needs root and ``/dev/fuse``. Says ``mounted``, then answers until it is killed. Numbers and structures are those of
-``linux/fuse.h``.
+Needs root and ``/dev/fuse``. Prints ``mounted``, then handles requests until it is killed. Numbers and structures are
+those of ``linux/fuse.h``.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH104, PTH106, PTH108, PTH208 - system calls, as they come in
@@ -25,7 +25,7 @@ FORGET, BATCH_FORGET, INTERRUPT = 2, 42, 36
 
 
 class Passthrough:
-    """What it knows of the directory."""
+    """State of the mirrored directory, and a handler for each request."""
 
     def __init__(self, root: str) -> None:
         self.paths, self.numbers = {1: root}, {root: 1}
@@ -157,12 +157,12 @@ class Passthrough:
 
 
 def inside(path: str, data: bytes, at: int = 0) -> str:
-    """The name that a request has from a byte on, in a directory."""
+    """Return the path of the name at a byte of a request, in a directory."""
     return path + "/" + data[at:].split(b"\0")[0].decode()
 
 
 def main(root: str, place: str) -> None:
-    """Mount it, and answer."""
+    """Mount the file system and handle requests."""
     fd = os.open("/dev/fuse", os.O_RDWR)
     libc = ctypes.CDLL(None, use_errno=True)
     options = f"fd={fd},rootmode=40000,user_id=0,group_id=0,allow_other,default_permissions"

@@ -1,6 +1,6 @@
-"""A real Prometheus for tests: private, on a port of the loopback that the kernel gives it, ended by its process id.
+"""A real Prometheus for tests: private, on a free port of the loopback interface, ended by its process ID.
 
-Its data come from OpenMetrics text through ``promtool``. Where Prometheus is not installed the tests that need it are
+Its data comes from OpenMetrics text through ``promtool``. If Prometheus is not installed, the tests that need it are
 skipped with the reason; with ``CI=true`` in the environment they fail.
 """
 
@@ -22,12 +22,12 @@ from waiting import wait_until
 
 START_S = 60
 KEPT = "100y"
-"""Retention: tests have times of their own."""
+"""Retention; long, because tests use arbitrary times."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files of an authority and of a server at 127.0.0.1 that it certifies."""
+    """Files of a CA and of a server at 127.0.0.1 with a certificate of it."""
 
     authority: Path
     certificate: Path
@@ -36,7 +36,7 @@ class Certificates:
 
 @contextlib.contextmanager
 def prometheus(directory: Path, history: str = "", *, web_config: Path | None = None) -> Iterator[str]:
-    """A server that has ``history`` (OpenMetrics) in ``directory``; its URL, http also where it speaks TLS."""
+    """Run a server with ``history`` (OpenMetrics) in ``directory``; yield its URL, http even with TLS."""
     program, promtool = program_of("prometheus"), program_of("promtool")
     data = directory / "data"
     data.mkdir(parents=True)
@@ -56,13 +56,13 @@ def prometheus(directory: Path, history: str = "", *, web_config: Path | None = 
 
 
 def _await(process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> int:
-    """Its port, once it is ready."""
+    """Wait until the server is ready and return its port."""
     said = log.read_text
 
     def ready() -> int | None:
         if process.poll() is not None:
             pytest.fail(f"{process.args}: {said(errors='replace')}")
-        # Chosen here, it might be another program's by the time that Prometheus takes it.
+        # Prometheus chooses the port: one chosen here might be taken by another program.
         told = re.search(r'"Listening on".* address=127\.0\.0\.1:(\d+)', said(errors="replace"))
         if told is None:
             return None
@@ -82,7 +82,7 @@ def _await(process: subprocess.Popen[bytes], log: Path, *, tls: bool) -> int:
 
 
 def backfill(promtool: str, text: Path, data: Path) -> None:
-    """Make blocks in ``data`` of the OpenMetrics file ``text``."""
+    """Create blocks in ``data`` from the OpenMetrics file ``text``."""
     argv = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(data)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=START_S, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -90,7 +90,7 @@ def backfill(promtool: str, text: Path, data: Path) -> None:
 
 @pytest.fixture
 def prometheus_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """A function that starts a server with a history and gives its URL; all are ended with the test."""
+    """Return a function that starts a server with a history and returns its URL; all are ended with the test."""
     with contextlib.ExitStack() as stack:
         numbers = iter(range(100))
 
@@ -102,7 +102,7 @@ def prometheus_of(tmp_path: Path) -> Iterator[Callable[..., str]]:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """An authority of the test run, and what it certifies."""
+    """A CA for the test run, and a certificate of it."""
     openssl = program_of("openssl")
     directory = tmp_path_factory.mktemp("tls")
 

@@ -1,7 +1,7 @@
-"""Real database servers for tests: a private PostgreSQL and a private MariaDB, started by the test run itself.
+"""Real database servers for tests: a private PostgreSQL and a private MariaDB, started by the test run.
 
-Each listens on a Unix socket in a directory of its own and is ended by its process id. Where the programs are not
-installed the tests that need them are skipped with the reason; with ``CI=true`` in the environment they fail.
+Each listens on a Unix socket in its own directory and is ended by its process ID. If the programs are not installed,
+the tests that need them are skipped with the reason; with ``CI=true`` in the environment they fail.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ START_S = 60
 
 
 def program_of(name: str, *patterns: str) -> str:
-    """The path of ``name``: on PATH, in the sbin directories, or where ``patterns`` (globs below /) find it."""
+    """Return the path of ``name``: on PATH, in the sbin directories, or by ``patterns`` (globs below /)."""
     path = os.environ.get("PATH", "") + os.pathsep + os.pathsep.join(("/usr/sbin", "/usr/local/sbin", "/sbin"))
     found = shutil.which(name, path=path)
     if found is None:
@@ -40,7 +40,7 @@ def program_of(name: str, *patterns: str) -> str:
 
 
 def _unprivileged(*users: str) -> tuple[str, ...]:
-    """Arguments that run a program as the first of ``users`` that exists: servers refuse to run as root."""
+    """Return arguments that run a program as the first existing of ``users``: servers refuse to run as root."""
     if os.geteuid() != 0:
         return ()
     known = {entry.pw_name for entry in pwd.getpwall()}
@@ -61,7 +61,7 @@ def _run(argv: Sequence[str], cwd: Path) -> None:
 
 @contextlib.contextmanager
 def _server(argv: Sequence[str], cwd: Path, url: URL, listening: Path) -> Iterator[None]:
-    """Run ``argv`` until the block ends; the block begins once ``url`` answers at the socket ``listening``."""
+    """Run ``argv`` until the block ends; the block starts once ``url`` responds at the socket ``listening``."""
     with running(argv, cwd / "server.log", cwd) as process:
         _await(url, listening, process, cwd / "server.log")
         yield
@@ -73,7 +73,7 @@ def _await(url: URL, listening: Path, process: subprocess.Popen[bytes], log: Pat
     try:
         while True:
             try:
-                # Asked by hand first: PyMySQL leaks its socket where nobody listens.
+                # Connect without PyMySQL first: it leaks its socket if nothing listens.
                 with socket.socket(socket.AF_UNIX) as asking:
                     asking.connect(str(listening))
                 with engine.connect():
@@ -88,7 +88,7 @@ def _await(url: URL, listening: Path, process: subprocess.Popen[bytes], log: Pat
 
 @contextlib.contextmanager
 def _directory(prefix: Sequence[str]) -> Iterator[Path]:
-    # Not pytest's tmp_path: a socket's path is limited to about 100 bytes, and its parents are closed to other users.
+    # Not pytest's tmp_path: socket paths are limited to about 100 bytes, and its parents are closed to other users.
     directory = Path(tempfile.mkdtemp(prefix="affinode-db-"))
     try:
         directory.chmod(0o755)
@@ -177,7 +177,7 @@ def mariadb_url(mariadb_server: URL, _database_name: Callable[[], str]) -> Itera
     ]
 )
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty store on each of the three databases."""
+    """The URL of an empty database of each of the three kinds."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'affinode.sqlite'}"
     url: str = request.getfixturevalue(f"{request.param}_url")

@@ -1,4 +1,4 @@
-"""A file system that stops answering, for tests that are root's."""
+"""A file system that can stop responding, for tests run as root."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from stopping import stop
 
 PASSTHROUGH = Path(__file__).with_name("passthrough.py")
 LONGEST_S = 120.0
-"""Then it is given up: a test that waits for it itself, by a fault, is one that no time limit can interrupt."""
+"""The program is then killed: no time limit interrupts a faulty test that waits for its own file system."""
 
 
 @dataclass
 class Stalling:
-    """One, mounted."""
+    """A mounted file system."""
 
     path: Path
     program: subprocess.Popen[str]
     stalled: bool = False
 
     def stall(self) -> None:
-        """Whoever asks it something from now on waits."""
+        """Block all further requests."""
         self.stalled = True
         stop(self.program.pid)
 
     def go_on(self) -> None:
-        """It answers, also what it was asked meanwhile."""
+        """Answer requests again, including blocked ones."""
         self.program.send_signal(signal.SIGCONT)
         self.stalled = False
 
 
 @pytest.fixture
 def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
-    """Mounts one on a directory."""
+    """Return a function that mounts such a file system on a directory."""
     if os.geteuid() != 0 or not os.access("/dev/fuse", os.R_OK | os.W_OK):
         pytest.skip("FUSE needs root and /dev/fuse")
     made: list[Stalling] = []
@@ -65,6 +65,6 @@ def stalling(tmp_path: Path) -> Iterator[Callable[[Path], Stalling]]:
     yield mount
     for one, timer in zip(made, late, strict=True):
         timer.cancel()
-        one.program.kill()  # who waits for it gets an error
+        one.program.kill()  # blocked requests fail
         one.program.communicate()
         subprocess.run(["umount", "-l", one.path], check=False, capture_output=True)

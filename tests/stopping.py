@@ -1,4 +1,4 @@
-"""Stopping a process, for tests that rely on its standing still."""
+"""Stopping a process, for tests that need it not to run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from waiting import wait_until
 
 
 def stop(pid: int) -> None:
-    """Returns once none of its threads runs: SIGSTOP reaches each of them only when it is scheduled next."""
+    """Stop the process. Returns once no thread runs: SIGSTOP stops each thread only when it is scheduled next."""
     os.kill(pid, signal.SIGSTOP)
     wait_until(f"all threads of {pid} are stopped", lambda: _states(pid), lambda states: states == {"T"})
 

@@ -1,15 +1,15 @@
-"""What a stored history holds."""
+"""Contents of a stored history."""
 
 from __future__ import annotations
 
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.metrics.parquet.store import SampleStore
 
 
 def values(store: SampleStore, column: str = "util_pct") -> list[object]:
-    """One column of everything, in order."""
+    """Return one column of all samples, in order."""
     return store.scan().collect()[column].to_list()
 
 
 def files(store: SampleStore) -> set[str]:
-    """The Parquet files of all days."""
+    """Return the names of the Parquet files of all days."""
     return {path.name for path in store.root.glob("day=*/*.parquet")}

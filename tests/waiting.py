@@ -1,4 +1,4 @@
-"""Waiting for what has to come, however busy the machine is."""
+"""Waiting for expected events, however busy the machine is."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 DEADLINE_S = 60.0
-"""Only what never comes takes so long: dozens of processes may share the machine's cores."""
+"""Only reached by events that never happen: dozens of processes may share the machine's cores."""
 
 
 def wait_until(what: str, look: Callable[[], T], good: Callable[[T], bool] = bool) -> T:
-    """What ``look`` sees once it is good."""
+    """Return the first result of ``look`` that is good."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         seen = look()

@@ -1,4 +1,4 @@
-"""What the tests of the analysis have in common; the fixtures are in ``tests/unit/analysis/conftest.py``."""
+"""Definitions shared by the tests of the analysis; the fixtures are in ``tests/unit/analysis/conftest.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOUR = 3600
 EUROS = PriceTable("EUR", (Price(("a100*",), 2.0),))
 
 both = pytest.mark.usefixtures("either_kernel")
-"""Once with each implementation of the join."""
+"""Run the test with each implementation of the join."""
 
 
 def every(start: float, end: float, step: float = 60) -> list[float]:

@@ -1,4 +1,4 @@
-"""Synthetic ``WasteResult`` objects for tests of what reads them. Invented, but consistent: sums add up."""
+"""Synthetic but consistent ``WasteResult`` objects for tests of their consumers: sums add up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATES = ("COMPLETED", "COMPLETED", "COMPLETED", "TIMEOUT", "CANCELLED", "FAILED
 def make_result(
     jobs: int = 300, *, seed: int = 7, names: Sequence[str] = (), measured: bool = True, priced: bool = True
 ) -> WasteResult:
-    """A week of ``jobs`` runs; ``names`` are used for job, user, account... names in turn."""
+    """A week of ``jobs`` jobs; ``names`` are used in turn for job, user, account and other names."""
     rng = random.Random(seed)  # noqa: S311 - invented data
     rows = sorted(
         (_job(rng, i, names, measured, priced) for i in range(jobs)), key=lambda r: -(r["gpu_hours_idle"] or 0.0)

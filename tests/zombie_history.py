@@ -1,4 +1,4 @@
-"""A cluster with a stored GPU history, made of values, and what is found in it."""
+"""A synthetic cluster with a stored history, and searches in it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 
 import polars as pl
 
-from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.core.explanation import Explanation
-from slurm_affinode.history.schema import SAMPLES
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.model.finding import Finding
-from slurm_affinode.slurm.schema import JOBS, conform
-from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import zombie_explain, zombies
-from slurm_affinode.workflow.zombies import Request
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
+from slurm_affinode.zombies import explain, find
+from slurm_affinode.zombies.find import Request
 
 END = datetime(2026, 11, 2, 12, tzinfo=UTC)
 Values = Callable[[int], dict[str, float | None]]
-"""Minute of the run -> metrics."""
+"""Minute of the job -> metrics."""
 
 
 class Site:
-    """A cluster with a history of some hours, a sample a minute."""
+    """A cluster with some hours of history, a sample per minute."""
 
     def __init__(self, root: Path) -> None:
         self.config = replace(Config(), store=StoreConfig(state_dir=root))
@@ -37,7 +37,7 @@ class Site:
     def job(
         self, number: int, gpus: Sequence[Values | None], *, hours: float = 4, node: str = "g1", **more: Any
     ) -> None:
-        """A job that runs until the end; ``None``: a GPU without a history."""
+        """Add a job that runs until the end; ``None`` is a GPU without samples."""
         start = END - timedelta(hours=hours)
         row = {"cluster": "c", "job_id": number, "submit": start, "start": start, "user": "ann", "account": "lab",
                "partition": "gpu", "state": "RUNNING", "gpus": len(gpus), "nodes": 1, "node_list": node,
@@ -53,23 +53,23 @@ class Site:
                 self.samples.append(sample)
 
     def waits(self, number: int, since_h: float, **more: Any) -> None:
-        """A job in the queue."""
+        """Add a pending job."""
         row = {"cluster": "c", "job_id": number, "submit": END - timedelta(hours=since_h), "state": "PENDING",
                "eligible": END - timedelta(hours=since_h), "partition": "gpu", "req_gpus": 1, **more}  # fmt: skip
         self.jobs.append(row)
 
-    def find(self, **asked: Any) -> zombies.Found:
-        """What is found at the end of the history."""
+    def find(self, **asked: Any) -> find.Found:
+        """Return the findings at the end of the history."""
         self.write()
-        return zombies.find(self.config, Request(**asked), now=END)
+        return find.find(self.config, Request(**asked), now=END)
 
     def explain(self, job: str) -> Explanation:
-        """The page of a job."""
+        """Return the page of a job."""
         self.write()
-        return zombie_explain.explain(self.config, job, now=END)
+        return explain.explain(self.config, job, now=END)
 
     def write(self) -> None:
-        """Into the store and the history, as an ingest does."""
+        """Write accounting and samples to database and history, as ingests do."""
         types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in self.jobs)}
         frame = pl.DataFrame(self.jobs, schema_overrides=types, infer_schema_length=None)
         with Repository.open(self.config.db_url) as store:
@@ -84,30 +84,30 @@ class Site:
 
 
 def squats(_: int) -> dict[str, float | None]:
-    """Memory is full, nothing computes."""
+    """Full memory, no activity."""
     return {"util_pct": 0.0, "fb_used_mib": 79_000.0, "power_w": 62.0}
 
 
 def computes(_: int) -> dict[str, float | None]:
-    """A framework that allocates beforehand: 97 % of the memory, 98.6 % utilization."""
+    """A framework that preallocates: 97 % of the memory, 98.6 % utilization."""
     return {"util_pct": 98.6, "fb_used_mib": 0.97 * 81_920, "power_w": 390.0}
 
 
 def unused(_: int) -> dict[str, float | None]:
-    """Nobody is on it."""
+    """An idle GPU without a process."""
     return {"util_pct": 0.0, "fb_used_mib": 400.0, "power_w": 55.0}
 
 
 def unmeasured(_: int) -> dict[str, float | None]:
-    """Memory is full, activity is not measured."""
+    """Full memory, activity not measured."""
     return {"util_pct": None, "fb_used_mib": 79_000.0}
 
 
 def used_once(minute: int) -> dict[str, float | None]:
-    """Busy for an hour."""
+    """Busy for the first hour."""
     return {"util_pct": 90.0 if minute < 60 else 0.0, "fb_used_mib": 500.0}
 
 
-def idle_findings(found: zombies.Found) -> list[Finding]:
-    """Those that say of a job that it does nothing."""
+def idle_findings(found: find.Found) -> list[Finding]:
+    """Return the findings of kinds for idle jobs."""
     return [one for one in found.findings if one.kind in ("squatter", "idle-allocation")]

@@ -1,4 +1,4 @@
-"""A node with two GPUs and its jobs as a live look at them finds them, for the tests of that."""
+"""A node with two GPUs and its jobs, for tests of live searches."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode.config import Config, StoreConfig
+from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
-from slurm_affinode.workflow import zombie_live
-from slurm_affinode.workflow.zombie_look import Eyes
-from slurm_affinode.workflow.zombie_nodes import LiveGpu, LiveProcess, NodeAnswer
-from slurm_affinode.workflow.zombies import Request
+from slurm_affinode.zombies import live
+from slurm_affinode.zombies.find import Request
+from slurm_affinode.zombies.nodes import LiveGpu, LiveProcess, NodeAnswer
+from slurm_affinode.zombies.sampling import Eyes
 
 NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
 EMPTY: dict[str, Any] = dict.fromkeys((field.name for field in dataclasses.fields(Job)), None)
 
 
 def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
-    """A job on GPU 0 of g1."""
+    """A running job on GPU 0 of g1."""
     values = {
         **EMPTY, "job_id": number, "user": "ann", "uid": 1001, "account": "lab", "partitions": ("gpu",),
         "qos": "normal", "state": state, "held": False, "submit": NOW - timedelta(hours=3),
@@ -34,7 +34,7 @@ def job(number: int, state: str = "RUNNING", **more: Any) -> Job:
 
 
 def waiting(number: int, **more: Any) -> Job:
-    """A job in the queue."""
+    """A pending job."""
     return job(number, "PENDING", start=None, nodes=(), node_gpus=None, gpus_allocated=None, reason="Resources",
                eligible=NOW - timedelta(hours=1), **more)  # fmt: skip
 
@@ -65,41 +65,41 @@ def process(**more: Any) -> LiveProcess:
 
 
 class Slurm:
-    """Counts what it is asked."""
+    """A slurmctld that records the queries."""
 
     def __init__(self, jobs: tuple[Job, ...], nodes: tuple[Node, ...], later: tuple[Job, ...] | None = None) -> None:
-        """``later``: the jobs when it is asked again."""
+        """``later``: the jobs from the second query on."""
         self._jobs, self._nodes, self._later = jobs, nodes, jobs if later is None else later
         self.asked: list[str] = []
 
     def overview(self) -> tuple[Job, ...]:
-        """All."""
+        """Return the jobs."""
         self.asked.append("overview")
         return self._jobs if self.asked.count("overview") == 1 else self._later
 
     def nodes(self) -> tuple[Node, ...]:
-        """All."""
+        """Return the nodes."""
         self.asked.append("nodes")
         return self._nodes
 
     def config(self) -> dict[str, str]:
-        """The cluster's name."""
+        """Return the configuration."""
         return {"ClusterName": "c"}
 
 
 def find(
     tmp_path: Path, slurm: Slurm, looks: list[list[LiveGpu]], *, watch_s: float | None = 10.0, by: str = "agent"
 ) -> Any:
-    """One run; each look at g1 takes the next of ``looks``, a look is 2 s after the one before."""
+    """Run a live search; each sample of g1 takes the next of ``looks``, 2 s apart."""
     seeing = eyes(looks, by)
-    return zombie_live.find(
+    return live.find_live(
         dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path)), Request(window_s=5.0),
         slurm=client(slurm), ask=seeing.ask, watch_s=watch_s, now=seeing.now, sleep=seeing.sleep,
     )  # fmt: skip
 
 
 def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> Eyes:
-    """Each look takes the next of ``looks``; time passes while it is slept."""
+    """Each sample takes the next of ``looks``; sleeping advances the clock."""
     clock = [NOW.timestamp()]
 
     def ask(name: str) -> NodeAnswer:
@@ -113,7 +113,7 @@ def eyes(looks: list[list[LiveGpu]], by: str = "agent") -> Eyes:
 
 
 def client(slurm: Slurm) -> Any:
-    """What opens it."""
+    """Return a function that opens ``slurm``."""
 
     @contextmanager
     def opened() -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Findings made of values, for the tests of what is done about them."""
+"""Synthetic findings for tests of actions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
+from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobAttempt, NodeRef, ProcessRef
 
 NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)
 """A Wednesday."""
@@ -24,14 +24,14 @@ def gpu(index: int = 0, **values: Any) -> GpuEvidence:
     return replace(base, **values)
 
 
-def job(**values: Any) -> JobRef:
-    base = JobRef(7, "7", NOW - timedelta(hours=9), NOW - timedelta(hours=8), None, "train", "RUNNING", 86400.0,
+def job(**values: Any) -> JobAttempt:
+    base = JobAttempt(7, "7", NOW - timedelta(hours=9), NOW - timedelta(hours=8), None, "train", "RUNNING", 86400.0,
                   batch=True)  # fmt: skip
     return replace(base, **values)
 
 
 def squatter(*, idle: timedelta = timedelta(hours=3), **values: Any) -> Finding:
-    """Idle for a time after it had worked."""
+    """A job that computed, and has been idle for ``idle``."""
     subject = values.pop("subject", job())
     base = Finding(
         "squatter", "alpha", subject, "alice", "vision", "gpu", "normal", ("n1",), (gpu(),), NOW - idle, 3600.0, 0.95,

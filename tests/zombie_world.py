@@ -1,4 +1,4 @@
-"""A cluster made of values, on which something is done about findings."""
+"""A synthetic cluster on which actions are executed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from agent_stand_ins import NODE
 from agent_stand_ins import job as slurm_job
 from zombie_samples import NOW, squatter
 
+from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_policy import parse_policy
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import Action, Policy, Settings, Stages
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Finding
 from slurm_affinode.report.mail import Digest
-from slurm_affinode.slurm.faults import UnknownJobError
-from slurm_affinode.store.repository import Repository
-from slurm_affinode.store.zombies import ZombieLog
-from slurm_affinode.workflow.zombie_actions import execute
-from slurm_affinode.workflow.zombie_recheck import Recheck
-from slurm_affinode.workflow.zombie_tools import Outcome, Tools, Who
+from slurm_affinode.slurm.interface import UnknownJobError
+from slurm_affinode.zombies.act import execute
+from slurm_affinode.zombies.outcomes import Outcome, Tools, Who
+from slurm_affinode.zombies.recheck import Recheck
 
 STAGES = Stages(3600.0, 5400.0, 7200.0)
 SETTINGS = Settings(action="cancel", fixed=STAGES, sliding=STAGES)
@@ -32,7 +32,7 @@ MAIL = '[mail]\nvia = "smtp"\naddress = "{user}@example.org"\nadmins = ["ops@exa
 
 @dataclass
 class World:
-    """A slurmctld, agents and a mail server made of values."""
+    """A slurmctld, agents and a mail server in memory."""
 
     store: Repository
     jobs: dict[str, Job] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class World:
         if found is not None:
             return dict(found)
         if self.reading is None:
-            raise UnreachableError(f"the agent on {name} does not answer")
+            raise UnreachableError(f"the agent on {name} does not respond")
         row = {"uuid": "GPU-0", "index": 0, "mig": None, "reading": self.reading, "processes": self.processes,
                "fault": None, "busy_pct": 0.0}  # fmt: skip
         return {"node": name, "gpus": [row, {**row, "uuid": "GPU-1", "index": 1}], "jobs": self.uses}
@@ -116,15 +116,15 @@ class World:
 
 
 def running(name: str = "7", **values: Any) -> Job:
-    """As Slurm tells of it: on n1, submitted nine hours ago."""
+    """A running job as slurmctld returns it: on n1, submitted nine hours ago."""
     return slurm_job(int(name.partition("_")[0]), **{"submit": NOW - timedelta(hours=9), "nodes": ("n1",), **values})
 
 
 def due(finding: Finding | None = None, verb: str = "cancel", **settings: Any) -> Action:
-    """What a rule asks for now."""
+    """An action that a rule requires now."""
     return Action(verb, finding or squatter(), "due", "idle", "rule", settings=replace(SETTINGS, **settings))  # type: ignore[arg-type]
 
 
 def act(world: World, *actions: Action, run: str = "r1") -> list[Outcome]:
-    """Do it, by default the cancellation of job 7."""
+    """Execute the actions, by default the cancellation of job 7."""
     return execute(actions or (due(),), world.tools(run))

@@ -18,15 +18,16 @@ from gpu import tree
 from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, Programs, end, looked_after
 
-from slurm_affinode.checkpoint import namespace, room
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import Driver
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaError, Feature, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
-from slurm_affinode.pinned import Process
+from slurm_affinode.suspension import memory
 
 PHASES = ("lock", "checkpoint", "restore", "unlock")
 LOCK_MS = 30_000
@@ -69,7 +70,7 @@ class Ours:
 
     def restore(self, pid: int) -> None:
         """``CudaError``, before the driver is asked, where there is no room."""
-        why = room.shortage(self.needs, self.free())
+        why = memory.shortage(self.needs, self.free())
         if why is not None:
             raise CudaError(why)
         self.cuda.restore(pid)

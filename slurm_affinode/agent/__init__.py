@@ -1,1 +1,1 @@
-"""The daemon of a node: watches jobs, suspends them, has them restored."""
+"""Node daemon that watches jobs, suspends idle ones and has them restored."""

@@ -1,4 +1,4 @@
-"""What happens when a shepherd says hello, and when it is gone."""
+"""Handling of shepherds that connect, report or disappear."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from slurm_affinode.agent.closing import close
-from slurm_affinode.agent.interface import Arrival, Orchestration
-from slurm_affinode.agent.peers import Identity, Inspector
-from slurm_affinode.agent.registry import Link, Registry, WatchedJob
-from slurm_affinode.agent.shepherds import Hello, Hold, Outgoing, Reply, Restored, Start, Wait
-from slurm_affinode.agent.work import Work
+from slurm_affinode.agent.workers import Work
 from slurm_affinode.model.suspension import Mode, Phase
+from slurm_affinode.suspension.interface import Arrival, Orchestration
+from slurm_affinode.suspension.peers import Identity, Inspector
+from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
+from slurm_affinode.suspension.shepherd import Hello, Hold, Outgoing, Reply, Restored, Start, Wait
+from slurm_affinode.suspension.streams import close
 
 log = logging.getLogger(__name__)
 
 
 class LatestLink:
-    """The connection of a shepherd that waits for its restore: the newest one, where it had to connect again."""
+    """Connection of a shepherd that waits for its restore: the newest one, if it had to reconnect."""
 
     def __init__(self, link: Link) -> None:
         self.current = link
@@ -36,7 +36,7 @@ class LatestLink:
 
 
 class Arrivals:
-    """Keeps the registry: ``shepherd_server.ShepherdEvents``."""
+    """Keeps the registry current; implements ``shepherd_server.ShepherdEvents``."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Arrivals:
         left: Callable[[int], None] = lambda job_id: None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``later`` runs a call in another thread; ``left`` is told of a job that is watched no more."""
+        """``later`` runs a call in another thread; ``left`` is called when a job is no longer watched."""
         self._registry = registry
         self._inspector = inspector
         self._orchestration = orchestration
@@ -58,6 +58,7 @@ class Arrivals:
         self._left = left
         self._now = now
         self._lock = threading.Lock()
+        """Guards ``_restoring``: shepherds that reconnect, and workers that reply."""
         self._restoring: dict[int, tuple[int, LatestLink]] = {}
 
     def hello(self, who: Identity, hello: Hello, link: Link, fds: tuple[int, ...]) -> bool:
@@ -65,13 +66,13 @@ class Arrivals:
         known = self._registry.get(who.job_id)
         if known is not None and (known.init_pid, known.init_started) != (who.pid, who.started):
             if self._inspector.started(known.init_pid) == known.init_started and known.restarts >= hello.restarts:
-                log.warning("job %d: process %d says it is its shepherd too; refused", who.job_id, who.pid)
+                log.warning("job %d: refused process %d as a second shepherd", who.job_id, who.pid)
                 close(fds, who.uid)
                 return False
             self._registry.remove(who.job_id)
             self._left(who.job_id)
             known = None
-        # A job that was requeued may have an image that its plugin was not told where to look for.
+        # A requeued job may have a checkpoint image even if its plugin has no path to look for one.
         if hello.root == 0 and (hello.image or hello.restarts > 0):
             return self._restore(who, hello, link, fds)
         close(fds, who.uid)
@@ -98,19 +99,19 @@ class Arrivals:
         with self._lock:
             shepherd, latest = self._restoring.get(who.job_id, (0, LatestLink(link)))
             if shepherd == who.pid:
-                # It lost the connection while its restore is under way: the reply goes to the new one.
+                # The shepherd reconnected during its restore: the reply goes to the new connection.
                 latest.current = link
                 close(fds, who.uid)
                 return link.send(Wait())
             if not hello.image:
-                link.send(Wait())  # or it starts the script by itself, beside what is being restored
+                link.send(Wait())  # else it starts the script itself, beside the job that is being restored
             arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds, who.foreign)
             if not self._work.restore(arrival, self._restored):
-                log.info("job %d: is being worked on; its new shepherd comes again", who.job_id)
+                log.info("job %d: work on it is under way; its new shepherd will retry", who.job_id)
                 close(fds, who.uid)
                 return False
             self._restoring[who.job_id] = (who.pid, latest)
-        log.info("job %d: starts again; looking for its image (uid %d, process %d)", who.job_id, who.uid, who.pid)
+        log.info("job %d: starts again; looking for a checkpoint (uid %d, process %d)", who.job_id, who.uid, who.pid)
         return True
 
     def started(self, job_id: int, root: int, link: Link) -> None:
@@ -123,29 +124,29 @@ class Arrivals:
             self._orchestration.in_place.signalled(job_id, number)
 
     def gone(self, job_id: int, link: Link, status: int | None) -> None:
-        """See ``ShepherdEvents``. A job whose shepherd is there still, and only lost the connection, is kept."""
+        """See ``ShepherdEvents``. A job is kept if its shepherd still runs and only the connection was lost."""
         job = self._registry.get(job_id)
         if job is None or job.link is not link:
             return
         if status is None and self._inspector.started(job.init_pid) == job.init_started:
-            log.info("job %d: the connection to its shepherd is lost; it will come back", job_id)
+            log.info("job %d: lost the connection to its shepherd, which will reconnect", job_id)
             return
         self._drop(job, "has ended" if status is not None else "is gone")
 
     def sweep(self) -> None:
-        """Forget jobs whose shepherd is gone without a word."""
+        """Remove jobs if their shepherd has ended without notice."""
         for job in self._registry.jobs():
             if not job.link.open and self._inspector.started(job.init_pid) != job.init_started:
                 self._drop(job, "is gone")
 
     def _drop(self, job: WatchedJob, how: str) -> None:
-        # A job that is being suspended ends here too: its tree is killed when its image is complete.
+        # This also ends a suspension: the process tree is killed once its checkpoint image is complete.
         if self._registry.remove(job.job_id, job.link) is not None:
             log.info("job %d: its shepherd %s", job.job_id, how)
             self._left(job.job_id)
 
     def _restored(self, arrival: Arrival, reply: Reply) -> None:
-        """The restore is over: watch what runs, then let the shepherd know."""
+        """Watch the job after its restore, then reply to the shepherd."""
         with self._lock:
             self._restoring.pop(arrival.job_id, None)
             link = arrival.link.current if isinstance(arrival.link, LatestLink) else arrival.link
@@ -164,6 +165,6 @@ class Arrivals:
         close(arrival.fds, arrival.uid)
 
     def _admitted(self, job: WatchedJob) -> bool:
-        """Whether a job may start from its beginning now; else it is told when it is its turn."""
+        """Return whether a job may start its script now. Otherwise, it is started when its turn comes."""
         in_place = self._orchestration.in_place
         return in_place is None or job.option.mode is not Mode.INPLACE or in_place.admit(job)

@@ -1,4 +1,7 @@
-"""Asks an agent: over its socket on this node, or over the network by munge. Standard library only, and quick."""
+"""Client of the agents: this node's over its socket, other nodes' over the network with munge.
+
+Prolog and epilog import it, so it uses the standard library only and loads quickly.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 
 CONTROL, ROOTS = "control.sock", "root.sock"
-"""Sockets in the agent's directory: the one for all, and one that only root can connect to."""
+"""Sockets in the agent's directory: one for all users, and one that only root can connect to."""
 MAX_ANSWER_BYTES = 8 << 20
 TIMEOUT_S = 30.0
 
 
 class AnswerError(AffinodeError):
-    """The agent did not grant a request."""
+    """The agent refused a request."""
 
     def __init__(self, code: str, message: str, *, hint: str | None, exit_code: int) -> None:
         super().__init__(message, hint=hint)
@@ -29,10 +32,10 @@ class AnswerError(AffinodeError):
 
 
 def ask_local(run_dir: Path, request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """The answer of this node's agent. Raises ``UnreachableError`` and ``AnswerError``."""
+    """Return the reply of this node's agent. Raises ``UnreachableError`` and ``AnswerError``."""
     path = run_dir / CONTROL
     if os.geteuid() == 0:
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # an agent of an older version
+        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # an older agent has no such socket
             return _ask_at(run_dir / ROOTS, request, timeout_s)
     try:
         return _ask_at(path, request, timeout_s)
@@ -43,7 +46,7 @@ def ask_local(run_dir: Path, request: Mapping[str, Any], *, timeout_s: float = T
 
 
 def _ask_at(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-    """Raises ``FileNotFoundError`` and ``ConnectionRefusedError`` as well."""
+    """Send a request to one socket. Raises ``FileNotFoundError`` and ``ConnectionRefusedError`` as well."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
@@ -52,14 +55,14 @@ def _ask_at(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[st
     except (FileNotFoundError, ConnectionRefusedError):
         raise
     except OSError as error:
-        raise UnreachableError(f"{path}: the agent does not answer: {error.strerror or error}") from error
+        raise UnreachableError(f"{path}: the agent does not respond: {error.strerror or error}") from error
     return _granted(line, str(path))
 
 
 def ask_node(
     host: str, port: int, node: str, request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Any]:
-    """The answer of the agent on ``node``, reached at ``host``. Raises ``UnreachableError`` and ``AnswerError``."""
+    """Return the reply of the agent on ``node``, reached at ``host``. Raises as ``ask_local`` does."""
     from slurm_affinode.agent import munge  # noqa: PLC0415 - prolog and epilog do without
 
     where = f"the agent on {node} ({host}:{port})"
@@ -70,7 +73,7 @@ def ask_node(
     except UnicodeError:
         raise UnreachableError(f"{where}: {host!r} is no name of a machine") from None
     except OSError as error:
-        raise UnreachableError(f"{where} does not answer: {error.strerror or error}") from error
+        raise UnreachableError(f"{where} does not respond: {error.strerror or error}") from error
     if not line:
         raise UnreachableError(
             f"{where} refused the request",
@@ -88,7 +91,7 @@ def _line(request: Mapping[str, Any]) -> bytes:
 
 def _exchange(sock: socket.socket, data: bytes, timeout_s: float) -> bytes:
     deadline = time.monotonic() + timeout_s
-    # The agent may have closed the connection already, and have said nothing.
+    # The agent may have closed the connection without a reply.
     with contextlib.suppress(BrokenPipeError):
         sock.sendall(data)
     received = bytearray()

@@ -1,8 +1,8 @@
-"""The sockets of ``status``, ``suspend``, ``wake``, prolog and epilog: local ones and, by munge, from other nodes.
+"""Sockets for ``status``, ``suspend``, ``wake``, prolog and epilog: local, and over the network with munge.
 
-One request and one answer for each connection, each one line. Locally they are JSON, and the kernel says who asks. Over
-the network both are munge credentials: the request's says who asks, names the node it is meant for and is good once
-there; the answer's is readable for that user alone.
+Each connection carries one request and one reply, each a single line. On local sockets they are JSON, and the kernel
+identifies the caller. Over the network both are munge credentials: that of the request identifies the caller, names the
+node it is meant for and is accepted once there; that of the reply can be decoded by that user only.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from typing import Any
 
 from slurm_affinode.agent import munge
 from slurm_affinode.agent.client import ROOTS
-from slurm_affinode.agent.peers import peer_of
+from slurm_affinode.agent.listeners import listen_tcp, listen_unix
 from slurm_affinode.agent.service import Caller, RequestError
-from slurm_affinode.agent.sockets import listen_tcp, listen_unix
-from slurm_affinode.agent.surviving import surviving
 from slurm_affinode.agent.throttle import Pace, Seats, Seldom
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.users import name_of_user
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.users import name_of_user
+from slurm_affinode.suspension.peers import peer_of
 
 log = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = 16 * 1024
 REQUEST_S = 10.0
-"""A request has to be there by then."""
+"""Timeout for receiving a request."""
 ANSWER_S = 20.0
-"""An answer has to be taken by then."""
+"""Timeout for sending the reply."""
 MAX_CONNECTIONS = 256
-"""Of the users of this node. Root's are not counted against it, and those of the network are counted by themselves."""
+"""For the users of this node. Root's connections are not limited, and those of the network are counted separately."""
 MAX_NETWORK_CONNECTIONS = 128
 MAX_PER_HOLDER = 32
 """For one user of the node, or one address."""
 REQUESTS_PER_S = 10.0
 BURST = 100
-"""Of each of these: a request over the network costs two programs of munge, whatever is in it. Not of root here."""
+"""Per user or address, except for local root: each request over the network starts two munge programs."""
 WORKERS = 6
 """For the users of this node, and as many for the network."""
 ROOTS_WORKERS = 32
-"""The epilogs of a node's jobs wait at once for what each has left on its GPUs."""
+"""The epilogs of a node's jobs wait at the same time for the processes that the jobs left on their GPUs."""
 
 Answer = Callable[[Mapping[str, Any], Caller], dict[str, Any]]
 
 
 @dataclass(slots=True, eq=False)
 class _Pool:
-    """What those who ask in one way have in common: others that ask in another way take nothing of it."""
+    """Limits and workers shared by callers of one kind. The kinds do not compete with each other."""
 
     seats: Seats
     pace: Pace
@@ -76,7 +76,7 @@ class _Connection:
 
 
 class ControlServer:
-    """Accepts requests in one thread and answers them in a few others, root's in some of their own."""
+    """Accepts requests in one thread and answers them in worker threads, with separate ones for root."""
 
     def __init__(
         self,
@@ -87,12 +87,13 @@ class ControlServer:
         node: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``address``: of the network form; ``None``: there is none. Raises ``UnreachableError``."""
+        """``address``: where other nodes connect; ``None``: only local requests. Raises ``UnreachableError``."""
         self._answer = answer
         self._node = node
         self._clock = clock
         self._seldom = Seldom()
         self._seats_lock = threading.Lock()
+        """Guards the seats of all connections."""
         self._open: set[_Connection] = set()
         self._selector = selectors.DefaultSelector()
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -100,7 +101,7 @@ class ControlServer:
         self._unix: list[socket.socket] = []
         try:
             self._unix.append(listen_unix(path, socket.SOCK_STREAM))
-            # Who fills the queue of the other one keeps no prolog out.
+            # A separate socket, so that users who fill the queue of the other one cannot block a prolog.
             self._unix.append(listen_unix(path.with_name(ROOTS), socket.SOCK_STREAM, mode=0o600))
             if address is not None:
                 self._tcp = listen_tcp(*address)
@@ -108,8 +109,8 @@ class ControlServer:
             for sock in self._unix:
                 sock.close()
             raise
-        # Prolog and epilog wait for no request of a user, however many those are and whatever they wait for, and the
-        # users of this node wait for none of the network.
+        # Prolog and epilog do not wait for users' requests, however many there are, and users of this node do not wait
+        # for requests from the network.
         self._root, self._users, self._network = (
             _Pool(Seats(seats, MAX_PER_HOLDER), Pace(REQUESTS_PER_S, BURST, clock), ThreadPoolExecutor(workers, name))
             for seats, workers, name in (
@@ -122,11 +123,11 @@ class ControlServer:
 
     @property
     def port(self) -> int | None:
-        """The TCP port at which other nodes ask; ``None``: there is no network form."""
+        """The TCP port for other nodes, or ``None`` if requests over the network are disabled."""
         return None if self._tcp is None else self._tcp.getsockname()[1]
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting requests."""
         for sock in self._unix:
             self._selector.register(sock, selectors.EVENT_READ)
         if self._tcp is not None:
@@ -135,7 +136,7 @@ class ControlServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Close everything."""
+        """Close all connections and sockets."""
         os.write(self._wake_w, b"x")
         if self._thread.is_alive():
             self._thread.join(5)
@@ -161,7 +162,7 @@ class ControlServer:
                     return
                 if isinstance(key.fileobj, socket.socket) and key.data is None:
                     self._accept(key.fileobj)
-                elif key.data in self._open:  # else another one has its seat by now
+                elif key.data in self._open:  # else it was closed in favor of another connection
                     self._receive(key.data)
             late = self._clock() - REQUEST_S
             for connection in [one for one in self._open if one.opened <= late]:
@@ -174,7 +175,7 @@ class ControlServer:
         except OSError as error:
             if self._seldom.now("accept"):
                 log.warning("cannot accept a request: %s", error)
-            # No descriptors are left: without a pause this would be tried again at once, for ever.
+            # Without descriptors the accept fails again at once: pause instead of spinning.
             time.sleep(0.05)
             return
         sock.setblocking(False)
@@ -196,7 +197,7 @@ class ControlServer:
         self._selector.register(sock, selectors.EVENT_READ, connection)
 
     def _seated(self, pool: _Pool, holder: object, *, reserved: bool) -> bool:
-        """Take a seat, where all are taken that of one who has more of them and has not sent a request yet."""
+        """Take a seat. If none is free, drop a connection without a request from a holder with more of them."""
         with self._seats_lock:
             if pool.seats.take(holder, reserved=reserved):
                 return True
@@ -214,8 +215,8 @@ class ControlServer:
 
     def _turn_away(self, sock: socket.socket, holder: object, what: str) -> None:
         if self._seldom.now(holder):
-            log.warning("%s has too many %s: one more is refused", _shown(holder), what)
-        if isinstance(holder, int):  # over the network nothing is believed that munge has not made
+            log.warning("%s has too many %s: refused another one", _shown(holder), what)
+        if isinstance(holder, int):  # over the network, only replies signed by munge are accepted
             said = f"the agent has too many {what} of yours: ask again in a moment"
             with contextlib.suppress(OSError):
                 sock.send(_dump(_refusal("too-often", said, None, 3)) + b"\n")
@@ -237,11 +238,11 @@ class ControlServer:
             self._release(connection)
             try:
                 connection.pool.workers.submit(self._handle, connection, line)
-            except RuntimeError:  # the agent is being stopped
+            except RuntimeError:  # the agent is stopping
                 self._end(connection)
 
     def _release(self, connection: _Connection) -> None:
-        """The accepting thread has done with it."""
+        """Remove a connection from the accepting thread."""
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
         self._open.discard(connection)
@@ -260,7 +261,7 @@ class ControlServer:
                 connection.sock.settimeout(ANSWER_S)
                 connection.sock.sendall(answer + b"\n")
             except OSError:
-                pass  # whoever asked has gone
+                pass  # the client has disconnected
             except AffinodeError as error:
                 if self._seldom.now(connection.holder):
                     log.warning("a request of %s is refused: %s", _shown(connection.holder), error)
@@ -288,7 +289,7 @@ class ControlServer:
 
 
 def machine_of(address: str) -> str:
-    """An address as one holder of connections: of IPv6 the network of 64 bits, all of which one machine may use."""
+    """Return the holder that an address counts as: for IPv6 its /64 network, as one machine may use all of it."""
     found = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(found, ipaddress.IPv6Address):
         return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
@@ -296,7 +297,7 @@ def machine_of(address: str) -> str:
 
 
 def parse_request(payload: bytes) -> dict[str, Any]:
-    """A request of one line of JSON. Raises ``RequestError``."""
+    """Parse a request, one line of JSON. Raises ``RequestError``."""
     try:
         request = json.loads(payload)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The daemon of a node, put together: sockets, loop, work, and the order in which they begin and end."""
+"""Assembly of the node daemon: sockets, loop and workers, and the order in which they start and stop."""
 
 from __future__ import annotations
 
@@ -17,65 +17,64 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from slurm_affinode import process
 from slurm_affinode.agent import settings
-from slurm_affinode.agent.announcements import DIRECTORY, Announcements
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.client import CONTROL
 from slurm_affinode.agent.control import ControlServer
-from slurm_affinode.agent.gpunumbers import GpuNumbers
-from slurm_affinode.agent.interface import AgentContext, Orchestration
-from slurm_affinode.agent.leftovers import LeftoverReports
+from slurm_affinode.agent.hook_records import GpuNumbers, LeftoverReports
+from slurm_affinode.agent.listeners import prepare_directory
 from slurm_affinode.agent.loop import Loop, period_of, run
-from slurm_affinode.agent.orphan_verbs import OrphanVerbs
+from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import Orphans
-from slurm_affinode.agent.peers import Identity, Inspector, Peer
-from slurm_affinode.agent.promises import Promises
-from slurm_affinode.agent.queue import Queue, QueueView
-from slurm_affinode.agent.registry import Registry
 from slurm_affinode.agent.service import Caller, Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
-from slurm_affinode.agent.sockets import prepare_directory
-from slurm_affinode.agent.surviving import surviving
-from slurm_affinode.agent.watch import Watch, by_index
-from slurm_affinode.agent.work import Work
+from slurm_affinode.agent.workers import Work
+from slurm_affinode.base import process
+from slurm_affinode.base.config import Config, policy_path
+from slurm_affinode.base.fork_server import Starter
+from slurm_affinode.base.node_config import listen_address
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint.manifest import load_key
-from slurm_affinode.checkpoint.nodekeys import Signer
-from slurm_affinode.config import Config, policy_path
+from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.gpu.interface import GpuDriver
-from slurm_affinode.nodeconfig import listen_address
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.starter import Starter
-from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.users import name_of_user
+from slurm_affinode.suspension.activity import Watch, by_index
+from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
+from slurm_affinode.suspension.interface import AgentContext, Orchestration
+from slurm_affinode.suspension.peers import Identity, Inspector, Peer
+from slurm_affinode.suspension.promises import Promises
+from slurm_affinode.suspension.registry import Registry
+from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
 
 log = logging.getLogger(__name__)
 
 ASK_S = 5.0
-"""A status waits so long for slurmctld, and for the driver, and is answered with what is known then."""
+"""Timeout for slurmctld and the driver while a status request waits; it is then answered from the data at hand."""
 ASK_IN_VAIN_S = 0.5
-"""So long where the one before has waited in vain: many who ask meanwhile keep nobody from an answer."""
+"""Timeout after the previous call has timed out, so that many requests in the meantime still get a reply."""
 ASK_AGAIN_S = 30.0
 STOP_S = 20.0
-"""What is under way has so long when the agent is stopped; then the journal takes over."""
+"""Timeout for work under way when the agent is stopped. The journal covers the rest."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonParts:
-    """What the daemon does not make itself."""
+    """Components that are passed to the daemon."""
 
     driver: Callable[[], GpuDriver]
     slurm: Callable[[], SlurmClient]
     orchestration: Callable[[AgentContext], Orchestration]
     identify: Callable[[Peer], Identity] | None = None
-    """In place of looking into ``/proc``."""
+    """Used instead of reading ``/proc``."""
 
 
 class Daemon:
-    """One agent. ``start``, then ``loop`` in the main thread, then ``stop``."""
+    """One agent. Call ``start``, then ``run`` in the main thread, then ``stop``."""
 
     def __init__(self, config: Config, parts: DaemonParts) -> None:
-        """Raises ``AffinodeError`` where a socket cannot be had or the orchestration cannot be set up."""
+        """Raises ``AffinodeError`` if a socket cannot be opened or the orchestration cannot be set up."""
         self.config = config
         self.node = settings.node_name(config)
         self.registry = Registry()
@@ -124,7 +123,7 @@ class Daemon:
         self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
 
     def start(self) -> None:
-        """Finish what the last agent left, then answer."""
+        """Recover the work of the previous agent, then accept connections."""
         self.announcements.sweep()
         self.orchestration.keeper.recover()
         if self.orchestration.in_place is not None:
@@ -147,12 +146,12 @@ class Daemon:
         )
 
     def end(self) -> None:
-        """Let ``run`` return. May be called by a signal handler."""
+        """Make ``run`` return. Safe to call from a signal handler."""
         self.stopping.set()
         self._poke.set()
 
     def stop(self) -> None:
-        """Close the sockets, give what is under way a little time, let everything go."""
+        """Close the sockets, wait a short time for work under way, then release all resources."""
         self.end()
         self.control.stop()
         self.work.stop(STOP_S)
@@ -168,23 +167,23 @@ class Daemon:
 
     def later(self, call: Callable[[], None]) -> None:
         """Run a call in the thread that talks to slurmctld."""
-        with contextlib.suppress(RuntimeError):  # the agent is being stopped
+        with contextlib.suppress(RuntimeError):  # the agent is stopping
             self._slurm.submit(_safely, call)
 
     def aside(self, call: Callable[[], None]) -> None:
-        """Run a call in the thread for what asks the node itself."""
-        with contextlib.suppress(RuntimeError):  # the agent is being stopped
+        """Run a call in the thread for queries of the node itself."""
+        with contextlib.suppress(RuntimeError):  # the agent is stopping
             self._aside.submit(_safely, call)
 
     def _gpus_of(self, job_id: int) -> list[str] | None:
-        """By the prolog's word."""
+        """Return the UUIDs of a job's GPUs as the prolog reported them, or ``None`` if not known."""
         indices = self.service.gpu_indices.get(job_id)
         found = None if indices is None else by_index(self.watch.devices(), indices)
         return None if found is None else [device.uuid for device in found]
 
     def _orphans(self) -> OrphanVerbs:
-        def fresh() -> Queue | None:
-            answer: list[Queue | None] = []
+        def fresh() -> SlurmQueue | None:
+            answer: list[SlurmQueue | None] = []
             self._ask(lambda: answer.append(self.queue.refresh()))
             return answer[0] if answer else None
 
@@ -192,7 +191,7 @@ class Daemon:
         return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of_user)
 
     def _drain(self, reason: str) -> bool:
-        # Waited for: when the epilog has returned, the next job may come to the node.
+        # Wait for the drain: once the epilog has returned, the next job may start on the node.
         answer: list[bool] = []
         self._ask(lambda: answer.append(self.queue.drain(self.node, reason)))
         return answer == [True]
@@ -213,21 +212,21 @@ class Daemon:
         every_s = parse_span_s(self.config.suspend.wake_every)
         while not self.stopping.wait(every_s):
             _safely(self.orchestration.waker.tick)
-            _safely(self.loop.promises.look)  # those whose time is over go, also where nobody waits any more
+            _safely(self.loop.promises.look)  # expired promises are removed even if no job waits any more
 
 
 def _promises(config: Config, node: str) -> Promises:
-    """Beside the shared store, for as long as a suspension may take."""
+    """Open the promises beside the shared store; each lasts as long as a suspension may take."""
     suspend = config.suspend
     spans = (suspend.lock_timeout, suspend.dump_timeout, suspend.slurm_timeout)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
-    # Without a shared store nothing is written that somebody could read.
+    # Without a shared store no promise is written for other nodes, so any key will do.
     key = os.urandom(32) if root is None else load_key(suspend.key_file, owner=os.geteuid())
     return Promises(root, config.cluster.name_or_default, Signer(key, node), lasts_s=sum(map(parse_span_s, spans)))
 
 
 class Admins:
-    """Who may do what root may: root, the site's list, and SlurmUser, once slurmctld has said who that is."""
+    """Users with root's rights here: root, the site's list, and SlurmUser once slurmctld has reported it."""
 
     def __init__(self, names: tuple[str, ...], queue: QueueView, later: Callable[[Callable[[], None]], None]) -> None:
         self._names = frozenset(names)
@@ -237,7 +236,7 @@ class Admins:
         self._asked_s = -1e9
 
     def __call__(self, caller: Caller) -> bool:
-        """Whether ``caller`` is one of them. Waits for nobody."""
+        """Return whether ``caller`` is one of them, without waiting for slurmctld."""
         if caller.uid == 0 or caller.name in self._names:
             return True
         if self._slurm_user is None and time.monotonic() - self._asked_s > ASK_AGAIN_S:
@@ -250,23 +249,24 @@ class Admins:
 
 
 class Asking:
-    """Runs calls in a thread, and waits for each a little."""
+    """Runs calls in a thread and waits a limited time for each."""
 
     def __init__(self, thread: ThreadPoolExecutor) -> None:
         self._thread = thread
         self._in_vain = False
 
     def __call__(self, call: Callable[[], None]) -> None:
-        """Run a call there; nothing says whether it was done in time."""
+        """Run a call there. Whether it finished in time is not reported."""
         try:
             future: Future[None] = self._thread.submit(_safely, call)
-        except RuntimeError:  # the agent is being stopped
+        except RuntimeError:  # the agent is stopping
             return
         try:
             future.result(min(ASK_S, ASK_IN_VAIN_S) if self._in_vain else ASK_S)
             self._in_vain = False
         except FutureTimeoutError:
-            # Nobody waits for it any more: while slurmctld is silent such questions would pile up before our own.
+            # Its caller has stopped waiting: while slurmctld does not respond such calls would pile up before the
+            # agent's own.
             future.cancel()
             self._in_vain = True
         except CancelledError:
@@ -279,7 +279,7 @@ def _safely(call: Callable[[], None]) -> None:
 
 
 def serve(config: Config, parts: DaemonParts) -> None:
-    """Run an agent until SIGTERM or SIGINT. Raises ``AffinodeError`` where it cannot begin."""
+    """Run an agent until SIGTERM or SIGINT. Raises ``AffinodeError`` if it cannot start."""
     starter = Starter()
     process.run_by(starter.run)
     try:
@@ -303,7 +303,7 @@ def _serve(config: Config, parts: DaemonParts) -> None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, where it started us and asked for that: sd_notify(3)."""
+    """Notify systemd if it started the agent with Type=notify, see sd_notify(3)."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -312,10 +312,10 @@ def notify(state: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """One line with the time; for the journal, which knows the time, with the priority.
+    """One line with the time, or with the priority for the journal, which has its own time stamps.
 
-    Messages hold names of files and processes that users chose: what is not printable is escaped, and no name begins a
-    line of its own or speaks to a terminal.
+    Messages contain names of files and processes that users chose. Unprintable characters are escaped, so a name can
+    neither start a log line nor send control sequences to a terminal.
     """
 
     def __init__(self, *, journal: bool) -> None:
@@ -323,7 +323,7 @@ class _Formatter(logging.Formatter):
         self._journal = journal
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - of logging
-        """UTC, with milliseconds."""
+        """Return the time in UTC, with milliseconds."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
@@ -349,7 +349,7 @@ def _escaped(text: str) -> str:
 
 
 def log_to_stderr(*, verbose: bool) -> None:
-    """Log to standard error; systemd passes that on to its journal."""
+    """Log to standard error, which systemd forwards to the journal."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(journal="JOURNAL_STREAM" in os.environ))
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler], force=True)

@@ -1,6 +1,6 @@
-"""Prolog and epilog of a node: they run for every job, so they import little and never fail the node by themselves.
+"""Prolog and epilog of a node. They run for every job, so they import little and by default never fail the node.
 
-Called by slurmd as root, with ``SLURM_JOB_ID``, ``SLURM_JOB_UID`` and, for a job with GPUs, ``SLURM_JOB_GPUS`` in the
+slurmd calls them as root, with ``SLURM_JOB_ID``, ``SLURM_JOB_UID`` and, for a job with GPUs, ``SLURM_JOB_GPUS`` in the
 environment. Source: Slurm's prolog and epilog guide.
 """
 
@@ -13,28 +13,28 @@ from pathlib import Path
 from typing import Any
 
 from slurm_affinode.agent.client import ask_local
-from slurm_affinode.errors import AffinodeError, ConfigError
+from slurm_affinode.base.errors import AffinodeError, ConfigError
 
 AGENT_S = 2.0
-"""The agent has so long to answer: a job waits for its prolog."""
+"""Timeout for the agent's reply: a job waits for its prolog."""
 LEFTOVERS_S = 28.0
-"""For processes that a job left on its GPUs to end; less than Slurm's PrologEpilogTimeout."""
+"""Timeout for processes that a job left on its GPUs to end; less than Slurm's PrologEpilogTimeout."""
 LOCK_S = 5.0
-"""So long the job mapping may be locked by others."""
+"""Timeout for the lock of the job mapping."""
 _DIGITS = 10
-"""Of the largest job id and uid."""
+"""Of the largest job ID and UID."""
 CONFIG = "/etc/slurm-affinode/config.toml"
-"""``config.DEFAULT_PATH``, ``config.ENV_CONFIG`` and ``nodeconfig.AgentConfig.run_dir``, without importing those."""
+"""``config.DEFAULT_PATH``, ``config.ENV_CONFIG`` and ``node_config.AgentConfig.run_dir``, without importing those."""
 ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
 RUN_DIR = "/run/slurm-affinode"
 PROLOG_S = 20.0
-"""``nodeconfig.InplaceConfig.prolog_timeout``."""
+"""``node_config.InplaceConfig.prolog_timeout``."""
 
 
 def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | None = None) -> int:
-    """Do what the prolog or epilog (``which``) has to; the exit status. Only ``agent.strict_hooks`` makes it 1.
+    """Run the prolog or epilog (``which``) and return its exit status, which is 1 only with ``agent.strict_hooks``.
 
-    What goes wrong is said on standard error, which slurmd writes to its log.
+    Problems are reported on standard error, which slurmd writes to its log.
     """
     environ = os.environ if env is None else env
     strict = False
@@ -45,7 +45,7 @@ def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | N
     except AffinodeError as error:
         problems = [str(error)]
     except Exception as error:
-        # Whatever it is: the node stays in service.
+        # Whatever the error, the node stays in service.
         problems = [f"a fault of its own: {type(error).__name__}: {error}"]
     for problem in problems:
         print(f"slurm-affinode {which}: {problem}", file=sys.stderr)
@@ -53,9 +53,9 @@ def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | N
 
 
 def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
-    """The section ``[agent]`` as it stands in the file; the agent has checked it. Raises ``ConfigError``.
+    """Return the section ``[agent]`` as it is in the file; the agent has validated it. Raises ``ConfigError``.
 
-    ``prolog_wakes`` is added where ``[inplace]`` wants sleepers to be woken.
+    ``prolog_wakes`` is added if ``[inplace]`` enables waking of sleepers in the prolog.
     """
     asked = path or (Path(env[ENV_CONFIG]) if env.get(ENV_CONFIG) else None)
     try:
@@ -81,11 +81,11 @@ def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
-    """Tell the agent, write the job mapping; what went wrong. ``settings``: the section ``[agent]``."""
+    """Notify the agent and write the job mapping; return the problems. ``settings``: the section ``[agent]``."""
     job, uid = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_UID", "")
     if not (_is_number(job) and _is_number(uid)):
         return ["SLURM_JOB_ID and SLURM_JOB_UID are not set: it is for slurmd to call"]
-    # MIG instances have no number of their own there; the agent finds them by the processes on them.
+    # MIG instances have no number of their own in SLURM_JOB_GPUS; the agent finds them by the processes on them.
     names = [word for word in env.get("SLURM_JOB_GPUS", "").split(",") if word]
     problems: list[str] = []
     if settings.get("job_map"):
@@ -102,7 +102,7 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
         return [*problems, str(error)]
     if which == "prolog" and "gpus" in request and "prolog_wakes" in settings:
         problems += _wake(settings, request)
-    # Where its names are no numbers the agent looks for the job's processes on all of them.
+    # If the names are not numbers, the agent looks for the job's processes on all GPUs.
     return problems + (_leftovers(settings, {"gpus": [], **request}) if which == "epilog" and names else [])
 
 
@@ -111,8 +111,8 @@ def _is_number(text: str) -> bool:
 
 
 def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
-    """Let the agent wake what sleeps in place on the job's GPUs; what sleeps on is told."""
-    from slurm_affinode.timespec import parse_span_s  # noqa: PLC0415 - only where it is asked for
+    """Have the agent wake jobs suspended in place on the job's GPUs; return those that still sleep."""
+    from slurm_affinode.base.times import parse_span_s  # noqa: PLC0415 - only where it is asked for
 
     run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
     try:
@@ -124,7 +124,7 @@ def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
 
 
 def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
-    """Let the agent end what the job left on its GPUs; what it left, and what is not free, is told."""
+    """Have the agent end leftover processes of the job on its GPUs; print them and return the GPUs not free."""
     run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
     try:
         report = ask_local(run_dir, {**request, "verb": "leftovers"}, timeout_s=LEFTOVERS_S)
@@ -134,14 +134,14 @@ def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[
         how = one.get("ended_by") or "it does not end"
         print(f"slurm-affinode epilog: job {request['job']} left process {one.get('pid')} on a GPU: {how}",
               file=sys.stderr)  # fmt: skip
-    # A drained node says why itself: failing as well would put Slurm's own reason in its place.
+    # The reason of a drained node is already set: a failing epilog would replace it with Slurm's own.
     return [] if report.get("drained") else [str(one) for one in report.get("dirty", ())]
 
 
 def _map(which: str, directory: Path, names: list[str], job: str) -> None:
-    from slurm_affinode.gpu import jobmap  # noqa: PLC0415 - only where it is written
+    from slurm_affinode.gpu import jobs  # noqa: PLC0415 - only where it is written
 
     if which == "epilog":
-        jobmap.remove(directory, job, lock_s=LOCK_S)
+        jobs.remove(directory, job, lock_s=LOCK_S)
     elif names:
-        jobmap.add(directory, names, job, lock_s=LOCK_S)
+        jobs.add(directory, names, job, lock_s=LOCK_S)

@@ -1,4 +1,4 @@
-"""Sample, decide, act: the daemon's own thread. It never waits for Slurm, for a suspension, or for a client."""
+"""The daemon's main loop: sample, decide, act. It never waits for Slurm, a suspension or a client."""
 
 from __future__ import annotations
 
@@ -8,41 +8,41 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from slurm_affinode.agent import queue as queues
-from slurm_affinode.agent.interface import LookAgain, Orchestration
-from slurm_affinode.agent.promises import Promises
-from slurm_affinode.agent.queue import Queue, QueueView
-from slurm_affinode.agent.registry import Registry, WatchedJob
 from slurm_affinode.agent.settings import idle_rule
-from slurm_affinode.agent.shepherds import one_line
-from slurm_affinode.agent.surviving import surviving
-from slurm_affinode.agent.watch import Watch, by_index
-from slurm_affinode.agent.work import SUSPENDING, Promised, Promising, Work
+from slurm_affinode.agent.workers import SUSPENDING, Promised, Promising, Work
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.node_config import AgentConfig
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
-from slurm_affinode.core.policy import Candidate, Decision, Policy, Surroundings, decide, too_soon
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.core.policy import Candidate, Decision, Surroundings, SuspendPolicy, decide, too_soon
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase, Pressure, Refusal
-from slurm_affinode.nodeconfig import AgentConfig
-from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.suspension import slurm_queue as queues
+from slurm_affinode.suspension.activity import Watch, by_index
+from slurm_affinode.suspension.interface import LookAgain, Orchestration
+from slurm_affinode.suspension.promises import Promises
+from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.shepherd import one_line
+from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
 
 log = logging.getLogger(__name__)
 
 REFUSALS_S = 15.0
-"""How old the answer to whether a job could be suspended at all may be."""
+"""Maximum age of the check whether a job could be suspended at all."""
 ASK_AGAIN_S = 10.0
-"""Between two questions to slurmctld about a job of which it has not said anything yet."""
+"""Interval between requests to slurmctld about a job that is still unknown."""
 
 _AFTER_S = 0.01
 _APART_S = 0.25
 
 NOBODY_WAITS = frozenset({"no-pressure", "promised", "queue-unknown", "node-busy"})
-"""Reasons against a suspension that are gone, or will be soon, when a sleeper waits for the job's GPUs."""
+"""Reasons against a suspension that do not hold, or soon will not, when a sleeper waits for the job's GPUs."""
 
 
 @dataclass(slots=True)
 class JobState:
-    """What the loop knows of one job, beside the registry."""
+    """State of one job in the loop, in addition to the registry."""
 
     detector: IdleDetector
     asked_s: float = -1e9
@@ -56,10 +56,10 @@ class JobState:
 
 @dataclass(slots=True)
 class Loop:
-    """One tick after the other. Every field but ``states`` is given by the daemon."""
+    """Decisions for all watched jobs. The daemon supplies every field but ``states``."""
 
     config: AgentConfig
-    policy: Policy
+    policy: SuspendPolicy
     node: str
     registry: Registry
     watch: Watch
@@ -70,11 +70,11 @@ class Loop:
     later: Callable[[Callable[[], None]], None]
     """Runs a call in the thread that talks to slurmctld."""
     aside: Callable[[Callable[[], None]], None]
-    """Runs a call in a thread for what asks the node itself: it does not wait for slurmctld."""
+    """Runs a call in the thread for queries of the node itself, which does not wait for slurmctld."""
     gpu_indices: Mapping[int, tuple[int, ...]]
-    """Job id -> Slurm's numbers of its GPUs, as the prolog told."""
+    """Slurm's GPU numbers by job ID, as the prolog reported them."""
     answered: Callable[[], None] = lambda: None
-    """Called when an answer has come in that decisions may have waited for."""
+    """Called when a reply has arrived that decisions may have waited for."""
     clock: Callable[[], float] = time.monotonic
     now: Callable[[], float] = time.time
     states: dict[int, JobState] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Loop:
     # --- one tick
 
     def tick(self) -> None:
-        """Sample every watched job, decide, begin what is decided."""
+        """Sample every watched job, then decide and act."""
         jobs = self.registry.jobs()
         under_way = self.work.under_way()
         with self._lock:
@@ -102,25 +102,25 @@ class Loop:
         self.act()
 
     def _waits_to_start(self, job_id: int) -> bool:
-        """Its script has not begun, since there is no room on its GPUs: that is no idleness."""
+        """Return whether its script waits for room on its GPUs; that does not count as idle time."""
         view = None if self.orchestration.in_place is None else self.orchestration.in_place.view(job_id)
         return view is not None and bool(view["starting"])
 
     def act(self) -> None:
-        """Decide on what is known, and begin what is decided. Also called when an answer has come in."""
+        """Decide from the data at hand and start the actions. Also called when a reply has arrived."""
         with self._lock:
             for job, decision in self.decisions():
                 self._follow(job, decision)
 
     def forget(self, job_id: int) -> None:
-        """A job is watched no more."""
+        """Drop a job that is no longer watched."""
         with self._lock:
             self.states.pop(job_id, None)
             self._asking.discard(job_id)
             self.watch.forget(job_id)
 
     def full_s(self) -> float | None:
-        """When the next window will be full, if its job stays idle, by the clock; ``None``: no window is open."""
+        """Return the clock time at which the next idle window will be full, or ``None`` if no window is open."""
         with self._lock:
             idle = [state.detector.state for state in self.states.values()]
         open_ = [one for one in idle if one is not None and one.since_s is not None and one.remaining_s > 0]
@@ -128,12 +128,12 @@ class Loop:
         return min((end for end in ends if end > self.clock()), default=None)
 
     def restart(self, job_id: int) -> None:
-        """Work on a job is over: what its GPUs did before does not count."""
+        """Restart the idle window after work on a job; samples from before do not count."""
         with self._lock:
             state = self.states.get(job_id)
             if state is not None:
                 state.detector.restart()
-                state.refusals, state.refusals_s = (), -1e9  # of what it was until now: asleep, for one
+                state.refusals, state.refusals_s = (), -1e9  # valid for its previous state only
 
     def _state(self, job: WatchedJob) -> JobState:
         state = self.states.get(job.job_id)
@@ -155,7 +155,7 @@ class Loop:
     # --- what is known of a job
 
     def _facts(self, job: WatchedJob) -> None:
-        """Find out which GPUs it has, and ask slurmctld about it, where that is not known yet."""
+        """Look up the job's GPUs, and request its record from slurmctld, as far as they are not known yet."""
         state = self._state(job)
         if job.devices is None:
             self._find_devices(job)
@@ -196,15 +196,15 @@ class Loop:
 
     def _say_driver(self, error: str) -> None:
         if error and not self._driver_said:
-            log.warning("the GPUs cannot be asked: %s", one_line(error))
+            log.warning("the GPUs cannot be queried: %s", one_line(error))
         elif self._driver_said and not error:
-            log.info("the GPUs answer again")
+            log.info("the GPUs respond again")
         self._driver_said = error
 
     # --- decisions
 
     def _want_queue(self, jobs: tuple[WatchedJob, ...]) -> None:
-        """Ask for the queue where a window is about to be full and the answer matters; nobody else needs it."""
+        """Refresh the queue if an idle window is about to be full and the decision depends on the queue."""
         if self._refreshing or not self.queue.due():
             return
         for job in jobs:
@@ -227,19 +227,19 @@ class Loop:
             self.answered()
 
     def refresh(self) -> None:
-        """Ask slurmctld who waits, and see who has a promise. In the thread that talks to slurmctld."""
+        """Refresh the queue and the promises. Runs in the thread that talks to slurmctld."""
         self.queue.refresh()
         self.promises.look()
 
     def decisions(self) -> list[tuple[WatchedJob, Decision]]:
-        """What would be done with each watched job now."""
+        """Return the decision for each watched job as of now."""
         with self._lock:
             jobs = self.registry.jobs()
             under_way = self.work.under_way()
             latest = self.queue.latest()
             candidates = {job.job_id: self._candidate(job, under_way, latest) for job in jobs}
             full = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
-            ready = [one for one in full if not one.in_place]  # the others give no GPU back to Slurm
+            ready = [one for one in full if not one.in_place]  # jobs in place give no GPU back to Slurm
             surroundings = self._surroundings(latest)
             for job_id, what in under_way.items():
                 if what == SUSPENDING and job_id in candidates:
@@ -247,13 +247,13 @@ class Loop:
             found = []
             for job in jobs:
                 decision = decide(self.policy, candidates[job.job_id], surroundings, ready)
-                if decision.act:  # two whose windows are full at once are two
+                if decision.act:  # count it for the decisions on the other jobs
                     surroundings = surroundings.with_one_more(candidates[job.job_id])
                 self._state(job).decision = decision
                 found.append((job, decision))
             return found
 
-    def _candidate(self, job: WatchedJob, under_way: Mapping[int, str], latest: Queue | None) -> Candidate:
+    def _candidate(self, job: WatchedJob, under_way: Mapping[int, str], latest: SlurmQueue | None) -> Candidate:
         state = self._state(job)
         sleepers = self.orchestration.in_place
         slurm = job.slurm
@@ -278,13 +278,13 @@ class Loop:
         )
 
     def too_soon(self, job: WatchedJob) -> Refusal | None:
-        """Why a run has not lasted long enough to be suspended by hand; ``None``: it has."""
+        """Return why a job has not run long enough to be suspended on request, or ``None`` if it has."""
         with self._lock:
             candidate = self._candidate(job, {}, self.queue.latest())
         return next(iter(too_soon(self.policy, candidate)), None)
 
     def movable_s(self, job_id: int) -> float | None:
-        """For how long a job has been idle that would be suspended if somebody waited for its GPUs; else ``None``."""
+        """Return the idle time of a job that would be suspended if another job waited for its GPUs, else ``None``."""
         state = self.states.get(job_id)
         if state is None or state.decision is None:
             return None
@@ -293,15 +293,15 @@ class Loop:
             return None
         return idle.progress_s
 
-    def _surroundings(self, latest: Queue | None) -> Surroundings:
-        """Before what is under way here is counted."""
+    def _surroundings(self, latest: SlurmQueue | None) -> Surroundings:
+        """Return the conditions around the jobs, before suspensions under way here are counted."""
         if latest is None:
             return Surroundings(None, None, no_room=self._no_room)
         promises = self.promises.known()
         partitions, accounts, users = latest.suspended()
         room = latest.room(self.node)
         if room is not None:
-            # What is being freed is as good as free: one waiting job must not cost two jobs their place.
+            # GPUs that are being freed count as free: one waiting job must not displace two jobs.
             room = replace(room, free_gpus=room.free_gpus + self.work.freeing())
         return Surroundings(
             latest.waiting(), room, no_room=self._no_room, suspended_partitions=partitions,
@@ -315,7 +315,7 @@ class Loop:
         if decision.code != state.said and full:
             log.info("job %d: %s", job.job_id, one_line(decision.text))
         state.said = decision.code
-        # Asked a little before the window is full, so that nothing has to be waited for then.
+        # Check shortly before the window is full, so that the decision does not have to wait.
         near = idle is not None and idle.since_s is not None and idle.remaining_s <= REFUSALS_S / 2
         old = self.clock() - state.refusals_s >= REFUSALS_S
         if near and decision.code != "under-way" and old and job.job_id not in self._asking:
@@ -325,7 +325,7 @@ class Loop:
             self.work.suspend(job, decision.text, self.look_again(job), self.promise(job, decision))
 
     def refusals(self, job_id: int) -> None:
-        """Find out whether a job could be suspended at all, and whether there is room for its image."""
+        """Check whether a job could be suspended at all, and whether there is room for its checkpoint image."""
         try:
             job = self.registry.get(job_id)
             try:
@@ -342,12 +342,12 @@ class Loop:
             self.answered()
 
     def promise(self, job: WatchedJob, decision: Decision) -> Promising:
-        """What the job's GPUs are freed for is promised them, so that no other node frees some for the same job."""
+        """Return a call that promises the job's GPUs to a waiting job, so that other nodes free none for it."""
         gpus = max(1, len(job.devices or ()))
 
         def take() -> Promised | None:
             if not decision.presses:
-                return lambda freed: None  # its option says: in any case
+                return lambda freed: None  # its option suspends it in any case
             names = (self.promises.take(waiting, gpus) for waiting in decision.presses)
             name = next((one for one in names if one is not None), None)
             return None if name is None else lambda freed: self.promises.leave(name, gpus, freed=freed)
@@ -355,7 +355,7 @@ class Loop:
         return take
 
     def look_again(self, job: WatchedJob) -> LookAgain:
-        """The look just before acting: one more sample, judged by itself."""
+        """Return a final check just before the suspension: one more sample, judged by itself."""
 
         def look() -> str | None:
             now = self.registry.get(job.job_id) or job
@@ -377,8 +377,9 @@ def run(
 ) -> None:
     """Call ``tick`` every ``period_s`` seconds until ``stop``, and ``act`` when ``poke`` is set in between.
 
-    A tick that takes longer leaves some out. ``soon``: when one more tick is worth while before the next one is due: a
-    window that is full a moment after a tick would else be seen a period late. Whoever sets ``stop`` sets ``poke`` too.
+    A tick that takes longer than a period skips the missed ones. ``soon`` returns when an extra tick is useful before
+    the next one is due; otherwise a window that is full just after a tick would be noticed a period late. Code that
+    sets ``stop`` must set ``poke`` too.
     """
     began = clock()
     while not stop.is_set():
@@ -386,7 +387,7 @@ def run(
         ticked = clock()
         due, early = began + (int((ticked - began) / period_s + 1e-6) + 1) * period_s, soon()
         if early is not None:
-            # Counters that tell what was since the last look need some time between two.
+            # Counters since the last sample need some time between two samples.
             due = min(due, max(early + _AFTER_S, ticked + min(_APART_S, period_s / 4)))
         while not stop.is_set() and poke.wait(max(0.0, due - clock())):
             poke.clear()
@@ -400,5 +401,5 @@ def _safely(call: Callable[[], None]) -> None:
 
 
 def period_of(config: AgentConfig) -> float:
-    """Seconds between two ticks."""
+    """Return the seconds between two ticks."""
     return parse_span_s(config.period)

@@ -1,4 +1,4 @@
-"""Credentials of munge: the munge daemons of the cluster vouch for who sent a text, and for who may read it."""
+"""munge credentials: the cluster's munge daemons certify the sender of a message and restrict who may read it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_affinode import process
-from slurm_affinode.errors import AffinodeError, UnreachableError
-from slurm_affinode.process import Completed
+from slurm_affinode.base import process
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.process import Completed
 
 TIMEOUT_S = 10.0
 TTL_S = 60
@@ -19,21 +19,21 @@ _STATUS = re.compile(r"^STATUS:\s+(.+?)\s+\((\d+)\)\s*$", re.MULTILINE)
 
 
 class BadCredentialError(AffinodeError):
-    """A credential that munge does not vouch for: not one, too old, used before, of another cluster."""
+    """munge rejected a credential: malformed, expired, replayed, or from another cluster."""
 
     exit_code = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A text and who sent it."""
+    """The payload of a credential and its sender."""
 
     payload: bytes
     uid: int
 
 
 def encode(payload: bytes, *, only_uid: int | None = None, run: Callable[..., Completed] = process.run) -> bytes:
-    """A credential with ``payload``, of the caller's user; ``only_uid``: for that user and root alone.
+    """Return a credential of the calling user with ``payload``. ``only_uid``: only that user and root may decode it.
 
     Raises ``UnreachableError``.
     """
@@ -46,7 +46,7 @@ def encode(payload: bytes, *, only_uid: int | None = None, run: Callable[..., Co
 
 
 def decode(credential: bytes, *, run: Callable[..., Completed] = process.run) -> Message:
-    """The text of a credential and who sent it; each is good once on a machine. Raises ``BadCredentialError``."""
+    """Return the message in a credential, which a machine accepts only once. Raises ``BadCredentialError``."""
     if len(credential) > MAX_CREDENTIAL_BYTES or not _CREDENTIAL.fullmatch(credential.strip()):
         raise BadCredentialError("what came is not a munge credential")
     done = run(

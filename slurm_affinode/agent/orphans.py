@@ -1,8 +1,11 @@
-"""Processes on this node's GPUs: whose they are, and ending those that belong to no job.
+"""Processes on the GPUs of this node: find their jobs, and terminate those without one.
 
-Whoever asks names a process by PID and start; that it belongs to no job is found out here, anew, at that moment: from
-its cgroup and its ancestors, from what it was started with, and from slurmctld. Whatever is not known speaks for it.
-The process that this is read of is held from then on, and is the one that is signaled.
+A request names a process by PID and start time. Whether it belongs to a job is determined again at that moment, from
+its cgroup, its ancestors, its initial environment, and slurmctld; an unknown answer protects the process. The process
+that was checked is held by its pidfd and is the one that is signaled.
+
+CPU time and memory per job come from cgroups, or from the processes where there are none. Errors are in favor of the
+job: memory includes the page cache of a cgroup, or the peak of each process.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
+import re
 import signal
 import time
 import uuid
@@ -19,35 +24,123 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode.agent import jobuse
-from slurm_affinode.agent.leftovers import LeftoverReports
-from slurm_affinode.agent.queue import Queue
-from slurm_affinode.agent.shepherds import one_line
-from slurm_affinode.agent.watch import by_index
+from slurm_affinode.agent.hook_records import LeftoverReports
+from slurm_affinode.base import kernel_text
+from slurm_affinode.base.pidfd import PROC, Process, pids, processes
+from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.model.gpu import Device, Reading
-from slurm_affinode.model.signals import FREE_MIB
-from slurm_affinode.pinned import PROC, Process
-from slurm_affinode.users import name_of_user
+from slurm_affinode.model.gpu import FREE_MIB, Device, Reading
+from slurm_affinode.suspension.activity import by_index
+from slurm_affinode.suspension.shepherd import one_line
+from slurm_affinode.suspension.slurm_queue import SlurmQueue
+
+CGROUPS = Path("/sys/fs/cgroup")
+_KTHREADD = 2
+"""The parent of all kernel threads."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_OF_JOB = re.compile(r"^0::(/.*?/job_\d+)(?:/|$)", re.MULTILINE)
+_USAGE = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Use:
+    """CPU time and memory that one job uses on this node."""
+
+    cpu_s: float = 0.0
+    """CPU time so far, including ended processes whose parent has waited for them."""
+    memory_mib: float = 0.0
+    """Peak memory, or an upper bound of it."""
+    by: str = "processes"
+
+    def row(self, job: int) -> dict[str, Any]:
+        """Return the usage as a row of an agent's reply."""
+        return {"job": job, "cpu_s": round(self.cpu_s, 2), "memory_mib": round(self.memory_mib, 1), "by": self.by}
+
+
+def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[int, Use]:
+    """Return the usage of each job with a process on this node, by raw job ID."""
+    found: dict[int, Use] = {}
+    groups: dict[int, str] = {}
+    try:
+        numbers = list(pids(proc))
+    except OSError:
+        return found
+    for process in processes(numbers, proc=proc):
+        try:
+            stat = process.stat()
+        except OSError:
+            continue
+        if stat.parent == _KTHREADD:
+            continue
+        stepd = finder.stepd(process)  # the job's slurmstepd, which has waited for the tasks that have ended
+        ref = stepd or finder.of(process)
+        if ref is None:
+            continue
+        use = found.setdefault(ref.job_id, Use())
+        # User and system time of the process, or, for slurmstepd, of the children that it has waited for.
+        own = slice(11, 15) if stepd is None else slice(13, 15)
+        use.cpu_s += sum(kernel_text.number(word) or 0 for word in stat.fields[own]) / _TICKS
+        if stepd is None:
+            use.memory_mib += _peak_mib(process)
+        group = _group(process) if ref.source == "cgroup" else None
+        if group is not None:
+            groups[ref.job_id] = group
+    for number, path in groups.items():
+        _by_cgroup(found[number], cgroups / path.lstrip("/"))
+    return found
+
+
+def _peak_mib(process: Process) -> float:
+    """Return the peak memory of a process in MiB; 0 if not known (a kernel thread, or an ended process)."""
+    try:
+        return (kernel_text.kib(process.status().get("VmHWM")) or 0) / 2**20
+    except OSError:
+        return 0.0
+
+
+def _group(process: Process) -> str | None:
+    """Return the cgroup (version 2) of the process's job."""
+    try:
+        match = _OF_JOB.search(process.text("cgroup"))
+    except OSError:
+        return None
+    # Paths above the root of this process's cgroup namespace cannot be read.
+    return None if match is None or ".." in match[1].split("/") else match[1]
+
+
+def _by_cgroup(use: Use, group: Path) -> None:
+    spent, peak = _USAGE.search(_text(group / "cpu.stat")), _text(group / "memory.peak").strip()
+    spent_us, peak_bytes = kernel_text.number(spent and spent[1]), kernel_text.number(peak)
+    if spent_us is None or peak_bytes is None:
+        return
+    use.cpu_s, use.memory_mib, use.by = spent_us / 1e6, peak_bytes / 2**20, "cgroup"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
 
 log = logging.getLogger(__name__)
 
 FIRST_USER = 1000
-"""Users below this are the system's: drivers, exporters, display managers. They are never ended."""
+"""Lower UIDs are system users (drivers, exporters, display managers); their processes are never ended."""
 TERM_S = 5.0
 KILL_S = 5.0
 SETTLE_S = 1.0
-"""What is left on a GPU at the end of a job has so long to end by itself."""
+"""Time in which processes left on a GPU at the end of a job may end by themselves."""
 POLL_S = 0.1
 EACH_S = 5.0
-"""How far back it is looked what a process computed: looks are 2 s apart, and the driver samples about each second."""
+"""How far back process utilization is read: requests are 2 s apart, and the driver samples about once per second."""
 SHOWN = 120
 AT_ONCE = 16
 
 
 class NotAnOrphanError(Exception):
-    """The process is not to be ended; the text says why, ``code`` says it to machines."""
+    """The process must not be ended. The message has the reason, and ``code`` its machine-readable form."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -56,11 +149,11 @@ class NotAnOrphanError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OnGpu:
-    """A process and the devices that it is on."""
+    """A process and the devices that it uses."""
 
     pid: int
     started: int
-    """Ticks since boot."""
+    """In clock ticks since boot."""
     uid: int
     command: str
     used_mib: float | None
@@ -68,18 +161,18 @@ class OnGpu:
     job: int | None
     step: str | None
     source: str | None
-    """How the job is known, see ``model.gpu.JobRef``; ``None``: no job."""
+    """How the job was identified, see ``model.gpu.JobRef``; ``None``: no job."""
     process: Process
-    """Of which all this was read; held as long as this object."""
+    """The process that these values were read from; held as long as this object."""
 
 
 @dataclass(slots=True)
 class Orphans:
-    """Looks at the GPUs of a node through ``driver``, which gives the driver for this thread alone."""
+    """Finds and ends processes on a node's GPUs. ``driver`` lends the driver to one thread at a time."""
 
     driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]]
-    queue: Callable[[], Queue | None]
-    """A fresh answer of slurmctld; ``None``: it does not answer."""
+    queue: Callable[[], SlurmQueue | None]
+    """Requests the queue from slurmctld; ``None`` if it does not respond."""
     node: str
     finder: JobFinder = field(default_factory=JobFinder)
     proc: Path = PROC
@@ -89,15 +182,15 @@ class Orphans:
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     reports: LeftoverReports = field(default_factory=LeftoverReports)
-    """What jobs left behind."""
+    """Reports of processes that jobs left behind."""
 
     # --- looking
 
     def gpus(self, since_us: int | None = None, *, each: bool = False) -> list[dict[str, Any]]:
-        """Every device with what it shows and who is on it. Raises ``GpuError`` without a driver.
+        """Return every device with its metrics and processes. Raises ``GpuError`` without a driver.
 
-        ``since_us``: also how much the busiest process used since then (microseconds of the epoch), as far back as the
-        driver remembers; ``each``: also how much each process used in the last ``EACH_S``.
+        ``since_us`` (microseconds since the epoch) adds the utilization of the busiest process since then, as far back
+        as the driver's buffer reaches. ``each`` adds the utilization of each process in the last ``EACH_S``.
         """
         rows = []
         with self.driver() as driver:
@@ -117,15 +210,15 @@ class Orphans:
                 if each:
                     self._each(driver, device, row["processes"] or ())
                 if since_us is not None:
-                    with contextlib.suppress(GpuError):  # not every driver can tell
+                    with contextlib.suppress(GpuError):  # not every driver supports this
                         used = driver.process_utilization(device, since_us)
                         row["busy_pct"] = max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
         return rows
 
     def _each(self, driver: GpuDriver, device: Device, rows: Iterable[dict[str, Any]]) -> None:
-        """What each process computed; ``None`` where the driver does not tell."""
+        """Add the utilization of each process; ``None`` if the driver does not report it."""
         try:
-            # By this node's clock, which is the driver's.
+            # The driver uses the clock of this node.
             used = {one.pid: one for one in driver.process_utilization(device, int((self.now() - EACH_S) * 1e6))}
         except GpuError:
             return
@@ -134,8 +227,8 @@ class Orphans:
             row["sm_pct"], row["memory_pct"] = (0.0, 0.0) if one is None else (one.sm_pct, one.memory_pct)
 
     def uses(self) -> list[dict[str, Any]]:
-        """What each job with a process here uses of CPU and memory."""
-        found = jobuse.uses(self.finder, proc=self.proc)
+        """Return the CPU time and memory of each job with a process on this node."""
+        found = uses(self.finder, proc=self.proc)
         return [use.row(job) for job, use in sorted(found.items())]
 
     def _row(self, one: OnGpu) -> dict[str, Any]:
@@ -146,9 +239,9 @@ class Orphans:
         }  # fmt: skip
 
     def _on(self, driver: GpuDriver, devices: Iterable[Device], *, silent: bool = False) -> list[OnGpu]:
-        """The processes on some devices, each once. Those that ended meanwhile are left out.
+        """Return the processes on some devices, each once, without those that have ended meanwhile.
 
-        Raises ``GpuError``; with ``silent`` a device that does not answer is left out, too.
+        Raises ``GpuError``; with ``silent``, a device that does not respond is skipped instead.
         """
         found: dict[int, OnGpu] = {}
         for device in devices:
@@ -169,7 +262,7 @@ class Orphans:
         return list(found.values())
 
     def _look(self, process: Process, device: Device, used_mib: float | None) -> OnGpu:
-        """Raises ``OSError`` where it has ended."""
+        """Read the facts of a process. Raises ``OSError`` if it has ended."""
         started, uid = process.started, process.facts().st_uid
         ref = self.finder.of(process)
         return OnGpu(
@@ -179,7 +272,7 @@ class Orphans:
         )  # fmt: skip
 
     def _still_on(self, driver: GpuDriver, one: OnGpu) -> bool:
-        """The driver names it again now that it is held: its number was not given to it after the first answer."""
+        """Return whether the driver lists the process again now that it is held: its PID was not reused."""
         with contextlib.suppress(GpuError):
             again = any(each.pid == one.pid for device in one.devices for each in driver.processes(device))
             return again and not one.process.ended()
@@ -206,20 +299,20 @@ class Orphans:
             raise NotAnOrphanError("still-there", f"process {pid} does not end: it is in the driver or the kernel")
         return {**self._row(one), "node": self.node, "ended_by": how}
 
-    def _belongs(self, one: OnGpu, queue: Queue | None) -> NotAnOrphanError | None:
-        """Why a process is not one to end; ``None``: it belongs to no job."""
+    def _belongs(self, one: OnGpu, queue: SlurmQueue | None) -> NotAnOrphanError | None:
+        """Return why a process must not be ended, or ``None`` if it belongs to no job."""
         if one.uid < self.first_user:
             return NotAnOrphanError("system", f"process {one.pid} is one of the system (uid {one.uid})")
         if one.source == "slurmstepd":
             return NotAnOrphanError("has-job", f"process {one.pid} is below a slurmstepd of job {one.job}")
         if queue is None:
-            return NotAnOrphanError("unknown", "slurmctld does not answer: it is not known which jobs run")
+            return NotAnOrphanError("unknown", "slurmctld does not respond: it is not known which jobs run")
         lost = self._not_listed(queue)
         if lost is not None:
             text = f"slurmctld does not list job {lost}, which has a slurmstepd on {self.node}: has it lost its state?"
             return NotAnOrphanError("unknown", text)
         here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
-        # Also where the job runs elsewhere by now: requeued, it may be restored from what is on this node.
+        # Even if the job runs elsewhere by now: after a requeue it may be restored from state on this node.
         alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
         false = alive is not None and one.source == "environment" and not self._may_be(one.uid, alive.uid)
         if alive is not None and not false:
@@ -231,20 +324,20 @@ class Orphans:
             )
         return None
 
-    def _not_listed(self, queue: Queue) -> int | None:
-        """A job that runs here and that slurmctld does not list: then what it lists is not all that there is."""
+    def _not_listed(self, queue: SlurmQueue) -> int | None:
+        """Return a job that runs here but is missing from slurmctld's list, which is then incomplete."""
         listed = {number for job in queue.jobs for number in (job.job_id, job.array_job_id, job.het_job_id)}
         return min(self.finder.jobs_here() - listed, default=None)
 
     def _may_be(self, uid: int, owner: int | None) -> bool:
-        """A process that slurmd knows no job of may be of one of ``owner``: of the same user, or of nobody by name.
+        """Return whether a process without a known job may belong to a job of ``owner``.
 
-        A container's users have such numbers.
+        It may if the user is the same, or if the UID has no name, as in containers.
         """
         return owner is None or uid == owner or self.name_of(uid) == str(uid)
 
     def _end(self, one: OnGpu, term_s: float = TERM_S, kill_s: float = KILL_S) -> str | None:
-        """SIGTERM, then SIGKILL, to this very process; what ended it, ``None``: it is still there."""
+        """Send SIGTERM, then SIGKILL, to this very process. Return what ended it, or ``None`` if it still runs."""
         for number, wait_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
             try:
                 one.process.signal(number)
@@ -257,11 +350,11 @@ class Orphans:
     # --- what a job left
 
     def leftovers(self, job: int, uid: int, indices: Sequence[int], *, kill: bool, wait_s: float) -> dict[str, Any]:
-        """End what a job left on its GPUs, and say whether these are free. Raises ``GpuError``.
+        """End processes that a job left on its GPUs, and report whether the GPUs are free. Raises ``GpuError``.
 
-        For the epilog: the job's own steps are over by then. Processes of other jobs on the same GPUs are left alone.
-        ``indices`` without any, or on a node with MIG: which ones the job had is not known; then its processes are
-        looked for on all, and nothing else is its doing.
+        Called for the epilog, when the job's own steps have ended. Processes of other jobs on the same GPUs are left
+        alone. If ``indices`` is empty, or the node has MIG, the job's GPUs are not known: then its processes are looked
+        for on all GPUs, and nothing else is attributed to it.
         """
         mine = functools.partial(self._left_by, job=job, uid=uid, alone=functools.cache(lambda: self._alone(job, uid)))
         with self.driver() as driver:
@@ -271,9 +364,9 @@ class Orphans:
             there = self._on(driver, devices, silent=known is None)
             if kill:
                 there = [one for one in there if self._still_on(driver, one)]
-        # slurmctld is asked, where it has to be, while others have the driver.
+        # Outside the driver's lock, as this may query slurmctld.
         left = [one for one in there if mine(one)]
-        # Slurm has signalled them just now: what is about to end was not left behind.
+        # Slurm has just signaled them: a process about to end was not left behind.
         deadline = self.monotonic() + min(SETTLE_S, wait_s)
         while left and self.monotonic() < deadline:
             self.sleep(POLL_S)
@@ -292,7 +385,7 @@ class Orphans:
         return report
 
     def _end_all(self, left: Sequence[OnGpu], wait_s: float) -> list[str | None]:
-        """All of them at once: the epilog waits no longer for eight ranks than for one."""
+        """End all of them concurrently, so that eight ranks take the epilog no longer than one."""
         if not left:
             return []
         with ThreadPoolExecutor(min(AT_ONCE, len(left))) as pool:
@@ -303,13 +396,14 @@ class Orphans:
             return False
         if one.job is None:
             return one.uid == uid and alone()
-        # Another user's process that only says so itself is none of this job's.
+        # A job ID in the environment of another user's process proves nothing.
         return one.job == job and (one.source != "environment" or self._may_be(one.uid, uid))
 
     def _alone(self, job: int, uid: int) -> bool:
-        """The user has no other job here that a process without a name could be of, as far as slurmctld answers.
+        """Return whether the user has no other job here that an unidentified process may belong to.
 
-        It has to list the job itself, whose epilog this is, and every other one that runs here.
+        slurmctld's list of jobs decides; it must contain the job itself, since this is its epilog, and every other job
+        that runs here.
         """
         queue = self.queue()
         if queue is None or all(each.job_id != job for each in queue.jobs) or self._not_listed(queue) is not None:
@@ -321,9 +415,9 @@ class Orphans:
     def _dirty(
         self, devices: Sequence[Device], mine: Callable[[OnGpu], bool], wait_s: float, *, own: bool
     ) -> list[str]:
-        """What is still not free after a time: memory is given back a little after the process has gone.
+        """Return the devices still not free after a time; memory is released shortly after the process has ended.
 
-        ``own``: the devices were the job's; else only its processes count.
+        ``own``: the devices were the job's; otherwise only its processes count.
         """
         deadline = self.monotonic() + wait_s
         while True:
@@ -351,7 +445,7 @@ def _also(one: OnGpu, device: Device, used_mib: float) -> OnGpu:
 
 
 def _command(process: Process) -> str:
-    """As the process calls itself; a user chooses that."""
+    """Return the command line of the process, which is chosen by its user."""
     try:
         text = process.read("cmdline", 4 * SHOWN).replace(b"\0", b" ")
     except OSError:

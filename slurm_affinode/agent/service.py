@@ -1,4 +1,4 @@
-"""What may be asked of the agent, by whom, and the answers: one method for each verb."""
+"""Requests to the agent: permissions and replies, with one method for each verb."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from slurm_affinode.agent import statusrows, unwatched
-from slurm_affinode.agent.interface import Orchestration, SuspendedJob
+from slurm_affinode.agent import routing, status_rows
 from slurm_affinode.agent.loop import Loop
-from slurm_affinode.agent.registry import Registry, WatchedJob
-from slurm_affinode.agent.shepherds import one_line
 from slurm_affinode.agent.throttle import Pace
-from slurm_affinode.agent.work import Work
+from slurm_affinode.agent.workers import Work
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.core.policy import too_often
-from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
+from slurm_affinode.suspension.interface import Orchestration, SuspendedJob
+from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.shepherd import one_line
 
 log = logging.getLogger(__name__)
 
 MAX_JOB_ID = 0xFFFFFFF0
 FRESH_S = 5.0
-"""A status asks slurmctld for the queue only where the last answer is older than this and the queue is due."""
+"""A status request refreshes the queue only if the last answer is older than this and the queue is due."""
 MOST_ENDED = 10000
 ENDED_WAIT_S = 2.0
 ENDED_TRIES = 60
-"""So long slurmctld is asked what became of a job; a later sweep of the stores finds what is left."""
+"""Requests to slurmctld about an ended job, ``ENDED_WAIT_S`` apart; a later sweep of the stores covers the rest."""
 SEEN_S = 1.0
-"""So long slurmctld's word on a job is good for whoever asks for that job again."""
+"""How long slurmctld's record of a job is reused for further requests about it."""
 ASKS_PER_S = 2.0
 ASKS_AT_ONCE = 20
-"""Questions to slurmctld about jobs that are not watched, for one user."""
+"""Limit of requests to slurmctld about jobs that are not watched, for one user."""
 SUSPENDED_S = 2.0
-"""So long a list of suspended jobs is good for: it is read from the stores."""
+"""How long a list of suspended jobs is reused; it is read from the stores."""
 
 
 class RequestError(AffinodeError):
-    """A request that is not granted. ``code`` is for machines, ``exit_code`` for the command that asked."""
+    """A refused request. ``code`` is machine-readable, ``exit_code`` is for the command that sent the request."""
 
     def __init__(self, code: str, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
         super().__init__(message, hint=hint)
@@ -49,30 +49,30 @@ class RequestError(AffinodeError):
 
 
 GPU_VERBS = ("processes", "kill-orphan", "leftovers", "leftover-reports", "leftovers-taken")
-"""About the GPUs of the node and who is on them: ``orphan_verbs``."""
+"""Verbs about the node's GPUs and the processes on them, see ``orphan_requests``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, as kernel or munge say."""
+    """The sender of a request, as identified by the kernel or munge."""
 
     uid: int
     name: str
     local: bool
-    """Over the socket of this node."""
+    """Connected over the socket of this node."""
 
 
 class GpuVerbs(Protocol):
-    """``orphan_verbs.OrphanVerbs``."""
+    """See ``orphan_requests.OrphanVerbs``."""
 
     def answer(self, request: Mapping[str, Any], caller: Caller, *, admin: bool) -> dict[str, Any]:
-        """The answer to a request. Raises ``RequestError``."""
+        """Return the reply to a request. Raises ``RequestError``."""
         ...
 
 
 @dataclass(slots=True)
 class Service:
-    """Answers requests. Called by several threads."""
+    """Handles requests. Thread-safe."""
 
     node: str
     cluster: str
@@ -81,36 +81,36 @@ class Service:
     work: Work
     orchestration: Orchestration
     is_admin: Callable[[Caller], bool]
-    """Whether a caller may do what root may: root, SlurmUser, those whom the site names."""
+    """Whether a caller has root's rights here: root, SlurmUser, and the users listed by the site."""
     ask: Callable[[Callable[[], None]], None]
-    """Runs a call in the thread that talks to slurmctld, and waits for it a little."""
+    """Runs a call in the thread that talks to slurmctld and waits a limited time for it."""
     ask_here: Callable[[Callable[[], None]], None]
-    """The same in the thread for what asks the node itself: its driver may be moving memory for a while."""
+    """The same in the thread for queries of the node itself, whose driver may be busy moving memory for a while."""
     name_of: Callable[[int], str]
-    """uid -> name."""
+    """Returns the name of a UID."""
     gpu_indices: MutableMapping[int, tuple[int, ...]]
     prolog_s: float = 0.0
-    """A prolog waits so long for those that sleep in place on its GPUs to wake; 0: they may sleep on."""
+    """Time that a prolog waits for sleepers on its GPUs to wake; 0: they are not woken."""
     orphans: GpuVerbs | None = None
-    """Answers what is asked about the node's GPUs and the processes on them."""
+    """Handles requests about the node's GPUs and the processes on them."""
     clear: Callable[[int], None] = lambda job_id: None
-    """Removes what a job's keeper may have left: ``Announcements.clear``."""
+    """Removes files that a job's keeper may have left, see ``Announcements.clear``."""
     now: Callable[[], float] = time.time
     stopping: threading.Event = field(default_factory=threading.Event)
     _with_option: set[int] = field(default_factory=set)
-    """Jobs that were watched here and whose epilog has not come yet."""
+    """Jobs that were watched here and whose epilog is still to come."""
     _present: dict[int, int] = field(default_factory=dict)
-    """Job id -> uid, of every job of this node that the prolog told of."""
+    """Job ID -> UID of every job on this node that the prolog reported."""
     _suspended: tuple[float, tuple[SuspendedJob, ...]] = (-1e9, ())
     _seen: dict[int, tuple[float, Job | None, bool]] = field(default_factory=dict)
-    """Job id -> when slurmctld was asked, and what it said: see ``_slurms``."""
+    """Job ID -> time of the request to slurmctld and its result, see ``_slurms``."""
     _by_hand: dict[int, tuple[int, int, float]] = field(default_factory=dict)
-    """Job id -> its restart count, suspensions by hand in that run, and when the last one began (the loop's clock)."""
+    """Job ID -> its restart count, suspensions requested in that attempt, and the time of the last one (loop clock)."""
     _asks: Pace = field(default_factory=lambda: Pace(ASKS_PER_S, ASKS_AT_ONCE))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def answer(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-        """The answer to a request. Raises ``AffinodeError``; ``RequestError`` where it is not granted."""
+        """Return the reply to a request. Raises ``AffinodeError``, or ``RequestError`` if the request is refused."""
         verb = request.get("verb")
         if verb == "status":
             return self._status(request, caller)
@@ -156,7 +156,7 @@ class Service:
         queue = self.loop.queue.latest()
         decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
         rows = [
-            statusrows.watched(
+            status_rows.watched(
                 job, self.loop.states.get(job.job_id), decisions.get(job.job_id), self.work.outcome(job.job_id),
                 node=self.node, user=self.name_of(job.uid), under_way=self.work.under_way().get(job.job_id),
                 clock_s=self.loop.clock(), now_epoch=self.now(),
@@ -166,7 +166,7 @@ class Service:
         ]  # fmt: skip
         for one in asleep:
             slurm = now or (None if queue is None else queue.job(one.key.job_id))
-            rows.append(statusrows.suspended(one, slurm, user=self.name_of(one.uid), now_epoch=self.now()))
+            rows.append(status_rows.suspended(one, slurm, user=self.name_of(one.uid), now_epoch=self.now()))
         return {
             "node": self.node, "cluster": self.cluster, "dry_run": self.loop.policy.dry_run, "jobs": rows,
             "silent": self.orchestration.keeper.silent(),
@@ -178,7 +178,7 @@ class Service:
             self.loop.refresh()
 
     def _look_at(self, jobs: list[WatchedJob]) -> None:
-        """What else the policy needs to know: the refusals, as fresh as they may be."""
+        """Refresh the refusals, which the policy needs."""
         for job in [one for one in jobs if one.phase is Phase.RUNNING][:16]:
             state = self.loop.states.get(job.job_id)
             if state is None or self.loop.clock() - state.refusals_s > FRESH_S:
@@ -193,13 +193,13 @@ class Service:
             return found
 
     def _find(self, job_id: int, caller: Caller) -> WatchedJob | SuspendedJob:
-        """A job of the caller. Raises ``RequestError``."""
+        """Return a job of the caller. Raises ``RequestError``."""
         found: WatchedJob | SuspendedJob | None = self.registry.get(job_id)
         if found is None:
             found = next((one for one in self._asleep() if one.key.job_id == job_id), None)
         owner = self._present.get(job_id) if found is None else found.uid
         if found is None and (silent := self.orchestration.keeper.silent()) is not None:
-            raise RequestError("no-answer", f"nothing can be said of job {job_id}: {silent}", exit_code=3)
+            raise RequestError("no-answer", f"the state of job {job_id} is unknown: {silent}", exit_code=3)
         if owner is None:
             raise RequestError(
                 "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"
@@ -211,35 +211,37 @@ class Service:
         return found
 
     def _still_asleep(self, job: SuspendedJob, caller: Caller) -> Job | None:
-        """Slurm's word on a job that has an image. Raises ``RequestError`` where it is over: that is there until the
-        next sweep."""
+        """Return Slurm's record of a job that has a checkpoint image. Raises ``RequestError`` if the job has ended.
+
+        Its image is kept until the next sweep.
+        """
         now, _ = self._slurms(job.key.job_id, caller)
         if now is not None and now.ended:
             raise _over(job.key.job_id, now)
         return now
 
     def _unwatched(self, job_id: int, caller: Caller) -> RequestError:
-        """Why a job of this node is not watched here."""
+        """Return the error with the reason why a job of this node is not watched."""
         job, gone = self._slurms(job_id, caller)
-        if gone or (job is not None and job.ended):  # and no epilog has told of it
+        if gone or (job is not None and job.ended):  # and no epilog has reported it
             return _over(job_id, job)
-        if (what := self.work.under_way().get(job_id)) is not None:  # its image is in place, its shepherd not told yet
+        if (what := self.work.under_way().get(job_id)) is not None:  # restored, but its shepherd has no reply yet
             return RequestError("under-way", f"job {job_id} is being worked on: {what}")
         if job_id in self._with_option:
             return RequestError("ending", f"job {job_id} is ending: its script is over", hint="see: squeue --me --all")
         if job is None:
             refusal = Refusal("not-opted-in", "it was submitted without --gpu-suspend-idle")
         elif job.batch and job.batch_host not in (None, self.node):
-            # Its shepherd, if it has one, is on the node of its script: ask there.
+            # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
         else:
-            refusal = unwatched.reason(job)
-        return RequestError(refusal.code, unwatched.text(job_id, refusal), hint=unwatched.hint(refusal))
+            refusal = routing.reason(job)
+        return RequestError(refusal.code, routing.text(job_id, refusal), hint=routing.hint(refusal))
 
     def _slurms(self, job_id: int, caller: Caller) -> tuple[Job | None, bool]:
-        """A job as slurmctld has it now, and whether slurmctld answers and has it not: it has ended long ago.
+        """Return slurmctld's record of a job, and whether slurmctld responds without one: the job ended long ago.
 
-        Raises ``RequestError`` where ``caller`` asks too often for slurmctld.
+        Raises ``RequestError`` if ``caller`` exceeds its rate limit for slurmctld.
         """
         clock = self.loop.clock()
         with self._lock:
@@ -256,7 +258,7 @@ class Service:
         def look() -> None:
             view = self.loop.queue
             job = view.look(job_id)
-            # Without an answer slurmctld is silent, or does not have the job: a new list of all says which.
+            # No record: slurmctld does not respond, or does not have the job. A new list of all jobs tells which.
             queue = view.refresh() if job is None and view.due() else None
             found.append((job, queue is not None and all(one.job_id != job_id for one in queue.jobs)))
 
@@ -275,7 +277,7 @@ class Service:
         job = self._find(job_id, caller)
         if isinstance(job, SuspendedJob):
             now = self._still_asleep(job, caller)
-            if now is not None and now.allocated:  # on its node, which takes its note away when it is back
+            if now is not None and now.allocated:  # on its node, which removes its note after the restore
                 raise RequestError("under-way", f"job {job.called} is being worked on: restoring")
             raise RequestError(
                 "already-suspended", f"job {job.called} is suspended already", hint=f"slurm-affinode wake {job.called}"
@@ -297,7 +299,7 @@ class Service:
                 soon.code, f"job {job.called} cannot be suspended yet: {soon.text}",
                 hint="try again later; an administrator may use --force",
             )  # fmt: skip
-        log.info("job %d: %s (uid %d) asks that it is suspended", job_id, one_line(caller.name, 64), caller.uid)
+        log.info("job %d: %s (uid %d) requests its suspension", job_id, one_line(caller.name, 64), caller.uid)
         at = self.now()
         if not self.work.suspend(job, f"asked by {one_line(caller.name, 64)}", lambda: None):
             raise RequestError("under-way", f"job {job.called} is being worked on")
@@ -305,7 +307,7 @@ class Service:
         return {"job_id": job_id, "node": self.node, "begun": True, "at": at}
 
     def _too_soon(self, job: WatchedJob) -> Refusal | None:
-        """Why a job is not suspended by hand now: its run is too short, or this was requested just before."""
+        """Return why a requested suspension is refused: the attempt is too short, or another was just tried."""
         with self._lock:
             run, attempts, last_s = self._by_hand.get(job.job_id, (job.restarts, 0, 0.0))
         again = None
@@ -324,16 +326,16 @@ class Service:
         job = self._find(job_id, caller)
         sleepers = self.orchestration.in_place
         if isinstance(job, WatchedJob):
-            # One that is on its way to sleep wakes when it has got there.
+            # A job that is being suspended in place wakes as soon as it sleeps.
             leaving = job.option.mode is Mode.INPLACE and job.phase is not Phase.RUNNING
             if sleepers is not None and (leaving or sleepers.holds(job_id) is not None):
-                log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
+                log.info("job %d: %s (uid %d) requests its wake-up", job_id, one_line(caller.name, 64), caller.uid)
                 sleepers.wake(job_id, one_line(caller.name, 64))
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
             on_its_way = f" yet ({job.phase.value}): ask again in a moment"
             state = ": it is running" if job.phase is Phase.RUNNING else on_its_way
             raise RequestError("not-suspended", f"job {job.called} is not suspended{state}")
-        log.info("job %d: %s (uid %d) asks that it wakes", job_id, one_line(caller.name, 64), caller.uid)
+        log.info("job %d: %s (uid %d) requests its wake-up", job_id, one_line(caller.name, 64), caller.uid)
         released = self.orchestration.waker.wake(job.key, caller.name, admin=self.is_admin(caller))
         with self._lock:
             self._suspended = (-1e9, ())
@@ -350,7 +352,7 @@ class Service:
         return {"job_id": job_id}
 
     def _prolog_wakes(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Wake what sleeps on the GPUs of a job that is about to start, where the site wants that."""
+        """Wake the sleepers on the GPUs of a job that is about to start, if the site enables it."""
         job_id, gpus, sleepers = _job_of(request), request.get("gpus"), self.orchestration.in_place
         if not self.prolog_s or sleepers is None or not isinstance(gpus, list):
             return {"job_id": job_id, "asleep": []}
@@ -364,18 +366,21 @@ class Service:
         self.clear(job_id)
         if job_id in self._with_option:
             self._with_option.discard(job_id)
-            # slurmd waits for the epilog, and slurmctld for slurmd: only then does it say what becomes of the job.
+            # slurmd waits for the epilog, and slurmctld for slurmd; only then does slurmctld have the job's next state.
             threading.Thread(target=self._ended, args=(job_id,), name="ended", daemon=True).start()
         return {"job_id": job_id}
 
     def left(self, job_id: int) -> None:
-        """A job with the option is watched no more; its epilog comes next."""
-        if len(self._with_option) > MOST_ENDED:  # no epilog tells that they have ended
+        """Record that a job with the option is no longer watched; its epilog comes next."""
+        if len(self._with_option) > MOST_ENDED:  # no epilogs report their end
             self._with_option.clear()
         self._with_option.add(job_id)
 
     def _ended(self, job_id: int) -> None:
-        """Tell the keeper that a job has ended, and whether it comes again. Without an answer nobody is told."""
+        """Report to the keeper that a job has ended and whether it is requeued.
+
+        Nothing is reported if slurmctld does not respond.
+        """
         try:
             for _ in range(ENDED_TRIES):
                 job = self.loop.queue.look(job_id)
@@ -387,7 +392,7 @@ class Service:
                 if self.stopping.wait(ENDED_WAIT_S):
                     return
         except (AffinodeError, OSError) as error:
-            log.warning("job %d: its images are not tidied up: %s", job_id, one_line(str(error)))
+            log.warning("job %d: its checkpoint images are not cleaned up: %s", job_id, one_line(str(error)))
 
 
 def _over(job_id: int, job: Job | None) -> RequestError:
@@ -404,5 +409,5 @@ def _whole(request: Mapping[str, Any], key: str) -> int:
 def _job_of(request: Mapping[str, Any]) -> int:
     job_id = _whole(request, "job")
     if not 0 < job_id <= MAX_JOB_ID:
-        raise RequestError("bad-request", f"{job_id} is not a job id", exit_code=2)
+        raise RequestError("bad-request", f"{job_id} is not a job ID", exit_code=2)
     return job_id

@@ -1,20 +1,20 @@
-"""The configuration of the node side, as the values that the pure core takes."""
+"""Conversion of the node's configuration into the values of the pure core."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
 
-from slurm_affinode.config import Config
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.node_config import AgentConfig, LimitConfig, SuspendConfig
+from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.idle import IdleRule
-from slurm_affinode.core.policy import Limit, Policy
+from slurm_affinode.core.policy import Limit, SuspendPolicy
 from slurm_affinode.model.suspension import SuspendOption
-from slurm_affinode.nodeconfig import AgentConfig, LimitConfig, SuspendConfig
-from slurm_affinode.timespec import parse_span_s
 
 
 def idle_rule(agent: AgentConfig, option: SuspendOption) -> IdleRule:
-    """What counts as idle for a job with ``option``."""
+    """Return the rule by which a job with ``option`` counts as idle."""
     return IdleRule(
         window_s=option.window_s,
         util_pct=option.util_pct,
@@ -25,9 +25,9 @@ def idle_rule(agent: AgentConfig, option: SuspendOption) -> IdleRule:
     )
 
 
-def policy(suspend: SuspendConfig) -> Policy:
-    """What ``[suspend]`` allows whom, with spans in seconds. Raises ``AffinodeError`` where one is not a span."""
-    return Policy(
+def policy(suspend: SuspendConfig) -> SuspendPolicy:
+    """Return the policy of ``[suspend]``, with spans in seconds. Raises ``AffinodeError`` for an invalid span."""
+    return SuspendPolicy(
         min_run_s=parse_span_s(suspend.min_run),
         max_at_once=suspend.max_at_once,
         backoff_s=parse_span_s(suspend.backoff),
@@ -51,5 +51,5 @@ def _rules(named: Mapping[str, LimitConfig], excluded: tuple[str, ...]) -> Mappi
 
 
 def node_name(config: Config) -> str:
-    """This node's name in Slurm."""
+    """Return this node's name in Slurm."""
     return config.agent.node or socket.gethostname().partition(".")[0]

@@ -1,4 +1,4 @@
-"""The socket that shepherds connect to: one thread, no message waits for another, nothing that arrives is believed."""
+"""Server of the socket that shepherds connect to: one thread that never blocks on a client and trusts no input."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.agent.closing import close, stuck
-from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
-from slurm_affinode.agent.shepherds import (
+from slurm_affinode.agent.listeners import listen_unix, receive
+from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
+from slurm_affinode.suspension.shepherd import (
     MAX_PACKET_BYTES,
     BadMessage,
     Exited,
@@ -27,25 +29,23 @@ from slurm_affinode.agent.shepherds import (
     encode,
     one_line,
 )
-from slurm_affinode.agent.sockets import listen_unix, receive
-from slurm_affinode.agent.surviving import surviving
-from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.suspension.streams import close, stuck
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 2048
 MAX_PER_USER = 256
-"""A user may have many jobs on a node; each has one connection."""
+"""Each job has one connection, and a user may have many jobs on a node."""
 HELLO_S = 10.0
-"""A connection that has not said hello by then is closed."""
+"""Timeout for the hello message, after which a connection is closed."""
 STREAMS = 3
 
 
 class ShepherdEvents(Protocol):
-    """Takes what shepherds say. Called by the server's thread: must not wait."""
+    """Handles messages of shepherds. Called by the server's thread, so it must not block."""
 
     def hello(self, who: Identity, hello: Hello, link: Connection, fds: tuple[int, ...]) -> bool:
-        """A shepherd is there. It owns ``fds`` from now on. ``False``: refused, the connection is closed."""
+        """Handle the hello of a shepherd and take ownership of ``fds``. Return ``False`` to close the connection."""
         ...
 
     def started(self, job_id: int, root: int, link: Connection) -> None:
@@ -53,35 +53,36 @@ class ShepherdEvents(Protocol):
         ...
 
     def signalled(self, job_id: int, number: int) -> None:
-        """Slurm has sent it a signal."""
+        """Slurm has sent the job a signal."""
         ...
 
     def gone(self, job_id: int, link: Connection, status: int | None) -> None:
-        """The connection is over; ``status``: the tree's root ended with it, ``None``: not said."""
+        """The connection has ended. ``status``: exit status of the root process, ``None`` if not reported."""
         ...
 
 
 class Connection:
-    """One shepherd's connection: ``registry.Link``."""
+    """Connection of one shepherd; implements ``registry.Link``."""
 
     def __init__(self, sock: socket.socket, peer: Peer, pidfd: int, opened: float) -> None:
         self.sock = sock
         self.peer = peer
         self.pidfd = pidfd
-        """Of the process that connected; -1 when it has said hello."""
+        """Of the process that connected; -1 after its hello."""
         self.opened = opened
         self.who: Identity | None = None
         self.status: int | None = None
         self._lock = threading.Lock()
+        """Guards the socket: workers send while the server thread closes."""
         self._open = True
 
     @property
     def open(self) -> bool:
-        """The shepherd is there."""
+        """Whether the shepherd is connected."""
         return self._open
 
     def send(self, message: Outgoing) -> bool:
-        """Send a message; ``False`` where the shepherd is gone or does not read. Never waits."""
+        """Send a message without blocking. Return ``False`` if the shepherd is gone or does not read."""
         with self._lock:
             if not self._open:
                 return False
@@ -92,7 +93,7 @@ class Connection:
             return True
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         with self._lock:
             if self._open:
                 self._open = False
@@ -100,7 +101,7 @@ class Connection:
         self.forget()
 
     def forget(self) -> None:
-        """Who connected is known, or does not matter any more."""
+        """Close the pidfd: the shepherd is identified, or the connection has ended."""
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
@@ -130,13 +131,13 @@ class ShepherdServer:
         self._thread = threading.Thread(target=self._run, name="shepherds", daemon=True)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting connections."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake_r, selectors.EVENT_READ)
         self._thread.start()
 
     def stop(self) -> None:
-        """Close everything. The shepherds will look for the next agent; the socket's file stays for it to replace."""
+        """Close everything. Shepherds reconnect to the next agent, which replaces the socket file."""
         os.write(self._wake_w, b"x")
         if self._thread.is_alive():
             self._thread.join(5)
@@ -167,7 +168,7 @@ class ShepherdServer:
         except OSError as error:
             if self._seldom.now("accept"):
                 log.warning("cannot accept a shepherd: %s", error)
-            # No descriptors are left: without a pause this would be tried again at once, for ever.
+            # Without descriptors the accept fails again at once: pause instead of spinning.
             time.sleep(0.05)
             return
         sock.setblocking(False)
@@ -179,7 +180,7 @@ class ShepherdServer:
             return
         if not self._seats.take(peer.uid, reserved=peer.uid == 0):
             if self._seldom.now(peer.uid):
-                log.warning("uid %d has too many connections: one more is refused", peer.uid)
+                log.warning("uid %d has too many connections: refused another one", peer.uid)
             os.close(pidfd)
             sock.close()
             return
@@ -196,7 +197,7 @@ class ShepherdServer:
 
     def _receive(self, connection: Connection) -> None:
         fds: list[int] = []
-        if stuck(connection.peer.uid):  # what is not taken is the kernel's to close
+        if stuck(connection.peer.uid):  # the kernel closes descriptors that are not received
             self._drop(connection, "files that it handed over cannot be closed")
             return
         try:
@@ -206,7 +207,7 @@ class ShepherdServer:
                 return
             self._take(connection, packet, fds, whole=not flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC))
         except (BlockingIOError, ConnectionResetError):
-            # Reset: it ended before it had read all that it was sent. What it sent itself can still be read.
+            # Reset: the shepherd ended before it had read all messages. Those that it sent can still be read.
             return
         except OSError as error:
             self._drop(connection, str(error))
@@ -231,11 +232,11 @@ class ShepherdServer:
             connection.status = message.status
 
     def _greet(self, connection: Connection, message: Hello, fds: list[int]) -> None:
-        """Find out who says hello; the descriptors that it passes are taken out of ``fds``."""
+        """Identify the sender of a hello; descriptors that it passes are removed from ``fds``."""
         if connection.who is not None:
             raise BadMessage("it said hello twice")
         who = self._identify(connection.peer)
-        if has_ended(connection.pidfd):  # and the number may be a shepherd's by now
+        if has_ended(connection.pidfd):  # its PID may have been reused by a shepherd
             raise NotAShepherd(f"process {connection.peer.pid} has ended")
         connection.forget()
         if who.job_id != message.job_id:
@@ -246,7 +247,7 @@ class ShepherdServer:
             self._drop(connection)
 
     def _drop(self, connection: Connection, why: str | None = None) -> None:
-        if connection not in self._connections:  # what was to be done about it has failed
+        if connection not in self._connections:  # already dropped, before a later error
             return
         peer = connection.peer
         if why is not None and self._seldom.now(peer.uid):

@@ -1,4 +1,4 @@
-"""Limits of what one user or address may ask of the agent: connections at a time, requests per second, log lines."""
+"""Limits per user or address: concurrent connections, requests per second, log lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _OTHERS = object()
 
 
 class Seats:
-    """Connections at a time, in all and by holder (a uid, an address). For one thread."""
+    """Limits concurrent connections, in total and per holder (a UID or an address). Not thread-safe."""
 
     def __init__(self, total: int, each: int) -> None:
         self._total = total
@@ -19,7 +19,7 @@ class Seats:
         self._taken: Counter[Hashable] = Counter()
 
     def take(self, holder: Hashable, *, reserved: bool = False) -> bool:
-        """``False``: no seat is left. ``reserved``: root's own, who is not kept out by what others hold."""
+        """Return ``False`` if no seat is left. ``reserved``: for root, exempt from the limits."""
         if not reserved and (self._taken.total() >= self._total or self._taken[holder] >= self._each):
             return False
         self._taken[holder] += 1
@@ -27,35 +27,36 @@ class Seats:
 
     @property
     def full(self) -> bool:
-        """Whether all are taken."""
+        """Whether all seats are taken."""
         return self._taken.total() >= self._total
 
     def held(self, holder: Hashable) -> int:
-        """How many one has."""
+        """Return the number of seats of one holder."""
         return self._taken[holder]
 
     def leave(self, holder: Hashable) -> None:
-        """Give a seat back."""
+        """Release a seat."""
         self._taken[holder] -= 1
         if self._taken[holder] <= 0:
             del self._taken[holder]
 
 
 class Pace:
-    """How often something may be done for a holder: ``burst`` times at once, ``per_s`` in the long run."""
+    """Rate limit per holder: ``burst`` at once, ``per_s`` in the long run."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic, most: int = 1024) -> None:
-        """Of more than ``most`` holders at a time the others are as one."""
+        """``most``: number of holders with a limit of their own; all others share one."""
         self._each_s = 1 / per_s
         self._ahead_s = burst / per_s
         self._clock = clock
         self._most = most
         self._paid: dict[Hashable, float] = {}
-        """Until when each has had its share."""
+        """Time until which each holder has used its share."""
         self._lock = threading.Lock()
+        """Guards the counts of holders."""
 
     def take(self, holder: Hashable) -> bool:
-        """Whether it may be done once more now."""
+        """Return whether the holder may proceed now, and count it."""
         with self._lock:
             now = self._clock()
             if holder not in self._paid and len(self._paid) >= self._most:
@@ -70,7 +71,7 @@ class Pace:
 
 
 class Seldom:
-    """Says a thing about a holder at most once in ``every_s`` seconds: a log cannot be filled from outside."""
+    """Limits log lines about a holder to one in ``every_s`` seconds, so that clients cannot flood the log."""
 
     def __init__(self, every_s: float = 10.0, clock: Callable[[], float] = time.monotonic, most: int = 1024) -> None:
         self._every_s = every_s
@@ -79,7 +80,7 @@ class Seldom:
         self._said: dict[Hashable, float] = {}
 
     def now(self, holder: Hashable) -> bool:
-        """Whether it may be said now."""
+        """Return whether a line may be logged now."""
         moment = self._clock()
         if moment - self._said.get(holder, -self._every_s) < self._every_s:
             return False

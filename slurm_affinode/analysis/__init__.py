@@ -1,1 +1,1 @@
-"""What the GPUs did, and for whom: samples joined with allocations, and what follows. It reads, and never acts."""
+"""Analysis of GPU utilization per job: GPU samples joined with allocations. Read-only."""

@@ -1,4 +1,4 @@
-"""Samples as the join takes them: blocks of rows as plain arrays, and the pieces that say whose they are."""
+"""Input of the join: samples as blocks of plain arrays, and the pieces that assign rows to devices."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis.segments import Flags, Floats, Ints
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.base.errors import UnreachableError
 
 Float32s = npt.NDArray[np.float32]
 Int32s = npt.NDArray[np.int32]
 Classes = npt.NDArray[np.uint8]
 
 BUSY, LOW, IDLE, UNKNOWN = 0, 1, 2, 3
-"""Classes of activity, as codes."""
+"""Codes of the activity classes."""
 
 PERCENT = ("util_pct",)
 FRACTIONS = ("engine_active", "sm_active", "tensor_active", "dram_active")
 UTIL, FB, POWER = "util_pct", "fb_used_mib", "power_w"
 COLUMNS = ("time", *PERCENT, *FRACTIONS, FB, POWER)
-"""What the join reads of a sample."""
+"""Columns of a sample that the join reads."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """Values of one metric; NaN where missing. A metric that is missing in the whole block has no column."""
+class BlockColumn:
+    """Values of one metric, NaN if missing. A metric without any value in the block has no column."""
 
     values: Float32s
     complete: bool
-    """Whether no value is missing."""
+    """True if no value is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The rows of one device in one part, as columns; in the order of the rows, which they cover without a hole."""
+    """Ranges of rows, one per device and part, as columns, in row order. Together they cover all rows."""
 
     device: Ints
     row: Ints
     """First row."""
     end: Ints
-    """Row behind the last."""
+    """Row after the last."""
     step: Ints
-    """Sampling step, ms."""
+    """Sampling interval, ms."""
     limit: Floats
-    """Longest distance of two samples that is no gap, ms."""
+    """Longest distance between two samples that is not a gap, ms."""
     next_time: Ints
-    """Time of the device's first sample behind this piece; ``FAR`` where there is none."""
+    """Time of the device's first sample after this piece; ``FAR`` if there is none."""
     first_time: Ints
     reach: Ints
-    """Time of the last sample plus the longest that it can count."""
+    """Time of the last sample plus the longest time that it can count."""
 
     def __len__(self) -> int:
         return len(self.device)
@@ -62,18 +62,18 @@ class Block:
     """Consecutive rows."""
 
     row: int
-    """Number of the first."""
+    """Number of the first row."""
     time: Ints
-    columns: Mapping[str, Column]
+    columns: Mapping[str, BlockColumn]
     next_time: int
-    """Time of the row behind the block, where that belongs to the same piece; else of no meaning."""
+    """Time of the row after the block. Defined only if that row belongs to the same piece."""
 
     def __len__(self) -> int:
         return len(self.time)
 
 
 class OutOfOrderError(UnreachableError):
-    """The samples of a block are not as its pieces say: a file is damaged."""
+    """The samples of a block contradict its pieces: a file is damaged."""
 
     def __init__(self, row: int) -> None:
         """``row``: the number of the first row of the block."""
@@ -85,24 +85,24 @@ class OutOfOrderError(UnreachableError):
 
 
 class Scratch:
-    """Memory for values per sample that is used again block after block; for one thread.
+    """Buffers for values per sample, reused for every block by one thread.
 
-    Memory that is given back to the system and taken again costs more than what is computed in it.
+    Returning memory to the system and allocating it again costs more than the computation.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[str, npt.NDArray[np.generic]] = {}
 
     def floats(self, name: str, count: int) -> Float32s:
-        """An array of ``count`` 32-bit floats, of any content."""
+        """Return an uninitialized array of ``count`` 32-bit floats."""
         return self._array(name, count, np.float32)  # type: ignore[return-value]
 
     def ints(self, name: str, count: int) -> Int32s:
-        """An array of ``count`` 32-bit integers, of any content."""
+        """Return an uninitialized array of ``count`` 32-bit integers."""
         return self._array(name, count, np.int32)  # type: ignore[return-value]
 
     def flags(self, name: str, count: int) -> Flags:
-        """An array of ``count`` truth values, of any content."""
+        """Return an uninitialized array of ``count`` booleans."""
         return self._array(name, count, np.bool_)  # type: ignore[return-value]
 
     def _array(self, name: str, count: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:

@@ -1,4 +1,4 @@
-"""Published statements set beside computed figures: does the data bear them out at the precision they were printed?"""
+"""Comparison of published statements with computed figures, at the precision in which they were printed."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 BORNE_OUT = "borne-out"
 OTHER_RECIPE = "other-recipe"
-"""The data gives another number; the published one comes out by a recipe that is named."""
+"""The data gives another number; a different recipe, which is named, reproduces the published one."""
 NOT_BORNE_OUT = "not-borne-out"
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One published statement and what the data says. Numbers are in ``unit``; None is unknown."""
+    """One published statement and the figure computed from the data. Numbers are in ``unit``; None is unknown."""
 
     id: str
     finding: str
-    """Which part of the page it belongs to."""
+    """Section of the page that shows the claim."""
     text: str
     source: str
     measure: str
@@ -32,13 +32,13 @@ class Claim:
     published: float
     computed: float | None
     verdict: str
-    """One of the four words above."""
+    """One of the four verdicts above."""
     note: str | None = None
     other_recipe: str | None = None
     other_computed: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As ``summary.json`` has it."""
+        """Return the entry of ``summary.json``."""
         keys = ("id", "text", "source", "measure", "unit", "published", "computed", "verdict", "note")
         found = {key: getattr(self, key) for key in keys}
         if self.other_recipe is not None:
@@ -47,13 +47,13 @@ class Claim:
 
 
 def load(name: str) -> Mapping[str, Any]:
-    """The table ``NAME_claims.toml`` beside this module."""
+    """Load ``NAME_claims.toml`` from the package."""
     text = files("slurm_affinode.analysis").joinpath(f"{name}_claims.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
 def judge(table: Mapping[str, Any], figures: Mapping[str, Any]) -> tuple[Claim, ...]:
-    """Every claim of the table set beside ``figures``, the values of a summary by name."""
+    """Compare every claim of the table with ``figures``, the values of a summary by name."""
     sources: Mapping[str, str] = table["sources"]
     return tuple(_judge(entry, sources, figures) for entry in table["claim"])
 
@@ -82,8 +82,8 @@ def _scaled(value: object, scale: float) -> float | None:
 
 
 def agrees(computed: float, published: float, decimals: int) -> bool:
-    """True where ``computed``, rounded half up to the printed digits, is ``published``."""
+    """Return whether ``computed``, rounded half up to ``decimals`` digits, equals ``published``."""
     step = Decimal(1).scaleb(-decimals)
-    # through repr of 12 digits: 0.6685 x 100 must not round by its last binary digit
+    # Format with 12 digits first: the rounding of 0.6685 x 100 must not depend on its last binary digit.
     rounded = Decimal(f"{computed:.12g}").quantize(step, rounding=ROUND_HALF_UP)
     return rounded == Decimal(repr(published)).quantize(step)

@@ -1,8 +1,8 @@
-"""GPU memory that stays held while no job has the GPU, from the stored history and accounting.
+"""GPU memory that remains in use while no job has the GPU, from stored samples and accounting.
 
-A GPU is looked at from the end of the last run that had it, or may have had it: a run on its node whose GPUs are not
-all known, or that has a part of one. Its memory has to be held in every sample since then for at least the window, up
-to the end of the interval or of what accounting knows. Whose it is, a history of GPUs does not show.
+A GPU is checked from the end of the last run that had it or may have had it: a run on its node with unknown GPUs or
+with part of a GPU. Its memory must be in use in every sample since then, for at least the window, up to the end of the
+interval or of known accounting. GPU metrics do not show which process owns the memory.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import polars as pl
 
 from slurm_affinode.analysis import squatters
 from slurm_affinode.analysis.runs import epoch_ms
-from slurm_affinode.analysis.squatters import MIB_PER_GIB, Held
-from slurm_affinode.core.spans import span
-from slurm_affinode.history.schema import busiest
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.analysis.squatters import MIB_PER_GIB, HeldGpus
+from slurm_affinode.base.text import span
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import busiest
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, NodeRef
 
 SETTLE_MS = 120_000
-"""A GPU may be held so long after its job: the driver and the epilog free it."""
+"""Time allowed for the driver and the epilog to free a GPU after its job."""
 PARTS = r"gres/(shard|mps)[:=]"
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What counts as held, and for how long."""
+class LeftoverSearch:
+    """Thresholds and context of the search for leftover memory."""
 
     free_mib: float
-    """What a driver keeps for itself on a GPU that nobody uses."""
+    """Memory that the driver uses on an unused GPU."""
     window_s: float
     known_until: datetime
-    """So far accounting knows of jobs."""
+    """Time up to which accounting is known."""
     xids: Mapping[int, str]
-    """Number -> what it means."""
+    """XID -> meaning."""
     nodes: Collection[str] = ()
-    """Names of nodes that are the cluster's, besides those on which jobs ran."""
+    """Names of further nodes of the cluster, besides those on which jobs ran."""
 
 
-def find(held: Held, history: SampleStore, rule: Rule) -> list[Finding]:
-    """Findings ``orphan-memory``."""
+def find(held: HeldGpus, history: SampleStore, rule: LeftoverSearch) -> list[Finding]:
+    """Return the ``orphan-memory`` findings."""
     query = held.query
     until = min(query.until, rule.known_until)
     free = _free(held, until, rule.nodes).filter(pl.col("free_ms") + int(rule.window_s * 1000) <= epoch_ms(until))
@@ -64,8 +64,8 @@ def find(held: Held, history: SampleStore, rule: Rule) -> list[Finding]:
     return [_finding(row, rule) for row in lasting.sort("node", "gpu").iter_rows(named=True)]
 
 
-def _free(held: Held, until: datetime, names: Collection[str]) -> pl.DataFrame:
-    """``at``, ``device``, ``free_ms``: whole GPUs of nodes that accounting knows, and since when no run has them."""
+def _free(held: HeldGpus, until: datetime, names: Collection[str]) -> pl.DataFrame:
+    """Return the whole GPUs of known nodes, with ``at``, ``device`` and ``free_ms`` (no run has had it since then)."""
     until_ms = epoch_ms(until)
     table = held.devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     runs = held.runs.filter(pl.col("start_ms") < until_ms)
@@ -102,7 +102,7 @@ def _seen(  # noqa: PLR0917
     free_mib: float,
     floors_pct: Mapping[str, float],
 ) -> pl.DataFrame:
-    """``free`` with what its samples show since each GPU is free."""
+    """Return ``free`` joined with the samples' figures since each GPU became free."""
     begin = datetime.fromtimestamp(max(epoch_ms(since), int(free["free_ms"].min() or 0)) / 1000, UTC)  # type: ignore[arg-type]
     ms, fb = pl.col("ms"), pl.col("fb_used_mib")
     seen = (
@@ -127,7 +127,7 @@ def _seen(  # noqa: PLR0917
     )
 
 
-def _finding(row: dict[str, Any], rule: Rule) -> Finding:
+def _finding(row: dict[str, Any], rule: LeftoverSearch) -> Finding:
     window_s, gib, xid = (row["to_ms"] - row["since_ms"]) / 1000, row["last_fb"] / MIB_PER_GIB, row["xid"]
     said = (
         "no XID was reported" if xid == 0 else f"XID {xid}: {rule.xids.get(xid, 'see the documentation of the driver')}"

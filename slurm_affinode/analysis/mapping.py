@@ -1,7 +1,7 @@
-"""The GPUs of each run: by labels of the metrics, by recorded IDs, by whole nodes; else unknown.
+"""Map runs to GPUs by job labels of the metrics, recorded GPU IDs, or whole nodes.
 
-Evidence counts per node and GPU. Labels and records name GPUs; a whole node is a conclusion from counts, drawn only
-where the number of GPUs of the node is known.
+Evidence is evaluated per node and GPU. Labels and records name GPUs; a whole node is inferred from counts, and only if
+the node's number of GPUs is known. Otherwise the run's GPUs are unknown.
 """
 
 from __future__ import annotations
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 import polars as pl
 
 from slurm_affinode.analysis.samples import Index
-from slurm_affinode.history.identity import pci_address
-from slurm_affinode.slurm import jobid
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, conform
+from slurm_affinode.metrics.identity import pci_address
+from slurm_affinode.slurm import identifiers
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, conform
 
 MATCH = {"run": pl.Int64(), "at": pl.Int64(), "weight": pl.Int64()}
-"""A run, a row of the device table, and how much speaks for the pair (labelled samples)."""
+"""A run, a row of the device table, and the weight of the evidence for the pair (number of labeled samples)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """Runs and their GPUs."""
+    """Runs mapped to GPUs."""
 
     pairs: pl.DataFrame
-    """``run``, ``at``, ``mapping``: each pair once."""
+    """``run``, ``at``, ``mapping``; no duplicates."""
     mismatches: pl.DataFrame
-    """``job``, ``node``, ``first``, ``last``, ``rows``: labels that no run of accounting fits, or that name more GPUs
+    """``job``, ``node``, ``first``, ``last``, ``rows``: labels that match no run of accounting, or that name more GPUs
     than the run has."""
     spans: pl.DataFrame
-    """``run``, ``at``, ``first_ms``, ``last_ms``: from when to when labels state the pair."""
+    """``run``, ``at``, ``first_ms``, ``last_ms``: time span of the labels for the pair."""
     left_out: pl.Series
     """Rows of the device table that are parents of MIG instances."""
 
 
 def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """``devices`` without the cluster's name, where history and accounting each know one cluster by another name.
+    """Return ``devices`` with accounting's cluster name, if metrics and accounting each name one, but differently.
 
-    Exporters seldom know what Slurm calls the cluster; with one on each side there is nothing to confuse.
+    Exporters rarely know Slurm's name of the cluster. With one cluster on each side the match is unambiguous.
     """
     seen, said = devices["cluster"].drop_nulls().unique(), runs["cluster"].drop_nulls().unique()
     if len(seen) == 1 and len(said) == 1 and seen[0] != said[0]:
@@ -48,7 +48,7 @@ def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
 def of_index(
     index: Index, runs: pl.DataFrame, nodes: pl.DataFrame, allocation_gpus: pl.DataFrame
 ) -> tuple[pl.DataFrame, Mapped]:
-    """Return the devices of ``index`` under accounting's name of their cluster, and ``find`` for them."""
+    """Return the devices of ``index`` with accounting's name of their cluster, and the mapping of runs to them."""
     devices, earlier = one_cluster(index.devices, runs), one_cluster(index.earlier, runs)
     return devices, find(runs, nodes, devices, earlier, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
 
@@ -63,8 +63,8 @@ def find(  # noqa: PLR0917 - the kinds of evidence
 ) -> Mapped:
     """Map ``runs`` (``runs.prepare``) to ``devices`` (``DEVICES``; the row number is ``at``).
 
-    ``nodes``: ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``labels``: the job
-    labels of the metrics with ``at``; ``recorded``: ``ALLOCATION_GPUS``.
+    ``nodes``: from ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``labels``: job
+    labels of the metrics, with ``at``; ``recorded``: ``ALLOCATION_GPUS``.
     """
     table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     parents = _parents(table)
@@ -80,10 +80,10 @@ def find(  # noqa: PLR0917 - the kinds of evidence
 
 
 def _named(labelled: pl.DataFrame, recorded: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """``run``, ``at``, ``mapping``: the labelled pairs, and recorded ones where labels leave room for them.
+    """Return ``run``, ``at``, ``mapping`` of the labeled pairs, and of recorded pairs beyond the labeled ones.
 
-    On a node a run has as many GPUs as labels or records name there, whichever are more: where they name different
-    ones, labels count.
+    On each node, the run's number of GPUs is the larger of the numbers that labels and records name. If these name
+    different GPUs, labels take precedence.
     """
     both = pl.concat(
         [
@@ -105,7 +105,7 @@ def _named(labelled: pl.DataFrame, recorded: pl.DataFrame, runs: pl.DataFrame, t
 
 
 def _parents(table: pl.DataFrame) -> pl.DataFrame:
-    """``at``, ``from``, ``to``: whole-GPU series of GPUs that had MIG instances, and when."""
+    """Return ``at``, ``from``, ``to``: whole-GPU series of GPUs that had MIG instances, and when they had them."""
     children = table.filter(pl.col("mig").is_not_null())
     wholes = table.filter(pl.col("mig").is_null())
     found = [
@@ -118,7 +118,7 @@ def _parents(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def _without(pairs: pl.DataFrame, runs: pl.DataFrame, parents: pl.DataFrame) -> pl.DataFrame:
-    """``pairs`` less those with a parent while it was divided."""
+    """Drop the pairs with a parent GPU that had MIG instances during the run."""
     if parents.is_empty():
         return pairs
     hit = (
@@ -132,13 +132,13 @@ def _without(pairs: pl.DataFrame, runs: pl.DataFrame, parents: pl.DataFrame) -> 
 
 
 def _at_most_gpus(pairs: pl.DataFrame, runs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """No more GPUs than accounting says, those with the most evidence; the pairs beyond apart."""
+    """Split pairs into the run's number of GPUs by accounting, those with the most evidence first, and the rest."""
     ranked = (
         pairs.join(runs.select("run", "gpus"), on="run", maintain_order="left")
         .sort("run", "weight", "at", descending=[False, True, False])
         .with_columns(pl.int_range(pl.len()).over("run").alias("rank"))
     )
-    # No count, or none of a whole GPU (gres/shard, MPS): the source is all there is.
+    # Accounting has no count, or no whole GPU (gres/shard, MPS): keep every pair.
     fits = (pl.col("gpus").fill_null(0) == 0) | (pl.col("rank") < pl.col("gpus"))
     return ranked.filter(fits).select(*MATCH), ranked.filter(~fits).select(*MATCH)
 
@@ -152,13 +152,13 @@ def _as_mismatches(beyond: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame
 def by_labels(
     runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, labels: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Pairs that the labels state, and the labels that fit no run.
+    """Return the labeled pairs, and the labels that match no run.
 
-    A label is a raw id, or an id as people write it (``123_4``, ``123+1``, with a step). It fits a run that has this
-    id, in the same cluster, on this node, at a time at which the label was seen. A plain number that is no raw id
-    there is taken for the id of an array or a heterogeneous job.
+    A label is a raw job ID or a job ID as Slurm displays it (``123_4``, ``123+1``, with a step). It matches a run with
+    this ID in the same cluster, on the same node, while the label was present. A plain number that is not a raw job ID
+    there is the ID of an array or a heterogeneous job.
     """
-    parts = pl.col("job").str.extract_groups(jobid.PATTERN)
+    parts = pl.col("job").str.extract_groups(identifiers.PATTERN)
     said = (
         labels.with_row_index("label")
         .join(table.select("at", "cluster", "node"), on="at", maintain_order="left")
@@ -189,7 +189,10 @@ def by_labels(
 def _fits(
     labels: pl.DataFrame, runs: pl.DataFrame, nodes: pl.DataFrame, left: list[str], right: list[str]
 ) -> pl.DataFrame:
-    """``label``, ``run``, ``at``, ``rows``, ``first_ms``, ``last_ms`` where id, cluster, node and time agree."""
+    """Return ``label``, ``run``, ``at``, ``rows``, ``first_ms``, ``last_ms`` of matches in ID, cluster, node and time.
+
+    ``left``, ``right``: the ID columns of ``labels`` and ``runs``.
+    """
     columns = ["run", "cluster", "begin_ms", "finish_ms", *right]
     candidates = labels.join(runs.select(columns), left_on=left, right_on=right, suffix="_run").filter(
         _same_cluster("cluster", "cluster_run")
@@ -204,7 +207,7 @@ def _same_cluster(one: str, other: str) -> pl.Expr:
 
 
 def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:
-    """``candidates`` (``run``, ``node``) whose node is one of the run's; a node that is not known may be any."""
+    """Keep the ``candidates`` (``run``, ``node``) on a node of the run; an unknown node matches any."""
     unsaid = candidates.filter(pl.col("node").is_null()).select(candidates.columns)
     nowhere = candidates.filter(pl.col("node").is_not_null()).join(nodes, on="run", how="anti")
     there = candidates.join(nodes, on=["run", "node"], how="semi")
@@ -214,11 +217,11 @@ def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame
 def by_record(
     runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, recorded: pl.DataFrame, parents: pl.DataFrame
 ) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Pairs that recorded GPU ids (UUID, also of a MIG instance; PCI address; index on the node) state; and ``run``,
-    ``node``, ``gpus``: how many GPUs of the node records name, with or without samples.
+    """Return the pairs from recorded GPU IDs, and ``run``, ``node``, ``gpus``: GPUs that records name on each node.
 
-    Not those that leave open which GPUs a run had: more ids than it has GPUs (those of several runs of a job, without
-    their starts), or the id of a GPU with more MIG instances than that.
+    An ID is a UUID (also of a MIG instance), a PCI address or an index on the node. The counts include GPUs without
+    samples. Ambiguous records are skipped: more IDs than the run has GPUs (several runs of a job, recorded without
+    start times), or the ID of a GPU with more MIG instances than that.
     """
     if recorded.is_empty():
         return pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED)
@@ -244,13 +247,13 @@ def by_record(
         )
         for name in ("uuid", "pci", "index")
     ]
-    # The number of an instance on its GPU is no index.
+    # Only UUIDs: an instance's number on its GPU is not an index on the node.
     instances = table.filter(pl.col("mig").str.starts_with("MIG-"))
     ways.append(
         instances.select("at", "cluster", "node", "first", "last", pl.col("mig").str.to_uppercase().alias("mark"))
     )
     known = pl.concat(ways).drop_nulls("mark")
-    # A record without a node can only name a GPU by its UUID; an index or an address says nothing then.
+    # Without a node, only a UUID identifies a GPU; an index or a PCI address does not.
     unsaid = wanted.filter(pl.col("node").is_null() & pl.col("mark").str.contains("^(?:GPU|MIG)-"))
     met = pl.concat(
         [
@@ -270,7 +273,7 @@ def by_record(
 
 
 def _left_open(met: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """``run`` of those whose records (``run``, ``at``, ``node``, ``mark``) do not tell which GPUs they had."""
+    """Return the runs with ambiguous records. ``met``: matched records (``run``, ``at``, ``node``, ``mark``)."""
     instance = table.select("at", pl.col("mig").is_not_null().alias("instance"), pl.col("node").alias("of"))
     said = (
         met.join(instance, on="at")
@@ -296,7 +299,7 @@ def _mark(gpu: str) -> str:
 
 
 def _seen_during() -> pl.Expr:
-    """Whether samples of the device (``first``, ``last``) touch the run (``start_ms``, ``end_ms``)."""
+    """True if the samples of the device (``first``, ``last``) overlap the run (``start_ms``, ``end_ms``)."""
     return (pl.col("first").dt.epoch("ms") < pl.col("end_ms")) & (pl.col("last").dt.epoch("ms") >= pl.col("start_ms"))
 
 
@@ -309,11 +312,12 @@ def by_whole_node(  # noqa: PLR0917
     known: pl.DataFrame,
     recorded_there: pl.DataFrame,
 ) -> pl.DataFrame:
-    """Pairs of runs that had every GPU of a node to themselves: of nodes on which ``known`` (``run``, ``at``) and
-    ``recorded_there`` (``run``, ``node``, ``gpus``) name none of the run's GPUs.
+    """Return the pairs of runs that had every GPU of a node.
 
-    The GPUs of a node are the places that samples of the interval and of the days before it (``earlier``) show. Where
-    accounting or a record shows more GPUs than that, their number is not known, and so are the run's.
+    Only nodes without a GPU named by ``known`` (``run``, ``at``) or ``recorded_there`` (``run``, ``node``, ``gpus``)
+    are considered. The GPUs of a node are the slots with samples in the interval or in the days before it
+    (``earlier``). If accounting or a record shows more GPUs than that, their number is unknown, and so are the run's
+    GPUs.
     """
     seen = known.join(table.select("at", "node"), on="at").group_by("run", "node")
     named = pl.concat([seen.agg(pl.len().cast(pl.Int64).alias("gpus")), recorded_there])
@@ -332,7 +336,7 @@ def by_whole_node(  # noqa: PLR0917
     )
     if places.is_empty() or table.is_empty():
         return pl.DataFrame(schema=MATCH)
-    # Devices of the days before have the numbers behind those of the interval.
+    # Devices seen only in earlier days are numbered after those of the interval.
     before = earlier.join(table, on="device", how="anti").with_row_index("at", offset=table.height)
     every = pl.concat([table, before.with_columns(pl.col("at").cast(pl.Int64)).select(table.columns)])
     every = every.join(_slots(every), on="at")
@@ -368,10 +372,10 @@ def by_whole_node(  # noqa: PLR0917
 
 
 def _slots(every: pl.DataFrame) -> pl.DataFrame:
-    """``at``, ``place``, ``slot``: where on its node each device is. A GPU that replaces another has its slot.
+    """Return ``at``, ``place``, ``slot`` of each device. A replacement GPU has the slot of its predecessor.
 
-    The place is the PCI address, else the index, else the UUID. Two devices that were sampled at the same time are two
-    GPUs, also where the metrics give them one index, as happens when indices shift behind a GPU that was lost.
+    The place is the PCI address, else the index, else the UUID. Two devices sampled at the same time are two GPUs, even
+    if the metrics give them the same index, as happens when indices shift after the loss of a GPU.
     """
     where = ["cluster", "node"]
     by_index = (
@@ -393,10 +397,10 @@ def _slots(every: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
-    """One row of ``met`` per run, node and GPU that was there: of those with samples during the run the one that the
-    run overlaps for longest; else the newest.
+    """Return one row of ``met`` per run, node and GPU slot.
 
-    A GPU that was divided, or is divided since, is not there a second time.
+    It is the device with samples during the run and the longest overlap, else the newest device. A GPU is counted once,
+    even if it was divided into MIG instances before or after.
     """
     overlap = pl.min_horizontal(pl.col("last").dt.epoch("ms"), "end_ms") - pl.max_horizontal(
         pl.col("first").dt.epoch("ms"), "start_ms"
@@ -413,10 +417,10 @@ def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
 
 
 def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
-    """``cluster``, ``node``, ``least``: so many GPUs a node has at least.
+    """Return ``cluster``, ``node``, ``least``: the minimum number of GPUs of a node.
 
-    By accounting, as many as the runs on this node alone had at the same time; by records, as many as a run had there,
-    and as the highest index says.
+    By accounting: the GPUs allocated at the same time to runs on only this node. By records: the GPUs of one run on
+    the node, and the highest index + 1.
     """
     alone = nodes.filter(pl.len().over("run") == 1).join(
         runs.filter(pl.col("gpus") > 0).select("run", "cluster", "gpus", "start_ms", "end_ms"), on="run"
@@ -427,7 +431,7 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> p
             alone.select("cluster", "node", pl.col("end_ms").alias("ms"), (-pl.col("gpus")).alias("change")),
         ]
     )
-    # At the same moment a run ends before another begins.
+    # At equal times, ends sort before starts.
     held = changes.sort("cluster", "node", "ms", "change").with_columns(
         pl.col("change").cum_sum().over("cluster", "node").alias("least")
     )
@@ -450,7 +454,7 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> p
 
 
 def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """``run``, ``node``, ``crowded``: whether another run with GPUs was on the node at the same time."""
+    """Return ``run``, ``node``, ``crowded``: whether another run with GPUs was on the node at the same time."""
     mapped = pl.col("run").is_in(taken["run"].unique().implode())
     with_gpus = runs.filter((pl.col("gpus").fill_null(0) > 0) | mapped)
     stays = (

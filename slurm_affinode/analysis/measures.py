@@ -1,4 +1,4 @@
-"""From sums per cell to measures per run, user, account, partition, QOS, node and GPU model."""
+"""Measures per run, user, account, partition, QOS, node and GPU model, from sums per cell."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis.join import SUMS
+from slurm_affinode.analysis.join.array_join import SUMS
 from slurm_affinode.analysis.prices import PriceTable
-from slurm_affinode.analysis.result import MEASURES
+from slurm_affinode.analysis.result import MEASURES, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints, ranges
-from slurm_affinode.analysis.totals import Totals
 
 MS_PER_HOUR = 3_600_000.0
 MIB_PER_GIB = 1024.0
 
 _OWNERS = 4096
-"""Allocations whose sums are added up together."""
+"""Number of allocations summed at a time."""
 _BY_MAPPING = {"labels": "labels_ms", "recorded": "recorded_ms", "whole-node": "whole_node_ms"}
 _ADDED = ("allocated_ms", *_BY_MAPPING.values(), *SUMS, "windows")
 
 
 def owner_pairs(cells: Cells) -> tuple[Ints, Ints, Floats]:
-    """Cell, allocation and share (1 / sharers) of each pair of a cell and an allocation that holds it."""
+    """Return cell, allocation and share (1 / sharers) for each allocation that holds a cell."""
     cell = np.repeat(np.arange(len(cells), dtype=np.int64), cells.sharers)
     return cell, cells.owners, 1.0 / cells.sharers[cell]
 
 
 def partly_pairs(totals: Totals, cells: Cells, allocations: Allocations) -> tuple[Ints, Ints, Floats]:
-    """Row of ``totals.partly_*``, allocation and share of each pair of such a row and a sharer that gets of it."""
+    """Return row of ``totals.partly_*``, allocation and share for each sharer entitled to part of such a row."""
     count = cells.sharers[totals.partly_cell]
     row = np.repeat(np.arange(len(count), dtype=np.int64), count)
     owner = cells.owners[ranges(cells.owner_offset[totals.partly_cell], count)]
@@ -38,8 +37,11 @@ def partly_pairs(totals: Totals, cells: Cells, allocations: Allocations) -> tupl
 
 
 def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl.DataFrame:
-    """One row per allocation, in their order: ``run``, ``at``, ``held_ms`` (its share of the device's time) and the
-    allocation's share of ``SUMS``; ``fb_peak`` (MiB, None: unknown), ``windows``, ``longest_ms``."""
+    """Return one row per allocation, in the same order.
+
+    Columns: ``run``, ``at``, ``held_ms`` (share of the device's time), the allocation's share of ``SUMS``, ``fb_peak``
+    (MiB; None if unknown), ``windows``, ``longest_ms``.
+    """
     count = len(allocations)
     cell, owner, share = owner_pairs(cells)
     row, partly_owner, partly_share = partly_pairs(totals, cells, allocations)
@@ -56,12 +58,12 @@ def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl
 
 
 def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) -> tuple[list[Floats], Floats]:
-    """Of ``count`` owners, their shares of each of ``SUMS``, and the largest of their peaks, NaN where none is known.
+    """Return the shares of ``count`` owners in each of ``SUMS``, and their peaks (NaN if unknown).
 
-    ``cell``, ``owner``, ``share``: see ``owner_pairs``.
+    ``cell``, ``owner``, ``share``: from ``owner_pairs``.
     """
     sums, peak = [np.zeros(count) for _ in SUMS], np.full(count, np.nan)
-    # Sorted by owner, to be added up row by row, which is how they lie in memory; some at a time, within the caches.
+    # Sorted by owner, so that sums follow the memory layout (row by row), in batches that fit into the caches.
     order = np.argsort(owner, kind="stable")
     by = owner[order]
     first = np.flatnonzero(np.append(True, by[1:] != by[:-1])) if len(by) else by
@@ -74,7 +76,7 @@ def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) 
             at = begins - begins[0]
             shares, peaks = np.add.reduceat(shares, at, axis=0), np.fmax.reduceat(peaks, at)
         to = by[begins]
-        # Nearly always they follow one another, and a slice is filled twice as fast.
+        # The owners are almost always consecutive, and a slice is filled twice as fast.
         where = slice(to[0], to[-1] + 1) if to[-1] - to[0] + 1 == len(to) else to
         peak[where] = peaks
         for own, values in zip(sums, shares.T, strict=True):
@@ -90,11 +92,10 @@ def breakdown(  # noqa: PLR0917
     devices: pl.DataFrame,
     prices: PriceTable,
 ) -> pl.DataFrame:
-    """One row per run, node and GPU model, and one for what of a run's GPUs is not found on a node (``lacking``: so
-    many GPUs).
+    """Return one row per run, node and GPU model, plus rows for GPUs mapped to no device (their number: ``lacking``).
 
-    ``shares``: ``per_allocation``; ``pairs``: ``Mapped.pairs``; ``runs``: ``runs.prepare``, those that the report is
-    about.
+    ``shares``: from ``per_allocation``; ``pairs``: ``Mapped.pairs``; ``runs``: the runs of ``runs.prepare`` covered by
+    the report.
     """
     where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
     about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
@@ -124,22 +125,22 @@ def breakdown(  # noqa: PLR0917
 
 
 def _model() -> pl.Expr:
-    """The model as reports name it: a MIG instance is not the GPU that it is a slice of."""
+    """Return the model name used in reports; a MIG instance has a model of its own."""
     instance = pl.concat_str(pl.col("model"), pl.lit(" MIG "), pl.col("mig_profile"))
     return pl.when(pl.col("mig").is_not_null()).then(pl.coalesce(instance, "model")).otherwise(pl.col("model"))
 
 
 def _models_of_nodes(devices: pl.DataFrame) -> pl.DataFrame:
-    """The model of the nodes whose GPUs are all of one."""
+    """Return the GPU model of each node with a single model."""
     models = devices.group_by("cluster", "node").agg(_model().drop_nulls().unique().alias("model"))
     return models.filter(pl.col("model").list.len() == 1).with_columns(pl.col("model").list.first())
 
 
 def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, models: pl.DataFrame) -> pl.DataFrame:
-    """The GPUs of runs that are mapped to no device, spread over the run's nodes.
+    """Distribute the GPUs of runs that are mapped to no device over the run's nodes.
 
-    A node gets what it lacks of an equal share of the run's GPUs; what the nodes lack together is scaled to what the
-    run lacks.
+    Each node is assigned its shortfall from an equal share of the run's GPUs; the shortfalls are scaled to the number
+    of GPUs that the run lacks.
     """
     have = found.group_by("run").agg(pl.col("devices").sum(), _joined_models())
     lacking = (
@@ -185,21 +186,21 @@ def _priced(every: pl.DataFrame, prices: PriceTable) -> pl.DataFrame:
 
 
 def _over(value: pl.Expr, unit: float) -> pl.Expr:
-    """``value / unit``, correctly rounded.
+    """Return ``value / unit``, correctly rounded.
 
-    Polars multiplies by the reciprocal where it divides a column by a constant: an hour were 0.9999999999999999 hours.
+    Polars divides a column by a constant by multiplying with the reciprocal: one hour would become 0.9999999999999999.
     """
     return value / (value * 0 + unit)
 
 
 def aggregate(frame: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """``by``, ``jobs`` (runs) and ``MEASURES`` of rows of ``breakdown``; most idle hours first."""
+    """Aggregate rows of ``breakdown`` to ``by``, ``jobs`` (runs) and ``MEASURES``; most idle hours first."""
     sums = [
         pl.col("run").n_unique().cast(pl.Int64).alias("jobs"),
         *(pl.col(name).sum() for name in _ADDED),
         pl.col("fb_peak").max(),
         pl.col("longest_ms").max(),
-        # A sum of nothing but nulls is null: there is no price.
+        # A sum of nulls only is null: no price is known.
         *(pl.when(pl.col(n).count() > 0).then(pl.col(n).sum()).otherwise(None).alias(n) for n in ("cost", "idle_cost")),
     ]
     grouped = frame.group_by(by, maintain_order=True).agg(sums) if by else frame.select(sums)
@@ -227,7 +228,7 @@ def _measures() -> Mapping[str, pl.Expr]:
         return pl.when(known > 0).then(value).otherwise(None)
 
     def state(ms: pl.Expr) -> pl.Expr:
-        """Of what was not measured nobody knows how much was idle; where nothing was allocated, nothing was."""
+        """Return hours in a state; null if time was allocated but nothing was measured."""
         return pl.when((measured > 0) | (col("allocated_ms") == 0)).then(hours(ms)).otherwise(None)
 
     return {
@@ -259,7 +260,7 @@ def _measures() -> Mapping[str, pl.Expr]:
 
 
 def per_run(frame: pl.DataFrame) -> pl.DataFrame:
-    """``run``, ``gpu_model`` and ``MEASURES`` of each run."""
+    """Return ``run``, ``gpu_model`` and ``MEASURES`` of each run."""
     return aggregate(frame, ["run"]).join(
         frame.group_by("run").agg(_joined_models("gpu_model")), on="run", how="left", maintain_order="left"
     )

@@ -1,13 +1,14 @@
-"""Jobs whose shape does not fit what they do: rules over accounting and, where there is one, the GPU history.
+"""Jobs whose shape does not fit their work: rules over accounting and, where available, GPU samples.
 
-Each rule is a filter over one row per run, and needs at least two things to be true; what is not known makes the rule
-silent for that run. A job in which a GPU was idle is left to ``squatters``: its shape is not the first thing to change.
+Each rule is a filter over one row per run and requires at least two conditions; an unknown value disables the rule for
+that run. Jobs with an idle GPU are left to ``squatters``. Users whose jobs together used little of their allocations
+over a period are listed as well.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -15,34 +16,111 @@ from typing import Any
 
 import polars as pl
 
-from slurm_affinode.analysis.misfit_users import cpu_users, gpu_users, met
 from slurm_affinode.analysis.prices import normalized
-from slurm_affinode.analysis.squatters import Held, run_ref
-from slurm_affinode.core.spans import span
-from slurm_affinode.model.finding import Evidence, Finding, JobRef
-from slurm_affinode.slurm.schema import TIME
-from slurm_affinode.zombieconfig import MisfitConfig, NodeClass
+from slurm_affinode.analysis.squatters import HeldGpus, run_ref
+from slurm_affinode.base.config import MisfitConfig, NodeClass
+from slurm_affinode.base.text import span
+from slurm_affinode.model.finding import Evidence, Finding, JobAttempt
+from slurm_affinode.slurm.accounting.schema import TIME
+
+Row = dict[str, Any]
+
+
+def met(  # noqa: PLR0917
+    dimension: str, value: float | str, unit: str, threshold: str, weight: float, text: str
+) -> Evidence:
+    """Return evidence that is met."""
+    return Evidence(dimension, value, unit, threshold, weight, text, met=True)
+
+
+def gpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
+    """Yield users with low GPU activity, among those with the most GPU-hours."""
+    gpu_h = (pl.col("gpus") * (pl.col("end_ms") - pl.col("start_ms")) / 3.6e6).sum()
+    of_gpus = rows.filter(pl.col("gpus").fill_null(0) > 0)
+    for row, whole in _largest(of_gpus, gpu_h, config, at_least=config.user_min_gpu_hours):
+        if not row["measured_gpu_s"]:
+            continue
+        measured_h = row["measured_gpu_s"] / 3600
+        mean = row["activity_pct_s"] / row["measured_gpu_s"]
+        if mean > config.user_efficiency_pct:
+            continue
+        share = f", {row['hours'] / whole:.0%} of all" if whole else ""
+        yield _of_user("low-efficiency-user", row, until, (
+            met("compute", mean, "%", f"at most {config.user_efficiency_pct:g} %", 0.6,
+                 f"mean activity {mean:.0f} % in {measured_h:.0f} measured GPU-hours"),
+            met("time", row["hours"], "GPU-hours", f"at least {config.user_min_gpu_hours:g}", 0.4,
+                 f"{row['hours']:.0f} GPU-hours in {_jobs(row)}{share}"),
+        ), "See slurm-affinode report --user for the jobs that weigh most.")  # fmt: skip
+
+
+def cpu_users(rows: pl.DataFrame, config: MisfitConfig, until: datetime) -> Iterator[Finding]:
+    """Yield users with low CPU utilization, based on ended jobs without GPUs."""
+    ended = rows.filter((pl.col("gpus").fill_null(0) == 0) & ~pl.col("running") & pl.col("total_cpu_s").is_not_null())
+    hours = (pl.col("cpus") * pl.col("ran_s") / 3600).sum()
+    for row, _ in _largest(ended, hours, config, at_least=config.cpu_user_min_core_hours):
+        mean = 100 * row["cpu_s"] / 3600 / row["hours"] if row["hours"] else 100.0
+        if mean > config.cpu_efficiency_pct:
+            continue
+        yield _of_user("low-cpu-efficiency-user", row, until, (
+            met("cpu", mean, "%", f"at most {config.cpu_efficiency_pct:g} %", 0.6,
+                 f"{mean:.0f} % of the core time used"),
+            met("time", row["hours"], "core-hours", f"at least {config.cpu_user_min_core_hours:g}", 0.4,
+                 f"{row['hours']:.0f} core-hours in {_jobs(row)}"),
+        ), "Fewer cores, or a program that uses them.")  # fmt: skip
+
+
+def _jobs(row: Row) -> str:
+    return "1 job" if row["jobs"] == 1 else f"{row['jobs']} jobs"
+
+
+def _largest(
+    rows: pl.DataFrame, hours: pl.Expr, config: MisfitConfig, *, at_least: float
+) -> Iterator[tuple[Row, float]]:
+    """Yield the users with the most ``hours``, each with the total of all users; skip users below the minimum."""
+    per = (
+        rows.group_by("cluster", "user")
+        .agg(
+            hours.alias("hours"), pl.len().alias("jobs"), pl.col("measured_gpu_s").sum(),
+            pl.col("activity_pct_s").sum(), pl.col("total_cpu_s").sum().alias("cpu_s"),
+            pl.col("account").drop_nulls().mode().sort().first(), pl.col("start").min().alias("first"),
+            pl.col("job_id").first(), pl.col("submit").first(),
+        )
+        .sort("hours", "user", descending=[True, False])
+    )  # fmt: skip
+    whole = float(per["hours"].sum() or 0)
+    for row in per.head(config.user_top).iter_rows(named=True):
+        if row["hours"] >= max(at_least, config.user_min_share * whole):
+            yield row, whole
+
+
+def _of_user(kind: str, row: Row, until: datetime, evidence: tuple[Evidence, ...], advice: str) -> Finding:
+    return Finding(
+        kind=kind, cluster=row["cluster"], subject=JobAttempt(row["job_id"], str(row["job_id"]), row["submit"]),
+        user=row["user"], account=row["account"], partition=None, qos=None, nodes=(), gpus=(), since=row["first"],
+        window_s=(until - row["first"]).total_seconds(), score=1.0, evidence=evidence, held_gpu_hours=None,
+        held_gib_hours=None, impact=None, source="history", observed_at=until, advice=advice,
+    )  # fmt: skip
+
 
 GIB = 2.0**30
 IDLE_PCT = 5.0
 FEW_JOBS = 20
-"""Of fewer jobs in a partition for GPUs nobody says that it is one for others."""
+"""With fewer jobs than this, a partition of GPU nodes counts as a GPU partition, whatever its jobs are."""
 SERIAL = (0.85, 1.1)
-"""Cores that a serial program uses."""
-Row = dict[str, Any]
+"""Range of cores used by a serial program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A kind, and what it says of a run: evidence that is met and advice, or nothing."""
+class MisfitRule:
+    """A kind of finding, and a function that returns evidence and advice for a run, or None."""
 
     kind: str
     of_gpu_jobs: bool
     look: Callable[[Row, MisfitConfig], tuple[tuple[Evidence, ...], str] | None]
 
 
-def table(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
-    """One row per run that passes the filters: accounting, what its GPUs did, and what its nodes have per GPU."""
+def table(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
+    """Return one row per run that passes the filters: accounting, GPU activity, and the resources of its nodes."""
     seen = held.any
     whole = held.pairs.with_columns(
         pl.Series("peak", seen.peak_all), pl.Series("util_ms", seen.util_ms),
@@ -74,8 +152,11 @@ def table(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _per_node(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
-    """``run``, ``node_cores``, ``node_gpus``, ``node_gib``: of its smallest node."""
+def _per_node(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
+    """Return, per run, the minimum cores, maximum GPUs and minimum memory over its nodes.
+
+    Columns: ``run``, ``node_cores``, ``node_gpus``, ``node_gib``.
+    """
     names = held.nodes["node"].unique().to_list()
     seen = dict(held.devices.group_by("node").len().iter_rows())
     rows = []
@@ -94,7 +175,7 @@ def _per_node(held: Held, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
 
 
 def find(
-    held: Held,
+    held: HeldGpus,
     config: MisfitConfig,
     nodes: Mapping[str, NodeClass],
     *,
@@ -102,15 +183,15 @@ def find(
     kinds: frozenset[str],
     gpu_partitions: frozenset[str] = frozenset(),
 ) -> list[Finding]:
-    """The misfits of ``kinds``, one finding per run and rule, and per user.
+    """Return the misfits of ``kinds``: one finding per run and rule, and one per user.
 
-    ``gpu_partitions``: those all of whose nodes have GPUs, while others have none.
+    ``gpu_partitions``: partitions of GPU nodes only, in a cluster that also has other nodes.
     """
     rows = table(held, nodes)
     long = rows.filter(pl.col("ran_s") >= min_run_s)
     mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
     node_lists = dict(held.nodes.group_by("run").agg("node").iter_rows())
-    made: list[tuple[Rule, Finding, float]] = []
+    made: list[tuple[MisfitRule, Finding, float]] = []
     chosen = [rule for rule in RULES if rule.kind in kinds]
     if chosen:
         for row in _candidates(long, chosen).iter_rows(named=True):
@@ -130,8 +211,8 @@ def find(
     return found
 
 
-def _worth_it(made: Sequence[tuple[Rule, Finding, float]], config: MisfitConfig) -> list[Finding]:
-    """Without those of users whose jobs of the kind have too few hours together."""
+def _worth_it(made: Sequence[tuple[MisfitRule, Finding, float]], config: MisfitConfig) -> list[Finding]:
+    """Drop the findings of users whose jobs of that kind total too few hours."""
     hours: dict[tuple[str, str, str | None], float] = {}
     for _, one, some in made:
         which = (one.kind, one.cluster, one.user)
@@ -144,14 +225,17 @@ def _worth_it(made: Sequence[tuple[Rule, Finding, float]], config: MisfitConfig)
     ]
 
 
-def _candidates(rows: pl.DataFrame, rules: Sequence[Rule]) -> pl.DataFrame:
+def _candidates(rows: pl.DataFrame, rules: Sequence[MisfitRule]) -> pl.DataFrame:
     gpu, cpu = any(rule.of_gpu_jobs for rule in rules), any(not rule.of_gpu_jobs for rule in rules)
     has = pl.col("gpus").fill_null(0) > 0
     return rows.filter((has & pl.lit(gpu)) | (~has & pl.lit(cpu)))
 
 
 def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozenset[str]) -> set[str]:
-    """What the site says, else what the nodes say, unless most of many jobs do without; else what the jobs say."""
+    """Return the GPU partitions.
+
+    They are the configured ones, else those in which most jobs use GPUs, and those of ``by_nodes`` with few jobs.
+    """
     if config.cpu_only_partitions:
         return set(config.cpu_only_partitions)
     per = runs.group_by("partition").agg((pl.col("gpus").fill_null(0) > 0).mean().alias("share"), pl.len().alias("n"))
@@ -162,7 +246,7 @@ def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozense
 def _finding(  # noqa: PLR0917
     kind: str, row: Row, evidence: tuple[Evidence, ...], advice: str, until: datetime, nodes: Sequence[str]
 ) -> Finding:
-    ref: JobRef = run_ref(row, until)
+    ref: JobAttempt = run_ref(row, until)
     return Finding(
         kind=kind, cluster=row["cluster"], subject=ref, user=row["user"], account=row["account"],
         partition=row["partition"], qos=row["qos"], nodes=tuple(nodes), gpus=(), since=row["start"],
@@ -173,7 +257,7 @@ def _finding(  # noqa: PLR0917
 
 
 def _uses_all(row: Row) -> bool:
-    """Every GPU was measured and did something at some time."""
+    """Return whether every GPU was measured and active at some time."""
     return bool(row["measured"]) and row["least_peak"] is not None and row["least_peak"] > IDLE_PCT
 
 
@@ -189,7 +273,7 @@ def _cores(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], str] |
         return None
     each = row["cpus"] / row["gpus"]
     used = None if row["total_cpu_s"] is None or not row["ran_s"] else row["total_cpu_s"] / row["ran_s"]
-    # Cores that work are not too many, and whether they do has to be known.
+    # Cores in use are justified; without CPU time it is unknown whether they are in use.
     if each <= limit or used is None or used > limit * row["gpus"]:
         return None
     text = f"{row['cpus']} cores for {_gpus(row)}: {each:g} per GPU, {limit:g} are there for each"
@@ -310,7 +394,10 @@ def _host_memory(row: Row, config: MisfitConfig) -> tuple[tuple[Evidence, ...], 
 
 
 def _has_its_memory(row: Row, bytes_: int) -> bool:
-    """Whether others could not use the memory anyway: the job has whole nodes, or no more than goes with its cores."""
+    """Return whether other jobs could not use the memory anyway.
+
+    True if the job has whole nodes, or no more memory than its share of the node's cores.
+    """
     cores, gib, cpus = row["node_cores"], row["node_gib"], row["cpus"] or 0
     if not cores:
         return False
@@ -341,7 +428,10 @@ def _cpu_fragmented(row: Row, _: MisfitConfig) -> tuple[tuple[Evidence, ...], st
 
 
 def _nodes_for_memory(row: Row) -> int:
-    """Nodes that hold what the job may have used: what it was given, or its largest process on each of its cores."""
+    """Return the number of nodes needed for the job's memory.
+
+    The memory is the job's allocation or, if less, the peak of its largest process (plus 20 %) on each of its cores.
+    """
     given, gib = row["alloc_mem_bytes"] or row["req_mem_bytes"], row["node_gib"]
     if not given or not gib:
         return 1
@@ -350,16 +440,16 @@ def _nodes_for_memory(row: Row) -> int:
     return max(1, math.ceil(float(most) / GIB / float(gib)))
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("cpu-cores-per-gpu", of_gpu_jobs=True, look=_cores),
-    Rule("memory-per-gpu", of_gpu_jobs=True, look=_memory),
-    Rule("gpu-too-powerful", of_gpu_jobs=True, look=_powerful),
-    Rule("fragmentation", of_gpu_jobs=True, look=_fragmented),
-    Rule("time-limit", of_gpu_jobs=True, look=_time),
-    Rule("cpu-only-in-gpu-partition", of_gpu_jobs=False, look=_cpu_only),
-    Rule("cpu-time-limit", of_gpu_jobs=False, look=_time),
-    Rule("cpu-idle", of_gpu_jobs=False, look=_cpu_idle),
-    Rule("host-memory", of_gpu_jobs=False, look=_host_memory),
-    Rule("serial-job", of_gpu_jobs=False, look=_serial),
-    Rule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
+RULES: tuple[MisfitRule, ...] = (
+    MisfitRule("cpu-cores-per-gpu", of_gpu_jobs=True, look=_cores),
+    MisfitRule("memory-per-gpu", of_gpu_jobs=True, look=_memory),
+    MisfitRule("gpu-too-powerful", of_gpu_jobs=True, look=_powerful),
+    MisfitRule("fragmentation", of_gpu_jobs=True, look=_fragmented),
+    MisfitRule("time-limit", of_gpu_jobs=True, look=_time),
+    MisfitRule("cpu-only-in-gpu-partition", of_gpu_jobs=False, look=_cpu_only),
+    MisfitRule("cpu-time-limit", of_gpu_jobs=False, look=_time),
+    MisfitRule("cpu-idle", of_gpu_jobs=False, look=_cpu_idle),
+    MisfitRule("host-memory", of_gpu_jobs=False, look=_host_memory),
+    MisfitRule("serial-job", of_gpu_jobs=False, look=_serial),
+    MisfitRule("cpu-fragmentation", of_gpu_jobs=False, look=_cpu_fragmented),
 )

@@ -1,4 +1,4 @@
-"""What a GPU-hour costs, by GPU model: a TOML table that the site sets, else examples."""
+"""Prices of GPU-hours by GPU model, from the site's TOML table or built-in examples."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode.errors import ConfigError
-from slurm_affinode.resources import asset_dir
-from slurm_affinode.tomllines import syntax_fault
+from slurm_affinode.base.errors import ConfigError
+from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.toml_lines import syntax_fault
 
 _INSTANCE = re.compile(r"(?:^| )(?:mig (\d+)g\b|(\d+)g\.\d+gb\b)")
 _BETWEEN_MODELS = re.compile(r"\+(?!me|gfx)")
-"""And not what stands in the profile of an instance, such as ``1g.10gb+me``."""
+"""Excludes the ``+`` in the profile of a MIG instance, such as ``1g.10gb+me``."""
 
 
 def _slices(text: str) -> int:
-    """Compute slices of a GPU that can be divided: 4 on an A30, 7 on the others (NVIDIA MIG user guide)."""
+    """Return the compute slices of a MIG-capable GPU: 4 on an A30, 7 on the others (NVIDIA MIG user guide)."""
     return 4 if text.startswith("a30") else 7
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """One row of the table."""
+    """One row of the price table."""
 
     patterns: tuple[str, ...]
-    """Shell patterns, lower case, matched against the model as ``normalized``."""
+    """Shell patterns, lower case, matched against the ``normalized`` model."""
     per_hour: float
 
 
 @dataclass(frozen=True, slots=True)
 class PriceTable:
-    """Prices of a GPU-hour; the first row that matches a model counts."""
+    """Prices of a GPU-hour; the first matching row applies."""
 
     currency: str
     prices: tuple[Price, ...] = ()
     default: float | None = None
-    """For models that no row matches; None: they have no price."""
+    """Price of models that no row matches; None if they have no price."""
     source: str | None = None
-    """Where the prices come from."""
+    """Origin of the prices."""
     as_of: str | None = None
     example: bool = False
-    """Whether this is the built-in table, which no site pays."""
+    """True for the built-in table, whose prices are not the site's."""
 
     @property
     def note(self) -> str:
-        """What people have to know of where the prices come from; empty for a table of the site's own."""
+        """Note about the origin of the prices; empty for the site's own table."""
         of = f" of {self.as_of}" if self.as_of else ""
         example = f"Amounts use example prices{of}, not yours: set price.table in the configuration."
         return example if self.example else ""
 
     def of(self, model: str | None) -> float | None:
-        """The price of an hour of ``model`` ("NVIDIA A100-SXM4-80GB", or a GRES type "a100"); None: unknown.
+        """Return the price per hour of ``model`` ("NVIDIA A100-SXM4-80GB", or a GRES type "a100"); None if unknown.
 
-        A MIG instance ("... MIG 1g.10gb", or a GRES type "a100_1g.10gb") that no row names as such costs its share of
-        the GPU's compute slices. Several models ("a100+v100") have a price where it is the same of all.
+        A MIG instance ("... MIG 1g.10gb", or a GRES type "a100_1g.10gb") without a row of its own costs its share of
+        the GPU's compute slices. Several models ("a100+v100") have a price only if it is the same for all.
         """
         if model is None:
             return self.default
@@ -87,15 +87,15 @@ NO_PRICES = PriceTable(currency="")
 
 
 def normalized(model: str) -> str:
-    """``NVIDIA A100-SXM4-80GB`` as ``a100 sxm4 80gb``: lower case, no maker, words parted by one space."""
+    """Normalize a model name: lower case, no vendor, single spaces (``NVIDIA A100-SXM4-80GB``: ``a100 sxm4 80gb``)."""
     words = re.sub(r"[\s_\-]+", " ", model.lower()).strip()
     return re.sub(r"^(?:nvidia |tesla |geforce )+", "", words)
 
 
 def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable:
-    """Read the table at ``path``, else the built-in examples; ``currency`` replaces that of the table.
+    """Read the table at ``path``, by default the built-in examples; ``currency`` overrides that of the table.
 
-    Raises ``ConfigError`` naming file and key.
+    Raises ``ConfigError`` with the file and the key.
     """
     where = path or asset_dir("reports") / "prices.toml"
     try:
@@ -108,7 +108,7 @@ def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable
 
 
 def parse(text: str, *, where: str) -> PriceTable:
-    """A table from TOML text; ``where`` names its origin in errors. Raises ``ConfigError``."""
+    """Parse a price table from TOML text. ``where``: its origin, for errors. Raises ``ConfigError``."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

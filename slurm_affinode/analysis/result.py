@@ -1,8 +1,7 @@
-"""What an analysis hands to its readers: frozen, complete, nothing left to compute but layout.
+"""Results of an analysis: immutable, complete, and ready for rendering.
 
-Hours are GPU-hours. For every row that has them,
-``measured = idle + low + busy`` and ``allocated = measured + unknown``. Where nothing of what was allocated was
-measured, ``idle``, ``low`` and ``busy`` are None: unknown, not 0.
+Hours are GPU-hours. Each row satisfies ``measured = idle + low + busy`` and ``allocated = measured + unknown``. If
+nothing was measured, ``idle``, ``low`` and ``busy`` are None (unknown), not 0.
 """
 
 from __future__ import annotations
@@ -13,7 +12,35 @@ from datetime import UTC, datetime, tzinfo
 
 import polars as pl
 
-from slurm_affinode.model.signals import FLOORS_PCT, floor_of
+from slurm_affinode.analysis.segments import Floats, Ints
+from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Totals of the samples of an interval, per cell and per allocation."""
+
+    sums: Floats
+    """One row per cell with the columns of ``SUMS``, for all its sharers together."""
+    fb_peak: Floats
+    """Per cell; NaN if there is none."""
+    partly_cell: Ints
+    """Cells with time that counts only for the sharers that held the device at ``partly_time``. This time is not in
+    ``sums``; each of these sharers gets 1 / (all sharers) of it. A cell may occur several times."""
+    partly_sums: Floats
+    partly_time: Ints
+    windows: Ints
+    """Per allocation: number of idle windows."""
+    longest_ms: Ints
+    """Per allocation: longest idle window."""
+    window_counts: Ints
+    """Idle windows of counted runs per bin of ``array_join.BOUNDS_S`` (one more bin than bounds)."""
+    window_share_ms: Floats
+    """Per bin: time of the windows; shared time is divided among the sharers."""
+    gap_ms: int
+    gaps: int
+    samples: int
+
 
 MEASURES: dict[str, pl.DataType] = {
     "gpu_hours_allocated": pl.Float64(),
@@ -22,19 +49,19 @@ MEASURES: dict[str, pl.DataType] = {
     "gpu_hours_idle": pl.Float64(),  # every available activity signal <= idle_pct
     "gpu_hours_low": pl.Float64(),  # not idle, but every available activity signal <= low_pct
     "gpu_hours_busy": pl.Float64(),
-    "idle_fraction": pl.Float64(),  # idle / measured; None where nothing was measured
-    "util_mean_pct": pl.Float64(),  # time-weighted mean of util_pct; None where never given
-    "mem_gib_h": pl.Float64(),  # framebuffer held x time
-    "idle_mem_gib_h": pl.Float64(),  # the part of it held while idle
-    "fb_mean_gib": pl.Float64(),  # per GPU, time-weighted; None where unknown
+    "idle_fraction": pl.Float64(),  # idle / measured; None if nothing was measured
+    "util_mean_pct": pl.Float64(),  # time-weighted mean of util_pct; None if never available
+    "mem_gib_h": pl.Float64(),  # framebuffer in use x time
+    "idle_mem_gib_h": pl.Float64(),  # the part of it in use while the GPU was idle
+    "fb_mean_gib": pl.Float64(),  # per GPU, time-weighted; None if unknown
     "fb_peak_gib": pl.Float64(),  # of one GPU
-    "energy_kwh": pl.Float64(),  # None where power was never given
+    "energy_kwh": pl.Float64(),  # None if power was never available
     "idle_energy_kwh": pl.Float64(),
     "idle_windows": pl.Int64(),  # maximal runs of idle samples of one GPU within one allocation
     "longest_idle_s": pl.Float64(),
-    "cost": pl.Float64(),  # allocated hours x price; None where no price is known
+    "cost": pl.Float64(),  # allocated hours x price; None if no price is known
     "idle_cost": pl.Float64(),
-    "gpu_hours_by_labels": pl.Float64(),  # these four: the allocated hours by how their GPUs are known
+    "gpu_hours_by_labels": pl.Float64(),  # this and the next three: allocated hours by mapping of runs to GPUs
     "gpu_hours_by_records": pl.Float64(),
     "gpu_hours_by_whole_node": pl.Float64(),
     "gpu_hours_unmapped": pl.Float64(),
@@ -43,7 +70,7 @@ MEASURES: dict[str, pl.DataType] = {
 GROUPINGS = ("user", "account", "partition", "qos", "node", "gpu_model", "cluster")
 
 MAPPINGS = ("labels", "recorded", "whole-node", "unknown")
-"""How a run's GPUs were found; ``unknown`` runs have allocated hours, all of them unknown."""
+"""Ways in which a run's GPUs were identified. All allocated hours of ``unknown`` runs are unknown."""
 
 JOB_COLUMNS = (
     "cluster", "job_id", "submit", "array_job_id", "array_task_id", "job_name", "user", "account", "partition", "qos",
@@ -54,22 +81,22 @@ JOB_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Percent, inclusive; and the gap after which time is unknown, in sampling steps."""
+    """Thresholds in percent, inclusive, and the gap after which time is unknown, in sampling intervals."""
 
     idle_pct: float = 0.0
     low_pct: float = 5.0
     max_gap_steps: float = 3.0
     floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
-    """Signal -> percent up to which it counts as 0."""
+    """Signal -> noise floor: values up to this percentage count as 0."""
 
     def floor(self, name: str) -> float:
-        """The floor of an activity column of the samples, in the unit of the column."""
+        """Return the floor of an activity column of the samples, in the unit of the column."""
         return floor_of(name, self.floors_pct)
 
 
 @dataclass(frozen=True, slots=True)
 class WasteQuery:
-    """What was asked: a half-open UTC interval and filters (empty: no filter)."""
+    """Interval (half-open, UTC) and filters of an analysis. An empty filter matches everything."""
 
     since: datetime
     until: datetime
@@ -79,22 +106,22 @@ class WasteQuery:
     users: tuple[str, ...] = ()
     thresholds: Thresholds = Thresholds()
     zone: tzinfo = UTC
-    """Where hours and days begin, and in which people read times."""
+    """Time zone of displayed times, and of the start of hours and days."""
     known_until: Mapping[str, datetime] = field(default_factory=dict)
-    """Cluster -> the moment up to which accounting is known; a job of it that was last seen running counts up to there.
-    A cluster that is not listed has no such limit."""
+    """Cluster -> time up to which accounting is known; jobs last seen running are counted up to it. A cluster that is
+    not listed has no such limit."""
 
     def end_of(self, cluster: str | None) -> datetime:
-        """Where the time of a running job of ``cluster`` ends at the latest."""
+        """Return the latest time up to which a running job of ``cluster`` is counted."""
         return min(self.until, self.known_until.get(cluster or "", self.until))
 
 
 @dataclass(frozen=True, slots=True)
 class QualityIssue:
-    """One thing that makes the figures less certain, with how much of it there is and what to do."""
+    """A problem that makes the figures less certain, with its extent and its remedy."""
 
     code: str
-    """A stable word: ``gaps``, ``unmapped-gpus``, ``bad-records``, ``no-gpu-tres``, ``label-mismatch``, ..."""
+    """Stable identifier: ``gaps``, ``unmapped-gpus``, ``bad-records``, ``no-gpu-tres``, ``label-mismatch``, ..."""
     title: str
     detail: str
     count: int
@@ -104,7 +131,7 @@ class QualityIssue:
 
 @dataclass(frozen=True, slots=True)
 class DataQuality:
-    """How much of the answer rests on data."""
+    """Data coverage of a result, and its problems."""
 
     samples: int
     devices: int
@@ -112,11 +139,11 @@ class DataQuality:
     job_runs: int
     gpu_job_runs: int
     steps_s: Mapping[float, int]
-    """Sampling step in seconds -> number of devices that have it."""
+    """Sampling interval in seconds -> number of devices."""
     mapped_runs: Mapping[str, int]
-    """Word of ``MAPPINGS`` -> number of GPU job runs."""
+    """One of ``MAPPINGS`` -> number of GPU job runs."""
     gap_gpu_hours: float
-    """Allocated time on known GPUs inside gaps longer than the limit."""
+    """Allocated time on known GPUs in gaps longer than the limit."""
     issues: tuple[QualityIssue, ...] = ()
 
 
@@ -128,37 +155,36 @@ class WasteResult:
     generated: datetime
     currency: str
     total: Mapping[str, float | int | None]
-    """The keys of ``MEASURES`` over everything, plus ``jobs``, ``users``, ``unallocated_gpu_hours`` (GPUs known to
-    exist that no run held) and ``gpu_hours_capacity`` (allocated + unallocated); both None where there is no history,
-    or only runs of some users, accounts or partitions are looked at."""
+    """``MEASURES`` over everything, plus ``jobs``, ``users``, ``unallocated_gpu_hours`` (GPUs known to exist that no
+    run held) and ``gpu_hours_capacity`` (allocated + unallocated). The last two are None without GPU metrics, and if
+    the query filters by user, account or partition."""
     jobs: pl.DataFrame
     """One row per GPU job run: ``JOB_COLUMNS`` + ``MEASURES``; most idle hours first."""
     groups: Mapping[str, pl.DataFrame]
-    """Word of ``GROUPINGS`` -> frame of ``name`` (None: unknown), ``jobs`` and ``MEASURES``; most idle hours first."""
+    """One of ``GROUPINGS`` -> frame of ``name`` (None: unknown), ``jobs`` and ``MEASURES``; most idle hours first."""
     over_time: pl.DataFrame
-    """``bucket`` (UTC start of an hour or day of the query's zone), ``gpu_hours_allocated``, ``_idle``, ``_low``,
-    ``_busy``, ``_unknown``."""
+    """``bucket`` (start of the bucket, UTC), ``gpu_hours_allocated``, ``_idle``, ``_low``, ``_busy``, ``_unknown``."""
     bucket_s: int
-    """Length of a bucket on a day on which the clock is not changed."""
+    """Length of a bucket, except on days with a clock change (daylight saving time)."""
     idle_fraction_histogram: pl.DataFrame
     """``lower``, ``upper`` (fractions; ten bins, the last closed), ``jobs``, ``gpu_hours_allocated``."""
     window_histogram: pl.DataFrame
     """``label``, ``lower_s``, ``upper_s`` (None: no limit), ``windows``, ``gpu_hours`` (None: nothing measured)."""
     timelines: pl.DataFrame
-    """Of the most wasteful runs: ``cluster``, ``job_id``, ``submit``, ``slot`` (0..), ``from``, ``to`` (UTC),
-    ``idle``, ``low``, ``busy``, ``unknown`` (fractions of the slot's allocated GPU time, sum 1),
-    ``util_mean_pct``, ``fb_mean_gib``."""
+    """Timelines of the most wasteful runs: ``cluster``, ``job_id``, ``submit``, ``slot`` (0..), ``from``, ``to`` (UTC),
+    ``idle``, ``low``, ``busy``, ``unknown`` (fractions of the slot's allocated GPU time, sum 1), ``util_mean_pct``,
+    ``fb_mean_gib``."""
     quality: DataQuality
     prices: Mapping[str, float | None] = field(default_factory=dict)
-    """GPU model -> price of a GPU-hour used; None where the table has none."""
+    """GPU model -> price per GPU-hour; None if the table has none."""
     suspensions: pl.DataFrame | None = None
-    """``analysis.suspensions.SUSPENSIONS``; ``None`` where none was looked for."""
+    """``analysis.suspensions.SUSPENSIONS``; ``None`` if not evaluated."""
     accounting_note: str = ""
-    """For people: where accounting ends before the interval does; else empty."""
+    """Note for display if accounting ends before the interval; else empty."""
     price_note: str = ""
-    """Where the prices come from, for people; empty where the site's own table needs no note."""
+    """Note for display about the origin of the prices; empty for the site's own table."""
 
     @property
     def priced(self) -> bool:
-        """Whether the site has said its prices: what an example says is not what the site pays."""
+        """True if the amounts are based on the site's own prices, not on the examples."""
         return not self.price_note and self.total.get("cost") is not None

@@ -1,4 +1,4 @@
-"""The job runs of an interval, and the nodes that they ran on."""
+"""The job runs of an interval, and their nodes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from datetime import datetime
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.times import named
 from slurm_affinode.slurm import hostlist
-from slurm_affinode.slurm.schema import JOB_KEY, JOBS, conform
-from slurm_affinode.zones import named
+from slurm_affinode.slurm.accounting.schema import JOB_KEY, JOBS, conform
 
 FAR_FUTURE_MS = 1 << 60
 FRESH_S = 900.0
-"""Accounting that ends longer before the interval does is said to be old."""
+"""Accounting is reported as old if it ends earlier than this before the end of the interval."""
 
 
 def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFrame:
-    """The runs that overlap the asked interval, numbered by ``run``.
+    """Return the runs that overlap the interval of the query, numbered by ``run``.
 
-    ``begin_ms``, ``finish_ms``: the whole run, as far as it is known (a running job has no finish before ``now``).
-    ``start_ms``, ``end_ms``: clipped to the interval, half-open, not empty; a running job ends where accounting of its
-    cluster does, or now. ``wanted``: passes the filters.
+    ``begin_ms``, ``finish_ms``: the whole run, unclipped (``FAR_FUTURE_MS`` for a running job). ``start_ms``,
+    ``end_ms``: clipped to the interval, half-open, not empty; a running job ends where accounting of its cluster ends,
+    or now. ``wanted``: whether the run passes the filters.
     """
     since, until = epoch_ms(query.since), epoch_ms(query.until)
     frame = conform(jobs, JOBS).filter(pl.col("start").is_not_null()).unique(JOB_KEY, keep="last", maintain_order=True)
@@ -46,7 +46,7 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
 
 
 def behind(query: WasteQuery, clusters: Iterable[str | None], now: datetime) -> dict[str, datetime]:
-    """Of ``clusters`` and those asked for, the ones of which accounting ends before the interval and the present."""
+    """Return the clusters with old accounting, and its end. Checks those of the query, by default ``clusters``."""
     end = min(query.until, now)
     named = {*query.clusters} or {name for name in clusters if name}
     ends = {name: query.known_until[name] for name in sorted(named) if name in query.known_until}
@@ -54,7 +54,7 @@ def behind(query: WasteQuery, clusters: Iterable[str | None], now: datetime) -> 
 
 
 def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
-    """What is said where accounting ends before the interval; empty where it does not. ``jobs``: of the interval."""
+    """Return a note if accounting ends before the interval, else ``""``. ``jobs``: jobs of the interval."""
     found = behind(query, jobs["cluster"].unique(), now)
     if not found:
         return ""
@@ -64,7 +64,7 @@ def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
 
 
 def epoch_ms(moment: datetime) -> int:
-    """UTC epoch milliseconds, rounded down."""
+    """Return UTC epoch milliseconds, rounded down."""
     seconds = moment.timestamp()
     return int(seconds // 1) * 1000 + moment.microsecond // 1000
 
@@ -81,7 +81,7 @@ def _wanted(query: WasteQuery) -> pl.Expr:
 
 
 def nodes_of(runs: pl.DataFrame) -> pl.DataFrame:
-    """``run``, ``node``: one row per node of each run; runs whose node list is unknown or unusable have none."""
+    """Return ``run``, ``node``: one row per node of each run; none if the node list is unknown or invalid."""
     lists = runs["node_list"].drop_nulls().unique()
     names = pl.DataFrame(
         {"node_list": lists, "node": [_expand(text) for text in lists]},
@@ -97,7 +97,7 @@ def nodes_of(runs: pl.DataFrame) -> pl.DataFrame:
 
 def _expand(text: str) -> list[str]:
     try:
-        # The history knows nodes by short name.
+        # Samples have short node names.
         return [name.split(".", 1)[0] for name in hostlist.expand(text)]
     except ValueError:
         return []

@@ -1,16 +1,18 @@
-"""The samples of an interval as a stream of blocks, and the index that says which rows are whose.
+"""The samples of an interval as a stream of blocks, with an index of rows by device.
 
-The rows of all parts are numbered through, in the order of the parts. Of a day with one part the index comes from
-the table beside it and nothing is searched; a day with several parts is merged first, which is slower.
+Rows of all parts are numbered consecutively, in the order of the parts. For a day with one part, the index is read from
+its device table; a day with several parts is merged first, which is slower.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from functools import partial
+from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 
@@ -19,24 +21,46 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_affinode import memory
-from slurm_affinode.analysis.block import COLUMNS, Block, Column, Pieces
+from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
-from slurm_affinode.errors import UnreachableError, one_line
-from slurm_affinode.history import partfiles
-from slurm_affinode.history.partfiles import DEVICES, JOBS, POLARS_ERRORS, read_tables
-from slurm_affinode.history.parts import sampling_step
-from slurm_affinode.history.schema import IDENTITY, METRICS, TIME
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.base.errors import UnreachableError, one_line
+from slurm_affinode.metrics.parquet import parts
+from slurm_affinode.metrics.parquet.parts import DEVICES, JOBS, POLARS_ERRORS, read_tables, sampling_step
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+"""Parameters of mallopt(3); from glibc's ``malloc.h``."""
+_ARRAYS = (64 << 20, 32 << 20)
+"""Values for ``M_MMAP_THRESHOLD``: larger arrays are still returned at once. glibc before 2.35 accepts at most the
+second one (``HEAP_MAX_SIZE / 2``)."""
+_KEPT = 512 << 20
+_STEP = 16 << 20
+
+
+@cache
+def keep_freed() -> None:
+    """Make this process keep freed memory (some hundred MiB) instead of returning it to the kernel.
+
+    This is for work on many arrays of a few MiB. With glibc's defaults, each of them gets new pages, and their creation
+    takes as long as the computation. Without glibc this is a no-op.
+    """
+    with suppress(OSError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        # Setting only the other two would disable the dynamic adjustment of the first (mallopt(3)).
+        if any(mallopt(_M_MMAP_THRESHOLD, size) for size in _ARRAYS):
+            mallopt(_M_TRIM_THRESHOLD, _KEPT)
+            mallopt(_M_TOP_PAD, _STEP)
+
 
 BLOCK_ROWS = 512 * 1024
-"""Most rows in a block. Else a block is what the reader gives: a row group."""
+"""Maximum number of rows in a block. Smaller row groups are passed on as blocks."""
 FEW_ROWS = 10
-"""A day with fewer samples of a device does not tell its sampling step."""
+"""With fewer samples of a device on a day, the sampling interval of that day is unreliable."""
 FEW_SAMPLES = 3
 EARLIER = timedelta(days=7)
-"""So long a GPU whose samples have ended counts as one of its node's: longer than a weekend without an administrator,
-shorter than most changes of hardware are apart."""
+"""A GPU still counts as part of its node for this long after its last sample: longer than a weekend without an
+administrator, shorter than the time between most hardware changes."""
 _DAY = timedelta(days=1)
 _SCHEMA = {name: TIME if name == "time" else METRICS[name] for name in COLUMNS}
 _TYPES = {name: pa.timestamp("ms", "UTC") if name == "time" else pa.float32() for name in COLUMNS}
@@ -45,7 +69,7 @@ _OTHER_TYPES = "its columns are not those of a part"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows that are read together: the only part of a day, or a day whose parts are merged on reading."""
+    """Rows that are read together: the only part of a day, or several parts of a day, merged on reading."""
 
     day: date
     path: Path | None
@@ -55,17 +79,17 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the tables beside the parts say about an interval."""
+    """Index of the samples of an interval, from the tables beside the parts."""
 
     store: SampleStore
     sources: tuple[Source, ...]
     devices: pl.DataFrame
-    """``DEVICES``, one row per device; ``rows``, ``first``, ``last`` over the parts; ``step_ms`` never None."""
+    """``DEVICES``, one row per device; ``rows``, ``first``, ``last`` over all parts; ``step_ms`` is never None."""
     pieces: Pieces
     labels: pl.DataFrame
-    """``JOBS``: job labels seen in the interval, with the row of the device table as ``at``."""
+    """``JOBS``: job labels in the interval, with the row of the device table as ``at``."""
     earlier: pl.DataFrame
-    """``DEVICES`` with samples in the ``EARLIER`` before the interval."""
+    """``DEVICES`` with samples in the period ``EARLIER`` before the interval."""
 
     @property
     def rows(self) -> int:
@@ -73,14 +97,17 @@ class Index:
         return self.sources[-1].row + self.sources[-1].rows if self.sources else 0
 
     def where(self, row: int) -> Path:
-        """The file that has a row; of a day that is merged on reading, the directory of the history."""
+        """Return the file that contains a row, or the root of the sample store for a day merged on reading."""
         source = next((one for one in self.sources if one.row <= row < one.row + one.rows), None)
         return self.store.root if source is None or source.path is None else source.path
 
 
 def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_steps: float) -> Index:
-    """The index of the parts that touch the half-open interval. Raises ``UnreachableError`` for a damaged part."""
-    memory.keep_freed()
+    """Read the index of the parts that overlap the half-open interval.
+
+    Raises ``UnreachableError`` for a damaged part.
+    """
+    keep_freed()
     parts = store.parts(since, until + _DAY)
     beside = read_tables([part.files for part in parts])
     tables_of = dict(zip((part.path for part in parts), beside, strict=True))
@@ -106,7 +133,7 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     devices = _devices(table)
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
-    # Parts are days: what a label says of another hour is of a run that is not asked for.
+    # Parts are whole days; labels outside the interval belong to other runs.
     said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     said = said.join(at, on="device", how="left", maintain_order="left")
@@ -135,8 +162,11 @@ def _merged(store: SampleStore, day: date) -> pl.LazyFrame:
 
 
 def _devices(table: pl.DataFrame) -> pl.DataFrame:
-    """One row per device. Its step is the median of its days; where that rests on nothing, that of the fleet; else 0:
-    then a sample that none follows counts for no time."""
+    """Return one row per device.
+
+    Its sampling interval is the median over its days; with too few samples, the median of all devices; else 0, and a
+    sample without a successor counts for no time.
+    """
     telling = pl.col("step_ms").filter(pl.col("rows") >= FEW_ROWS).median()
     devices = (
         table.group_by("device", maintain_order=True)
@@ -182,7 +212,7 @@ def _pieces(table: pl.DataFrame, devices: pl.DataFrame, later: pl.DataFrame | No
 
 
 def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
-    """All rows, in order."""
+    """Yield all rows, in order."""
     row = index.sources[0].row if index.sources else 0
     before: tuple[int, pl.DataFrame] | None = None
     for frame in _frames(index, block_rows):
@@ -195,9 +225,9 @@ def blocks(index: Index, *, block_rows: int = BLOCK_ROWS) -> Iterator[Block]:
 
 
 def blocks_of(index: Index, wanted: Ints) -> Iterator[Block]:
-    """The rows of the pieces ``wanted`` (ascending numbers) and, where little lies between them, of their neighbours.
+    """Yield the rows of the pieces ``wanted`` (ascending numbers), together with short ranges between them.
 
-    Every block begins and ends with a piece.
+    Every block begins and ends at a piece boundary.
     """
     pieces = index.pieces
     for source in index.sources:
@@ -211,14 +241,14 @@ def blocks_of(index: Index, wanted: Ints) -> Iterator[Block]:
 
 
 def _rows_by_number(store: SampleStore, source: Source) -> Callable[[int, int], pl.DataFrame]:
-    """A function of the first row and the number of rows."""
+    """Return a function that reads rows of ``source``, given the first row and the number of rows."""
     if source.path is not None:
         return partial(rows_of, source.path)
     return _collect(_merged(store, source.day).select(COLUMNS), store.root).slice
 
 
 def _joined(start: Ints, end: Ints, most: int) -> Iterator[tuple[int, int]]:
-    """Unite neighbouring ranges, up to ``most`` rows (or one range)."""
+    """Merge neighboring ranges up to ``most`` rows; a single range may be longer."""
     low, high = int(start[0]), int(end[0])
     for s, e in zip(start[1:].tolist(), end[1:].tolist(), strict=True):
         if e - low > most:
@@ -246,7 +276,7 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
 
 
 def rows_of(path: Path, start: int, count: int) -> pl.DataFrame:
-    """Some rows of a part. Raises ``UnreachableError``."""
+    """Read a range of rows of a part. Raises ``UnreachableError``."""
     frame = _collect(pl.scan_parquet(path).select(COLUMNS).slice(start, count), path)
     if dict(frame.schema) != _SCHEMA:
         raise damaged(path, _OTHER_TYPES)
@@ -261,13 +291,15 @@ def _collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
 
 
 def damaged(where: Path, error: BaseException | str) -> UnreachableError:
-    """What is raised for a part that cannot be read."""
-    return partfiles.damaged(where, error if isinstance(error, str) else one_line(error))
+    """Return the exception for a part that cannot be read."""
+    return parts.damaged(where, error if isinstance(error, str) else one_line(error))
 
 
 def _columns(sources: Sequence[Source]) -> list[str]:
-    """The columns that have a value somewhere, by the statistics of the files. Raises ``UnreachableError`` for a file
-    that is not the part that its tables speak of."""
+    """Return the columns with at least one value, by the statistics of the files.
+
+    Raises ``UnreachableError`` if a file does not match the tables beside it.
+    """
     absent = [name for name in COLUMNS if name != "time"]
     for source in sources:
         if source.path is not None:
@@ -300,16 +332,18 @@ def _has_values(meta: pq.FileMetaData, name: str) -> bool:
 
 
 def block(row: int, frame: pl.DataFrame, *, next_time: int) -> Block:
-    """The rows of a frame, of which the first has number ``row``."""
-    columns: dict[str, Column] = {}
+    """Convert a frame to a block. ``row``: number of the frame's first row."""
+    columns: dict[str, BlockColumn] = {}
     for series in frame.iter_columns():
         if series.name != "time" and (missing := series.null_count()) < len(series):
             whole = series.rechunk()
-            # Filled first: converting missing values takes four times as long.
-            columns[series.name] = Column((whole.fill_null(math.nan) if missing else whole).to_numpy(), missing == 0)
+            # Fill nulls first: a conversion of a column with nulls takes four times as long.
+            columns[series.name] = BlockColumn(
+                (whole.fill_null(math.nan) if missing else whole).to_numpy(), missing == 0
+            )
     return Block(row, times(frame), columns, next_time)
 
 
 def times(frame: pl.DataFrame) -> Ints:
-    """Milliseconds."""
+    """Return the times of a frame in milliseconds."""
     return frame["time"].rechunk().to_numpy().view(np.int64)

@@ -1,7 +1,7 @@
-"""The timeline of every device, cut into disjoint cells: who held it when, and how many held it together.
+"""Timelines of devices, cut into disjoint cells with a constant set of allocations.
 
-All times are UTC epoch milliseconds. The cells of a device cover all time: one before the asked interval, one behind
-it, and between them one for each stretch in which the set of holders does not change, cut further where asked
+All times are UTC epoch milliseconds. The cells of a device cover all time: one before the interval of the query, one
+after it, and in between one per period in which the set of allocations does not change, with further cuts if requested
 (report buckets, slots of a timeline).
 """
 
@@ -19,13 +19,13 @@ Flags = npt.NDArray[np.bool_]
 Number = TypeVar("Number", np.int64, np.float64)
 
 FAR = 1 << 60
-"""Beyond every time."""
+"""Later than any time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """Job runs x devices, as columns. Intervals are half-open, not empty, inside the asked interval; those of one
-    run on one device do not overlap."""
+    """Allocations of devices to job runs, as columns. Their intervals are half-open, not empty, and inside the interval
+    of the query; those of one run on one device do not overlap."""
 
     device: Ints
     """Row of the device table."""
@@ -34,7 +34,7 @@ class Allocations:
     start: Ints
     end: Ints
     counted: Flags
-    """Whether the report is about the run. The others only share devices with those that it is about."""
+    """True if the report covers the run. Other runs matter only because they share devices with these."""
 
     def __len__(self) -> int:
         return len(self.device)
@@ -48,13 +48,13 @@ class Allocations:
         end: npt.ArrayLike,
         counted: npt.ArrayLike | None = None,
     ) -> Allocations:
-        """From anything that numpy takes for integers (and truth values); by default every run counts."""
+        """Build from array-likes of integers (``counted``: booleans; by default every run counts)."""
         of, by, begin, until = (np.asarray(values, dtype=np.int64) for values in (device, run, start, end))
         flags = np.ones(len(of), np.bool_) if counted is None else np.asarray(counted, dtype=np.bool_)
         return cls(of, by, begin, until, flags)
 
     def take(self, which: Ints | Flags) -> Allocations:
-        """Some of them."""
+        """Return the selected allocations."""
         return Allocations(self.device[which], self.run[which], self.start[which], self.end[which], self.counted[which])
 
 
@@ -68,42 +68,42 @@ class Cells:
     start: Ints
     end: Ints
     key: Ints
-    """Monotone over all devices; see ``locate``."""
+    """Ascending over all devices; see ``locate``."""
     inside: Flags
-    """Whether the cell lies in the asked interval (of a device that takes part)."""
+    """True if the cell lies in the interval of the query, on a participating device."""
     sharers: Ints
-    """Number of allocations that hold the cell; 0: nobody."""
+    """Number of allocations that hold the cell."""
     owner_offset: Ints
     """``owners[owner_offset[c]:owner_offset[c + 1]]`` are the allocations that hold cell ``c``."""
     owners: Ints
     earliest_start: Ints
-    """Start of the first of its allocations to start; of a cell that nobody holds, ``since``; ``FAR`` outside."""
+    """Earliest start of its allocations; ``since`` if it has none; ``FAR`` outside the interval."""
     latest_start: Ints
     share_clock: Floats
-    """Time that one sharer was given on this device before the cell: the sum of length / sharers."""
+    """Running sum of length / sharers (the time of one sharer) before the cell."""
     held: Flags
-    """Whether a run that counts holds the cell."""
+    """True if a counted run holds the cell."""
     held_clock: Ints
-    """Time for which a run that counts held this device before the cell."""
+    """Running sum of the time held by counted runs before the cell."""
 
     def __len__(self) -> int:
         return len(self.start)
 
     @property
     def span(self) -> int:
-        """Distance of the keys of two devices."""
+        """Distance between the keys of two consecutive devices."""
         return self.until - self.since + 3
 
     def keys(self, device: Ints, time: Ints) -> Ints:
-        """The place of (device, time) in the order of ``key``."""
+        """Return the keys of (device, time), comparable with ``key``."""
         return device * self.span + (np.clip(time, self.since - 1, self.until + 1) - (self.since - 1))
 
     def locate(self, device: Ints, time: Ints) -> Ints:
-        """The cell in which each time lies."""
+        """Return the cell that contains each (device, time)."""
         return np.searchsorted(self.key, self.keys(device, time), side="right") - 1
 
     def held_between(self, device: Ints, start: Ints, end: Ints) -> Ints:
-        """Of each interval, the time for which a run that counts held the device."""
+        """Return, for each interval, the time for which a counted run held the device."""
         return self._held(device, end) - self._held(device, start)
 
     def _held(self, device: Ints, time: Ints) -> Ints:
@@ -112,11 +112,11 @@ class Cells:
         return self.held_clock[cell] + np.where(self.held[cell], np.maximum(since_start, 0), 0)
 
     def shared_time(self, device: Ints, start: Ints, end: Ints) -> Floats:
-        """For each interval, the time that one of its sharers is given: the integral of 1 / sharers."""
+        """Return, for each interval, the time of one sharer: the integral of 1 / sharers."""
         return self._share(device, end) - self._share(device, start)
 
     def _share(self, device: Ints, time: Ints) -> Floats:
-        # The cell that ends at ``time`` does as well as the one that starts there.
+        # At a boundary, the cell that ends at ``time`` and the one that starts there give the same result.
         cell = self.locate(device, time)
         into = np.clip(time, self.since, self.until) - np.maximum(self.start[cell], self.since)
         return self.share_clock[cell] + np.maximum(into, 0) / np.maximum(self.sharers[cell], 1)
@@ -133,8 +133,8 @@ def build(
 ) -> Cells:
     """Cut the timelines of ``len(taking_part)`` devices.
 
-    Devices that take no part have one cell that belongs to nobody and lies outside. ``cut_device`` and ``cut_time``
-    are further places to cut.
+    Devices that do not participate have a single cell, outside the interval and without allocations. ``cut_device`` and
+    ``cut_time``: further cuts.
     """
     devices = np.arange(len(taking_part), dtype=np.int64)
     active = devices[taking_part]
@@ -184,14 +184,14 @@ def build(
 
 
 def _before(lengths: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Running sum up to, not including, each element: over all devices, since only differences are asked for."""
+    """Return the exclusive running sum. It runs over all devices, because only differences are used."""
     running = np.zeros(len(lengths), lengths.dtype)
     np.cumsum(lengths[:-1], out=running[1:])
     return running
 
 
 def ranges(first: Ints, count: Ints) -> Ints:
-    """``first[0], first[0]+1, ...`` (``count[0]`` of them), then those of the next, in one array."""
+    """Return the concatenated ranges ``first[i], first[i] + 1, ...``, with ``count[i]`` elements each."""
     total = int(count.sum())
     skipped = np.cumsum(count) - count
     numbers: Ints = np.arange(total, dtype=np.int64) + np.repeat(first - skipped, count)
@@ -199,8 +199,8 @@ def ranges(first: Ints, count: Ints) -> Ints:
 
 
 def _cut(keys: Ints) -> tuple[Ints, Ints]:
-    """The cells that begin at ``keys``, in order, each once; for each element of ``keys`` the number of its cell."""
-    # Mostly in order, device by device: a stable sort finds that out and is six times as fast.
+    """Return the sorted unique keys (one per cell), and the number of the cell of each element of ``keys``."""
+    # The keys are mostly sorted, device by device; a stable sort exploits that and is six times as fast.
     order = np.argsort(keys, kind="stable")
     ascending = keys[order]
     new = np.ones(len(keys), np.bool_)
@@ -211,8 +211,7 @@ def _cut(keys: Ints) -> tuple[Ints, Ints]:
 
 
 def _owners(first: Ints, stop: Ints, cells: int) -> tuple[Ints, Ints]:
-    """``owner_offset`` and ``owners`` of ``Cells``, from the cell that each allocation begins with and the one behind
-    its last."""
+    """Return ``owner_offset`` and ``owners`` of ``Cells``. Allocation ``i`` holds the cells ``first[i]:stop[i]``."""
     count = stop - first
     cell = ranges(first, count)
     owner = np.repeat(np.arange(len(first), dtype=np.int64), count)

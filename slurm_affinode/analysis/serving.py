@@ -1,25 +1,91 @@
-"""Waste of a fleet of serving pods: GPU memory held while nothing computes, and what is asked of the pods.
+"""Waste in a fleet of serving pods: idle GPU memory, and the requests that the pods receive.
 
-The input is a trace of samples per pod, each pod holding one GPU (or one share of it), and a list of requests. All
-figures are computed from the trace. GB and TB are decimal (1e9, 1e12 bytes). A figure whose table is not in the trace
-is None. The capacity of the GPUs is not in the trace: no share of capacity is given.
+The input is a trace of samples per pod (each pod has one GPU or one share of a GPU) and a list of requests. GB and TB
+are decimal (1e9, 1e12 bytes). A figure is None if its table is missing from the trace. The trace does not contain the
+capacity of the GPUs, so no figure is relative to capacity.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import polars as pl
 
-from slurm_affinode.analysis.distribution import gini, lorenz, mean, percentile, ratio, top_share
-from slurm_affinode.history.traces.gentd26 import GenTrace
+from slurm_affinode.metrics.readers.gentd26 import GenTrace
+
+
+def gini(amounts: Sequence[float]) -> float | None:
+    """Return the Gini coefficient: 0 if all amounts are equal, near 1 if one has everything.
+
+    G = sum_i (2 i - n - 1) x_i / (n sum_i x_i), with x sorted in ascending order and i = 1..n. There is no correction
+    for small n. None without a positive sum. Raises ``ValueError`` for a negative amount.
+    """
+    ordered = sorted(amounts)
+    total = math.fsum(ordered)
+    if ordered and ordered[0] < 0:
+        raise ValueError("the Gini coefficient is for amounts that are not negative")
+    if total <= 0:
+        return None
+    n = len(ordered)
+    return math.fsum((2 * i - n - 1) * x for i, x in enumerate(ordered, start=1)) / (n * total)
+
+
+def top_share(amounts: Sequence[float], fraction: float) -> float | None:
+    """Return the share (0-1) of the sum in the largest ceil(fraction x n) amounts. None without a positive sum."""
+    total = math.fsum(amounts)
+    if total <= 0:
+        return None
+    # Round first: binary fractions can exceed an integer slightly, which must not increase the count.
+    count = math.ceil(round(fraction * len(amounts), 9))
+    return math.fsum(sorted(amounts, reverse=True)[:count]) / total
+
+
+def lorenz(amounts: Sequence[float]) -> list[tuple[float, float]]:
+    """Return the points (share of owners, share of the sum) of the Lorenz curve, from (0, 0) to (1, 1).
+
+    Owners with the smallest amounts come first. Empty without a positive sum.
+    """
+    ordered = sorted(amounts)
+    total = math.fsum(ordered)
+    if total <= 0:
+        return []
+    points, held = [(0.0, 0.0)], 0.0
+    for i, x in enumerate(ordered, start=1):
+        held += x
+        points.append((i / len(ordered), min(1.0, held / total)))
+    points[-1] = (1.0, 1.0)
+    return points
+
+
+def percentile(values: pl.Series, q: float) -> float | None:
+    """Return the quantile q (0-1), with linear interpolation. Nulls are ignored; None if there is no value."""
+    found = values.drop_nulls()
+    if found.is_empty():
+        return None
+    result = found.quantile(q, interpolation="linear")
+    return None if result is None else float(result)
+
+
+def mean(values: pl.Series) -> float | None:
+    """Return the arithmetic mean. Nulls are ignored; None if there is no value."""
+    result = values.drop_nulls().mean()
+    return float(result) if isinstance(result, int | float) else None
+
+
+def ratio(part: float | None, whole: float | None) -> float | None:
+    """Return ``part / whole``; None if either is unknown or ``whole`` is 0."""
+    if part is None or whole is None or whole == 0:
+        return None
+    return part / whole
+
 
 IDLE_PCT = 0.0
-"""A sample is idle when its duty cycle is exactly 0."""
+"""A sample is idle if its duty cycle is exactly 0."""
 BUSY_PCT = 50.0
-"""Samples above this count as busy in the comparison of memory held idle and busy."""
+"""Samples above this are busy in the comparison of memory in idle and in busy samples."""
 LOW_PCT = 5.0
 LIGHT_PCT = 20.0
 BANDS = (("0", None, 0.0), ("0–5", 0.0, 5.0), ("5–20", 5.0, 20.0), ("20–50", 20.0, 50.0), (">50", 50.0, None))
@@ -35,17 +101,17 @@ class ServingSummary:
     """The figures of ``summary.json``; None is unknown. Units are in the names; fractions are 0-1."""
 
     samples: int | None = None
-    """Rows of the duty-cycle table, each pod and time once."""
+    """Rows of the duty-cycle table without duplicates of pod and time."""
     devices: int | None = None
     """Pods in the duty-cycle table."""
     sample_step_s: float | None = None
-    """Median gap between two samples of a pod."""
+    """Median time between two samples of a pod."""
     span_h: float | None = None
-    """From the first to the last sample."""
+    """Time from the first to the last sample."""
     ticks: int | None = None
-    """Different sample times."""
+    """Number of distinct sample times."""
     devices_live_mean: float | None = None
-    """Samples per tick: how many pods were live at once, on average."""
+    """Samples per tick: mean number of pods that were live at the same time."""
     idle_sample_fraction: float | None = None
     above_50pct_sample_fraction: float | None = None
     utilization_mean_pct: float | None = None
@@ -57,11 +123,11 @@ class ServingSummary:
     devices_mostly_below_5pct: int | None = None
     """Pods with more than half of their samples below 5 %."""
     devices_mean_below_20pct_fraction: float | None = None
-    """Share of pods whose mean duty cycle is below 20 %."""
+    """Share of pods with a mean duty cycle below 20 %."""
     memory_samples: int | None = None
     memory_devices: int | None = None
     joined_samples: int | None = None
-    """Rows that have both a duty cycle and a memory value: same pod, same time."""
+    """Rows with both a duty cycle and a memory value of the same pod and time."""
     memory_time_gb_samples: float | None = None
     memory_time_gb_h: float | None = None
     idle_memory_time_gb_samples: float | None = None
@@ -74,9 +140,9 @@ class ServingSummary:
     memory_idle_over_busy: float | None = None
     mean_concurrently_idle_memory_tb: float | None = None
     all_devices_at_once_idle_memory_tb: float | None = None
-    """What would be idle were every pod of the trace live at once, which never happens in it."""
+    """Idle memory if every pod of the trace were live at the same time, which never happens in it."""
     gpu_memory_capacity_gb: float | None = None
-    """Always None for GenTD26: the trace does not say it."""
+    """Always None for GenTD26: the trace does not contain it."""
     host_memory_mean_fraction: float | None = None
     host_memory_max_fraction: float | None = None
     requests: int | None = None
@@ -93,34 +159,34 @@ class ServingSummary:
     queue_length_mean: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Field name -> value, as JSON has it."""
+        """Return field name -> value, for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ServingResult:
-    """The figures and the series behind the charts. An empty frame: the table it needs is not in the trace."""
+    """The figures and the data of the charts. A frame is empty if its table is missing from the trace."""
 
     summary: ServingSummary
     bands: pl.DataFrame
-    """``label``, ``samples``, ``fraction``, ``memory_mean_gb`` (None: not known) for each of ``BANDS``."""
+    """``label``, ``samples``, ``fraction``, ``memory_mean_gb`` (None: unknown) for each of ``BANDS``."""
     devices: pl.DataFrame
     """``pod``, ``samples``, ``idle_fraction``, ``below_5pct_fraction``, ``utilization_mean_pct``, ``memory_mean_gb``;
     most idle first."""
     over_time: pl.DataFrame
-    """``hour`` since the first sample, ``memory_tb`` held by all pods, ``idle_memory_tb``: means over the bucket."""
+    """``hour`` since the first sample, ``memory_tb`` of all pods, ``idle_memory_tb``: means over the bucket."""
     popularity: pl.DataFrame
-    """``base_model``, ``requests``; most asked first."""
+    """``base_model``, ``requests``; most requests first."""
     lorenz: list[tuple[float, float]]
     latency: pl.DataFrame
-    """``name`` (of ``LOADS`` and ``STAGES``), ``count``, ``mean_s``, ``median_s``, ``p99_s``."""
+    """``name`` (one of ``LOADS`` and ``STAGES``), ``count``, ``mean_s``, ``median_s``, ``p99_s``."""
     exec_times: pl.DataFrame
     """``exec_time_s``, one row per request that has one."""
     notes: tuple[str, ...]
 
 
 def analyse(trace: GenTrace) -> ServingResult:
-    """All figures of the trace."""
+    """Compute all figures of the trace."""
     notes = list(trace.notes)
     duty = _samples(trace, "gpu_duty_cycle", notes)
     memory = _samples(trace, "gpu_memory", notes)
@@ -169,7 +235,7 @@ _DEVICE_SCHEMA = {
 
 
 def _samples(trace: GenTrace, name: str, notes: list[str]) -> pl.DataFrame | None:
-    """Rows of a GPU table, each pod and time once (the last row counts); rows without a pod are left out."""
+    """Return the rows of a GPU table without rows that lack a pod; of duplicates (pod and time) the last is kept."""
     frame = trace.metrics.get(name)
     if frame is None:
         return None
@@ -183,13 +249,13 @@ def _samples(trace: GenTrace, name: str, notes: list[str]) -> pl.DataFrame | Non
 
 
 def sampling_step_s(samples: pl.DataFrame) -> float | None:
-    """Median gap (s) between consecutive samples of a pod; None with no pod that has two."""
+    """Return the median time (s) between consecutive samples of a pod; None if no pod has two samples."""
     gaps = samples.sort("pod", "time_s").select(pl.col("time_s").diff().over("pod"))["time_s"].drop_nulls()
     return percentile(gaps, 0.5)
 
 
 def per_device(duty: pl.DataFrame) -> pl.DataFrame:
-    """Per pod: number of samples, fraction at 0, fraction below 5 %, mean duty cycle (percent)."""
+    """Return, per pod, the number of samples, the fractions at 0 and below 5 %, and the mean duty cycle (percent)."""
     return duty.group_by("pod", maintain_order=True).agg(
         pl.len().alias("samples"),
         (pl.col("value") <= IDLE_PCT).mean().alias("idle_fraction"),
@@ -199,7 +265,7 @@ def per_device(duty: pl.DataFrame) -> pl.DataFrame:
 
 
 def utilization(duty: pl.DataFrame, devices: pl.DataFrame, step_s: float | None) -> dict[str, Any]:
-    """Figures of the duty-cycle table. Percentiles over pods are of the pods' fractions of samples at 0."""
+    """Return the figures of the duty-cycle table. Percentiles are over the pods' fractions of samples at 0."""
     value, times = duty["value"], duty["time_s"]
     ticks = times.n_unique()
     idle = devices["idle_fraction"]
@@ -224,11 +290,11 @@ def utilization(duty: pl.DataFrame, devices: pl.DataFrame, step_s: float | None)
 
 
 def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | None) -> dict[str, Any]:
-    """Memory held, and held while idle, by both recipes.
+    """Return memory in use, and in use while idle, by both recipes.
 
     Direct: sum of memory over the joined rows with duty cycle 0. Per pod: sum over pods of (memory over all joined
-    rows of the pod) x (fraction of the pod's duty-cycle samples at 0), which takes memory and idleness of a pod as
-    independent. Time: rows x ``step_s``. Mean concurrently idle: direct sum / number of different times.
+    rows of the pod) x (fraction of the pod's duty-cycle samples at 0), which assumes that memory and idleness of a pod
+    are independent. Time: rows x ``step_s``. Mean concurrently idle: direct sum / number of distinct times.
     """
     if joined.is_empty():
         return {"joined_samples": 0}
@@ -262,7 +328,7 @@ def memory_waste(joined: pl.DataFrame, devices: pl.DataFrame, step_s: float | No
 
 
 def requests(table: pl.DataFrame, popularity: pl.DataFrame) -> dict[str, Any]:
-    """Figures of the request table. Popularity counts requests per base model; requests that name none are left out."""
+    """Return the figures of the request table. Popularity is requests per base model, where one is given."""
     adapters = table["loras"].list.len()
     counts = popularity["requests"].to_list()
     return {
@@ -284,7 +350,7 @@ def _popularity(table: pl.DataFrame) -> pl.DataFrame:
 
 
 def latencies(metrics: Mapping[str, pl.DataFrame]) -> pl.DataFrame:
-    """Count, mean, median and 99th percentile (s) of each latency table that is there; the tables are in ms."""
+    """Return count, mean, median and 99th percentile (s) of each latency table in the trace (the tables are in ms)."""
     rows = []
     for name in (*LOADS, *STAGES):
         frame = metrics.get(f"load_{name}" if name in LOADS else name)
@@ -311,7 +377,7 @@ def _other(metrics: Mapping[str, pl.DataFrame], latency: pl.DataFrame) -> dict[s
 
 
 def bands(duty: pl.DataFrame | None, joined: pl.DataFrame | None) -> pl.DataFrame:
-    """Samples and mean memory (GB) in each of ``BANDS``."""
+    """Return the samples and the mean memory (GB) in each of ``BANDS``."""
     rows = []
     for label, above, up_to in BANDS:
         inside = pl.lit(value=True)
@@ -328,7 +394,7 @@ def bands(duty: pl.DataFrame | None, joined: pl.DataFrame | None) -> pl.DataFram
 
 
 def over_time(joined: pl.DataFrame | None) -> pl.DataFrame:
-    """Memory (TB) that all pods held, and held while idle, as means over buckets of the trace's span."""
+    """Return memory (TB) of all pods, in total and while idle, as means over buckets of the trace's span."""
     schema = {"hour": pl.Float64(), "memory_tb": pl.Float64(), "idle_memory_tb": pl.Float64()}
     if joined is None or joined.is_empty():
         return pl.DataFrame(schema=schema)

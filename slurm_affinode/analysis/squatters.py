@@ -1,13 +1,14 @@
-"""Jobs that hold GPUs and do not use them, from the stored history and accounting in one pass.
+"""Jobs that hold idle GPUs, from stored samples and accounting in one pass.
 
-A GPU that no signature fits, or that was not measured, accuses nobody. Of a job with several GPUs:
+A GPU that matches no signature, or that was not measured, never causes a finding. The kind of finding depends on all
+GPUs of the job:
 
-- ``squatter``: a GPU fits a squatter's signature, and no GPU of the job computes;
+- ``squatter``: a GPU matches a squatter signature, and no GPU of the job computes;
 - ``idle-allocation``, ``partly-used``: some GPUs are idle while others compute;
 - ``idle-allocation``, ``never-used``, ``used-once`` or ``idle``: every measured GPU is idle.
 
-Whether a GPU was used before is a matter of the whole run, also of the part before the interval; where that was not
-seen without a gap, it is unknown. Who is suspended by Slurm cannot compute, and is not found.
+Earlier use of a GPU is checked over the whole run, including the part before the interval; if its samples have a gap
+there, earlier use is unknown. Jobs suspended by Slurm cannot compute and are skipped.
 """
 
 from __future__ import annotations
@@ -20,31 +21,31 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis import mapping, samples, trailing
+from slurm_affinode.analysis import idle_windows, mapping, samples
 from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.idle_windows import NEVER, UNSEEN, USED, Pairs, Trailing
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.trailing import NEVER, UNSEEN, USED, Pairs, Trailing
-from slurm_affinode.core.signature import GpuFacts, RunFacts, Signature, Verdict, judge
-from slurm_affinode.history.schema import ACTIVITY
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.model.finding import MAPPINGS, Evidence, Finding, GpuEvidence, JobRef, Source
+from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, SignatureVerdict, judge
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import ACTIVITY
+from slurm_affinode.model.finding import MAPPINGS, Evidence, Finding, GpuEvidence, JobAttempt, Source
 
 MIB_PER_GIB = 1024.0
 PARTLY = "Ask for as many GPUs as the program uses."
 SHARED = {
-    "history": "the GPU is shared: nobody computed on it, and who holds its memory is not known",
+    "history": "the GPU is shared: no process computed on it, and the holder of its memory is unknown",
     "live": "the GPU is shared: memory and activity are those of the job's own processes",
 }
 ENDED = "It has ended. Let the program end by itself, or free its GPU memory, when it has nothing to compute."
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Runs of the interval and their GPUs, with what these did until the end."""
+class HeldGpus:
+    """Runs of the interval and their GPUs, with the trailing activity of each GPU."""
 
     query: WasteQuery
     runs: pl.DataFrame
-    """``runs.prepare``; the row number is ``run``."""
+    """From ``runs.prepare``; the row number is ``run``."""
     nodes: pl.DataFrame
     """``run``, ``node``."""
     devices: pl.DataFrame
@@ -52,21 +53,21 @@ class Held:
     pairs: pl.DataFrame
     """``run``, ``at``, ``mapping`` and the run's ``start_ms``, ``end_ms``; sorted by run."""
     followed: dict[float, Trailing]
-    """Limit in percent -> what was seen of each pair."""
+    """Limit in percent -> activity of each pair."""
     steps_ms: np.ndarray[Any, np.dtype[np.int64]]
-    """Of each pair's device."""
+    """Sampling interval of each pair's device."""
     used: dict[float, np.ndarray[Any, np.dtype[np.int64]]]
-    """Limit in percent -> whether each pair was above it before it became idle: ``trailing.used_before``."""
+    """Limit in percent -> result of ``idle_windows.used_before`` for each pair."""
     shared: np.ndarray[Any, np.dtype[np.bool_]]
-    """Pairs of a run without a GPU of its own (gres/shard, gres/mps), on a GPU on which others were meanwhile."""
+    """True for runs without a whole GPU (gres/shard, gres/mps) on a GPU that other runs had at the same time."""
     all_pairs: pl.DataFrame
-    """``run``, ``at``: also of runs that the filters leave out."""
+    """``run``, ``at``, including runs excluded by the filters."""
     divided: pl.Series
     """Rows of ``devices`` that are parents of MIG instances."""
 
     @property
     def any(self) -> Trailing:
-        """Whatever limit: for figures that do not depend on it."""
+        """Activity for an arbitrary limit, for figures that do not depend on it."""
         return next(iter(self.followed.values()))
 
 
@@ -77,8 +78,8 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     history: SampleStore,
     limits_pct: Sequence[float],
     now: datetime,
-) -> Held:
-    """Join accounting with the history. ``jobs``: every run of the interval, also those that the filters leave out."""
+) -> HeldGpus:
+    """Join accounting with GPU samples. ``jobs``: every run of the interval, including those excluded by filters."""
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
@@ -92,17 +93,17 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
         about["device"].to_numpy(), pairs["start_ms"].to_numpy(), pairs["end_ms"].to_numpy(), steps,
     )  # fmt: skip
     followed = {
-        limit: trailing.follow(history, keys, query.since, query.until, limit, query.thresholds, index)
+        limit: idle_windows.follow(history, keys, query.since, query.until, limit, query.thresholds, index)
         for limit in sorted(set(limits_pct)) or [5.0]
     }
     whole = pairs.select("run").join(runs.select("run", "begin_ms"), on="run", maintain_order="left")
     begins = whole["begin_ms"].to_numpy()
     used = {
-        limit: trailing.used_before(history, keys, seen, begins, query.since, query.thresholds, limit)
+        limit: idle_windows.used_before(history, keys, seen, begins, query.since, query.thresholds, limit)
         for limit, seen in followed.items()
     }
     shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
-    return Held(query, runs, nodes, devices, pairs, followed, steps, used, shared, everything, mapped.left_out)
+    return HeldGpus(query, runs, nodes, devices, pairs, followed, steps, used, shared, everything, mapped.left_out)
 
 
 def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -120,17 +121,17 @@ def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) ->
 
 
 def of_part(facts: GpuFacts) -> GpuFacts:
-    """What the samples of a whole GPU say of one of several jobs on it: while nobody computes none of them does.
+    """Reduce the facts of a shared GPU to those that hold for each of its jobs.
 
-    Who holds the memory, draws the power, or computed before, they do not say.
+    If the GPU is idle, every job on it is. Memory, power and earlier activity cannot be attributed to one job.
     """
     before = None if facts.used_before else facts.used_before
     peaks = facts.peaks_pct if facts.idle_s else {}
     return replace(facts, memory_gib=None, power_w=None, used_before=before, peaks_pct=peaks)
 
 
-def find(held: Held, signatures: Sequence[Signature], *, source: Source = "history") -> list[Finding]:
-    """The findings, without their queue impact."""
+def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "history") -> list[Finding]:
+    """Return the findings, without their queue impact."""
     if held.pairs.is_empty() or not signatures:
         return []
     chosen = np.zeros(held.pairs.height, np.bool_)
@@ -158,8 +159,8 @@ def find(held: Held, signatures: Sequence[Signature], *, source: Source = "histo
     return found
 
 
-def _may_fit(held: Held, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Pairs that are worth a closer look: idle for long enough."""
+def _may_fit(held: HeldGpus, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return the pairs that have been idle long enough for the signature."""
     followed = held.followed[one.compute.at_most_pct]
     fits: np.ndarray[Any, np.dtype[np.bool_]] = followed.since != NEVER
     fits &= followed.until - followed.since >= one.time.longer_than_s * 1000
@@ -167,28 +168,30 @@ def _may_fit(held: Held, one: Signature) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """One GPU of a job as it was seen, and what the signatures say of it."""
+class ObservedGpu:
+    """Observed activity of one GPU of a job, and the verdict of the signatures."""
 
     gpu: GpuEvidence
-    verdict: Verdict | None
-    """The signature that fits; ``None``: none does."""
+    verdict: SignatureVerdict | None
+    """Verdict of the signature that matches; ``None`` if none does."""
     computes: bool
-    """It was measured, and is above the limit."""
+    """True if the GPU was measured and is above the limit."""
     since: datetime | None
     window_s: float
     last: datetime | None = None
     held_gib_s: float | None = None
-    """Memory held in the window x time, of the samples that have it."""
+    """Memory x time in the window, over the samples with a memory value."""
     measured_s: float | None = None
-    """Of the time of the run that was looked at; ``None``: it was not looked at for a time."""
+    """Measured part of ``whole_s``; ``None`` if not based on samples over time."""
     whole_s: float | None = None
-    """That time."""
+    """Time of the run within the interval; ``None`` if not based on samples over time."""
 
 
-def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]) -> Seen:
+def _see(
+    held: HeldGpus, device: dict[str, Any], i: int, signatures: Sequence[Signature], row: dict[str, Any]
+) -> ObservedGpu:
     run = run_facts(row, held.query.end_of(row["cluster"]))
-    best: Seen | None = None
+    best: ObservedGpu | None = None
     for one in signatures:
         limit_pct = one.compute.at_most_pct
         facts, since = facts_of(held, limit_pct, i)
@@ -201,10 +204,11 @@ def _see(held: Held, device: dict[str, Any], i: int, signatures: Sequence[Signat
     return best
 
 
-def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
-    """What is known of pair ``i``, and since when it is idle (``NEVER``: it is not).
+def facts_of(held: HeldGpus, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
+    """Return the facts about pair ``i``, and the start of its trailing idle window (``NEVER`` if it is not idle).
 
-    Where the samples end long before the run (or the interval), or the last one has no signal, the GPU is unknown.
+    The GPU is unknown if its samples end long before the run (or the interval), or if the last one has no activity
+    signal.
     """
     seen, end_ms, step_ms = held.followed[limit_pct], int(held.pairs["end_ms"][i]), int(held.steps_ms[i])
     limit = max(step_ms * held.query.thresholds.max_gap_steps, 1000)
@@ -214,7 +218,7 @@ def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
     power = float(seen.power_ms[i] / seen.power_known_ms[i]) if seen.power_known_ms[i] else None
     peak = None if np.isnan(seen.fb_peak[i]) else float(seen.fb_peak[i]) / MIB_PER_GIB
     if stale:
-        # That memory was held is shown of a GPU that has no signal of activity; it accuses nobody by itself.
+        # Memory of a GPU without activity signals is shown, but never sufficient for a finding.
         return GpuFacts(memory_total_gib=total, memory_gib=peak if seen.last[i] == NEVER else None), NEVER
     since = int(seen.since[i])
     if since == NEVER:
@@ -229,17 +233,17 @@ def facts_of(held: Held, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
 
 
 def _seen(  # noqa: PLR0917
-    held: Held, limit_pct: float, i: int, device: dict[str, Any], facts: GpuFacts, since: int
-) -> Seen:
+    held: HeldGpus, limit_pct: float, i: int, device: dict[str, Any], facts: GpuFacts, since: int
+) -> ObservedGpu:
     followed, shared = held.followed[limit_pct], bool(held.shared[i])
     gib_s = float(followed.fb_ms[i]) / MIB_PER_GIB / 1000 if followed.fb_known_ms[i] and not shared else None
-    return Seen(
+    return ObservedGpu(
         replace(gpu_evidence(followed, i, device, facts), mapping=held.pairs["mapping"][i], shared=shared),
         None,
         facts.peak_pct is not None and since == NEVER,
-        trailing.moment(since),
+        idle_windows.moment(since),
         facts.idle_s or 0.0,
-        trailing.moment(int(followed.last[i])),
+        idle_windows.moment(int(followed.last[i])),
         gib_s,
         int(followed.measured_ms[i]) / 1000,
         (held.pairs["end_ms"][i] - held.pairs["start_ms"][i]) / 1000,
@@ -253,7 +257,7 @@ def gpu_evidence(
     facts: GpuFacts,
     flagged: Collection[tuple[str | None, str]] = (),
 ) -> GpuEvidence:
-    """The GPU of pair ``i``. ``flagged``: node and name of those that count as idle."""
+    """Return the evidence for the GPU of pair ``i``. ``flagged``: node and name of the GPUs that count as idle."""
     measured_ms = int(followed.measured_ms[i])
     xid = int(followed.xid[i])
     return GpuEvidence(
@@ -268,36 +272,36 @@ def gpu_evidence(
         power_w=facts.power_w,
         xid=None if xid == NEVER else xid,
         idle_s=facts.idle_s,
-        last_active=trailing.moment(int(followed.last_active[i])),
+        last_active=idle_windows.moment(int(followed.last_active[i])),
         measured=facts.peak_pct is not None,
         flagged=(device["node"], name_of(device)) in flagged,
     )
 
 
 def name_of(device: dict[str, Any]) -> str:
-    """Index on the node, else PCI address or UUID."""
+    """Return the index on the node, else the PCI address or the UUID."""
     if device["index"] is not None:
         return str(device["index"]) + ("" if device["mig"] is None else f".{device['mig']}")
     return str(device["pci"] or device["uuid"] or "?")
 
 
 def run_facts(row: dict[str, Any], until: datetime) -> RunFacts:
-    """State, time and limit of a run as of ``until``."""
+    """Return state, elapsed time and time limit of a run as of ``until``."""
     running = row["end"] is None or row["end"] > until
     elapsed = ((until if running else row["end"]) - row["start"]).total_seconds()
     state = "RUNNING" if running and row["state"] not in ("SUSPENDED", "COMPLETING") else row["state"]
     return RunFacts(state, running, elapsed, row["timelimit_s"])
 
 
-def run_ref(row: dict[str, Any], until: datetime) -> JobRef:
-    """The job of a row of ``JOBS``."""
+def run_ref(row: dict[str, Any], until: datetime) -> JobAttempt:
+    """Return a reference to the job of a row of ``JOBS``."""
     facts = run_facts(row, until)
     shown = str(row["job_id"])
     if row["array_job_id"] is not None and row["array_task_id"] is not None:
         shown = f"{row['array_job_id']}_{row['array_task_id']}"
     elif row["het_job_id"] is not None:
         shown = f"{row['het_job_id']}+{row['het_offset'] or 0}"
-    return JobRef(
+    return JobAttempt(
         job_id=row["job_id"],
         id=shown,
         submit=row["submit"],
@@ -311,16 +315,16 @@ def run_ref(row: dict[str, Any], until: datetime) -> JobRef:
 
 
 def _batch(line: str | None) -> bool | None:
-    """Whether the command that submitted a job gave it a script; ``None``: not known."""
+    """Return whether a submit line is that of a batch job; ``None`` if unknown."""
     words = (line or "").split(maxsplit=1)
     program = words[0].rpartition("/")[2] if words else ""
     return {"sbatch": True, "salloc": False, "srun": False}.get(program)
 
 
 def finding(
-    ref: JobRef, row: dict[str, Any], nodes: tuple[str, ...], seen: Sequence[Seen], source: Source
+    ref: JobAttempt, row: dict[str, Any], nodes: tuple[str, ...], seen: Sequence[ObservedGpu], source: Source
 ) -> Finding | None:
-    """What the GPUs of a job amount to; ``None``: nothing. ``row``: cluster, user, account, partition, qos, gpus."""
+    """Return the finding for the GPUs of a job, or ``None``. ``row``: cluster, user, account, partition, qos, gpus."""
     flagged = [(one, one.verdict) for one in seen if one.verdict is not None]
     if not flagged:
         return None
@@ -332,7 +336,7 @@ def finding(
     allocated = max(int(row["gpus"] or 0), len(seen))
     gpus = tuple(sorted((one.gpu for one in seen), key=lambda gpu: (gpu.node or "", _order(gpu.gpu))))
     known = [gib_s for one in idle if (gib_s := _held_gib_s(one)) is not None]
-    # Nobody gets the whole of a shared GPU when the job ends.
+    # The end of one job does not free a shared GPU.
     shared = any(one.gpu.shared for one in seen)
     share = _measured_share(seen, allocated)
     about = (*_about_gpus(idle, computing, allocated, len(seen), seen), *_about_share(share))
@@ -363,16 +367,16 @@ def finding(
     )
 
 
-def _kind(names: Sequence[str], worst: Verdict, *, computes: bool) -> tuple[str, str]:
-    """Kind and variant of a finding. ``names``: the signatures that its GPUs fit; ``worst``: the one that counts.
+def _kind(names: Sequence[str], worst: SignatureVerdict, *, computes: bool) -> tuple[str, str]:
+    """Return kind and variant of a finding. ``names``: matching signatures; ``worst``: the verdict that determines it.
 
-    A job that computes on some of its GPUs squats on none.
+    A job that computes on some of its GPUs is never a squatter.
     """
     if computes:
         return "idle-allocation", "partly-used"
     if worst.signature.kind == "squatter":
         return "squatter", worst.signature.name
-    # Of several, the one that claims the least.
+    # Of several signatures, use the least specific one.
     return "idle-allocation", next((name for name in ("used-once", "idle") if name in names), names[0])
 
 
@@ -380,14 +384,14 @@ def _order(name: str) -> tuple[int, str]:
     return (int(name), "") if name.isascii() and name.isdigit() else (1 << 30, name)
 
 
-def _held_gib_s(one: Seen) -> float | None:
+def _held_gib_s(one: ObservedGpu) -> float | None:
     if one.held_gib_s is not None or one.gpu.held_gib is None:
         return one.held_gib_s
-    return one.gpu.held_gib * one.window_s  # a look has no samples: what is held now
+    return one.gpu.held_gib * one.window_s  # a live check has no samples: use the current memory
 
 
-def _measured_share(seen: Sequence[Seen], allocated: int) -> float | None:
-    """The measured part of the time for which a job had its GPUs; ``None``: that time was not looked at."""
+def _measured_share(seen: Sequence[ObservedGpu], allocated: int) -> float | None:
+    """Return the measured share of a job's GPU time; ``None`` if not based on samples over time."""
     whole_s = max((one.whole_s for one in seen if one.whole_s is not None), default=0.0)
     if whole_s <= 0:
         return None
@@ -395,7 +399,7 @@ def _measured_share(seen: Sequence[Seen], allocated: int) -> float | None:
 
 
 def _about_share(share: float | None) -> tuple[Evidence, ...]:
-    """How much of the time was measured. Of a job of which most is unknown the score is at most twice that share."""
+    """Return evidence about the measured share of the time. Below 50 %, the score is at most twice that share."""
     if share is None:
         return ()
     text = f"{100 * share:.0f} % of the GPU time looked at was measured"
@@ -405,7 +409,11 @@ def _about_share(share: float | None) -> tuple[Evidence, ...]:
 
 
 def _about_gpus(
-    flagged: Sequence[Seen], computing: Sequence[Seen], allocated: int, mapped: int, seen: Sequence[Seen]
+    flagged: Sequence[ObservedGpu],
+    computing: Sequence[ObservedGpu],
+    allocated: int,
+    mapped: int,
+    seen: Sequence[ObservedGpu],
 ) -> tuple[Evidence, ...]:
     text = f"{len(flagged)} of {allocated} GPU{'s' if allocated != 1 else ''} idle"
     text += f", {len(computing)} computing" if computing else ""

@@ -1,4 +1,4 @@
-"""What suspensions gave back: GPU-hours in which the GPUs of a suspended job were free for others."""
+"""Benefit of suspensions: GPU-hours for which the GPUs of suspended jobs were free for other jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SUSPENSIONS: dict[str, pl.DataType] = {
     "user": pl.String(),
     "account": pl.String(),
     "partition": pl.String(),
-    "mode": pl.String(),  # requeue, inplace; null: not known, of an early ledger
+    "mode": pl.String(),  # requeue, inplace; null: unknown (early ledger)
     "outcome": pl.String(),  # asleep, restoring, restored, afresh, ended, failed
     "why": pl.String(),
     "gpus": pl.Int64(),
@@ -30,21 +30,21 @@ SUSPENSIONS: dict[str, pl.DataType] = {
     "node": pl.String(),
     "restored_node": pl.String(),
     "gpu_hours_given_back": pl.Float64(),
-    "asleep_s": pl.Float64(),  # from free GPUs to the next start, or to now; whole, not clipped
+    "asleep_s": pl.Float64(),  # from free GPUs to the next start, or to now; not clipped to the interval
     "suspend_s": pl.Float64(),  # from the first lock to free GPUs
-    "dump_s": pl.Float64(),  # from parked to a verified image
+    "dump_s": pl.Float64(),  # from parked to a verified checkpoint image
     "restore_s": pl.Float64(),  # from the next start to running again
     "gpu_mem_gib": pl.Float64(),
     "image_gib": pl.Float64(),
-    "gpu_mem_gib_hours": pl.Float64(),  # in place: memory of GPUs that was free for others
-    "wake_s": pl.Float64(),  # in place: from the request to running again
+    "gpu_mem_gib_hours": pl.Float64(),  # in place: GPU memory that was free for other jobs
+    "wake_s": pl.Float64(),  # in place: from the wake request to running again
     "failure": pl.String(),
 }
 """One row per suspension; most GPU-hours first."""
 
 
 def given_back(entries: Iterable[LedgerEntry], query: WasteQuery, *, now: datetime) -> pl.DataFrame:
-    """``SUSPENSIONS`` of the ledger's ``entries`` that ``query`` asks for; hours are clipped to its interval."""
+    """Return ``SUSPENSIONS`` for the ledger entries that match ``query``; hours are clipped to its interval."""
     rows = [_row(entry, query, now) for entry in entries if _wanted(entry, query)]
     frame = pl.DataFrame(rows, schema=SUSPENSIONS, orient="row")
     return frame.sort(
@@ -108,7 +108,11 @@ def _span_s(begin_ms: int | None, end_ms: int | None) -> float | None:
 
 
 def outcome(entry: LedgerEntry) -> str:
-    """``failed`` (it ran on), ``restored``, ``ended`` (it never ran again), ``restoring``, ``asleep``, ``afresh``."""
+    """Return the outcome of a suspension.
+
+    ``failed`` (the job continued to run), ``restored``, ``ended`` (it never ran again), ``restoring``, ``asleep``
+    (still suspended), ``afresh`` (the restore failed).
+    """
     in_place = entry.mode == "inplace"
     if (in_place and (entry.failure is not None or entry.parked_ms is None)) or (
         not in_place and entry.queued_ms is None
@@ -124,10 +128,10 @@ def outcome(entry: LedgerEntry) -> str:
 
 
 def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:
-    """Of ``SUSPENSIONS``: how many, of how many jobs, hours given back, memory and typical times.
+    """Return totals of ``SUSPENSIONS``: numbers of suspensions and jobs, GPU-hours freed, memory and median times.
 
-    Times are medians; ``None`` where nothing is known. Those in place are counted by themselves (``in_place_``): their
-    GPUs stay theirs, and what they leave to others is memory.
+    ``None`` is unknown. Suspensions in place are counted separately (``in_place_``): the jobs keep their GPUs and free
+    only memory.
     """
     in_place = frame.filter((pl.col("mode") == "inplace") & (pl.col("outcome") != "failed"))
     frame = frame.filter((pl.col("mode") != "inplace") | pl.col("mode").is_null() | (pl.col("outcome") == "failed"))
@@ -153,7 +157,7 @@ def totals(frame: pl.DataFrame) -> Mapping[str, float | int | None]:
 
 
 def _sum(frame: pl.DataFrame, column: str) -> float | None:
-    """Of what is known; ``None`` where there are rows and nothing is known of any."""
+    """Return the sum of the known values; ``None`` if there are rows, but no known value."""
     return float(frame[column].sum()) if frame.is_empty() or frame[column].count() else None
 
 

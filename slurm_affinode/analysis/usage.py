@@ -1,4 +1,4 @@
-"""Who uses how much, GPU jobs and others alike, and who waits for how long: from accounting alone."""
+"""Usage and waiting times per user, account, partition and so on, of all jobs, from accounting alone."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ STATES = {"completed": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED"
           "oom": "OUT_OF_MEMORY"}  # fmt: skip
 ORDERS = {"gpu-hours": "gpu_hours", "core-hours": "core_hours", "jobs": "jobs", "gpus": "gpus_now",
           "cores": "cores_now", "waiting": "waiting"}  # fmt: skip
-"""``--by`` -> column."""
+"""Value of ``--by`` -> column."""
 GROUPS = ("user", "account", "partition", "qos", "cluster", "job")
 
 
 def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: datetime, *, group: str) -> pl.DataFrame:
-    """One row per ``group`` (of ``GROUPS``) from ``JOBS``, hours cut to the interval.
+    """Return one row per ``group`` (one of ``GROUPS``) from ``JOBS``, with hours clipped to the interval.
 
-    Of GPUs (cores) of which some are known the known ones count; where those of no job are known, the amount is null.
+    Amounts are sums over the jobs with a known number of GPUs (cores), null if it is known for no job.
 
-    ``jobs``, ``gpu_jobs`` (with a GPU), ``gpu_hours``, ``core_hours`` (of all jobs), ``cpu_job_core_hours`` (of those
-    without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, the ends by
-    state, ``partitions``, ``users``.
+    Columns: ``jobs``, ``gpu_jobs`` (with a GPU), ``gpu_hours``, ``core_hours`` (of all jobs), ``cpu_job_core_hours``
+    (of jobs without a GPU), ``gpus_now``, ``cores_now``, ``running`` (at the end of the interval), ``waiting``, numbers
+    of ended jobs by state, ``partitions``, ``users``.
     """
     mine = runs.prepare(jobs, query, now).filter(pl.col("wanted")).with_columns(_shown())
     pending = pending.with_columns(_shown())
@@ -53,7 +53,7 @@ def usage(jobs: pl.DataFrame, pending: pl.DataFrame, query: WasteQuery, now: dat
     joined = rows.join(waits, on=group, how="full", coalesce=True, nulls_equal=True)
     texts = pl.col("partitions", "users").fill_null("")
     amounts = pl.col(*(name for name in rows.columns if rows.schema[name].is_numeric() and name != group))
-    none = pl.col("jobs").is_null()  # they wait, and have used nothing
+    none = pl.col("jobs").is_null()  # groups with pending jobs only: no usage
     return joined.with_columns(
         pl.when(none).then(0).otherwise(amounts).name.keep(), texts, pl.col("waiting").fill_null(0)
     )
@@ -64,7 +64,7 @@ def _sum(amount: pl.Expr) -> pl.Expr:
 
 
 def _shown() -> pl.Expr:
-    """``job``: what people call it; the runs of a requeued job are one."""
+    """Return the column ``job``: the job ID as Slurm displays it, the same for all runs of a requeued job."""
     array, het = pl.col("array_job_id").cast(pl.String), pl.col("het_job_id").cast(pl.String)
     return pl.coalesce(
         pl.when(pl.col("array_task_id").is_not_null()).then(array + "_" + pl.col("array_task_id").cast(pl.String)),
@@ -79,7 +79,7 @@ def _wanted(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:
         if values:
             pending = pending.filter(pl.col(name).is_in(list(values)))
     if query.partitions:
-        # A job that waits may name several.
+        # A pending job may list several partitions.
         named = pl.col("partition").fill_null("").str.split(",").list.set_intersection(list(query.partitions))
         pending = pending.filter(named.list.len() > 0)
     return pending
@@ -87,7 +87,7 @@ def _wanted(pending: pl.DataFrame, query: WasteQuery) -> pl.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """A job in the queue."""
+    """A pending job."""
 
     id: str
     user: str | None
@@ -95,18 +95,18 @@ class Waits:
     partition: str
     qos: str | None
     gpus: int | None
-    """Asked for; ``None``: nothing is known of what it asked for."""
+    """Number of requested GPUs; ``None`` if unknown."""
     cores: int | None
     nodes: int | None
     submitted: datetime | None
     eligible: datetime | None
     reason: str | None
     waited_s: float
-    """Since it could have started; what was submitted and may not start yet has not waited."""
+    """Time since the job became eligible; 0 if it is not eligible yet."""
 
 
 def waits_of(pending: pl.DataFrame, query: WasteQuery, now: datetime) -> list[Waits]:
-    """The queue of accounting (``JOBS``), the longest wait first."""
+    """Return the pending jobs of accounting (``JOBS``), the longest wait first."""
     return _sorted(
         _stored(row, min(now, query.end_of(row["cluster"]))) for row in _wanted(pending, query).iter_rows(named=True)
     )
@@ -130,7 +130,7 @@ def _asked(row: dict[str, Any], name: str) -> int | None:
 
 
 def waits_now(jobs: Iterable[Job], query: WasteQuery, now: datetime) -> list[Waits]:
-    """The queue of slurmctld, the longest wait first."""
+    """Return the pending jobs of slurmctld, the longest wait first."""
     return _sorted(
         Waits(job.id, job.user, job.account, ",".join(job.partitions), job.qos,
               0 if job.gpus_requested is None else job.gpus_requested.count, job.cpus, job.node_count, job.submit,

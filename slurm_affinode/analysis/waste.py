@@ -1,4 +1,8 @@
-"""The analysis: job runs, GPU history and prices of an interval become a ``WasteResult``."""
+"""The waste analysis: runs, GPU samples and prices of an interval in, a ``WasteResult`` out.
+
+Runs are mapped to allocations (intervals on devices) and joined with the samples. The result is compared with capacity,
+the time for which GPUs are known to have existed (rule ``capacity`` in ``docs/metrics.md``).
+"""
 
 from __future__ import annotations
 
@@ -9,13 +13,130 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis import allocations as allocating
-from slurm_affinode.analysis import capacity, kernel, mapping, measures, overtime, quality, samples, segments, totals
+from slurm_affinode.analysis import data_quality, mapping, measures, over_time, result, samples, segments
 from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis.data_quality import Ingest
+from slurm_affinode.analysis.join import kernel
+from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
-from slurm_affinode.analysis.quality import Ingest
-from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MEASURES, WasteQuery, WasteResult
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MAPPINGS, MEASURES, WasteQuery, WasteResult
+from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints
+from slurm_affinode.metrics.parquet.store import SampleStore
+
+
+def find_gpu_runs(runs: pl.DataFrame, mapped: Mapped) -> pl.DataFrame:
+    """Return the runs (``runs.prepare``) that had a GPU by accounting, labels or records.
+
+    Adds ``mapping`` (one of ``MAPPINGS``; the weakest evidence if there are several) and ``devices`` (known GPUs).
+    """
+    ways = mapped.pairs.group_by("run").agg(
+        pl.col("mapping").cast(pl.Enum(MAPPINGS)).max().cast(pl.String), pl.len().cast(pl.Int64).alias("devices")
+    )
+    return (
+        runs.join(ways, on="run", how="left", maintain_order="left")
+        .filter((pl.col("gpus").fill_null(0) > 0) | pl.col("mapping").is_not_null())
+        .with_columns(pl.col("mapping").fill_null("unknown"), pl.col("devices").fill_null(0))
+    )
+
+
+def intervals(runs: pl.DataFrame, mapped: Mapped) -> Allocations:
+    """Return one allocation per run and GPU, sorted by (device, start)."""
+    frame = mapped.pairs.join(runs.select("run", "start_ms", "end_ms", "wanted"), on="run").sort(
+        "at", "start_ms", "run"
+    )
+    return Allocations.of(
+        frame["at"].to_numpy(),
+        frame["run"].to_numpy(),
+        frame["start_ms"].to_numpy(),
+        frame["end_ms"].to_numpy(),
+        frame["wanted"].to_numpy(),
+    )
+
+
+def taking_part(devices: pl.DataFrame, mapped: Mapped, allocations: Allocations, clusters: tuple[str, ...]) -> Flags:
+    """Return which devices the report counts.
+
+    Excluded are devices of other clusters, and parents of MIG instances unless a run held the parent before it was
+    divided.
+    """
+    flags = np.ones(len(devices), np.bool_)
+    if clusters:
+        flags &= np.array([name is None or name in clusters for name in devices["cluster"].to_list()], np.bool_)
+    flags[mapped.left_out.to_numpy()] = False
+    flags[allocations.device] = True
+    return flags
+
+
+_NOTHING = 1e-6
+"""Numbers of GPUs up to this are rounding errors of sums of fractions."""
+
+Spans = tuple[Ints, Ints, Ints, Floats]
+"""Columns: place, start and end (ms), number of GPUs (negative: in use)."""
+
+
+def not_allocated_ms(cells: Cells, devices: pl.DataFrame, lacking: pl.DataFrame, *, max_gap_steps: float) -> float:
+    """Return the GPU time, ms, of GPUs that are known to have existed while no run held them.
+
+    ``devices``: as ``samples.Index.devices``, in the order of the cells. ``lacking``: GPUs of runs that are mapped to
+    no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``, ``end_ms``. They are assumed to be free
+    GPUs of that node, or of the cluster, as far as there are any.
+    """
+    device, start, end = _free(cells, devices, max_gap_steps)
+    if lacking.is_empty():
+        return float((end - start).sum())
+    both = pl.concat([devices.select("cluster", "node"), lacking.select("cluster", "node")])
+    node, cluster = (
+        both.select(pl.struct(by).rank("dense").cast(pl.Int64)).to_series().to_numpy()
+        for by in (["cluster", "node"], ["cluster"])
+    )
+    of_run = np.arange(devices.height, both.height)
+    placed = lacking["node"].is_not_null().to_numpy()
+    taken = tuple(lacking[name].to_numpy() for name in ("start_ms", "end_ms"))
+    gpus = -lacking["gpus"].to_numpy().astype(np.float64)
+    left = _left(
+        (node[device], start, end, np.ones(len(device))),
+        (node[of_run][placed], taken[0][placed], taken[1][placed], gpus[placed]),
+    )
+    if not placed.all():
+        cluster_of = np.zeros(int(node.max()) + 1, np.int64)
+        cluster_of[node] = cluster
+        left = _left(
+            (cluster_of[left[0]], *left[1:]),
+            (cluster[of_run][~placed], taken[0][~placed], taken[1][~placed], gpus[~placed]),
+        )
+    return float(((left[2] - left[1]) * left[3]).sum())
+
+
+def _free(cells: Cells, devices: pl.DataFrame, max_gap_steps: float) -> tuple[Ints, Ints, Ints]:
+    """Return device, start and end of the periods in which a device is known to have existed and no run held it."""
+    free = np.flatnonzero(cells.inside & (cells.sharers == 0))
+    device, start, end = cells.device[free], cells.start[free], cells.end[free]
+    new = np.ones(len(free), np.bool_)
+    new[1:] = (device[1:] != device[:-1]) | (start[1:] != end[:-1])
+    first = np.flatnonzero(new)
+    last = np.append(first[1:], len(free)) - 1 if len(first) else first
+    device, start, end = device[first], start[first], end[last]
+    # A device exists from its first to its last sample, and up to a limit of the interval less than a gap away.
+    step = devices["step_ms"].to_numpy()
+    seen = devices["first"].dt.epoch("ms").to_numpy()
+    gone = devices["last"].dt.epoch("ms").to_numpy() + step
+    near = np.ceil(step * max_gap_steps).astype(np.int64)
+    seen = np.where(seen - cells.since <= near, cells.since, seen)
+    gone = np.where(cells.until - gone <= near, cells.until, gone)
+    start, end = np.maximum(start, seen[device]), np.minimum(end, gone[device])
+    there = end > start
+    return device[there], start[there], end[there]
+
+
+def _left(free: Spans, taken: Spans) -> Spans:
+    """Return the periods in which ``free`` exceeds ``taken``, and the difference."""
+    place, start, end, gpus = (np.concatenate([a, b]) for a, b in zip(free, taken, strict=True))
+    at, time, change = np.concatenate([place, place]), np.concatenate([start, end]), np.concatenate([gpus, -gpus])
+    order = np.lexsort((time, at))
+    at, time, net = at[order], time[order], np.cumsum(change[order])
+    keep = (at[1:] == at[:-1]) & (time[1:] > time[:-1]) & (net[:-1] > _NOTHING)
+    return at[:-1][keep], time[:-1][keep], time[1:][keep], net[:-1][keep]
+
 
 _DECADE = timedelta(days=3653)
 
@@ -25,20 +146,20 @@ TOP_RUNS = 25
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """Everything between the inputs and the result."""
+    """Intermediate results of the analysis."""
 
     runs: pl.DataFrame
-    """All runs that overlap the interval, of whatever user."""
+    """All runs that overlap the interval, of all users."""
     nodes: pl.DataFrame
     index: samples.Index
     devices: pl.DataFrame
-    """Those of ``index``, with the name that accounting gives their cluster (``mapping.one_cluster``)."""
+    """Devices of ``index``, with accounting's name of their cluster (``mapping.one_cluster``)."""
     mapped: mapping.Mapped
     gpu_runs: pl.DataFrame
     allocations: segments.Allocations
-    buckets: overtime.Buckets
+    buckets: over_time.Buckets
     cells: segments.Cells
-    totals: totals.Totals
+    totals: result.Totals
 
 
 def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
@@ -53,14 +174,14 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     top_runs: int = TOP_RUNS,
     advance: Callable[[int, int], None] | None = None,
 ) -> WasteResult:
-    """Say where the GPU-hours of ``query``'s interval went.
+    """Compute where the GPU-hours of the query's interval went, by the rules of ``docs/metrics.md``.
 
-    ``jobs`` (schema ``JOBS``): every run that overlaps the interval, **not** only those that pass the query's filters,
-    which are applied here: a GPU that a run shares with another user's is shared also in the report of one user.
-    ``allocation_gpus`` (schema ``ALLOCATION_GPUS``): recorded GPU ids. ``ingests``: the journal, for data quality.
-    ``now``: where the time of running jobs ends. ``advance`` is told samples done and samples in all.
+    ``jobs`` (schema ``JOBS``): every run that overlaps the interval, **not** only those that pass the query's filters.
+    The filters are applied here, because a GPU shared with another user's run is also shared in the report of one user.
+    ``allocation_gpus`` (schema ``ALLOCATION_GPUS``): recorded GPU IDs. ``ingests``: the ingest journal, for data
+    quality. ``now``: end of running jobs. ``advance`` is called with the samples done and their total.
 
-    The rules are those of ``docs/metrics.md``. Raises ``UnreachableError`` where the history cannot be read.
+    Raises ``UnreachableError`` if the samples cannot be read.
     """
     joined = _join(query, jobs, allocation_gpus, history, now, advance)
     about = joined.gpu_runs.filter(pl.col("wanted"))
@@ -76,13 +197,13 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         total=total,
         jobs=rows.select(*JOB_COLUMNS, *MEASURES),
         groups=_groups(about, parts),
-        over_time=overtime.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about),
+        over_time=over_time.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about),
         bucket_s=joined.buckets.width_s,
-        idle_fraction_histogram=overtime.idle_fraction_histogram(rows),
-        window_histogram=overtime.window_histogram(joined.totals, known=total["gpu_hours_idle"] is not None),
+        idle_fraction_histogram=over_time.idle_fraction_histogram(rows),
+        window_histogram=over_time.window_histogram(joined.totals, known=total["gpu_hours_idle"] is not None),
         timelines=_timelines(query, joined, chosen),
-        quality=quality.describe(
-            quality.Evidence(
+        quality=data_quality.describe(
+            data_quality.Coverage(
                 runs=joined.runs.filter(pl.col("wanted")),
                 about=about,
                 rows=rows,
@@ -117,8 +238,8 @@ def _join(  # noqa: PLR0917
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
     devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
-    allocations = allocating.intervals(runs, mapped)
-    part = allocating.taking_part(devices, mapped, allocations, query.clusters)
+    allocations = intervals(runs, mapped)
+    part = taking_part(devices, mapped, allocations, query.clusters)
     buckets = _buckets(query, runs)
     active = np.flatnonzero(part)
     cells = segments.build(
@@ -138,17 +259,17 @@ def _join(  # noqa: PLR0917
             advance(done, index.rows)
 
     summed = kernel.run_all(index, allocations, cells, query.thresholds, report)
-    gpu_runs = allocating.gpu_runs(runs, mapped)
+    gpu_runs = find_gpu_runs(runs, mapped)
     return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, buckets, cells, summed)
 
 
-def _buckets(query: WasteQuery, runs: pl.DataFrame) -> overtime.Buckets:
-    """Buckets of the interval. Decades are asked for to get everything: theirs reach as far as runs do."""
+def _buckets(query: WasteQuery, runs: pl.DataFrame) -> over_time.Buckets:
+    """Return the buckets of the interval. If it exceeds a decade ("everything"), they cover only the time with runs."""
     since, until = query.since, query.until
     if until - since > _DECADE and not runs.is_empty():
         first, last = runs.select(pl.col("start_ms").min(), pl.col("end_ms").max()).row(0)
         since, until = (datetime.fromtimestamp(ms / 1000, UTC) for ms in (first, last))
-    return overtime.Buckets.of(since, until, query.zone)
+    return over_time.Buckets.of(since, until, query.zone)
 
 
 def _jobs(about: pl.DataFrame, parts: pl.DataFrame) -> pl.DataFrame:
@@ -171,7 +292,7 @@ def _total(
 ) -> Mapping[str, float | int | None]:
     total: dict[str, float | int | None] = measures.aggregate(parts).row(0, named=True)
     total["users"] = about["user"].drop_nulls().n_unique()
-    # Of the time that nobody is known to hold, no user or partition has a part.
+    # Unallocated time belongs to no user, account or partition.
     partial = bool(query.partitions or query.accounts or query.users)
     known = bool(joined.index.rows) and not partial
     free = _not_allocated_h(query, joined, about, parts) if known else None
@@ -188,7 +309,7 @@ def _not_allocated_h(query: WasteQuery, joined: _Joined, about: pl.DataFrame, pa
         .join(about.select("run", "cluster", "start_ms", "end_ms"), on="run", how="inner")
     )
     gaps = query.thresholds.max_gap_steps
-    return capacity.not_allocated_ms(joined.cells, joined.devices, lacking, max_gap_steps=gaps) / measures.MS_PER_HOUR
+    return not_allocated_ms(joined.cells, joined.devices, lacking, max_gap_steps=gaps) / measures.MS_PER_HOUR
 
 
 def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFrame:
@@ -198,8 +319,8 @@ def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFr
 
 def _timelines(query: WasteQuery, joined: _Joined, chosen: pl.DataFrame) -> pl.DataFrame:
     if chosen.is_empty():
-        return pl.DataFrame(schema=overtime.TIMELINE)
+        return pl.DataFrame(schema=over_time.TIMELINE)
     pieces = joined.index.pieces
-    slots = overtime.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices))
+    slots = over_time.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices))
     blocks = samples.blocks_of(joined.index, slots.pieces)
-    return overtime.timelines(slots, blocks, pieces, query.thresholds, chosen)
+    return over_time.timelines(slots, blocks, pieces, query.thresholds, chosen)

@@ -1,11 +1,11 @@
-"""Dump and restore with CRIU, as root, from outside of the job's namespaces.
+"""Dump and restore with CRIU, as root, from outside the job's namespaces.
 
-CRIU runs inside them, because the PIDs of the tree are plain there: ``launcher.py`` enters them by descriptors that are
-held since the shepherd has said hello, and executes CRIU by a descriptor. It gets nothing that a user chose: a fixed
-environment, no configuration file, no plugin, image and work directories as inherited descriptors
-(``/proc/self/fd/N``), so no path is looked up where a job could have put something.
+CRIU runs inside the job's PID and mount namespaces, so that it sees the job's PIDs: ``criu_launcher.py`` enters them by
+descriptors held since the shepherd's hello, and executes CRIU by descriptor. CRIU gets nothing that a user can choose:
+a fixed environment, no configuration file, no plugins, and image and work directories as inherited descriptors
+(``/proc/self/fd/N``), so no path is resolved where a job could have placed a file.
 
-What CRIU says at its end is not trusted: the files of a dump are looked at, and a restored tree is looked for.
+CRIU's exit status alone is not trusted: the files of a dump and the restored process tree are checked too.
 """
 
 from __future__ import annotations
@@ -22,22 +22,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from slurm_affinode import kerneltext, pinned, process
+from slurm_affinode.base import kernel_text, pidfd, process
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.pidfd import Id, Namespace, Process
 from slurm_affinode.checkpoint import (
-    credentials,
-    inheritance,
-    launcher,
-    localfiles,
-    memorymap,
-    remaps,
-    rootdir,
+    criu_launcher,
+    deleted_files,
+    local_files,
+    memory_map,
+    open_files,
+    restore_gate,
+    root_directory,
     sessions,
 )
-from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
-from slurm_affinode.checkpoint.filling import CannotFill, Filler, beside
-from slurm_affinode.checkpoint.gate import Gate, work_directory
-from slurm_affinode.checkpoint.inheritance import Inheritance
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     DumpFailed,
@@ -49,28 +47,29 @@ from slurm_affinode.checkpoint.interface import (
     RestoreFailed,
     Tree,
 )
-from slurm_affinode.checkpoint.memorymap import Memory
-from slurm_affinode.checkpoint.openfiles import OpenFiles
+from slurm_affinode.checkpoint.memory_map import TreeMemory
+from slurm_affinode.checkpoint.open_files import Inheritance, OpenFiles
+from slurm_affinode.checkpoint.page_filler import CannotFill, Filler, beside
 from slurm_affinode.checkpoint.private_image import PrivateImage, private_image
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.pinned import Id, Namespace, Process
+from slurm_affinode.checkpoint.restore_gate import Gate, work_directory
+from slurm_affinode.checkpoint.user_files import User
 
 OLDEST = (4, 1)
-"""Older ones fail on newer kernels, or lack ``--tcp-close`` of dumps."""
+"""Older versions fail on newer kernels or lack ``--tcp-close`` for dumps."""
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
 _CHECK_S = 30.0
 _GRACE_S = 10.0
-"""A tree that is held when the time is over is ended before CRIU is: without CRIU it would run."""
+"""Time after the deadline for killing a held tree before CRIU is killed: without CRIU the tree would run."""
 _GHOST_LIMIT = "64G"
 _VERSION = re.compile(r"^Version: (\d+)\.(\d+)(\S*)", re.MULTILINE)
 _PID_GAP = 64
 _HELPERS = 300
-"""CRIU takes the numbers of helpers that restore sessions from here on (``get_free_pid`` in ``criu/pstree.c``)."""
+"""First PID that CRIU tries for its session helpers (``get_free_pid`` in ``criu/pstree.c``)."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 _COMMON = (
     "--no-default-config",
-    "--manage-cgroups=ignore",  # the restored tree belongs where Slurm's new step is
+    "--manage-cgroups=ignore",  # the restored tree belongs in the cgroup of Slurm's new step
     "--shell-job",
     "--tcp-close",
     "--skip-in-flight",
@@ -79,7 +78,7 @@ _COMMON = (
 )
 
 _ABOUT_MEMORY = re.compile("lazy|uffd|userfault")
-"""In what CRIU says where it cannot leave memory to somebody else."""
+"""Matches CRIU's errors about lazy pages."""
 
 LOG = logging.getLogger("slurm_affinode.agent")
 Runner = Callable[..., process.Completed]
@@ -87,7 +86,7 @@ Runner = Callable[..., process.Completed]
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Of one restore."""
+    """Parameters of one restore."""
 
     space: Namespace
     image: PrivateImage
@@ -97,12 +96,12 @@ class _Target:
     deadline: float
 
     def left_s(self) -> float:
-        """Seconds until it is given up."""
+        """Return the seconds until the restore times out."""
         return self.deadline - time.monotonic()
 
 
 class Criu:
-    """``Imager`` with the program ``criu``."""
+    """Implementation of ``Imager`` with the program ``criu``."""
 
     def __init__(
         self,
@@ -111,10 +110,11 @@ class Criu:
         runner: Runner = process.run,
         cgroup_root: Path = _CGROUPS,
         verbosity: int = 2,
-        hold: Callable[[Id], Namespace] = pinned.namespace,
+        hold: Callable[[Id], Namespace] = pidfd.namespace,
     ) -> None:
-        """``verbosity``: as of ``criu -vN``; 2 is errors and warnings, 4 is for bug reports. ``hold``: gives the
-        namespaces of a shepherd.
+        """``verbosity``: as in ``criu -vN``; 2 means errors and warnings, 4 is for bug reports.
+
+        ``hold``: returns the namespaces of a shepherd, held by descriptor.
         """
         self._hold = hold
         self._program = program
@@ -125,7 +125,7 @@ class Criu:
         self._lazy: bool | None = None
 
     def check(self) -> str:
-        """Version of CRIU. Raises ``CheckpointError`` where it is missing or too old."""
+        """Return the version of CRIU. Raises ``CheckpointError`` if CRIU is missing or too old."""
         if self._version is None:
             try:
                 argv = [process.find(self._program), "--version"]
@@ -144,10 +144,10 @@ class Criu:
         return self._version
 
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
-        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was;
-        ``DumpNoRoom`` where the directory's file system ran full.
+        """Dump the process tree to the directory and leave it stopped.
 
-        ``timeout_s`` is for stopping the tree *and* for all of it: past it CRIU is killed, which may harm the tree.
+        ``timeout_s`` applies to freezing the tree and to the whole dump; when it expires CRIU is killed, which may
+        damage the tree. Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full.
         """
         version = self.check()
         space = self._space(tree.init, DumpFailed)
@@ -158,9 +158,9 @@ class Criu:
             "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
         ]  # fmt: skip
         processes = [Id(one.pid, one.started) for one in space.numbers()]
-        owner = localfiles.owner_of(processes)
+        owner = local_files.owner_of(processes)
         if owner is not None:
-            remaps.give_names(processes, owner)
+            deleted_files.give_names(processes, owner)
         try:
             with self._launched(space, arguments) as (argv, fds):
                 done = self._run(
@@ -173,7 +173,7 @@ class Criu:
         try:
             sessions.settle(directory_fd)
             inventory = inspect(directory_fd)
-            refusal = inheritance.refusal(directory_fd)
+            refusal = open_files.refusal(directory_fd)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU said it was done, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
@@ -184,11 +184,11 @@ class Criu:
         missing = {one.inner for one in numbers} - set(inventory.pids)
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
-        kept = localfiles.save([Id(one.pid, one.started) for one in numbers], directory_fd)
+        kept = local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd)
         return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
 
     def _space(self, init: Id, kind: type[CheckpointError]) -> Namespace:
-        """The namespaces of a shepherd. Raises ``kind``."""
+        """Hold the namespaces of a shepherd. Raises ``kind``."""
         try:
             space = self._hold(init)
             space.check()
@@ -209,12 +209,13 @@ class Criu:
         shared: bool = False,
         ready: Callable[[], None] = lambda: None,
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there. Raises ``RestoreFailed``, and what ``pages``
-        raise: nothing is left.
+        """Restore the process tree below PID 1 of the namespace and return the root's PID in the namespace.
 
-        ``directory_fd`` is only read; ``timeout_s`` is for all of it; ``ready`` is called when ``pages`` are sound.
-        ``user``, ``shared``: see ``interface.Imager``.
-        The tree runs when this returns; its CUDA processes wait in their calls until they are restored and unlocked.
+        ``directory_fd`` is only read. ``timeout_s`` applies to the whole restore. ``ready`` is called when ``pages``
+        are verified. ``user``, ``shared``: see ``interface.Imager``. When this returns the tree runs; CUDA calls in it
+        block until the CUDA state is restored and unlocked.
+
+        Raises ``RestoreFailed`` and the errors of ``pages``; no process of the tree is left then.
         """
         self.check()
         deadline = time.monotonic() + timeout_s
@@ -222,15 +223,15 @@ class Criu:
             try:
                 image = stack.enter_context(private_image(directory_fd, pages, shared=shared))
                 inventory = inspect(image.fd, image.pages)
-                memories = memorymap.fillable(image.fd, inventory) if self._leaves_memory() else ()
+                memories = memory_map.fillable(image.fd, inventory) if self._leaves_memory() else ()
             except BadImage as error:
                 raise RestoreFailed(f"the image is not complete: {error}") from None
             space = self._space(init, RestoreFailed)
             _refuse_excess(space, image.fd, inventory)
             if space.members():
                 raise RestoreFailed("the job's PID namespace is not empty")
-            stack.callback(remaps.settle, init, image.fd)
-            localfiles.put_back(init, image.fd, image.open)
+            stack.callback(deleted_files.settle, init, image.fd)
+            local_files.put_back(init, image.fd, image.open)
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )
@@ -238,14 +239,16 @@ class Criu:
             passed.finish()
         return root_pid_ns
 
-    def _restore(self, target: _Target, memories: Sequence[Memory], pages: Pages, ready: Callable[[], None]) -> None:
+    def _restore(
+        self, target: _Target, memories: Sequence[TreeMemory], pages: Pages, ready: Callable[[], None]
+    ) -> None:
         try:
             try:
                 self._place(target, memories, pages, ready)
             except CannotFill as error:
                 if target.left_s() <= 0:
                     raise
-                LOG.warning("CRIU fills the memory of this restore: %s", error)
+                LOG.warning("falling back to CRIU to restore the memory: %s", error)
                 self._place(target, (), pages, ready)
         except (UnreachableError, OSError) as error:
             target.space.kill_all()
@@ -255,7 +258,7 @@ class Criu:
             raise
 
     def _leaves_memory(self) -> bool:
-        """Whether CRIU and the kernel can leave memory to be filled by somebody else."""
+        """Return whether CRIU and the kernel support lazy pages, so that another process can fill the memory."""
         if self._lazy is None:
             said = self._run(
                 [process.find(self._program), "check", "--feature", "uffd-noncoop"],
@@ -264,8 +267,8 @@ class Criu:
             self._lazy = said.returncode == 0
         return self._lazy
 
-    def _place(self, target: _Target, memories: Sequence[Memory], pages: Pages, ready: Callable[[], None]) -> None:
-        """Restore the tree, ``memories`` filled here and everything else by CRIU."""
+    def _place(self, target: _Target, memories: Sequence[TreeMemory], pages: Pages, ready: Callable[[], None]) -> None:
+        """Restore the process tree. ``memories`` is filled by this process, all other memory by CRIU."""
         space, image, inherit = target.space, target.image, target.passed.fds
         image.provide_pages(memories)
         with work_directory() as (work, work_fd), ExitStack() as stack:
@@ -308,11 +311,11 @@ class Criu:
                     )  # fmt: skip
                     failed = done.returncode != 0
                 finally:
-                    if failed:  # nobody holds what is there of the tree, and the look may take its time
+                    if failed:  # without CRIU nothing holds a partial tree, and the checks may still be running
                         space.kill_all()
             if failed:
                 why = self._why(work_fd, "restore.log", done)
-                stack.close()  # else nobody gets to the end of the pages
+                stack.close()  # the filler would block the readers of the pages otherwise
                 if filler is not None and (filler.error is not None or _ABOUT_MEMORY.search(why)):
                     raise filler.error or CannotFill(why)
                 raise _failed_for(why, pages, target.left_s())
@@ -322,7 +325,7 @@ class Criu:
     @staticmethod
     @contextmanager
     def _or_none(space: Namespace) -> Iterator[None]:
-        """Where something is against the tree, or its shepherd has ended, nothing of the tree is left."""
+        """Kill the whole tree if a check in the context fails or if the shepherd has ended."""
         try:
             space.check()
             yield
@@ -333,7 +336,7 @@ class Criu:
 
     @staticmethod
     def _arrived(space: Namespace, root_pid_ns: int, said: str, deadline: float) -> None:
-        """The root is there, below PID 1. Other processes, and it too, may end at once when they run again."""
+        """Check that the root was restored below PID 1. Once running, it and other processes may end at any time."""
         if said.strip() != str(root_pid_ns):
             raise RestoreFailed(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
         while any(inner == root_pid_ns and one.stat().parent != space.init.pid for inner, one in space.processes()):
@@ -346,10 +349,10 @@ class Criu:
     def _launched(
         self, space: Namespace, arguments: Sequence[str], *, last_pid: int = 0, joins: bool = False
     ) -> Iterator[tuple[list[str], list[int]]]:
-        """The command that runs CRIU inside the namespaces, and the descriptors that it needs.
+        """Yield the command that runs CRIU inside the namespaces, and the descriptors that it needs.
 
-        ``joins``: in the cgroups and on the CPUs of the shepherd, since memory is charged to whoever touches it first.
-        Raises ``UnreachableError``, ``OSError``.
+        ``joins``: run it in the cgroups and on the CPUs of the shepherd, because memory is charged to the process that
+        touches it first. Raises ``UnreachableError``, ``OSError``.
         """
         with ExitStack() as stack:
 
@@ -367,7 +370,7 @@ class Criu:
                 cpus = os.sched_getaffinity(space.init.pid)
                 space.check()
             argv = [
-                sys.executable, "-I", "-S", launcher.__file__,
+                sys.executable, "-I", "-S", criu_launcher.__file__,
                 str(program), str(space.pid_fd), str(space.mount_fd), str(last_pid),
                 ",".join(map(str, cgroups)), ",".join(map(str, sorted(cpus))), "criu", *arguments,
             ]  # fmt: skip
@@ -381,8 +384,11 @@ class Criu:
         return done.stderr.strip().splitlines()[-1]
 
 
-def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pinned.PROC, also_ours: bool = False) -> list[Path]:
-    """``cgroup.procs`` of the cgroups of ``pid``; without ``also_ours`` of those that this process is not in."""
+def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_ours: bool = False) -> list[Path]:
+    """Return the ``cgroup.procs`` files of a process's cgroups.
+
+    Cgroups that this process is in as well are left out unless ``also_ours`` is set.
+    """
     try:
         with Process(pid, proc=proc) as held:
             return _cgroup_files(held, root, proc=proc, also_ours=also_ours)
@@ -391,11 +397,11 @@ def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pinned.PROC, a
 
 
 def _cgroup_files(
-    held: Process, root: Path = _CGROUPS, *, proc: Path = pinned.PROC, also_ours: bool = False
+    held: Process, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_ours: bool = False
 ) -> list[Path]:
     try:
         theirs = os.fsdecode(held.read("cgroup")).split("\n")
-        ours = set(kerneltext.lines(proc / "self" / "cgroup"))
+        ours = set(kernel_text.lines(proc / "self" / "cgroup"))
     except OSError:
         return []
     found = []
@@ -408,32 +414,32 @@ def _cgroup_files(
         if not controllers and (root / "unified").is_dir():
             base = root / "unified"
         file = base / path.lstrip("/") / "cgroup.procs"
-        with contextlib.suppress(OSError, ValueError):  # a name that is too long, or none
+        with contextlib.suppress(OSError, ValueError):  # invalid or too long a name
             if file.exists():
                 found.append(file)
     return found
 
 
 def _failed(directory_fd: int, why: str) -> DumpFailed:
-    """The error of a dump. Where its directory is full CRIU's log is cut off, too, and need not say so."""
-    if rootdir.is_full(directory_fd) or any(os.strerror(number) in why for number in rootdir.FULL):
+    """Return the error of a dump. If the directory is full, CRIU's log is truncated and may not mention it."""
+    if root_directory.is_full(directory_fd) or any(os.strerror(number) in why for number in root_directory.FULL):
         return DumpNoRoom(f"the image store ran full, or read-only, during the dump ({why})")
     return DumpFailed(why)
 
 
 def _failed_for(why: str, pages: Pages, left_s: float) -> CheckpointError:
-    """The error of a restore that CRIU has given up. A damaged image is a reason before all others."""
+    """Return the error of a restore at which CRIU failed. A damaged image takes precedence over CRIU's error."""
     try:
         pages.sound(left_s)
     except ImageDamaged as error:
         return error
-    except CheckpointError:  # not known in time
+    except CheckpointError:  # verification timed out
         pass
     return RestoreFailed(f"CRIU could not restore it: {why}")
 
 
 def _last_pid(numbers: Collection[int]) -> int:
-    """The number before those that CRIU and its helpers take: let them be such that are not needed."""
+    """Return the value for ``ns_last_pid`` that lets CRIU and its helpers use only PIDs that the job does not need."""
     limit = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
     base = max(*numbers, _HELPERS + 2 * len(numbers)) + _PID_GAP
     if base + _PID_GAP > limit:
@@ -445,12 +451,12 @@ def _last_pid(numbers: Collection[int]) -> int:
 
 
 def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:
-    """Raises ``RestoreFailed`` where a thread of the image has more rights than Slurm has given to this run."""
-    given = credentials.of_process(space.init)
+    """Raise ``RestoreFailed`` if a thread of the image has more rights than Slurm gave to this attempt."""
+    given = restore_gate.of_process(space.init)
     try:
         for number in inventory.threads:
-            found = credentials.of_image(directory_fd, number)
-            why = None if found is None else credentials.excess(found, given)
+            found = restore_gate.of_image(directory_fd, number)
+            why = None if found is None else restore_gate.excess(found, given)
             if why is not None:
                 raise RestoreFailed(f"process {number} would have {why}")
     except BadImage as error:
@@ -458,16 +464,19 @@ def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) ->
 
 
 def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
-    """Look at a restored tree before it runs on. Raises ``RestoreFailed`` where it has more rights than its run, or a
-    file that was not passed to it. ``pids``: those of the tree, in its namespace."""
+    """Check a restored tree before it runs.
+
+    Raises ``RestoreFailed`` if it has more rights than the attempt, or a file that was not passed to it. ``pids``: PIDs
+    of the tree in the job's namespace.
+    """
     files = OpenFiles(passed.user, passed.rights, [one.fd for one in passed.given], passed.watched)
-    allowed = credentials.of_process(space.init)
+    allowed = restore_gate.of_process(space.init)
     try:
         for inner, one in space.processes():
             if inner not in pids or one.stat().state in "ZX":
                 continue
             for thread in one.names("task"):
-                more = credentials.excess(credentials.of_process(one, int(thread)), allowed)
+                more = restore_gate.excess(restore_gate.of_process(one, int(thread)), allowed)
                 if more is not None:
                     raise RestoreFailed(f"process {inner} would have {more}")
             found = files.strange(one)

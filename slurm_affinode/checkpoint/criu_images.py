@@ -1,7 +1,7 @@
-"""Reads as much of CRIU's image files as it takes to see that a dump is complete. No protobuf library is needed.
+"""A minimal reader for CRIU's image files, to check that a dump is complete. Needs no protobuf library.
 
-A file is one or two magic numbers, then records: a little-endian 32-bit length and a protobuf message of that length
-(``criu/include/magic.h``, ``images/*.proto`` of CRIU 4.1). Only integers of the top level are read.
+A file is one or two magic numbers followed by records: a little-endian 32-bit length and a protobuf message of that
+length (``criu/include/magic.h``, ``images/*.proto`` of CRIU 4.1). Only top-level integers are decoded.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint import root_directory
 
 PAGE = 4096
-# Of a pagemap entry (``criu/include/pagemap.h``): its pages may come later than the process; its file has them.
+# Flags of a pagemap entry (``criu/include/pagemap.h``): its pages may be filled lazily; they are in the pages file.
 LAZY, PRESENT = 1 << 1, 1 << 2
 _LIMIT = 1 << 30
 _PAGEMAP = re.compile(r"pagemap-.+\.img")
@@ -25,30 +25,30 @@ Message = dict[int, list[int | bytes]]
 
 
 class BadImage(ValueError):  # noqa: N818 - named for what it says
-    """A file is missing, cut short, or says what cannot be."""
+    """A file of the dump is missing, truncated or inconsistent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What an image holds."""
+    """Contents of a dump."""
 
     pids: tuple[int, ...]
-    """Processes, root first, by their numbers in the namespace."""
+    """Processes, root first, as PIDs in the job's namespace."""
     numbers: frozenset[int]
-    """All numbers that a restore needs to be free: processes, threads, groups, sessions."""
+    """All IDs that must be free for a restore: processes, threads, process groups, sessions."""
     threads: tuple[int, ...]
-    """Threads of all processes but zombies, each process's first one among them."""
+    """Threads of all processes except zombies, including the main threads."""
     parents: Mapping[int, int]
-    """Of each process; 0 of the root."""
+    """PID -> PID of the parent; 0 for the root."""
     with_memory: tuple[int, ...]
-    """Those of the processes that are no zombies."""
+    """Processes that are not zombies."""
     size: int
-    """Of all files."""
+    """Total size of all files, in bytes."""
     frozen_s: float | None
 
 
 def message(data: bytes) -> Message:
-    """Fields of a protobuf message: number -> values in order. Raises ``BadImage``."""
+    """Decode a protobuf message: field number -> values in order. Raises ``BadImage``."""
     fields: Message = {}
     for number, value, _, _ in spans(data):
         fields.setdefault(number, []).append(value)
@@ -56,7 +56,7 @@ def message(data: bytes) -> Message:
 
 
 def spans(data: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
-    """Fields of a protobuf message in order: number, value, where it begins and ends. Raises ``BadImage``."""
+    """Yield the fields of a protobuf message in order: number, value, begin, end. Raises ``BadImage``."""
     at = 0
     while at < len(data):
         begin = at
@@ -91,12 +91,12 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def records(data: bytes) -> Iterator[Message]:
-    """The messages of an image file. Raises ``BadImage``."""
+    """Yield the decoded messages of an image file. Raises ``BadImage``."""
     return map(message, bodies(data))
 
 
 def bodies(data: bytes) -> Iterator[bytes]:
-    """The encoded messages of an image file, behind its two magic numbers of four bytes. Raises ``BadImage``."""
+    """Yield the encoded messages of an image file that has two 4-byte magic numbers. Raises ``BadImage``."""
     at = 8
     if len(data) < at:
         raise BadImage("no header")
@@ -110,19 +110,19 @@ def bodies(data: bytes) -> Iterator[bytes]:
 
 
 def framed(body: bytes) -> bytes:
-    """A message as it stands in an image file."""
+    """Frame a message as a record of an image file."""
     return len(body).to_bytes(4, "little") + body
 
 
 def encoded(number: int, value: int | bytes) -> bytes:
-    """A field of a message. Integers are not negative."""
+    """Encode a field of a message. Integers must not be negative."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
 def varint(value: int) -> bytes:
-    """A number as protobuf writes it."""
+    """Encode a nonnegative integer as a protobuf varint."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)
@@ -131,15 +131,15 @@ def varint(value: int) -> bytes:
 
 
 def integer(fields: Message, key: int, default: int | None = None) -> int:
-    """An integer field of a message. Raises ``BadImage`` where it is missing and there is no default."""
-    value = fields.get(key, [default])[-1]  # of several the last one counts, as for CRIU
+    """Return an integer field of a message. Raises ``BadImage`` if it is missing and there is no default."""
+    value = fields.get(key, [default])[-1]  # the last occurrence wins, as in CRIU
     if not isinstance(value, int):
         raise BadImage(f"field {key} is missing")
     return value
 
 
 def read_image(directory_fd: int, name: str) -> bytes:
-    """A file of a dump. Raises ``BadImage``."""
+    """Read a file of a dump. Raises ``BadImage``."""
     try:
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     except OSError as error:
@@ -149,11 +149,11 @@ def read_image(directory_fd: int, name: str) -> bytes:
 
 
 def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventory:
-    """Look at the files of a dump: tree, memory maps, page files. Raises ``BadImage`` naming the file.
+    """Check the files of a dump: process tree, memory maps, page files. Raises ``BadImage`` naming the file.
 
-    ``elsewhere``: sizes of files that are not in the directory, by their names.
+    ``elsewhere``: name -> size of files that belong to the dump but are not in the directory.
     """
-    with rootdir.reading(directory_fd) as fd, os.scandir(fd) as entries:
+    with root_directory.reading(directory_fd) as fd, os.scandir(fd) as entries:
         sizes = {
             entry.name: entry.stat(follow_symlinks=False).st_size
             for entry in entries
@@ -171,10 +171,10 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
             raise BadImage(f"pstree.img: process {pid} has no parent")
         parents[pid] = integer(entry, 2)
         numbers |= {pid, integer(entry, 3), integer(entry, 4)}
-        if f"mm-{pid}.img" in sizes:  # what CRIU writes of a zombie's threads are no numbers
+        if f"mm-{pid}.img" in sizes:  # for a zombie CRIU does not write valid thread IDs
             threads |= dict.fromkeys([pid, *repeated(entry, 5)])
         for name in (f"core-{pid}.img", f"mm-{pid}.img", f"pagemap-{pid}.img"):
-            # A zombie has a core and nothing else.
+            # A zombie has only a core file.
             if name.startswith("core") and not sizes.get(name):
                 raise BadImage(f"{name}: missing or empty")
     if not parents:
@@ -191,7 +191,7 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
 
 
 def image_records(directory_fd: int, name: str) -> Iterator[Message]:
-    """The messages of a file of a dump. Raises ``BadImage``, which names it."""
+    """Yield the messages of a file of a dump. Raises ``BadImage`` naming the file."""
     try:
         yield from records(read_image(directory_fd, name))
     except BadImage as error:
@@ -200,7 +200,7 @@ def image_records(directory_fd: int, name: str) -> Iterator[Message]:
 
 
 def repeated(fields: Message, key: int) -> Iterator[int]:
-    """A list of numbers, packed or not. Raises ``BadImage``."""
+    """Yield a repeated integer field, packed or not. Raises ``BadImage``."""
     for value in fields.get(key, []):
         if isinstance(value, int):
             yield value
@@ -212,7 +212,7 @@ def repeated(fields: Message, key: int) -> Iterator[int]:
 
 
 def _pages(directory_fd: int, name: str, sizes: dict[str, int]) -> int:
-    """Bytes that a memory map promises; they must be in its pages file."""
+    """Return the size of the pages file of a pagemap, which must match the pagemap. In bytes."""
     rows = image_records(directory_fd, name)
     try:
         pages_id = integer(next(rows), 1)
@@ -226,7 +226,7 @@ def _pages(directory_fd: int, name: str, sizes: dict[str, int]) -> int:
 
 
 def page_count(entry: Message) -> int:
-    """Pages of an entry of a pagemap: field 5, in 64 bits, of newer versions, else field 2."""
+    """Return the number of pages of a pagemap entry: field 5 (64 bits) in newer versions of CRIU, else field 2."""
     return integer(entry, 5, integer(entry, 2, 0))
 
 
@@ -252,7 +252,7 @@ _EMPTY = (
 
 
 def failure(log: str) -> str:
-    """One line out of CRIU's log: its first error, which names the cause, and the second where it adds something."""
+    """Summarize CRIU's log in one line: the first error, which names the cause, and the second one if it differs."""
     found: list[str] = []
     for line in log.splitlines():
         match = _WHERE.search(_PREFIX.sub("", line))
@@ -264,7 +264,7 @@ def failure(log: str) -> str:
 
 
 def log_of(path: Path) -> str:
-    """A log's text, or none."""
+    """Return the text of a log, empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="backslashreplace")
     except OSError:

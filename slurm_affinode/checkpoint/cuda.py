@@ -1,10 +1,11 @@
 """The CUDA driver's checkpoint API, through one long-lived process (``cuda_helper``).
 
-What a driver can do is told by what it has (``abilities``); what it cannot is refused by name before it is asked.
+The features of the driver are detected first (``cuda_features``); a call that needs a missing feature fails with the
+name of the feature before the driver is called.
 
-The helper uses ``cuda-bindings``. ``cuda-core`` wraps the same calls (``cuda.core.checkpoint.Process``), but it turns
-the driver's error names, on which we decide, into text, knows neither the states nor the structures of custom storage,
-and adds NumPy and 16 MB to a process that lives as long as the node.
+The helper uses ``cuda-bindings``. ``cuda-core`` wraps the same calls (``cuda.core.checkpoint.Process``), but it
+converts the driver's error names, which are needed here, to text, does not support the states and structures of custom
+storage, and adds NumPy and 16 MB to a process that runs as long as the node.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from slurm_affinode import kerneltext, process
-from slurm_affinode.checkpoint import abilities
+from slurm_affinode.base import kernel_text, process
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.pidfd import PROC, Process
+from slurm_affinode.checkpoint import cuda_features
 from slurm_affinode.checkpoint.interface import (
     Capabilities,
     CudaError,
@@ -28,8 +31,6 @@ from slurm_affinode.checkpoint.interface import (
     HelperLost,
     LockTimeout,
 )
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.pinned import PROC, Process
 
 _MEANING = {
     "CUDA_ERROR_NOT_SUPPORTED": "it uses something that the driver cannot checkpoint",
@@ -47,67 +48,68 @@ _MEANING = {
 
 
 _NO_MPS = "/nonexistent"
-"""A client of MPS waits in ``cuInit`` until those of another user have ended: the helper is to be none, on any node."""
+"""MPS directory of the helper, which must not be an MPS client: ``cuInit`` blocks while another user has clients."""
 _INITIALISE = frozenset({"devices", "users", "lock", "restore", "store", "fetch"})
-"""Calls before which the helper initialises CUDA, once."""
+"""Calls for which the helper initializes CUDA (once)."""
 _COSTS = {"VmRSS": 1, "VmSwap": 10}
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Seconds after which a call of the driver is given up."""
+    """Timeouts of driver calls, in seconds."""
 
     start: float = 60.0
-    """Of the first contact, and of CUDA's initialisation: a driver without persistence takes long to load."""
+    """Added for starting the helper and for initializing CUDA: without persistence mode the driver loads slowly."""
     quick: float = 15.0
     move: float = 900.0
-    """Moving memory between GPU and host where it is not known how much it is, or to files."""
+    """Moving GPU memory of unknown size to or from the host, or any GPU memory to or from files."""
     begin: float = 60.0
     speed: float = 1e9
-    """Where it is known: so long, and a second for so many bytes. Drivers move two to five times as many."""
+    """Moving GPU memory of known size: ``begin`` seconds plus one second per ``speed`` bytes. Drivers are two to five
+    times as fast."""
     grace: float = 10.0
-    """On top of the time-out of a lock, which the driver keeps itself."""
+    """Added to the timeout of a lock, which the driver enforces itself."""
 
     def of_move(self, size: int | None) -> float:
-        """Of moving so many bytes; ``None``: not known."""
+        """Return the timeout for moving ``size`` bytes; ``None``: unknown size."""
         return self.move if size is None else self.begin + size / self.speed
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The memory of one GPU in a file."""
+    """A file with the process's memory on one GPU."""
 
     uuid: str
-    """Of the GPU that it was on."""
+    """UUID of the GPU that held the memory."""
     file: str
-    """Name in the directory."""
+    """File name in the directory."""
     size: int
     """Bytes."""
 
 
 class Conversation(Protocol):
-    """A child that answers lines (``process.Child``)."""
+    """A child process that answers requests of one line each (``process.Child``)."""
 
     def ask(self, line: bytes, *, timeout_s: float) -> bytes:
-        """An answer, or ``ChildEndedError``."""
+        """Send a request and return the answer. Raises ``ChildEndedError``."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """Terminate the child process."""
         ...
 
 
 def host_bytes(pid: int, proc: Path = PROC) -> int | None:
-    """No less than what a checkpointed process has to get back; what was swapped counts ten times, as it takes longer.
+    """Return an upper bound of the GPU memory of a checkpointed process, from its host memory; ``None`` if unknown.
 
-    ``None``: not known.
+    Swapped memory counts ten times, because it takes longer to restore.
     """
     try:
         with Process(pid, proc=proc) as held:
             status = held.status()
     except OSError:
         return None
-    sizes = {name: size for name in _COSTS if (size := kerneltext.kib(status.get(name))) is not None}
+    sizes = {name: size for name in _COSTS if (size := kernel_text.kib(status.get(name))) is not None}
     return sum(_COSTS[name] * size for name, size in sizes.items()) if "VmRSS" in sizes else None
 
 
@@ -116,9 +118,9 @@ def _start(env: Mapping[str, str] | None) -> Conversation:
 
 
 class Cuda:
-    """``CudaDriver`` through the helper. One for the whole agent; calls of several threads follow one another.
+    """Implementation of ``CudaDriver`` with the helper. There is one per agent; calls are serialized.
 
-    A helper that dies or does not answer is replaced when the next call comes; the call itself fails (``HelperLost``).
+    If the helper dies or does not respond, the call fails with ``HelperLost`` and the next call starts a new helper.
     """
 
     def __init__(
@@ -131,55 +133,58 @@ class Cuda:
         deadlines: Deadlines | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
-        """``driver_version``: as NVML tells it (``580.95.05``); CUDA has no such call. ``env``: of the helper.
+        """``driver_version``: returns NVML's driver version (``580.95.05``), for which CUDA has no call.
 
-        ``held``: bytes that a process holds on GPUs; ``None``: not known.
+        ``held``: returns the GPU memory of a process in bytes; ``None``: unknown. ``env``: environment of the helper.
         """
         self._driver_version = driver_version
         self._mig = mig
         self._held = held
         self._start = start
         self._deadlines = deadlines or Deadlines()
-        # The agent may run with a subset for itself; the driver's order of all GPUs is what pairs need.
+        # The agent may see only a subset of the GPUs, but GPU pairs need the driver's order of all GPUs.
         self._env = {k: v for k, v in (env or os.environ).items() if k != "CUDA_VISIBLE_DEVICES"}
         self._env["CUDA_MPS_PIPE_DIRECTORY"] = _NO_MPS
         self._lock = threading.Lock()
+        """Guards the helper process: one request at a time."""
         self._child: Conversation | None = None
         self._initialised = False
         self._facts: dict[str, Any] | None = None
 
     def close(self) -> None:
-        """End the helper."""
+        """Terminate the helper."""
         with self._lock:
             if self._child is not None:
                 self._child.close()
                 self._child = None
 
     def capabilities(self) -> Capabilities:
-        """What the driver can do. Never raises."""
+        """Return the driver's checkpoint features. Never raises."""
         version, machine = self._driver_version(), os.uname().machine
         try:
             facts = self._hello()
         except CudaError as error:
-            return abilities.nothing(version, str(error), machine=machine)
-        return abilities.capabilities_of(version, abilities.DriverFacts.of(facts), mig=self._mig(), machine=machine)
+            return cuda_features.nothing(version, str(error), machine=machine)
+        return cuda_features.capabilities_of(
+            version, cuda_features.DriverFacts.of(facts), mig=self._mig(), machine=machine
+        )
 
     def require(self, feature: Feature) -> None:
-        """Raise ``CudaUnavailable``, with the name of the feature, where this driver does not have it."""
-        why = abilities.refusal(feature, self.capabilities())
+        """Raise ``CudaUnavailable`` with the name of the feature if this driver does not support it."""
+        why = cuda_features.refusal(feature, self.capabilities())
         if why is not None:
             raise CudaUnavailable(why)
 
     def devices(self) -> tuple[str, ...]:
-        """UUIDs of all GPUs that the driver shows, in its order."""
+        """Return the UUIDs of all GPUs that the driver lists, in its order."""
         return tuple(self._ask("devices", "list the GPUs", self._deadlines.start))
 
     def users(self, pids: Iterable[int]) -> frozenset[int]:
-        """Those of ``pids`` that use CUDA."""
+        """Return those of ``pids`` that use CUDA."""
         return frozenset(pid for pid, _ in self._users(pids))
 
     def restore_threads(self, pids: Iterable[int]) -> frozenset[int]:
-        """The thread through which the driver works in each of ``pids`` that use CUDA."""
+        """Return the driver's restore threads in those of ``pids`` that use CUDA."""
         return frozenset(thread for _, thread in self._users(pids))
 
     def _users(self, pids: Iterable[int]) -> list[tuple[int, int]]:
@@ -188,11 +193,11 @@ class Cuda:
         return self._ask("users", "look for CUDA processes", deadline, pids=asked) if asked else []
 
     def state(self, pid: int) -> CudaState:
-        """Where a process stands."""
+        """Return the checkpoint state of a process."""
         return CudaState(self._ask("state", f"read the state of process {pid}", self._deadlines.quick, pid=pid))
 
     def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
-        """RUNNING -> LOCKED, or ``LockTimeout``. ``started``: see ``CudaDriver``."""
+        """RUNNING -> LOCKED. Raises ``LockTimeout``. ``started``: see ``CudaDriver``."""
         if timeout_ms <= 0:
             raise ValueError("a lock needs a time-out: without one it may wait for ever")
         try:
@@ -217,7 +222,7 @@ class Cuda:
             raise CudaError(f"{error}: {self._unsupported()}", code=error.code) from None
 
     def restore(self, pid: int, *, pairs: Mapping[str, str] | None = None) -> None:
-        """CHECKPOINTED -> LOCKED, on other GPUs by ``pairs``. Raises ``CudaUnavailable`` where the driver cannot."""
+        """CHECKPOINTED -> LOCKED. Raises ``CudaUnavailable`` if ``pairs`` is given and the driver cannot migrate."""
         if pairs is not None:
             self.require(Feature.MIGRATION)
         given = dict(pairs) if pairs is not None else None
@@ -225,10 +230,10 @@ class Cuda:
         self._ask("restore", f"move the GPU memory of process {pid} back", deadline, pid=pid, pairs=given)
 
     def checkpoint_to(self, pid: int, directory: Path, *, held: Mapping[str, int]) -> tuple[Stored, ...]:
-        """LOCKED -> CHECKPOINTED with its GPU memory in files of ``directory``, not in its host memory (driver 615).
+        """LOCKED -> CHECKPOINTED, with the GPU memory in files of ``directory`` instead of host memory (driver 615).
 
-        ``held``: UUID -> bytes, at least what it has on each of its GPUs. Raises ``CudaUnavailable``: this driver has
-        no custom storage, or the files cannot be written; the process is LOCKED as before.
+        ``held``: UUID -> upper bound of the process's memory on that GPU, in bytes. Raises ``CudaUnavailable`` if the
+        driver has no custom storage or the files cannot be written; the process is still LOCKED then.
         """
         self.require(Feature.CUSTOM_STORAGE)
         what = f"move the GPU memory of process {pid} to {directory}"
@@ -238,7 +243,7 @@ class Cuda:
     def restore_from(
         self, pid: int, directory: Path, stored: Iterable[Stored], *, pairs: Mapping[str, str] | None = None
     ) -> None:
-        """CHECKPOINTED -> LOCKED, from what ``checkpoint_to`` wrote; the files stay."""
+        """CHECKPOINTED -> LOCKED, from the files that ``checkpoint_to`` wrote, which are kept."""
         self.require(Feature.CUSTOM_STORAGE)
         what = f"move the GPU memory of process {pid} back from {directory}"
         files = [asdict(one) for one in stored]
@@ -250,10 +255,10 @@ class Cuda:
         self._ask("unlock", f"unlock process {pid}", self._deadlines.quick, pid=pid)
 
     def _unsupported(self) -> str:
-        """What it may be."""
+        """Return the likely reasons for an unsupported checkpoint."""
         ipc = next((one for one in self.capabilities().table if one.feature is Feature.IPC), None)
         if ipc is None or ipc.available:
-            return f"managed memory, MPS, MIG, or CUDA IPC without a job file ({abilities.JOB_FILE})"
+            return f"managed memory, MPS, MIG, or CUDA IPC without a job file ({cuda_features.JOB_FILE})"
         return f"managed memory, MPS, MIG, or CUDA IPC ({ipc.why})"
 
     def _hello(self) -> dict[str, Any]:
@@ -273,12 +278,12 @@ class Cuda:
                 said = json.loads(self._child.ask(line, timeout_s=limit))
                 self._initialised |= begins and "ok" in said
             except (process.ChildEndedError, UnreachableError, ValueError) as error:
-                if self._child is not None and isinstance(error, ValueError):  # else it has ended
+                if self._child is not None and isinstance(error, ValueError):  # otherwise it has ended
                     self._child.close()
                 self._child = None
                 raise HelperLost(f"cannot {what}: the helper for the CUDA driver {error}") from None
             except BaseException:
-                # Its answer may still come, and would be taken for that to the next question.
+                # A late answer would be mistaken for the answer to the next request.
                 child, self._child = self._child, None
                 if child is not None:
                     child.close()

@@ -1,6 +1,6 @@
-"""The CUDA driver through NVIDIA's bindings, in this process: its errors, its GPUs, the structures that it takes.
+"""Access to the CUDA driver through NVIDIA's bindings: errors, GPUs and argument structures.
 
-Only the helper process (``cuda_helper``) uses it, for the reasons given there.
+Only the helper process (``cuda_helper``) uses this module, for the reasons given there.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ LIBRARY = "libcuda.so.1"
 
 
 class DriverSaysError(Exception):
-    """The driver's error, by its name."""
+    """The driver returned an error; the text is the name of the error."""
 
 
 class NotAvailableError(Exception):
-    """There is no driver, no bindings, or not this function."""
+    """The driver, the bindings or this function is missing."""
 
 
 def _one_line(text: str) -> str:
@@ -27,15 +27,15 @@ def _one_line(text: str) -> str:
 
 
 class Driver:
-    """The driver through NVIDIA's bindings, loaded at the first call and initialised once."""
+    """The driver through NVIDIA's bindings, loaded by the first call and initialized once."""
 
     def __init__(self, module: Any = None) -> None:
-        """``module``: in place of ``cuda.bindings.driver``."""
+        """``module``: replacement for ``cuda.bindings.driver``."""
         self._module = module
         self._initialised = False
 
     def load(self) -> Any:
-        """The bindings. Raises ``NotAvailableError``."""
+        """Return the bindings. Raises ``NotAvailableError``."""
         if self._module is None:
             try:
                 from cuda.bindings import driver  # noqa: PLC0415 - an optional dependency of 30 MB
@@ -45,44 +45,44 @@ class Driver:
         return self._module
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """Call a function of the driver API; its value. Raises the two errors above."""
+        """Call a function of the driver API and return its value. Raises ``DriverSaysError``, ``NotAvailableError``."""
         module = self.load()
         found = getattr(module, function, None)
         if found is None:
             raise NotAvailableError(f"these cuda-bindings have no {function}")
         try:
             answer = found(*arguments)
-        except RuntimeError as error:  # how the bindings tell that the library or the function is not there
+        except RuntimeError as error:  # the bindings raise it if the library or the function is missing
             raise NotAvailableError(_one_line(f"{function}: {error}")) from None
         if answer[0] != module.CUresult.CUDA_SUCCESS:
             raise DriverSaysError(answer[0].name)
         return answer[1] if len(answer) == 2 else answer[1:] or None
 
     def initialise(self) -> None:
-        """``cuInit``: some drivers want it before a restore. It makes no context and takes no GPU memory."""
+        """Call ``cuInit``, which some drivers require before a restore. Creates no context and uses no GPU memory."""
         if not self._initialised:
             self.call("cuInit", 0)
             self._initialised = True
 
 
 def address(driver: Driver, function: str, since: int) -> int:
-    """Where a function of the driver is, in the meaning that it had in that CUDA version; 0: it has none."""
+    """Return the address of a driver function as of CUDA version ``since``, or 0 if the driver does not have it."""
     try:
         found = driver.call("cuGetProcAddress", function.encode(), since, 0)
-    except DriverSaysError:  # an older driver does not know that version at all
+    except DriverSaysError:  # older drivers reject newer versions
         return 0
     return int((found[0] if isinstance(found, tuple) else found) or 0)
 
 
 def devices(driver: Driver) -> list[str]:
-    """UUIDs of all GPUs, in the driver's order."""
+    """Return the UUIDs of all GPUs, in the driver's order."""
     driver.initialise()
     count = driver.call("cuDeviceGetCount")
     return [_uuid_text(driver.call("cuDeviceGetUuid", driver.call("cuDeviceGet", i))) for i in range(count)]
 
 
 def restore_arguments(module: Any, pairs: Mapping[str, str] | None) -> Any:
-    """``CUcheckpointRestoreArgs`` with pairs of UUIDs, or with none."""
+    """Return a ``CUcheckpointRestoreArgs`` with these pairs of UUIDs (old -> new), or without pairs."""
     arguments = module.CUcheckpointRestoreArgs()
     made = []
     for old, new in (pairs or {}).items():

@@ -1,11 +1,11 @@
-"""The process that talks to the CUDA driver: ``python -m slurm_affinode.checkpoint.cuda_helper``.
+"""The helper process that calls the CUDA driver: ``python -m slurm_affinode.checkpoint.cuda_helper``.
 
-A process of its own, because each first contact with the driver costs seconds, and because a call that never returns
-must not take the agent with it. A request is a line of JSON, ``{"call": NAME, ...}``, its answer is one too: ``{"ok":
-VALUE}``, ``{"cuda": ERROR NAME}`` for an error of the driver, ``{"unavailable": TEXT}``.
+It is a separate, long-lived process because loading the driver takes seconds and because a call that never returns must
+not block the agent. A request is a line of JSON, ``{"call": NAME, ...}``, and so is the answer: ``{"ok": VALUE}``,
+``{"cuda": ERROR NAME}`` for an error of the driver, or ``{"unavailable": TEXT}``.
 
-The driver takes a process by its number: the process is held during a call, and an answer is given only where it was
-there all the while, so that no other process can have had the number.
+The driver identifies processes by PID. To rule out a reused PID, the process is held by descriptor during a call, and
+the call succeeds only if the process still exists afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from slurm_affinode.checkpoint.abilities import ENTRY_POINTS
+from slurm_affinode.base.pidfd import Process, ProcessGoneError, processes
 from slurm_affinode.checkpoint.cuda_driver import (
     Driver,
     DriverSaysError,
@@ -26,11 +26,11 @@ from slurm_affinode.checkpoint.cuda_driver import (
     devices,
     restore_arguments,
 )
-from slurm_affinode.pinned import Process, ProcessGoneError, processes
+from slurm_affinode.checkpoint.cuda_features import ENTRY_POINTS
 
 
 def _hello(driver: Driver) -> dict[str, Any]:
-    """What the bindings and the driver have. Nothing is initialised."""
+    """Return versions and functions of the driver and the bindings, without initializing CUDA."""
     module = driver.load()
     cuda = driver.call("cuDriverGetVersion")
     structures = ("CUcheckpointLockArgs", "CUcheckpointGpuPair")
@@ -50,9 +50,10 @@ def _bindings_version() -> str | None:
 
 
 def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
-    """With the restore thread of each, which tells: the state of a process without CUDA is "running" too.
+    """Return those of ``pids`` that use CUDA, each with its restore thread.
 
-    A driver that is not initialised says so with the error by which it tells of a process without CUDA.
+    CUDA is detected by the restore thread, as the state of processes without CUDA is "running" too. The driver must be
+    initialized first: it returns the same error if it is not initialized as for a process without CUDA.
     """
     driver.initialise()
     found = []
@@ -60,7 +61,7 @@ def _users(driver: Driver, pids: list[int]) -> list[tuple[int, int]]:
         try:
             thread = int(driver.call("cuCheckpointProcessGetRestoreThreadId", process.pid))
         except DriverSaysError as error:
-            # Drivers differ in what they say of a process that has ended (580, 595: CUDA_ERROR_OPERATING_SYSTEM).
+            # The error for a process that has ended differs between drivers (580, 595: CUDA_ERROR_OPERATING_SYSTEM).
             if str(error) in ("CUDA_ERROR_NOT_INITIALIZED", "CUDA_ERROR_INVALID_VALUE") or process.ended():
                 continue
             raise
@@ -75,7 +76,7 @@ def _state(driver: Driver, pid: int) -> str:
 
 
 def _lock(driver: Driver, pid: int, timeout_ms: int) -> None:
-    # The restore wants it: where it cannot be done nothing is begun, and whoever wakes first does not wait for it.
+    # The restore needs it: if CUDA cannot be initialized, do not begin; and the first resume need not wait for it.
     driver.initialise()
     arguments = driver.load().CUcheckpointLockArgs()
     arguments.timeoutMs = timeout_ms
@@ -117,7 +118,7 @@ _CALLS: dict[str, Callable[..., Any]] = {
 
 
 def answer(driver: Driver, line: str) -> str:
-    """The answer to one line."""
+    """Return the answer to a request."""
     try:
         request = json.loads(line)
         call = _CALLS[request.pop("call")]
@@ -129,20 +130,20 @@ def answer(driver: Driver, line: str) -> str:
         else:
             said = {"ok": call(driver, **request)}
     except ProcessGoneError:
-        said = {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}  # as drivers say of a number that nobody has
+        said = {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}  # as drivers do for a PID that does not exist
     except DriverSaysError as error:
         said = {"cuda": str(error)}
     except NotAvailableError as error:
         said = {"unavailable": str(error)}
-    except Exception as error:  # an answer must come, whatever it is: the other side would wait
+    except Exception as error:  # the agent waits for an answer, so always send one
         said = {"unavailable": f"{type(error).__name__}: {error}"}
     return json.dumps(said)
 
 
 def main() -> None:
-    """Answer lines until there are no more."""
+    """Answer requests from standard input until it is closed."""
     driver = Driver()
-    # What a library prints must not be taken for an answer.
+    # Output of libraries must not be mistaken for an answer.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
         os.dup2(2, 1)
         for line in sys.stdin:

@@ -1,12 +1,12 @@
-"""Custom storage (driver 615): the driver maps GPU memory of another process for us, we copy it to files and back.
+"""Custom storage (driver 615): the driver maps the GPU memory of another process, to be copied to files and back.
 
-Part of the helper. The copy goes through a ring of host memory that is made once: huge pages where there are some,
-filled before it is used, and page-locked for each operation where the driver lets us, which is the fastest kind that
-can be had. While one block crosses the link, those before it are written (or those after it read) by threads.
+This is part of the helper. Data passes through a ring of host memory that is allocated once. For speed, it uses huge
+pages if available, is populated before use, and is page-locked during each operation if the driver permits it. While a
+block is transferred to or from the GPU, threads write the blocks before it (or read the blocks after it).
 
-A process whose memory is mapped cannot be let go without completing the operation, so everything that can fail is done
-before: room for the files is reserved, contexts are made. Blocks that cannot be written all the same are kept in host
-memory, and the process is put back from them.
+A process whose memory is mapped cannot be released without completing the operation, so everything that can fail is
+done before: reserving space for the files and creating contexts. Blocks that nevertheless cannot be written are kept in
+host memory, and the process is restored from them.
 
 Source: CUDA driver API 13.4, ``cuCheckpointProcessCheckpoint``, ``cuCheckpointOperationComplete``.
 """
@@ -24,8 +24,8 @@ from functools import cache
 from typing import Any
 
 from slurm_affinode.checkpoint import cuda_driver
-from slurm_affinode.checkpoint.abilities import COMPLETE, ENTRY_POINTS
 from slurm_affinode.checkpoint.cuda_driver import Driver, DriverSaysError, NotAvailableError
+from slurm_affinode.checkpoint.cuda_features import COMPLETE, ENTRY_POINTS
 
 BLOCK = 64 << 20
 SLOTS = 4
@@ -35,7 +35,7 @@ _OUT_AT = {"CUcheckpointCheckpointArgs": 0, "CUcheckpointRestoreArgs": 16}
 
 
 class StorageError(NotAvailableError):
-    """The files cannot be written or read; the text is one line."""
+    """The files cannot be written or read. The text is one line."""
 
 
 class _PerDevice(ctypes.Structure):
@@ -48,13 +48,13 @@ class _Info(ctypes.Structure):
 
 @cache
 def storage_of(driver: Driver) -> Storage:
-    """The one of a helper: its ring is made once."""
+    """Return the helper's only instance, so that its ring is allocated once."""
     return Storage(driver)
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
-    """What one GPU has of the process, mapped here."""
+class MappedMemory:
+    """The process's memory on one GPU, mapped into this process."""
 
     uuid: str
     ordinal: int
@@ -64,7 +64,7 @@ class Mapped:
 
 
 class Storage:
-    """Copies for one helper."""
+    """Copies GPU memory to files and back. One instance per helper."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -72,13 +72,13 @@ class Storage:
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._ring))
         self._slots = [memoryview(self._ring)[at * BLOCK : (at + 1) * BLOCK] for at in range(SLOTS)]
         self._kept: set[str] = set()
-        """GPUs of which a primary context is kept."""
+        """UUIDs of the GPUs with a retained primary context."""
 
     def out(self, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
-        """LOCKED -> CHECKPOINTED: a file for each GPU of ``held`` (UUID -> bytes, at least what is there).
+        """LOCKED -> CHECKPOINTED, with one file per GPU of ``held`` (UUID -> upper bound of the memory in bytes).
 
-        Raises ``StorageError``: there is no room (the process is LOCKED as before), or a file could not be written (it
-        was put back, and is LOCKED).
+        Raises ``StorageError`` if there is no space or a file cannot be written. In the latter case the process has
+        been restored; in both cases it is LOCKED.
         """
         self._driver.initialise()
         files = _reserved(directory, pid, held)
@@ -95,7 +95,7 @@ class Storage:
             raise
         if rescued:
             _removed(directory, files.values())
-            raise StorageError(f"{directory}: {len(rescued)} blocks could not be written; the process was put back")
+            raise StorageError(f"{directory}: {len(rescued)} blocks could not be written; the process was restored")
         return stored
 
     def back(
@@ -106,7 +106,11 @@ class Storage:
         pairs: Mapping[str, str] | None,
         rescued: Mapping[tuple[str, int], bytes] | None = None,
     ) -> None:
-        """CHECKPOINTED -> LOCKED, from those files; they stay. ``StorageError``: one is missing or has another size."""
+        """CHECKPOINTED -> LOCKED, from those files, which are kept.
+
+        Raises ``StorageError`` if a file is missing or has the wrong size. ``rescued``: blocks that could not be
+        written, (UUID, offset) -> bytes.
+        """
         self._driver.initialise()
         sources = {}
         for file in stored:
@@ -123,11 +127,13 @@ class Storage:
             self._complete(handle)
             self._keep(sources)
 
-    # --- the driver's side
+    # --- driver calls
 
     def _keep(self, uuids: Iterable[str]) -> None:
-        """The contexts, for as long as this process lives: programs that were restored have been seen to fault when the
-        context of the one who restored them was released before they had ended (ai-dynamo/snapshot, with driver 615).
+        """Retain the primary contexts of the GPUs until the helper exits.
+
+        Restored programs have crashed when the context of the restoring process was released before they had ended
+        (ai-dynamo/snapshot, with driver 615).
         """
         shown = cuda_driver.devices(self._driver)
         for uuid in set(uuids) - self._kept:
@@ -136,7 +142,7 @@ class Storage:
 
     @contextlib.contextmanager
     def _contexts(self, uuids: list[str]) -> Iterator[None]:
-        """Primary contexts on those GPUs, and the ring page-locked."""
+        """Retain primary contexts on those GPUs and page-lock the ring."""
         call = self._driver.call
         shown = cuda_driver.devices(self._driver)
         with contextlib.ExitStack() as stack:
@@ -150,12 +156,12 @@ class Storage:
                 stack.callback(call, "cuMemHostUnregister", self._address)
             yield
 
-    def _mapped(self, structure: str, function: str, pid: int, arguments: Any) -> tuple[int, list[Mapped]]:
-        """Have the memory mapped; the handle to complete with."""
+    def _mapped(self, structure: str, function: str, pid: int, arguments: Any) -> tuple[int, list[MappedMemory]]:
+        """Map the process's memory. Return the handle for ``_complete`` and the mappings."""
         module = self._driver.load()
         arguments = arguments or getattr(module, structure)()
         cell = ctypes.c_void_p(None)
-        # The bindings wrap the field as a structure; what the driver wants is the address of a pointer to one.
+        # The bindings wrap the field as a structure, but the driver expects the address of a pointer to a structure.
         field = ctypes.c_void_p.from_address(int(arguments.getPtr()) + _OUT_AT[structure])
         field.value = ctypes.addressof(cell)
         try:
@@ -168,11 +174,11 @@ class Storage:
         for number in range(info.count):
             one = info.devices[number]
             ordinal = self._ordinal(one.stream or 0, one.devPtr)
-            found.append(Mapped(shown[ordinal], ordinal, one.devPtr, one.size, one.stream or 0))
+            found.append(MappedMemory(shown[ordinal], ordinal, one.devPtr, one.size, one.stream or 0))
         return info.handle, found
 
     def _ordinal(self, stream: int, at: int) -> int:
-        """Which GPU: told by the context of the stream; that of the default stream is any, there the address tells."""
+        """Return the GPU of a mapping: from the stream's context, or from the address for the default stream."""
         call = self._driver.call
         if stream:
             call("cuCtxSetCurrent", call("cuStreamGetCtx", stream))
@@ -181,7 +187,10 @@ class Storage:
         return int(call("cuPointerGetAttribute", attribute, at))
 
     def _complete(self, handle: int) -> None:
-        """By its address: bindings 13.5 look for it as a function of CUDA 13.5, and driver 615 has it in 13.4."""
+        """Complete the operation.
+
+        The function is called by address: bindings 13.5 look it up for CUDA 13.5, but driver 615 has it since 13.4.
+        """
         at = cuda_driver.address(self._driver, COMPLETE, ENTRY_POINTS[COMPLETE])
         if not at:
             raise NotAvailableError(f"the driver has no {COMPLETE}")
@@ -189,16 +198,18 @@ class Storage:
         if code:
             raise DriverSaysError(self._driver.load().CUresult(code).name)
 
-    def _current(self, one: Mapped) -> None:
+    def _current(self, one: MappedMemory) -> None:
         device = self._driver.call("cuDeviceGet", one.ordinal)
         context = self._driver.call("cuDevicePrimaryCtxRetain", device)
-        self._driver.call("cuDevicePrimaryCtxRelease", device)  # the one of _contexts is still there
+        self._driver.call("cuDevicePrimaryCtxRelease", device)  # _contexts still holds a reference
         self._driver.call("cuCtxSetCurrent", context)
 
-    # --- the copies
+    # --- copying
 
-    def _copy_out(self, mapped: list[Mapped], directory: str, files: Mapping[str, str]) -> dict[tuple[str, int], bytes]:
-        """All of it into the files. What could not be written: (UUID, offset) -> bytes."""
+    def _copy_out(
+        self, mapped: list[MappedMemory], directory: str, files: Mapping[str, str]
+    ) -> dict[tuple[str, int], bytes]:
+        """Copy all memory to the files. Return the blocks that could not be written: (UUID, offset) -> bytes."""
         rescued: dict[tuple[str, int], bytes] = {}
         with ThreadPoolExecutor(SLOTS) as pool:
             for one in mapped:
@@ -213,9 +224,9 @@ class Storage:
         return rescued
 
     def _copy_out_one(
-        self, one: Mapped, descriptor: int, pool: ThreadPoolExecutor, rescued: dict[tuple[str, int], bytes]
+        self, one: MappedMemory, descriptor: int, pool: ThreadPoolExecutor, rescued: dict[tuple[str, int], bytes]
     ) -> None:
-        """One GPU's memory into its file; blocks before are written meanwhile."""
+        """Copy one GPU's memory to its file, writing earlier blocks during the transfer of later ones."""
         writing: list[Future[None] | None] = [None] * SLOTS
 
         def write(offset: int, slot: int, size: int) -> None:
@@ -237,8 +248,8 @@ class Storage:
             if pending is not None:
                 pending.result()
 
-    def _copy_in(self, one: Mapped, path: str, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
-        """One GPU's memory from its file; blocks ahead are read meanwhile."""
+    def _copy_in(self, one: MappedMemory, path: str, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
+        """Copy one GPU's memory from its file, reading later blocks during the transfer of earlier ones."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         blocks = [(offset, min(BLOCK, one.size - offset)) for offset in range(0, one.size, BLOCK)]
 
@@ -267,7 +278,7 @@ class Storage:
 
 
 def _ring() -> mmap.mmap:
-    """Host memory for the copies: there before it is needed, in huge pages where the kernel has them."""
+    """Allocate and populate the host memory for the copies, with huge pages if available."""
     made = mmap.mmap(-1, SLOTS * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         made.madvise(_MADV_HUGEPAGE)
@@ -280,7 +291,10 @@ def _ring() -> mmap.mmap:
 
 
 def _reserved(directory: str, pid: int, held: Mapping[str, int]) -> dict[str, str]:
-    """Files with room for so many bytes each: UUID -> name. ``StorageError``: there is none, and nothing is left."""
+    """Create a file with reserved space for each GPU and return UUID -> name.
+
+    Raises ``StorageError`` if there is no space; no file is left then.
+    """
     files: dict[str, str] = {}
     for uuid, size in held.items():
         name = f"{pid}-{uuid}.vram"

@@ -1,12 +1,13 @@
-"""Digests of large files, faster than disks: blocks in parallel, and while a file is still being written.
+"""Digests of large files, computed faster than disks deliver: in parallel, and while a file is still being written.
 
-The digest of a file is a hash over the hashes of each of its blocks of 64 MiB, the last one shorter, one empty block
-for an empty file. Blocks let all cores help, let a file be digested from its beginning while it grows, and let a copy
-that was cut off be taken up again. The hash is BLAKE3 (``blake3-64m``), or SHA-256 (``sha256-64m``) where the package
-``blake3`` is not there; the manifest names it, and either is verified.
+The digest of a file is a hash of the hashes of its 64 MiB blocks (the last one may be shorter; an empty file has one
+empty block). With blocks, several cores can share the work, a file can be digested while it grows, and an interrupted
+copy can be continued. The hash is BLAKE3 (``blake3-64m``), or SHA-256 (``sha256-64m``) if the package ``blake3`` is not
+installed. The manifest names the hash; both are verified.
 
-BLAKE3, since the node's cores are its jobs': a core digests 4.4 GiB/s with it, 1.7 GiB/s with SHA-256, and 0.5 GiB/s
-with SHA-256 where the processor has no instructions for it (AMD EPYC; Intel before Ice Lake has none).
+BLAKE3 is preferred because it leaves more CPU time to jobs: one core digests 4.4 GiB/s with BLAKE3, 1.7 GiB/s with
+SHA-256, and 0.5 GiB/s with SHA-256 on processors without SHA instructions (rates for AMD EPYC; Intel processors before
+Ice Lake lack these instructions).
 """
 
 from __future__ import annotations
@@ -23,49 +24,50 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
-from slurm_affinode.checkpoint.blockio import CHUNK, buffer, is_direct, read_into
+from slurm_affinode.checkpoint.block_io import CHUNK, buffer, is_direct, read_into
 from slurm_affinode.checkpoint.interface import CheckpointError
 
 BLOCK = 64 << 20
 _READ = 1 << 20
-"""Read at once where the page cache is between, so that what was read is still near the processor; else ``CHUNK``."""
+"""Read size with the page cache, small enough for the data to stay in the CPU cache; direct I/O uses ``CHUNK``."""
 _POLL_S = 0.02
 _FILES_AHEAD = 32
 
 Progress = Callable[[int], None]
 Piece = Callable[[int, memoryview], None]
-"""Gets where a piece of a file begins, and the piece, for the call: whole pages, but at the end of the file."""
+"""Receives the offset and contents of a piece of a file: whole pages, except at the end of the file. The memory is
+valid only during the call."""
 
 
 class Hash(Protocol):
-    """As of ``hashlib``."""
+    """A hash object as in ``hashlib``."""
 
     def update(self, data: memoryview, /) -> object:
-        """Take in some bytes; lets other threads run meanwhile."""
+        """Hash more data. Releases the GIL."""
         ...
 
     def digest(self) -> bytes:
-        """The hash of what was taken in."""
+        """Return the hash of all data so far."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A way to digest files."""
+class DigestAlgorithm:
+    """A digest algorithm."""
 
     name: str
-    """In manifests."""
+    """Name in manifests."""
     new: Callable[[], Hash]
 
     def total(self, blocks: Iterable[bytes]) -> str:
-        """The digest of a file out of those of its blocks, hexadecimal."""
+        """Return the digest of a file in hexadecimal, from the hashes of its blocks."""
         state = self.new()
         for one in blocks:
             state.update(memoryview(one))
         return state.digest().hex()
 
     def of_blocks(self, blocks: Iterable[memoryview]) -> str:
-        """The digest of a file out of its blocks."""
+        """Return the digest of a file in hexadecimal, from its blocks."""
 
         def hashed(block: memoryview) -> bytes:
             state = self.new()
@@ -77,38 +79,38 @@ class Kind:
 
 
 class _Nothing:
-    """In place of a hash, where nobody asks."""
+    """A hash object that computes nothing."""
 
     def update(self, data: memoryview, /) -> None:
-        """Leave it."""
+        """Ignore the data."""
 
     def digest(self) -> bytes:
-        """The same of everything."""
+        """Return a constant."""
         return b""
 
 
-NOTHING = Kind("", _Nothing)
-"""For files that are only read."""
-SHA256 = Kind("sha256-64m", hashlib.sha256)
+NOTHING = DigestAlgorithm("", _Nothing)
+"""For files that are read but need no digest."""
+SHA256 = DigestAlgorithm("sha256-64m", hashlib.sha256)
 _BLAKE3 = "blake3-64m"
 
 
 @cache
-def blake3() -> Kind | None:
-    """BLAKE3; ``None``: the package is not there."""
+def blake3() -> DigestAlgorithm | None:
+    """Return BLAKE3, or ``None`` if the package is not installed."""
     try:
-        return Kind(_BLAKE3, importlib.import_module("blake3").blake3)
+        return DigestAlgorithm(_BLAKE3, importlib.import_module("blake3").blake3)
     except ImportError:
         return None
 
 
-def preferred() -> Kind:
-    """The kind for new images: BLAKE3 where its package is, else SHA-256."""
+def preferred() -> DigestAlgorithm:
+    """Return the algorithm for new images: BLAKE3 if its package is installed, otherwise SHA-256."""
     return blake3() or SHA256
 
 
-def named(name: str) -> Kind:
-    """Of an image. Raises ``CheckpointError`` where it cannot be made here."""
+def named(name: str) -> DigestAlgorithm:
+    """Return the algorithm that a manifest names. Raises ``CheckpointError`` if it is not available here."""
     found = {SHA256.name: SHA256, _BLAKE3: blake3()}.get(name)
     if found is None and name == _BLAKE3:
         raise CheckpointError("its digests are BLAKE3", hint="install the Python package blake3 on this node")
@@ -118,13 +120,13 @@ def named(name: str) -> Kind:
 
 
 def workers() -> int:
-    """Threads for digests: enough for the disk, without taking the node from its jobs."""
+    """Return the number of digest threads: enough to keep up with the disk, but few enough to leave cores to jobs."""
     return min(8, max(2, (os.cpu_count() or 2) // 2))
 
 
 @contextmanager
 def pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads that digest blocks."""
+    """Yield a pool of threads for digesting blocks."""
     executor = ThreadPoolExecutor(workers(), thread_name_prefix="digest")
     try:
         yield executor
@@ -132,10 +134,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         executor.shutdown(wait=True, cancel_futures=True)
 
 
-def block(kind: Kind, fd: int, number: int, size: int, take: Piece | None = None) -> bytes:
-    """Hash of a block of an open file of ``size`` bytes; ``take`` gets every piece of it.
+def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | None = None) -> bytes:
+    """Return the hash of a block of an open file of ``size`` bytes; ``take`` receives each piece of the block.
 
-    Raises ``EOFError`` where the file is shorter.
+    Raises ``EOFError`` if the file is shorter than ``size``.
     """
     state, piece = kind.new(), buffer()
     begin, end = number * BLOCK, min(size, (number + 1) * BLOCK)
@@ -151,36 +153,36 @@ def block(kind: Kind, fd: int, number: int, size: int, take: Piece | None = None
 
 
 def count(size: int) -> int:
-    """Number of blocks of a file."""
+    """Return the number of blocks of a file."""
     return max(1, -(-size // BLOCK))
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """A file whose blocks are being digested."""
+class FileDigest:
+    """A file being digested, block by block."""
 
     size: int
     blocks: Sequence[Future[bytes]]
 
     def lengths(self) -> Iterator[int]:
-        """Bytes of each block, the last of which may be shorter than ``BLOCK``."""
+        """Return the length of each block in bytes. The last one may be shorter than ``BLOCK``."""
         return (min(self.size, (number + 1) * BLOCK) - number * BLOCK for number in range(len(self.blocks)))
 
 
-def begin(kind: Kind, fd: int, size: int, executor: ThreadPoolExecutor) -> Reading:
-    """Digest the blocks of an open file, each in the next thread that is free."""
-    return Reading(size, [executor.submit(block, kind, fd, number, size) for number in range(count(size))])
+def begin(kind: DigestAlgorithm, fd: int, size: int, executor: ThreadPoolExecutor) -> FileDigest:
+    """Start digesting the blocks of an open file in a thread pool."""
+    return FileDigest(size, [executor.submit(block, kind, fd, number, size) for number in range(count(size))])
 
 
 def of_files(
-    kind: Kind, files: Iterable[AbstractContextManager[Reading]], progress: Progress | None = None
+    kind: DigestAlgorithm, files: Iterable[AbstractContextManager[FileDigest]], progress: Progress | None = None
 ) -> Generator[str, None, None]:
-    """Digests of files, in their order; the blocks of many files are under way at once.
+    """Yield the digests of files in order. Blocks of several files are digested at a time.
 
-    ``files``: each opens a file and begins to digest it, and is left when that is done. Raises what opening raises,
-    and ``EOFError`` where a file is shorter than it should be.
+    ``files``: contexts that open a file and start digesting it; each is exited when its file is done. Raises
+    ``EOFError`` if a file is shorter than expected, and the errors of the contexts.
     """
-    under_way: deque[tuple[ExitStack, Reading]] = deque()
+    under_way: deque[tuple[ExitStack, FileDigest]] = deque()
 
     def finish() -> str:
         reading = under_way[0][1]
@@ -204,20 +206,19 @@ def of_files(
         for stack, reading in under_way:
             for future in reading.blocks:
                 future.cancel()
-            wait(reading.blocks)  # they read from a descriptor that is about to be closed
+            wait(reading.blocks)  # threads may still read from the descriptor that is closed next
             stack.close()
 
 
 class Follower:
-    """Digests files of a directory while another process appends to them; the end is then short.
+    """Digests the files of a directory while another process appends to them, so that little is left to do at the end.
 
-    For files that grow at their end and are not written twice, as CRIU's page files are. ``finish`` digests what was
-    not seen growing.
+    Suitable only for files that are written sequentially, once, such as CRIU's page files. ``finish`` digests the rest.
     """
 
-    def __init__(self, directory_fd: int, kind: Kind, *, prefix: str = "pages-") -> None:
-        """Begin."""
-        # A position of its own: others list the directory at the same time.
+    def __init__(self, directory_fd: int, kind: DigestAlgorithm, *, prefix: str = "pages-") -> None:
+        """Start the threads. ``prefix``: names of the files to digest begin with it."""
+        # Open the directory anew: the read position must not be shared with other threads that list it.
         self._directory_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory_fd)
         self._kind = kind
         self._prefix = prefix
@@ -244,16 +245,16 @@ class Follower:
             while (len(made) + 1) * BLOCK <= size:
                 made.append(self._executor.submit(block, self._kind, fd, len(made), size))
 
-    def finish(self, name: str, fd: int, size: int) -> Reading:
-        """What is done of a file that does not grow any more, and the rest of it."""
+    def finish(self, name: str, fd: int, size: int) -> FileDigest:
+        """Digest the rest of a file that no longer grows. Return all of its blocks."""
         self._stop.set()
         self._thread.join()
         made = self._blocks.get(name, [])
         rest = (self._executor.submit(block, self._kind, fd, number, size) for number in range(len(made), count(size)))
-        return Reading(size, [*made, *rest])
+        return FileDigest(size, [*made, *rest])
 
     def stop(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._stop.set()
         self._thread.join()
         self._executor.shutdown(wait=True, cancel_futures=True)

@@ -1,8 +1,9 @@
-"""What takes a job off its GPUs, writes it to an image and puts it back: contracts, errors, and their values.
+"""Interfaces, errors and value types for checkpointing and restoring a job.
 
-Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``writer.py`` (``Writer``). Images are kept by
-``images.DirectoryStore``.
-PIDs are those of the agent's own PID namespace unless the name says ``_ns`` (the job's namespace). Sizes are bytes.
+Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``image_writer.py`` (``Writer``),
+``image_verifier.py`` (``Pages``). Checkpoint images are stored by ``image_store.DirectoryStore``.
+
+PIDs are those of the agent's PID namespace, except names with ``_ns`` (the job's namespace). Sizes are in bytes.
 """
 # ruff: noqa: N818 - the errors are named for what they say
 
@@ -13,21 +14,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from slurm_affinode.checkpoint.asuser import User
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Manifest
-from slurm_affinode.pinned import Id
 
 Take = Callable[[str, int, memoryview], None]
-"""Gets a piece of a file of pages: its name, where the piece begins, whole pages. The piece is its for the call."""
+"""Receives a piece of a pages file: name, offset, whole pages. The memory is valid only during the call."""
 
 
 class CheckpointError(AffinodeError):
-    """Base of the errors below; each is one line."""
+    """Base class of the errors below. The text is one line."""
 
 
 class CudaError(CheckpointError):
-    """The CUDA driver refused or failed. ``code`` is its own name: ``CUDA_ERROR_OUT_OF_MEMORY``."""
+    """The CUDA driver returned an error. ``code``: the driver's error name, such as ``CUDA_ERROR_OUT_OF_MEMORY``."""
 
     def __init__(self, message: str, *, code: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -35,66 +36,66 @@ class CudaError(CheckpointError):
 
 
 class LockTimeout(CudaError):
-    """A process could not be locked in time. It runs on."""
+    """Locking a process timed out. The process keeps running."""
 
 
 class CudaUnavailable(CudaError):
-    """No usable driver or bindings on this node, or the driver lacks what was asked for."""
+    """This node has no usable driver or bindings, or the driver lacks the requested feature."""
 
 
 class HelperLost(CudaError):
-    """The process that talks to the driver died or did not answer in time; a new one is started for the next call.
+    """The helper process of the driver died or timed out. The next call starts a new one.
 
-    Whether the call had its effect is not known: look at the state.
+    The call may or may not have taken effect: check the state of the process.
     """
 
 
 class DumpFailed(CheckpointError):
-    """No image was made. The tree is unharmed; where it was not CRIU that failed it is still stopped (SIGCONT)."""
+    """The dump failed. The process tree is intact; it is still stopped (SIGCONT) unless CRIU itself failed."""
 
 
 class RestoreFailed(CheckpointError):
-    """The tree was not restored; nothing of it is left."""
+    """The process tree was not restored. No process of it is left."""
 
 
 class ImageDamaged(CheckpointError):
-    """An image is not what was written, or is not where and whose it should be. It must not be restored."""
+    """A checkpoint image has the wrong contents, location or owner. It must not be restored."""
 
 
 class ImageUnreadable(ImageDamaged):
-    """Whether there is an image, and what it is like, is not known: the file system failed, or this process."""
+    """The state of a checkpoint image is unknown, because the file system or this process failed."""
 
 
 class ImageUnanswered(ImageUnreadable):
-    """The file system does not answer: it may do so soon."""
+    """The file system does not respond. This may be temporary."""
 
 
 class NoRoom(CheckpointError):
-    """The store is full, or a quota is."""
+    """The store is full or a quota is exceeded."""
 
 
 class DumpNoRoom(DumpFailed, NoRoom):
-    """No image was made, as its file system ran full or read-only; the tree is as after ``DumpFailed``.
+    """The dump failed because the file system is full or read-only; the process tree is as after ``DumpFailed``.
 
-    In another store it may succeed.
+    The dump may succeed in another store.
     """
 
 
 class CudaState(StrEnum):
-    """``CUprocessState``. Also processes without CUDA are ``RUNNING``: ask ``users`` first."""
+    """``CUprocessState``. Processes without CUDA are ``RUNNING`` too: see ``CudaDriver.users``."""
 
     RUNNING = "running"
     LOCKED = "locked"
     CHECKPOINTED = "checkpointed"
     FAILED = "failed"
     CHECKPOINTING = "checkpointing"
-    """With custom storage (driver 615): mapped to be copied out."""
+    """With custom storage (driver 615): GPU memory is mapped for copying out."""
     RESTORING = "restoring"
-    """With custom storage: mapped to be copied back."""
+    """With custom storage: GPU memory is mapped for copying in."""
 
 
 class Feature(StrEnum):
-    """What some drivers can do for a checkpoint, and others cannot."""
+    """Checkpoint features that depend on the driver."""
 
     LOCK = "lock with time-out"
     CHECKPOINT = "checkpoint"
@@ -106,83 +107,84 @@ class Feature(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ability:
-    """Whether the driver of this node has a feature, and how that is known."""
+    """Availability of a feature with the driver of this node."""
 
     feature: Feature
     since: int
-    """First branch of the driver that has it: 580."""
+    """First driver branch with the feature, such as 580."""
     available: bool
     why: str
-    """What shows that it is there, or why it is not; one line."""
+    """Evidence that the feature is available, or the reason why it is not, in one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the driver of this node can do. All false without one."""
+    """Checkpoint features of the driver of this node. All are false without a driver."""
 
     driver: str | None
-    """``580.95.05``; ``None``: there is none, or it does not tell."""
+    """Driver version, such as ``580.95.05``; ``None``: no driver, or unknown."""
     checkpoint: bool = False
-    """Lock, checkpoint, restore, unlock: 570."""
+    """Lock, checkpoint, restore, unlock: driver 570."""
     migration: bool = False
-    """Restore on other GPUs of the same chip: 580."""
+    """Restore on other GPUs with the same chip: driver 580."""
     ipc: bool = False
-    """CUDA IPC memory of jobs that were started through it: 610."""
+    """CUDA IPC memory of jobs started with ``cuda-checkpoint --launch-job``: driver 610."""
     custom_storage: bool = False
-    """Device memory without host staging: 615."""
+    """Checkpoint of GPU memory without staging in host memory: driver 615."""
     why_not: str | None = None
-    """Why ``checkpoint`` is false, one line."""
+    """Reason why ``checkpoint`` is false, in one line."""
     cuda: str | None = None
-    """CUDA version of the driver's library: ``13.0``."""
+    """CUDA version of the driver library, such as ``13.0``."""
     bindings: str | None = None
     """Version of ``cuda-bindings``."""
     table: tuple[Ability, ...] = ()
-    """Feature by feature."""
+    """Availability of each feature."""
 
 
 class CudaDriver(Protocol):
     """The checkpoint API of the CUDA driver, for processes of any user (the caller is root).
 
-    Every call has a deadline of its own and raises ``HelperLost`` past it, ``CudaUnavailable`` without a driver,
-    ``CudaError`` with the driver's error name else.
+    Each call raises ``HelperLost`` if it times out, ``CudaUnavailable`` without a driver, and ``CudaError`` with the
+    driver's error name otherwise.
     """
 
     def capabilities(self) -> Capabilities:
-        """What the driver can do. Never raises."""
+        """Return the driver's checkpoint features. Never raises."""
         ...
 
     def devices(self) -> tuple[str, ...]:
-        """UUIDs (``GPU-...``) of all GPUs that the driver shows, in its order."""
+        """Return the UUIDs (``GPU-...``) of all GPUs that the driver lists, in its order."""
         ...
 
     def users(self, pids: Iterable[int]) -> frozenset[int]:
-        """Those of ``pids`` that use CUDA. A process that is not there is none."""
+        """Return those of ``pids`` that use CUDA. Processes that do not exist are left out."""
         ...
 
     def restore_threads(self, pids: Iterable[int]) -> frozenset[int]:
-        """The thread through which the driver works in each of ``pids`` that use CUDA."""
+        """Return the driver's restore threads in those of ``pids`` that use CUDA."""
         ...
 
     def state(self, pid: int) -> CudaState:
-        """Where a process stands."""
+        """Return the checkpoint state of a process."""
         ...
 
     def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
-        """RUNNING -> LOCKED. ``LockTimeout``: still RUNNING. ``timeout_ms`` has to be above 0.
+        """RUNNING -> LOCKED. Raises ``LockTimeout``, with the process still RUNNING. ``timeout_ms`` must be positive.
 
-        ``started``: ticks since boot; a process that began at another time is not touched. The other calls fail for one
-        that was not locked before.
+        ``started``: start time in ticks since boot; a process with another start time is not locked. The other calls
+        fail for a process that is not locked.
         """
         ...
 
     def checkpoint(self, pid: int) -> None:
-        """LOCKED -> CHECKPOINTED: its device memory is in its host memory."""
+        """LOCKED -> CHECKPOINTED. Moves the GPU memory of the process to its host memory."""
         ...
 
     def restore(self, pid: int, *, pairs: Mapping[str, str] | None = None) -> None:
-        """CHECKPOINTED -> LOCKED. ``pairs``: old UUID -> new UUID of every GPU that the driver showed it.
+        """CHECKPOINTED -> LOCKED. ``pairs``: old UUID -> new UUID, for every GPU that was visible to the process.
 
-        Look at the free memory of the GPUs first: a restore without room fails now and ever after (driver 580).
+        Check that the GPUs have enough free memory first: after a failure for lack of memory, all later restores of
+        the process fail too (driver 580).
         """
         ...
 
@@ -193,7 +195,7 @@ class CudaDriver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The processes to dump: the root and all below it, in the PID namespace of which ``init`` is PID 1."""
+    """The process tree to dump: the root and its descendants. ``init`` is PID 1 of their PID namespace."""
 
     init: Id
     root_pid: int
@@ -202,64 +204,64 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class InheritFd:
-    """A descriptor that takes the place of a file of the image at restore (``criu --inherit-fd fd[N]:KEY``)."""
+    """A descriptor that replaces a file of the image on restore (``criu --inherit-fd fd[N]:KEY``)."""
 
     fd: int
-    """Of the caller."""
+    """Descriptor of the caller."""
     key: str
     """``SavedOutput.inherit``."""
 
 
 @dataclass(frozen=True, slots=True)
 class DumpResult:
-    """What a dump made, read from its files and not from what was promised."""
+    """Result of a dump, as read from its files."""
 
     size: int
     pids_ns: tuple[int, ...]
-    """All processes in the image, root first."""
+    """PIDs of all processes in the image, root first."""
     frozen_s: float | None
-    """As CRIU counted it."""
+    """Time for which the tree was frozen, in seconds, as measured by CRIU."""
     version: str
 
 
 class Pages(Protocol):
-    """The pages of an image's processes, by far the most of it, which are read while its tree is restored."""
+    """The memory pages of an image, most of its data, which are read while its process tree is being restored."""
 
     def begin(self, take: Take | None = None) -> None:
-        """Have them read from now on, by several threads, each byte once; done already, this does nothing.
+        """Start reading the pages with several threads, each byte once. A second call is a no-op.
 
-        ``take`` gets them before they are known to be sound, and raises nothing.
+        ``take`` receives the pages before they are verified, and must not raise.
         """
         ...
 
     def sound(self, timeout_s: float | None = None) -> None:
-        """Wait until all of them are verified, and were taken: for so many seconds; ``None``: as long as it takes. May
-        be called again, and without ``begin``.
+        """Wait until all pages are verified and passed to ``take``. May be called repeatedly, and without ``begin``.
 
-        Raises ``ImageDamaged``, and ``CheckpointError`` where the time is over.
+        Raises ``ImageDamaged``, or ``CheckpointError`` after ``timeout_s`` seconds (``None``: no timeout).
         """
         ...
 
     def check(self, path: str, blocks: Iterable[memoryview]) -> None:
-        """Compare the contents of a file with the manifest, which lists it by ``path``. Raises ``ImageDamaged``.
+        """Verify the contents of a file against the manifest entry for ``path``. Raises ``ImageDamaged``.
 
-        ``blocks``: the contents in blocks of ``digest.BLOCK`` bytes, the last one shorter. All of them are read, unless
-        they exceed the listed size.
+        ``blocks``: the contents in blocks of ``digest.BLOCK`` bytes (the last one may be shorter). All blocks are read
+        unless they exceed the size in the manifest.
         """
         ...
 
 
 class Imager(Protocol):
-    """Dumps and restores trees of processes that hold no GPU."""
+    """Dumps and restores process trees that hold no GPU."""
 
     def check(self) -> str:
-        """Version of CRIU. Raises ``CheckpointError`` where it is missing, too old, or cannot work here."""
+        """Return the version of CRIU. Raises ``CheckpointError`` if CRIU is missing, too old or unusable here."""
         ...
 
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
-        """Write the tree to the directory and leave it stopped. Raises ``DumpFailed``: the tree goes on as it was.
+        """Dump the process tree to the directory and leave it stopped.
 
-        ``DumpNoRoom``: the file system of the directory ran full meanwhile.
+        Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full; see there for the state
+        of the tree.
         """
         ...
 
@@ -276,77 +278,78 @@ class Imager(Protocol):
         shared: bool,
         ready: Callable[[], None],
     ) -> int:
-        """Put the tree below PID 1 of the namespace; its root's PID there.
+        """Restore the process tree below PID 1 of the namespace and return the root's PID in the namespace.
 
-        ``user``: whose files the tree may open. ``shared``: other machines may write to the image's file system.
+        ``user``: the owner of the job, with whose rights files are opened. ``shared``: other machines may write to the
+        file system of the image.
 
-        The tree runs when ``pages`` are sound and ``ready`` has returned, which is called only where nothing is left
-        that can be against it. Raises ``RestoreFailed``, and what ``pages`` raise: nothing of the tree is left.
+        The tree runs when ``pages`` are verified and ``ready`` has returned; ``ready`` is called after all other
+        checks. Raises ``RestoreFailed`` and the errors of ``pages``; no process of the tree is left then.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A complete image whose manifest is authentic. Its files are checked by ``DirectoryStore.verify``."""
+    """A complete checkpoint image with an authentic manifest. ``DirectoryStore.verify`` checks its files."""
 
     manifest: Manifest
     store: str
-    """Name of the store that it was found in: a path, for people."""
+    """Path of the store, for messages."""
     former: bool = False
-    """Signed by a release that did not sign notes and claims."""
+    """Signed by a release that did not yet sign notes and claims."""
 
     @property
     def job(self) -> str:
-        """Name of its job's directory."""
+        """Name of the job's directory in the store."""
         return self.manifest.key.name
 
     @property
     def entry(self) -> str:
-        """Name of its own directory there."""
+        """Name of the image's directory in the job's directory."""
         return f"{self.manifest.seq:04d}"
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a store holds and may hold, in bytes."""
+    """Usage and limits of a store. Sizes are in bytes."""
 
     used: int
     free: int
-    """On its file system, for root."""
+    """Space available on the file system (``f_bavail``)."""
     quota: int | None
     by_user: Mapping[int, int]
-    """uid -> bytes."""
+    """UID -> bytes."""
     images: int
 
 
 class Writer(Protocol):
-    """An image being written, under a name that no reader takes. A context: left without ``commit`` it is gone."""
+    """A checkpoint image being written, invisible to readers. Leaving the context without ``commit`` deletes it."""
 
     seq: int
     criu_fd: int
-    """Directory for CRIU's files."""
+    """Descriptor of the directory for CRIU's files."""
 
     def save(self, name: str, source_fd: int, size: int) -> int:
-        """Copy the first ``size`` bytes of an open file to ``name``; the number of bytes that there were."""
+        """Copy the first ``size`` bytes of an open file to ``name`` and return the number of bytes copied."""
         ...
 
     def follow(self) -> None:
-        """Begin to digest CRIU's files and to write them to disk while it adds to them. Saves time in ``commit``."""
+        """Start digesting CRIU's files and writing them to disk while they grow, which shortens ``commit``."""
         ...
 
     def commit(self, manifest: Manifest) -> Image:
-        """Digest, write and sign the manifest, make all durable, give it its name. ``manifest.files`` is filled in."""
+        """Complete the image: digests, signed manifest, sync to disk, rename. ``manifest.files`` is filled in."""
         ...
 
     def abandon(self) -> None:
-        """Remove what was written."""
+        """Delete the unfinished image."""
         ...
 
     def __enter__(self) -> Writer:
-        """Itself."""
+        """Return the writer."""
         ...
 
     def __exit__(self, *exc: object) -> None:
-        """Abandon it unless it was committed."""
+        """Abandon the image unless it was committed."""
         ...

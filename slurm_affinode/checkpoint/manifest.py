@@ -1,9 +1,9 @@
-"""``manifest.json`` of an image and its ``manifest.hmac``: written once, trusted only where the HMAC is right.
+"""``manifest.json`` of a checkpoint image and its ``manifest.hmac``: written once, trusted only if the HMAC matches.
 
-The HMAC (SHA-256) is over the bytes of the manifest, and the manifest has the digest of every file: whoever can write
-to the store but does not have the key cannot make an image that is restored. ``manifest.hmac`` is ``NODE HMAC``, made
-with the key of the node (``nodekeys``) that made the image. Older releases wrote the HMAC alone, made with the key of
-the cluster; their images stay readable.
+The HMAC (SHA-256) covers the bytes of the manifest, and the manifest has the digest of every file: without the key,
+write access to the store is not enough to make an image that would be restored. ``manifest.hmac`` is ``NODE HMAC``,
+made with the key of the node (``signatures``) that made the image. Older releases wrote only the HMAC, made with the
+key of the cluster; their images stay readable.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode import jsonvalues
-from slurm_affinode.checkpoint import nodekeys
+from slurm_affinode.base import json_values
+from slurm_affinode.checkpoint import signatures
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 from slurm_affinode.model.suspension import Manifest, SuspendOption
 
@@ -35,41 +35,41 @@ _KEY_LIMIT = 4096
 _YEAR_10000 = 253_402_300_800
 _PATH = re.compile(r"(criu/)?[^/\0\ud800-\udfff]{1,255}")
 _FORMER = ("stopped_pids",)
-"""Keys of older manifests of this schema, which nobody reads: what was stopped is so in CRIU's image."""
+"""Ignored keys of older manifests of this schema: CRIU's image records which processes were stopped."""
 
 
 def encode(manifest: Manifest) -> bytes:
-    """The bytes of ``manifest.json``."""
+    """Return the bytes of ``manifest.json``."""
     return (json.dumps(_plain(manifest), indent=1, sort_keys=True) + "\n").encode()
 
 
 def sign(data: bytes, key: bytes, node: str) -> str:
-    """The text of ``manifest.hmac`` for a manifest's bytes. ``key``: of the cluster; ``node``: this one."""
-    return f"{node} {nodekeys.sign(key, _PURPOSE, node, data)}"
+    """Return the text of ``manifest.hmac`` for a manifest's bytes. ``key``: of the cluster; ``node``: this one."""
+    return f"{node} {signatures.sign(key, _PURPOSE, node, data)}"
 
 
 def former_signature(data: bytes, key: bytes) -> str:
-    """The same as releases without keys of nodes wrote it."""
+    """Return the HMAC in the format of releases without keys of nodes."""
     return hmac.new(key, _FORMER_LABEL + data, hashlib.sha256).hexdigest()
 
 
 def signer(signature: bytes) -> str | None:
-    """The node that a signature names; ``None``: it is of a release that named none."""
+    """Return the node named in a signature, or ``None`` if an older release made it."""
     parts = signature.split()
     return parts[0].decode("ascii", "replace") if len(parts) == _PARTS else None
 
 
 def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
-    """A manifest, where its signature is right. ``key``: of the cluster. Raises ``ImageDamaged``."""
+    """Return a manifest after checking its signature. ``key``: of the cluster. Raises ``ImageDamaged``."""
     node = signer(signature)
     if node is None:
         right = hmac.compare_digest(former_signature(data, key).encode(), signature.strip())
     else:
-        right = nodekeys.verify(key, _PURPOSE, node, data, signature.split()[1].decode("ascii", "replace"))
+        right = signatures.verify(key, _PURPOSE, node, data, signature.split()[1].decode("ascii", "replace"))
     if not right:
         raise ImageDamaged("the manifest was changed, or signed with another key")
     try:
-        value = jsonvalues.table(jsonvalues.loads(data))
+        value = json_values.table(json_values.loads(data))
         if value.get("schema") != SCHEMA:
             raise ImageDamaged(f"the manifest has schema {value.get('schema')}, this release reads {SCHEMA}")
         manifest: Manifest = built(Manifest, {key: one for key, one in value.items() if key not in _FORMER})
@@ -80,7 +80,7 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
 
 
 def _check(manifest: Manifest, node: str | None) -> None:
-    """What nobody writes, although it is signed (by ``node``). Raises ``ValueError``."""
+    """Check a manifest signed by ``node`` for values that no release writes. Raises ``ValueError``."""
     if node is not None and node != manifest.node:
         raise ValueError(f"it is of {manifest.node!r:.60}, and {node!r:.60} has signed it")
     if not all(0 <= one < _YEAR_10000 for one in (manifest.started_epoch, manifest.dumped_epoch)):
@@ -95,7 +95,7 @@ def _check(manifest: Manifest, node: str | None) -> None:
 
 
 def load_key(path: Path = KEY_PATH, *, owner: int = 0) -> bytes:
-    """The key of all images: a file of ``owner``, closed to everybody else, of at least 32 bytes.
+    """Return the key of all checkpoint images from a file that only ``owner`` may access, of at least 32 bytes.
 
     Raises ``CheckpointError``.
     """
@@ -108,7 +108,7 @@ def load_key(path: Path = KEY_PATH, *, owner: int = 0) -> bytes:
         facts = os.fstat(file.fileno())
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid != owner or facts.st_mode & 0o077:
             raise CheckpointError(
-                f"{path}: the key of images must be a file of user {owner} that nobody else can read",
+                f"{path}: the key of images must be a file of user {owner} that no other user can read",
                 hint=f"chown {owner} {path} && chmod 0400 {path}",
             )
         key = file.read(_KEY_LIMIT)
@@ -130,12 +130,12 @@ def _plain(value: Any) -> Any:
 
 
 def built(kind: Any, value: Any) -> Any:
-    """A dataclass of ``kind`` made of plain JSON. Raises ``ValueError``."""
-    return jsonvalues.record(kind, value, parsers={SuspendOption: SuspendOption.parse})
+    """Return a dataclass of ``kind`` from plain JSON values. Raises ``ValueError``."""
+    return json_values.record(kind, value, parsers={SuspendOption: SuspendOption.parse})
 
 
 def summary(manifest: Manifest) -> Mapping[str, Any]:
-    """What a person or a program wants to know of an image, without its list of files."""
+    """Return a summary of a checkpoint image, without its list of files."""
     plain = dict(_plain(manifest))
     plain["files"] = len(manifest.files)
     plain["size"] = manifest.size

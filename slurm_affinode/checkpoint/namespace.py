@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Collection
 from pathlib import Path
 
-from slurm_affinode import kerneltext, pinned
-from slurm_affinode.pinned import Process
+from slurm_affinode.base import kernel_text, pidfd
+from slurm_affinode.base.pidfd import Process
 
-PROC = pinned.PROC
+PROC = pidfd.PROC
 
 
 def namespace_of(pid: int, *, proc: Path = PROC) -> str | None:
-    """Identity of a process's PID namespace (``pid:[4026532...]``); ``None`` where the process is gone."""
+    """Return the ID of a process's PID namespace (``pid:[4026532...]``), or ``None`` if the process is gone."""
     try:
         with Process(pid, proc=proc) as process:
             return process.link("ns/pid")
@@ -22,10 +22,10 @@ def namespace_of(pid: int, *, proc: Path = PROC) -> str | None:
 
 
 def members(init_pid: int, *, proc: Path = PROC) -> dict[int, int]:
-    """Processes of the namespace of which ``init_pid`` is PID 1, itself left out: PID there -> PID here."""
+    """Return the processes of the namespace with ``init_pid`` as PID 1, without that one: PID there -> PID here."""
     wanted = namespace_of(init_pid, proc=proc)
     found: dict[int, int] = {}
-    for process in pinned.processes(proc=proc) if wanted is not None else ():
+    for process in pidfd.processes(proc=proc) if wanted is not None else ():
         with contextlib.suppress(OSError, LookupError, ValueError):
             if process.pid != init_pid and process.link("ns/pid") == wanted:
                 found[_numbers(process, "NSpid")[-1]] = process.pid
@@ -33,19 +33,19 @@ def members(init_pid: int, *, proc: Path = PROC) -> dict[int, int]:
 
 
 def inner_pid(pid: int, *, proc: Path = PROC) -> int | None:
-    """A process's PID in its own namespace; ``None`` where it is gone."""
+    """Return a process's PID in its own namespace, or ``None`` if it is gone."""
     return next(iter(_status(pid, "NSpid", proc)[-1:]), None)
 
 
 def parent(pid: int, *, proc: Path = PROC) -> int | None:
-    """A process's parent; ``None`` where it is gone."""
+    """Return a process's parent, or ``None`` if it is gone."""
     return next(iter(_status(pid, "PPid", proc)), None)
 
 
 def tree(root_pid: int, *, proc: Path = PROC) -> list[int]:
-    """The root and all below it, parents before children."""
+    """Return the root and all its descendants, parents before children."""
     children: dict[int, list[int]] = {}
-    for pid in pinned.pids(proc):
+    for pid in pidfd.pids(proc):
         above = parent(pid, proc=proc)
         if above is not None:
             children.setdefault(above, []).append(pid)
@@ -57,13 +57,13 @@ def tree(root_pid: int, *, proc: Path = PROC) -> list[int]:
 
 
 def is_below(pid: int, above: Collection[int], *, proc: Path = PROC) -> bool:
-    """Whether one of ``above`` is among a process's ancestors now; ``False`` where the process is gone."""
+    """Return whether one of ``above`` is now an ancestor of a process; ``False`` if the process is gone."""
     at = pid
     while at > 1:
         found = parent(at, proc=proc)
         if found is None and at == pid:
             return False
-        # Where one in between has ended its children have another parent by now.
+        # If an ancestor has ended meanwhile, its children have a new parent: start again.
         at = pid if found is None else found
         if at in above:
             return True
@@ -79,4 +79,4 @@ def _status(pid: int, key: str, proc: Path) -> list[int]:
 
 
 def _numbers(process: Process, key: str) -> list[int]:
-    return list(kerneltext.numbers(process.status().get(key, "")))
+    return list(kernel_text.numbers(process.status().get(key, "")))

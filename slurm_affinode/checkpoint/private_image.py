@@ -1,11 +1,11 @@
-"""A private copy of an image's small files: CRIU reads the bytes that were verified, whoever can write to the store.
+"""A private copy of the small files of a checkpoint image, so that CRIU reads exactly the bytes that were verified.
 
-Every file but the pages is read once, digested on the way, and written to a directory that root alone may enter, on a
+Every file but the pages is read once, digested on the way, and written to a directory that only root may enter, on a
 file system in memory. CRIU and the restore read that copy.
 
-Pages are too large for it. On a file system of this node, where root alone can change them, CRIU reads them where they
-are. On one that other machines can write to, it would read them apart from those who verify them: so what CRIU reads
-itself is copied, too, and compared when the pages are verified.
+Pages are too large for it. On a file system of this node where only root can change them, CRIU reads them in place. If
+other machines can write to the file system, CRIU's reads would be separate from those that verify the pages: so the
+pages that CRIU reads itself are copied too, and compared while the pages are verified.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from slurm_affinode.checkpoint import digest, rootdir
+from slurm_affinode.checkpoint import digest, root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, read_image
-from slurm_affinode.checkpoint.gate import work_directory
+from slurm_affinode.checkpoint.image_writer import CRIU
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     ImageDamaged,
@@ -31,12 +31,12 @@ from slurm_affinode.checkpoint.interface import (
     RestoreFailed,
     Take,
 )
-from slurm_affinode.checkpoint.memorymap import Memory
-from slurm_affinode.checkpoint.writer import CRIU
+from slurm_affinode.checkpoint.memory_map import TreeMemory
+from slurm_affinode.checkpoint.restore_gate import work_directory
 
 _PAGES = re.compile(r"pages-[^/]+\.img")
 _OURS = ("ghost-file-", "local-")
-"""Files of a size that the job chose, which CRIU does not read."""
+"""Files of a size chosen by the job, which CRIU does not read."""
 _LARGE = 4 << 20
 _CHUNK = 1 << 20
 _PLACES = ("/run", "/dev/shm")  # noqa: S108 - a directory of root's own is made there
@@ -47,35 +47,36 @@ _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class PrivateImage:
-    """For one restore."""
+    """The private copy for one restore."""
 
     def __init__(self, path: Path, fd: int, source_fd: int, sizes: Mapping[str, int], *, shared: bool) -> None:
         """``path``, ``fd``: the private directory. ``source_fd``: that of the store; ``sizes``: of its files."""
         self.path, self.fd, self.source_fd, self.shared = path, fd, source_fd, shared
         self.pages = {name: size for name, size in sizes.items() if _PAGES.fullmatch(name)}
-        """Sizes of the files of pages, by their names."""
+        """Sizes of the pages files by name."""
         self._opened: dict[str, int] = {}
         self._held: dict[str, list[tuple[int, int]]] = {}
         self._changed: str | None = None
         self._lock = threading.Lock()
+        """Guards the descriptors of the copied files."""
 
     def read(self, name: str) -> bytes:
-        """A file. Raises ``BadImage``."""
+        """Read a file. Raises ``BadImage``."""
         return read_image(self.fd, name)
 
     def names(self) -> list[str]:
-        """Of its files, but for pages and large files."""
-        return [name for name in rootdir.names(self.fd) if not _PAGES.fullmatch(name)]
+        """Return the names of its files, without pages and large files."""
+        return [name for name in root_directory.names(self.fd) if not _PAGES.fullmatch(name)]
 
     def replace(self, name: str, data: bytes | None) -> None:
-        """Have CRIU read something else; ``None``: nothing."""
+        """Replace a file for CRIU; ``None`` removes it."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self.fd)
         if data is not None:
             _write(self.fd, name, [memoryview(data)])
 
     def open(self, name: str) -> int:
-        """A file, to be read with ``pread``; closed with the image. Raises ``BadImage`` where there is none."""
+        """Open a file for ``pread``. It is closed with the image. Raises ``BadImage`` if it does not exist."""
         if name not in self._opened:
             try:
                 self._opened[name] = os.open(name, _FILE, dir_fd=self.fd)
@@ -84,20 +85,20 @@ class PrivateImage:
         return self._opened[name]
 
     def keep(self, name: str, fd: int) -> None:
-        """Have ``open`` give this descriptor, which is the image's from now on."""
+        """Take ownership of a descriptor, which ``open`` then returns."""
         self._opened[name] = fd
 
     def close(self) -> None:
-        """Close its files."""
+        """Close the files."""
         while self._opened:
             os.close(self._opened.popitem()[1])
 
     # --- pages
 
-    def provide_pages(self, memories: Sequence[Memory]) -> None:
-        """Let CRIU find the pages that it puts in place itself: all but those of ``memories``.
+    def provide_pages(self, memories: Sequence[TreeMemory]) -> None:
+        """Provide the pages that CRIU places itself: all but those of ``memories``.
 
-        Raises ``RestoreFailed`` where there is no room for a copy of them.
+        Raises ``RestoreFailed`` if there is no room for a copy of them.
         """
         for name in self.pages:
             with contextlib.suppress(FileNotFoundError):
@@ -119,8 +120,11 @@ class PrivateImage:
             self._copy(name, ranges)
 
     def _link(self, name: str) -> None:
-        """A link that leads up to the root of this process's own file systems, whatever namespace CRIU is in: nothing
-        of it is resolved below a root that a job has."""
+        """Create a symbolic link to a pages file that works in any namespace.
+
+        It leads up to the root of this process's own file systems first, so no part of it is resolved below a job's
+        root.
+        """
         target = f"{os.readlink(f'/proc/self/fd/{self.source_fd}')}/{name}"  # noqa: PTH115 - of a descriptor
         above = "../" * (len(self.path.resolve().parts) - 1)
         os.symlink(above + target.lstrip("/"), name, dir_fd=self.fd)
@@ -133,7 +137,7 @@ class PrivateImage:
             raise RestoreFailed(f"{name}: is another file than that of the image")
 
     def _copy(self, name: str, ranges: Sequence[tuple[int, int]]) -> None:
-        source, target = _opened(self.source_fd, name), os.open(name, _NEW, rootdir.FILE_MODE, dir_fd=self.fd)
+        source, target = _opened(self.source_fd, name), os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=self.fd)
         try:
             os.ftruncate(target, self.pages[name])
             for begin, length in ranges:
@@ -175,16 +179,17 @@ class PrivateImage:
                     self._changed = name
 
     def check_compared(self) -> None:
-        """When all pages are verified. Raises ``ImageDamaged``."""
+        """Check the comparison after all pages are verified. Raises ``ImageDamaged``."""
         if self._changed is not None:
             raise ImageDamaged(f"{CRIU}/{self._changed}: its contents change from one look to the next")
 
 
 @contextmanager
 def private_image(source_fd: int, pages: Pages, *, shared: bool) -> Iterator[PrivateImage]:
-    """Copy an image. ``source_fd``: CRIU's directory in the store. ``shared``: other machines may write to it.
+    """Copy a checkpoint image. ``source_fd``: CRIU's directory in the store.
 
-    Raises ``ImageDamaged`` where a file is not what the manifest says, ``BadImage`` where one cannot be read.
+    ``shared``: other machines may write to the store. Raises ``ImageDamaged`` if a file does not match the manifest,
+    and ``BadImage`` if one cannot be read.
     """
     sizes = _sizes(source_fd)
     large = [name for name, size in sizes.items() if name.startswith(_OURS) and size > _LARGE]
@@ -206,9 +211,9 @@ def private_image(source_fd: int, pages: Pages, *, shared: bool) -> Iterator[Pri
 
 
 def verified_file(directory_fd: int, name: str, path: str, pages: Pages, *, shared: bool) -> int:
-    """Open a file of an image, so that the descriptor gives the contents that the manifest lists for ``path``.
+    """Open a file of a checkpoint image, with the contents that the manifest lists for ``path``.
 
-    ``shared``: other machines may write to the directory, and the descriptor is that of a copy. The caller closes it.
+    ``shared``: other machines may write to the directory, so the descriptor is that of a copy. The caller closes it.
     Raises ``ImageDamaged`` and ``CheckpointError``.
     """
     try:
@@ -218,7 +223,7 @@ def verified_file(directory_fd: int, name: str, path: str, pages: Pages, *, shar
 
 
 def _sizes(directory_fd: int) -> dict[str, int]:
-    with rootdir.reading(directory_fd) as fd, os.scandir(fd) as entries:
+    with root_directory.reading(directory_fd) as fd, os.scandir(fd) as entries:
         return {
             entry.name: entry.stat(follow_symlinks=False).st_size
             for entry in entries
@@ -227,7 +232,7 @@ def _sizes(directory_fd: int) -> dict[str, int]:
 
 
 def _opened(directory_fd: int, name: str) -> int:
-    """Raises ``BadImage``."""
+    """Open a regular file. Raises ``BadImage``."""
     try:
         fd = os.open(name, _FILE, dir_fd=directory_fd)
     except OSError as error:
@@ -239,7 +244,7 @@ def _opened(directory_fd: int, name: str) -> int:
 
 
 def _blocks(fd: int, path: str) -> Iterator[memoryview]:
-    """Raises ``ImageUnreadable``."""
+    """Yield the blocks of a file. Raises ``ImageUnreadable``."""
     while True:
         block = bytearray()
         try:
@@ -254,7 +259,7 @@ def _blocks(fd: int, path: str) -> Iterator[memoryview]:
 
 
 def _verified(directory_fd: int, name: str, pages: Pages) -> list[memoryview]:
-    """All of a file, read once."""
+    """Return a whole file, read once and verified."""
     fd, path = _opened(directory_fd, name), f"{CRIU}/{name}"
     found: list[memoryview] = []
 
@@ -271,7 +276,7 @@ def _verified(directory_fd: int, name: str, pages: Pages) -> list[memoryview]:
 
 
 def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
-    """A copy without a name, on a disk of this node; blocks of zeros become holes."""
+    """Return an unnamed copy on a disk of this node; blocks of zeros become holes."""
     source = _opened(directory_fd, name)
     try:
         with work_directory() as (place, _), tempfile.TemporaryFile(dir=place, buffering=0) as made:
@@ -285,7 +290,7 @@ def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
                         at += len(block)
                         os.ftruncate(made.fileno(), at)
                     except OSError as error:
-                        # A disk of this node that is full is no damage to the image.
+                        # A full disk of this node does not mean that the image is damaged.
                         raise CheckpointError(f"{path}: cannot be copied: {error.strerror}") from None
                     yield block
 
@@ -298,7 +303,7 @@ def _spooled(directory_fd: int, name: str, path: str, pages: Pages) -> int:
 
 
 def _write(directory_fd: int, name: str, blocks: Sequence[memoryview]) -> None:
-    fd = os.open(name, _NEW, rootdir.FILE_MODE, dir_fd=directory_fd)
+    fd = os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=directory_fd)
     try:
         at = 0
         for block in blocks:
@@ -314,8 +319,8 @@ def _write_at(fd: int, data: memoryview, at: int) -> None:
         done += os.pwrite(fd, data[done:], at + done)
 
 
-def _gaps(size: int, memory: Memory | None) -> list[tuple[int, int]]:
-    """Where, in a file of pages, those are that CRIU puts in place: begin and length."""
+def _gaps(size: int, memory: TreeMemory | None) -> list[tuple[int, int]]:
+    """Return the ranges (start, length) of a pages file that CRIU places itself."""
     found, at = [], 0
     for run in sorted(memory.runs, key=lambda one: one.offset) if memory is not None else ():
         if run.offset > at:
@@ -325,12 +330,12 @@ def _gaps(size: int, memory: Memory | None) -> list[tuple[int, int]]:
 
 
 def _place(needed: int) -> str | None:
-    """A file system in memory with so much room; ``None``: there is none."""
+    """Return a file system in memory with enough room, or ``None``."""
     for place in _PLACES:
         with contextlib.suppress(OSError):
             if (
                 os.access(place, os.W_OK)
-                and rootdir.filesystem_type(place) == _TMPFS
+                and root_directory.filesystem_type(place) == _TMPFS
                 and _room(Path(place)) > needed + _MARGIN
             ):
                 return place

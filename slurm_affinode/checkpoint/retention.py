@@ -1,33 +1,112 @@
-"""What stays in which tier, and how room is made in one that is full.
+"""Retention: which images stay in which tier, and how a full tier gets room.
 
-A copy leaves a tier, wholly or in part, only where a whole one is in a slower durable tier, and while nobody uses it.
-Which one goes is decided by ``core/eviction.py``; what it has to know of the tiers is measured here: how fast they are
-read, and how long it takes until all that a tier holds has been replaced.
+A copy leaves a tier, wholly or in part, only if a complete one is in a slower durable tier and it is not in use.
+``core/retention.py`` decides which one; its inputs are measured here: the read rates of the tiers, the expected
+requests of each image, and the time in which all contents of a tier have been replaced.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
 
+from slurm_affinode.base.text import size as gib
 from slurm_affinode.checkpoint import digest
-from slurm_affinode.checkpoint.demand import SharedDemand
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
-from slurm_affinode.checkpoint.tier import Copy, Tier
-from slurm_affinode.core.eviction import Cut, Held, Turnover, make_room
+from slurm_affinode.core.retention import Cut, Demand, TierImage, Turnover, make_room
 from slurm_affinode.model.suspension import JobKey, Manifest
-from slurm_affinode.sizes import size as gib
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """Host memory, the node's own disk, or the shared file system."""
+
+    name: str
+    """``memory``, ``disk`` or ``shared``."""
+    store: DirectoryStore
+    durable: bool = True
+    shared: bool = False
+    """Visible to every node."""
+    direct: bool = False
+    """Whether it is written past the page cache."""
+    level: int = 0
+    """zstd level for copies to this tier; 0: not compressed."""
+    left: Callable[[], int | None] = lambda: None
+    """Bytes available beyond the limits of the store (host memory); ``None``: no other limit."""
+
+    def room(self) -> int:
+        """Return the bytes available for images; negative if the tier is over its limit."""
+        room, left = self.store.room(), self.left()
+        return room if left is None else min(room, left - self.store.budget.promised)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A complete copy of a checkpoint image."""
+
+    image: Image
+    tier: Tier
+
+    @property
+    def id(self) -> tuple[str, int]:
+        """Job and sequence number of the image: the same for all its copies."""
+        return self.image.job, self.image.manifest.seq
+
+    def is_sound(self) -> bool:
+        """Return whether the copy is readable and verified."""
+        with suppress(CheckpointError, OSError):
+            self.tier.store.verify(self.image)
+            return True
+        return False
+
+
+class SharedDemand(Demand):
+    """A thread-safe ``Demand``."""
+
+    def __init__(self, **settings: Any) -> None:
+        """As ``Demand``."""
+        super().__init__(**settings)
+        self._lock = threading.RLock()
+
+    def requested(self, name: str, now_s: float) -> None:
+        """As ``Demand``."""
+        with self._lock:
+            super().requested(name, now_s)
+
+    def rates(self, names: Iterable[str], now_s: float, *horizon_s: float) -> dict[str, float]:
+        """As ``Demand``."""
+        with self._lock:
+            return super().rates(names, now_s, *horizon_s)
+
+    def forget(self, name: str) -> None:
+        """As ``Demand``."""
+        with self._lock:
+            super().forget(name)
+
+    def keep(self, names: Collection[str]) -> None:
+        """As ``Demand``."""
+        with self._lock:
+            super().keep(names)
+
+    def state(self) -> dict[str, Any]:
+        """As ``Demand``."""
+        with self._lock:
+            return super().state()
+
 
 LOG = logging.getLogger("slurm_affinode.agent")
 _FIRST_SPEED = {"memory": 4e9, "disk": 1e9, "shared": 3e8}
-"""Bytes per second that a tier is read at, until it was measured."""
+"""Assumed read rate of a tier, in bytes per second, until it is measured."""
 _KNOWN = 0.3
 
 
 class Retention:
-    """Of the tiers of one node, fastest first. May be used by several threads."""
+    """Retention in the tiers of one node, fastest first. Thread-safe."""
 
     def __init__(self, tiers: Sequence[Tier], demand: SharedDemand, now: Callable[[], float]) -> None:
         self.tiers = tuple(tiers)
@@ -42,26 +121,26 @@ class Retention:
     # --- room
 
     def may_take(self, tier: Tier, count: int) -> bool:
-        """Whether there is room for so many bytes, or could be made."""
+        """Return whether there is room for this many bytes, or room can be made."""
         room = tier.room()
         return room >= count or room + self._freeable(tier) >= count
 
     def check_room(self, tier: Tier, uid: int, count: int) -> None:
-        """That a tier takes a user's image of so many bytes, also where room has to be made. Raises ``NoRoom``."""
+        """Check that a tier takes a user's image of this size, including room that can be made. Raises ``NoRoom``."""
         tier.store.check_room(uid, count, freeable=0 if tier.room() >= count else self._freeable(tier))
 
     def _freeable(self, tier: Tier) -> int:
         return sum(one.held for one, _ in self._candidates(tier))
 
     def make_room_for_new(self, tier: Tier, key: JobKey, size: int) -> None:
-        """For an image that is about to be written. Raises ``NoRoom``."""
-        self._make_room(tier, Held(f"{key.name}/new", size, 0, size / self._speed(self._below(tier))), key.name)
+        """Make room for a new image. Raises ``NoRoom``."""
+        self._make_room(tier, TierImage(f"{key.name}/new", size, 0, size / self._speed(self._below(tier))), key.name)
 
-    def make_room_for(self, tier: Tier, held: Held) -> None:
-        """For a copy. Raises ``NoRoom`` where what is there is worth more, or has to stay."""
+    def make_room_for(self, tier: Tier, held: TierImage) -> None:
+        """Make room for a copy. Raises ``NoRoom`` if the images there are worth more or cannot be evicted."""
         self._make_room(tier, held, held.name)
 
-    def _make_room(self, tier: Tier, wanted: Held, name: str) -> None:
+    def _make_room(self, tier: Tier, wanted: TierImage, name: str) -> None:
         with self._lock:
             room = tier.room()
             need = wanted.size - wanted.held
@@ -76,32 +155,32 @@ class Retention:
             self._cut(tier, plan.cuts, candidates)
 
     def relieve(self) -> None:
-        """Give host memory back where the node is short of it; at first, also what is above a new, smaller budget."""
+        """Free host memory if the node is short of it; on the first call, also enforce a reduced budget."""
         with self._lock:
             for tier in self.tiers:
                 lack = 0 if tier.shared else self._lack(tier)
                 if lack > 0:
                     candidates = self._candidates(tier)
                     rates = self._rates(tier, [one.name for one, _ in candidates])
-                    wanted = Held("", lack, 0, 0.0)
+                    wanted = TierImage("", lack, 0, 0.0)
                     plan = make_room([one for one, _ in candidates], wanted, 0, rates, grain=digest.BLOCK, must=True)
                     self._cut(tier, plan.cuts, candidates)
             self._relieved = True
 
     def _lack(self, tier: Tier) -> int:
-        """Bytes that have to go."""
+        """Return the bytes that must be freed."""
         left = tier.left()
         lack = 0 if left is None or left > 0 else digest.BLOCK - left
         if not self._relieved:
-            with suppress(CheckpointError):  # it cannot be read
+            with suppress(CheckpointError):  # the store cannot be read
                 lack = max(lack, -tier.store.room())
         return lack
 
-    def _candidates(self, tier: Tier, replaced: str | None = None) -> list[tuple[Held, Image]]:
-        """What may go from a tier: what is wholly in a slower durable one, and not in use.
+    def _candidates(self, tier: Tier, replaced: str | None = None) -> list[tuple[TierImage, Image]]:
+        """Return the images that may be evicted from a tier: complete in a slower durable tier, and not in use.
 
-        A job has the demand of its newest image; older ones go by names that nobody asks for. ``replaced``: the newest
-        of this job is about to be older.
+        Requests count for a job's newest image; older images get names that are never requested. ``replaced``: a job
+        with a newest image that is about to be superseded.
         """
         slower = [one for one in self.tiers[self.tiers.index(tier) + 1 :] if one.durable]
         found = []
@@ -120,11 +199,11 @@ class Retention:
                 where = next((one for one in slower if _has(one, facts)), None)
                 if where is not None:
                     load_s = facts.size / self._speed(where)
-                    found.append((Held(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
+                    found.append((TierImage(name, facts.size, held, load_s), Image(facts, str(tier.store.path))))
         return found
 
     @staticmethod
-    def _cut(tier: Tier, cuts: Sequence[Cut], candidates: Sequence[tuple[Held, Image]]) -> None:
+    def _cut(tier: Tier, cuts: Sequence[Cut], candidates: Sequence[tuple[TierImage, Image]]) -> None:
         for cut in cuts:
             for held, image in candidates:
                 if held.name == cut.name:
@@ -138,29 +217,32 @@ class Retention:
 
     # --- what is known of the tiers
 
-    def held(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> Held:
-        """What a tier has of an image that would be copied there; ``expected_s``: it is wanted in so many seconds."""
+    def held(self, copy: Copy, tier: Tier, *, expected_s: float | None = None) -> TierImage:
+        """Describe an image to be copied to a tier, with the bytes already there.
+
+        ``expected_s``: seconds until it is needed.
+        """
         facts = copy.image.manifest
         there = 0
         with suppress(CheckpointError, OSError):
             there = next((held for begun, held in tier.store.begun() if begun == facts), 0)
-        # On its way out it is worth what a new one is: the tier that it is in may not last, or not be of this node.
+        # A copy to a slower tier is rated like a new image: its present tier may be volatile, or not of this node.
         out = self.tiers.index(copy.tier) < self.tiers.index(tier)
         load_s = facts.size / self._speed(self._below(tier) if out else copy.tier)
-        return Held(facts.key.name, facts.size, there, load_s, expected_s)
+        return TierImage(facts.key.name, facts.size, there, load_s, expected_s)
 
     def took(self, tier: Tier, count: int) -> None:
-        """A tier took in so many bytes."""
+        """Count bytes written to a tier."""
         self._turnover[tier.name].took(count, _capacity(tier), self._now())
 
     def measured(self, tier: Tier, size: int, took_s: float) -> None:
-        """So many bytes were read from a tier in so many seconds."""
+        """Update the read rate of a tier with a measurement."""
         if size >= digest.BLOCK and took_s > 0:
             before = self._speed(tier)
             self._speeds[tier.name] = before + _KNOWN * (size / took_s - before)
 
     def _below(self, tier: Tier) -> Tier:
-        """The next slower tier: what is not in this one is loaded from there."""
+        """Return the next slower tier, from which images missing in this one are loaded."""
         after = self.tiers[self.tiers.index(tier) + 1 :]
         return after[0] if after else tier
 
@@ -169,7 +251,7 @@ class Retention:
 
     @contextmanager
     def pinned(self, copy: Copy) -> Iterator[None]:
-        """While a copy is in use."""
+        """Keep a copy from eviction while it is in use."""
         with self._lock:
             self._pins[copy.id] = self._pins.get(copy.id, 0) + 1
         try:

@@ -1,15 +1,15 @@
-"""Sessions of a tree that was dumped, brought into a shape that CRIU restores with every process in its place.
+"""Changes to the sessions of a dumped tree so that CRIU restores every process in its place.
 
-A daemon that has forked twice is in a session whose leader has ended, and a child of the script, which takes in orphans
+A daemon that has forked twice is in a session without a leader, and a child of the script, which is a subreaper
 (``PR_SET_CHILD_SUBREAPER``). CRIU restores such a session with a helper that leads it, is the daemon's parent and ends
-(``prepare_pstree_ids`` in ``criu/pstree.c``), but sets the script to take in orphans again only at its end
-(``criu/pie/restorer.c``): by then the daemon is a child of PID 1, outside of what the next dump would hold. So those
-sessions are given up: their processes come back in the script's. Their process groups stay, and no other session can
-have the number of the old one meanwhile; what a process sees of it is another answer to ``getsid()``.
+(``prepare_pstree_ids`` in ``criu/pstree.c``), but makes the script a subreaper again only at its end
+(``criu/pie/restorer.c``): by then the daemon is a child of PID 1, outside the tree that the next dump covers. So such
+sessions are dissolved, and their processes are restored in the script's session. Their process groups stay, and no
+other session can get the old session's number meanwhile; the only visible change is the result of ``getsid()``.
 
-Where another process of the job leads the session (a shell below ``setsid`` or in a terminal multiplexer), its terminal
-and its process groups are in use, and the session stays. The daemon comes back as a child of that leader in place of a
-child of the script: CRIU then needs no helper, and every process stays below the script.
+If another process of the job leads the session (a shell below ``setsid`` or in a terminal multiplexer), its terminal
+and its process groups are in use, and the session stays. The daemon is then restored as a child of that leader instead
+of the script: CRIU needs no helper for that, and every process stays below the script.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, encoded, read_image, spans
 from slurm_affinode.checkpoint.interface import DumpFailed
 
@@ -28,7 +28,7 @@ _PID, _PARENT, _SESSION = 1, 2, 4  # fields of pstree_entry in images/pstree.pro
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class SessionProcess:
     """One entry of the tree, parents before children."""
 
     pid: int
@@ -38,13 +38,13 @@ class Process:
 
 
 def settle(directory_fd: int) -> None:
-    """Put a dump into the shape above. Raises ``BadImage``, and ``DumpFailed`` for what CRIU would not restore.
+    """Change a dump as described above. Raises ``BadImage``, and ``DumpFailed`` if CRIU could not restore it.
 
-    The file is written anew before anything is digested. A tree whose root leads no session is left as it is.
+    The file is rewritten before digests are computed. A tree whose root leads no session is not changed.
     """
     data = read_image(directory_fd, _TREE)
     bodies = list(_bodies(data))
-    names = frozenset(rootdir.names(directory_fd))
+    names = frozenset(root_directory.names(directory_fd))
     tree = [_process(body, names) for body in bodies]
     _check(tree)
     if not tree or tree[0].session != tree[0].pid:
@@ -61,12 +61,12 @@ def settle(directory_fd: int) -> None:
         before = {one.pid: body for one, body in zip(tree, bodies, strict=True)}
         made = (_with(_with(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in settled)
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
-        rootdir.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
+        root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
 
 
-def _check(tree: Sequence[Process]) -> None:
-    """What follows goes up and down the tree, and must come to an end. Raises ``BadImage``."""
+def _check(tree: Sequence[SessionProcess]) -> None:
+    """Check that parents precede children, so that walking the tree terminates. Raises ``BadImage``."""
     seen: set[int] = set()
     for one in tree:
         if one.pid in seen or one.parent not in (seen or (0,)):
@@ -74,17 +74,17 @@ def _check(tree: Sequence[Process]) -> None:
         seen.add(one.pid)
 
 
-def unled(tree: Sequence[Process]) -> frozenset[int]:
-    """Sessions whose leader has ended."""
+def unled(tree: Sequence[SessionProcess]) -> frozenset[int]:
+    """Return the sessions without a leader."""
     led = {one.pid for one in tree if one.session == one.pid and not one.zombie}
     return frozenset(one.session for one in tree) - led
 
 
-def adopted(tree: Sequence[Process]) -> list[Process]:
-    """Children of the root in a session that another process leads become children of that leader; parents come first.
+def adopted(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
+    """Make children of the root in another process's session children of its leader. Parents come first.
 
-    So do zombies: CRIU would wait for ever for one that a helper has forked. What the leader is itself below does not,
-    by now: two could else be put below each other, and be lost.
+    This includes zombies: CRIU would wait forever for one forked by a helper. A process above the leader is not moved,
+    since otherwise two processes could be put below each other and be lost.
     """
     by_pid, root = {one.pid: one for one in tree}, tree[0].pid
     found = []
@@ -97,7 +97,7 @@ def adopted(tree: Sequence[Process]) -> list[Process]:
     return found if found == list(tree) else _parents_first(found)
 
 
-def _above(one: Process, by_pid: Mapping[int, Process]) -> set[int]:
+def _above(one: SessionProcess, by_pid: Mapping[int, SessionProcess]) -> set[int]:
     found: set[int] = set()
     while one.parent in by_pid and one.parent not in found:
         found.add(one.parent)
@@ -105,8 +105,8 @@ def _above(one: Process, by_pid: Mapping[int, Process]) -> set[int]:
     return found
 
 
-def _parents_first(tree: Sequence[Process]) -> list[Process]:
-    children: dict[int, list[Process]] = {}
+def _parents_first(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
+    children: dict[int, list[SessionProcess]] = {}
     for one in tree[1:]:
         children.setdefault(one.parent, []).append(one)
     found, todo = [], [tree[0]]
@@ -116,11 +116,11 @@ def _parents_first(tree: Sequence[Process]) -> list[Process]:
     return found
 
 
-def misplaced(tree: Sequence[Process]) -> Process | None:
-    """A process that CRIU cannot put into its session, by the rules of ``prepare_pstree_ids``.
+def misplaced(tree: Sequence[SessionProcess]) -> SessionProcess | None:
+    """Return a process that CRIU cannot put into its session, by the rules of ``prepare_pstree_ids``.
 
-    Children of the root get a helper. Others are forked by a parent that was in that session, before it began its own:
-    up to the leader, and a process was born in one session only.
+    Children of the root get a helper. Others are forked by a parent that was in that session before it began its own.
+    This applies to all ancestors up to the leader, and each was born in one session only.
     """
     by_pid = {one.pid: one for one in tree}
     root = tree[0].pid
@@ -147,12 +147,12 @@ def _bodies(data: bytes) -> list[bytes]:
     return found
 
 
-def _process(body: bytes, names: Collection[str]) -> Process:
+def _process(body: bytes, names: Collection[str]) -> SessionProcess:
     numbers = {number: value for number, value, _, _ in spans(body) if isinstance(value, int)}
     try:
         pid = numbers[_PID]
-        # A zombie has a core and no memory.
-        return Process(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
+        # A zombie has a core file and no memory file.
+        return SessionProcess(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
     except KeyError as error:
         raise BadImage(f"{_TREE}: field {error} is missing") from None
 

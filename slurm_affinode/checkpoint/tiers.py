@@ -1,41 +1,97 @@
-"""The image stores of a node, fastest first: host memory, its own disk, the shared file system.
+"""The image stores of a node, fastest first: host memory, local disk, shared file system.
 
-A dump goes to the first tier that has room, and is copied on until it is durable before its tree goes. From there the
-copy to the shared tier goes on by itself. What stays where is decided in ``retention.py``.
+A dump goes to the first tier with room and is copied until it is durable; only then do the processes end. The copy to
+the shared tier continues in the background. One thread at a time fetches an image to this node, slowly until a job
+waits for it. ``retention.py`` decides what stays where.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
+from itertools import combinations
+from pathlib import Path
 from typing import TypeVar
 
-from slurm_affinode.checkpoint.blockio import Limiter
-from slurm_affinode.checkpoint.copying import How
-from slurm_affinode.checkpoint.demand import SharedDemand
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.base import kernel_text
+from slurm_affinode.base.node_config import SuspendConfig, TiersConfig
+from slurm_affinode.base.text import parse_limit, parse_size
+from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.checkpoint import compression
+from slurm_affinode.checkpoint.block_io import Limiter
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image_writer import ImageWriter
+from slurm_affinode.checkpoint.inspection import available_memory
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, ImageUnanswered, NoRoom, Pages
-from slurm_affinode.checkpoint.pulls import Pulls
-from slurm_affinode.checkpoint.retention import Retention
-from slurm_affinode.checkpoint.tier import Copy, Tier
-from slurm_affinode.checkpoint.writer import ImageWriter
+from slurm_affinode.checkpoint.retention import Copy, Retention, SharedDemand, Tier
+from slurm_affinode.checkpoint.transfer import How
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
-from slurm_affinode.patience import NoAnswerError
+
+
+class _Pull(Limiter):
+    """A rate limit that is lifted when a job waits for the image."""
+
+    def __init__(self, limiter: Limiter) -> None:
+        super().__init__(0)
+        self._limiter = limiter
+        self.wanted = threading.Event()
+        self.over = threading.Event()
+
+    def pass_(self, count: int, over: Callable[[], bool] = lambda: False) -> None:
+        """See ``Limiter``."""
+        if not self.wanted.is_set():
+            self._limiter.pass_(count, lambda: self.wanted.is_set() or over())
+
+
+class Pulls:
+    """Transfers of images to one node. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards the pulls in progress."""
+        self._under_way: dict[tuple[str, int], _Pull] = {}
+
+    @contextmanager
+    def turn(self, image: tuple[str, int], limiter: Limiter, *, wanted: bool) -> Iterator[Limiter]:
+        """Wait until no other thread transfers this image; yield the rate limit.
+
+        ``wanted``: a job waits for it. ``limiter`` is then lifted, also for a transfer that another thread has started.
+        """
+        mine = _Pull(limiter)
+        while (other := self._first(image, mine)) is not mine:
+            if wanted:
+                other.wanted.set()
+            other.over.wait()
+        if wanted:
+            mine.wanted.set()
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                del self._under_way[image]
+            mine.over.set()
+
+    def _first(self, image: tuple[str, int], mine: _Pull) -> _Pull:
+        with self._lock:
+            return self._under_way.setdefault(image, mine)
+
 
 T = TypeVar("T")
 Fill = Callable[[ImageWriter], Image]
 """Writes an image and commits it."""
 Passed = Callable[[str], None]
-"""Told of a tier that did not take an image, with its name and why."""
+"""Called with the name of a tier that did not take an image, and the reason."""
 LOG = logging.getLogger("slurm_affinode.agent")
 _NO_LIMIT = Limiter(0)
 
 
 class Tiers:
-    """May be used by several threads."""
+    """The tiers of one node. Thread-safe."""
 
     def __init__(
         self,
@@ -48,7 +104,7 @@ class Tiers:
         to_shared: Limiter = _NO_LIMIT,
         ahead: Limiter = _NO_LIMIT,
     ) -> None:
-        """``report``: of a job whose image had trouble. ``missing``: why a tier is not there. ``to_shared``,
+        """``report``: reports a problem with a job's image. ``missing``: why tiers are missing. ``to_shared``,
         ``ahead``: limits of copies to the shared tier, and of those to this node before a job starts.
         """
         self.missing = tuple(missing)
@@ -60,57 +116,57 @@ class Tiers:
 
     @classmethod
     def of(cls, local: DirectoryStore, shared: DirectoryStore | None) -> Tiers:
-        """The two tiers that every site has."""
+        """Return the two tiers that every site has."""
         both = [Tier("disk", local), *([] if shared is None else [Tier("shared", shared, shared=True)])]
         return cls(both)
 
     def stop(self) -> None:
-        """Copies that nobody waits for end soon, to be taken up by the next agent."""
+        """Stop copies that no job waits for; the next agent resumes them."""
         self.stopping.set()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
-        """Fastest first."""
+        """The tiers, fastest first."""
         return self.retention.tiers
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Directories of tiers whose file system does not answer."""
+        """Directories of tiers with a file system that does not respond."""
         patient = (store for store in self.stores if store.patience is not None and store.patience.silent)
         return tuple(str(store.path) for store in patient)
 
     @property
     def demand(self) -> SharedDemand:
-        """How often images are wanted."""
+        """Request statistics of the images."""
         return self.retention.demand
 
     def relieve(self) -> None:
-        """Give host memory back where the node is short of it."""
+        """Free host memory if the node is short of it."""
         self.retention.relieve()
 
     def pinned(self, copy: Copy) -> AbstractContextManager[None]:
-        """While a copy is in use."""
+        """Keep a copy from eviction while it is in use."""
         return self.retention.pinned(copy)
 
     @property
     def stores(self) -> tuple[DirectoryStore, ...]:
-        """Fastest first."""
+        """The stores, fastest first."""
         return tuple(tier.store for tier in self.tiers)
 
     @property
     def node(self) -> tuple[Tier, ...]:
-        """Those that only this node sees."""
+        """The tiers that only this node sees."""
         return tuple(tier for tier in self.tiers if not tier.shared)
 
     @property
     def shared(self) -> Tier | None:
-        """The one that every node sees."""
+        """The tier that every node sees."""
         return next((tier for tier in self.tiers if tier.shared), None)
 
     # --- writing
 
     def check_room(self, uid: int, estimate: int) -> None:
-        """Whether an image of so many bytes would fit: in some tier, and in the shared one. Raises ``NoRoom``."""
+        """Check that an image of this size would fit in some tier and in the shared one. Raises ``NoRoom``."""
         shared = self.shared
         if shared is not None:
             shared.store.check_room(uid, estimate)
@@ -127,11 +183,11 @@ class Tiers:
     def write(
         self, key: JobKey, fill: Fill, *, uid: int, estimate: int, at_least: int = 1, passed: Passed = lambda text: None
     ) -> Image:
-        """Have ``fill`` write a new image in the fastest tier that takes it; where that runs full, in the next one.
+        """Have ``fill`` write a new image to the fastest tier that takes it, or to the next one if that runs full.
 
-        ``fill`` is called anew for each tier that takes the image, and raises ``NoRoom`` where that ran full. ``uid``,
-        ``estimate``, ``at_least``: as of ``DirectoryStore.begin``. ``passed`` is told of each tier that took nothing.
-        Raises ``NoRoom``, and what else ``fill`` raises.
+        ``fill`` is called anew for each tier that takes the image, and raises ``NoRoom`` if that runs full. ``uid``,
+        ``estimate``, ``at_least``: as of ``DirectoryStore.begin``. ``passed`` is called for each tier that took
+        nothing. Raises ``NoRoom`` and the other errors of ``fill``.
         """
         why: list[str] = []
         self.demand.requested(key.name, self._now())
@@ -157,7 +213,7 @@ class Tiers:
         raise NoRoom(why[0] if why else "there is no image store")
 
     def settle(self, image: Image, *, passed: Passed = lambda text: None) -> Copy:
-        """Have a durable copy: the first thing after a dump. Raises ``CheckpointError`` where that cannot be.
+        """Return a durable copy, making one if needed: the first step after a dump. Raises ``CheckpointError``.
 
         ``passed``: as of ``write``.
         """
@@ -181,7 +237,10 @@ class Tiers:
     # --- reading
 
     def copies(self, run: LiveRun) -> tuple[list[Copy], ImageDamaged | None]:
-        """Copies of images that may be put in place of this run, newest image and fastest tier first; what is wrong."""
+        """Return the images that this attempt may be restored from, with an error if there is damage.
+
+        Newest image first, then fastest tier.
+        """
         found: list[Copy] = []
         damage: ImageDamaged | None = None
         for tier in self.tiers:
@@ -199,11 +258,11 @@ class Tiers:
                 self.report(run.key, why)
             else:
                 found += [] if image is None else [Copy(image, tier)]
-        # sorted() keeps the order of equals: that of the tiers.
+        # sorted() is stable, so equal images stay in the order of the tiers.
         return sorted(found, key=lambda one: -one.image.manifest.seq), damage
 
     def on_node(self, name: str, seq: int) -> Copy | None:
-        """The fastest complete copy that is on this node alone."""
+        """Return the fastest complete copy in a tier of this node."""
         return next((copy for copy in self._all(name, seq) if not copy.tier.shared), None)
 
     def _copies_of(self, facts: Manifest) -> list[Copy]:
@@ -215,12 +274,12 @@ class Tiers:
                 yield Copy(tier.store.get(name, seq), tier)
 
     def sound(self, copies: Sequence[Copy], use: Callable[[Copy, Pages], T]) -> T:
-        """Have ``use`` do something with the first of some copies of one image that is sound: on this node, or brought
-        here. What it gives is given back, what it raises is raised.
+        """Call ``use`` with the first valid one of several copies of an image, on this node or brought here.
 
-        Of its copy the pages may still be verified meanwhile (``DirectoryStore.verifying``): ``use`` does nothing that
-        cannot be undone before they are sound. A damaged copy, also one that is found to be while it
-        is used, is put aside and told, and the next is taken. Raises ``ImageDamaged`` where none is sound.
+        Returns the result of ``use`` and passes on its errors. The pages of the copy may still be under verification
+        (``DirectoryStore.verifying``), so ``use`` must do nothing irreversible before they are verified. A damaged
+        copy, even if the damage is found during use, is set aside and reported, and the next one is tried. Raises
+        ``ImageDamaged`` if none is valid.
         """
         damage: list[str] = []
         bad: set[str] = set()
@@ -235,7 +294,7 @@ class Tiers:
                     try:
                         return use(here, pages)
                     except ImageDamaged as error:
-                        if here is not copy:  # it was sound when it was brought
+                        if here is not copy:  # it was valid when it was brought here
                             raise
                         why = error
             damage.append(f"{copy.tier.name}: {_text(why)}")
@@ -249,23 +308,23 @@ class Tiers:
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
 
     def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Pages]:
-        """A copy that a tree can be restored from while ``stack`` is open: this one, or one brought here."""
-        # Through host memory it is read once; through a disk that would be slower than from where it is.
+        """Return a copy from which a tree can be restored while ``stack`` is open: this one, or one brought here."""
+        # Through host memory it is read once; through a disk would be slower than from where it is.
         packed = copy.tier.shared and copy.tier.store.packed(copy.image)
         if copy.tier.shared:
-            # A copy that is bad, or not known to be sound, and is still there would be taken for the one brought here.
+            # A damaged or unverified copy still in a tier would be mistaken for the one brought here.
             brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
             if brought is not None:
                 try:
                     return brought, stack.enter_context(brought.tier.store.verifying(brought.image, known=True))
-                except ImageDamaged as error:  # it was sound when it was brought, and the one it was made from is
+                except ImageDamaged as error:  # the copy was valid when it was brought here, and its source is
                     raise CheckpointError(str(error)) from None
         if packed:
             raise NoRoom("it is compressed, and no tier of this node has room for it")
         return copy, stack.enter_context(copy.tier.store.verifying(copy.image))
 
     def _aside(self, copy: Copy, why: str, *, drop: bool) -> None:
-        """``drop``: another copy is there. The last one stays where it is, for a person to look at."""
+        """Set a damaged copy aside. ``drop``: there is another copy. The last one stays in place for inspection."""
         key = copy.image.manifest.key
         if not copy.tier.store.has(copy.image):  # it has left the tier meanwhile
             return
@@ -283,11 +342,11 @@ class Tiers:
     def move(
         self, copy: Copy, to: Tier, limiter: Limiter = _NO_LIMIT, *, stop: Callable[[], bool] = lambda: False
     ) -> Copy:
-        """Copy an image to another tier, verified on the way. Raises ``CheckpointError``, also when it has to stop."""
+        """Copy an image to another tier, verified on the way. Raises ``CheckpointError``, also if it is stopped."""
         facts = copy.image.manifest
         how = How(
             limiter,
-            # What was dumped to the disk lately is in the page cache on its way out; on its way back it is read once.
+            # On the way out, a recent dump on the disk is in the page cache; on the way back, it is read only once.
             read_direct=copy.tier.shared or not to.durable,
             write_direct=to.direct,
             level=to.level,
@@ -305,9 +364,9 @@ class Tiers:
             return Copy(made, to)
 
     def publish(self, name: str, seq: int) -> bool:
-        """Copy an image of this node to the shared tier, from a sound copy; whether it is there.
+        """Copy an image from a valid copy on this node to the shared tier; return whether it is there.
 
-        Raises ``CheckpointError`` where that has to be tried again.
+        Raises ``CheckpointError`` if the copy must be retried.
         """
         to = self.shared
         copies = [copy for copy in self._all(name, seq) if not copy.tier.shared]
@@ -329,9 +388,9 @@ class Tiers:
         return True
 
     def _yield(self, copy: Copy, to: Tier) -> None:
-        """There is no room for the rest of a copy: where an older image waits for the same, the beginning of this goes.
+        """Without room for the rest of a copy, remove its beginning if an older image waits for the same room.
 
-        Else two nodes that fill a store at the same time would both wait for what the other one has.
+        Otherwise two nodes that fill a store at the same time would wait for each other's space.
         """
         mine = copy.image.manifest
         with suppress(CheckpointError, OSError):
@@ -341,13 +400,13 @@ class Tiers:
                 self.report(mine.key, f"the tier {to.name} is full; what was there of its image makes room for another")
 
     def mend(self, name: str, seq: int) -> None:
-        """Have a sound copy in the shared tier, from one of this node. Raises ``CheckpointError``."""
+        """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
         copies = list(self._all(name, seq))
         for copy in (one for one in copies if one.tier.shared):
             try:
                 copy.tier.store.verify(copy.image)
             except ImageDamaged as error:
-                with self.pinned(copy):  # what cannot be read now may be all that there is
+                with self.pinned(copy):  # an unreadable copy may be the only one
                     if not any(one.is_sound() for one in copies if one is not copy):
                         raise
                     self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
@@ -359,10 +418,10 @@ class Tiers:
     def pull(
         self, copy: Copy, *, expected_s: float | None, durable: bool = True, without: Collection[str] = ()
     ) -> Copy | None:
-        """Bring an image to the fastest tier of this node that takes it; ``None``: none does. Raises ``ImageDamaged``.
+        """Bring an image to the fastest tier of this node that takes it, or return ``None``. Raises ``ImageDamaged``.
 
-        ``expected_s``: it is wanted in so many seconds. ``durable``: also to a tier that is. ``without``: names of
-        tiers to which it is not brought.
+        ``expected_s``: seconds until it is needed. ``durable``: durable tiers are allowed too. ``without``: names of
+        excluded tiers.
         """
         faster = self.tiers[: self.tiers.index(copy.tier)]
         takers = [tier for tier in faster if tier.name not in without and (durable or not tier.durable)]
@@ -370,7 +429,7 @@ class Tiers:
         with self._pulls.turn(copy.id, self._ahead, wanted=wanted) as limiter:
             for tier in takers:
                 there = next((one for one in self._copies_of(copy.image.manifest) if one.tier is tier), None)
-                if there is not None:  # brought while this one waited for its turn
+                if there is not None:  # brought here while this call waited for its turn
                     return there
                 held = self.retention.held(copy, tier, expected_s=expected_s)
                 try:
@@ -387,9 +446,136 @@ class Tiers:
 
 
 def _age(facts: Manifest) -> tuple[float, str, int]:
-    """Lower is older; the same on every node."""
+    """Return a sort key, lower for older images and the same on every node."""
     return facts.dumped_epoch, facts.key.name, facts.seq
 
 
 def _text(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def open_tiers(
+    suspend: SuspendConfig,
+    key: bytes,
+    *,
+    create: bool = True,
+    demand: SharedDemand | None = None,
+) -> Tiers:
+    """Open the tiers of a node, fastest first. ``create``: create missing directories; otherwise omit such tiers.
+
+    If the memory tier is not usable, the node works as if it were not configured, with the reason in ``Tiers.missing``.
+    Raises ``CheckpointError`` if another one cannot be used.
+    """
+    config = suspend.tiers
+    quota = None if suspend.budget is None else parse_size(suspend.budget)
+    user_quota, user_share = parse_limit(suspend.user_quota)
+    owner = os.geteuid()
+    tiers: list[Tier] = []
+    missing: list[str] = []
+    if config.memory is not None and (create or config.memory.exists()):
+        try:
+            tiers.append(_memory_tier(config, config.memory, key, create=create))
+        except CheckpointError as error:
+            missing.append(str(error))
+    elif config.memory is not None:
+        missing.append(f"{config.memory}: is not there")
+    places = [("disk", suspend.local_store)]
+    if suspend.shared_store is not None:
+        places.append(("shared", suspend.shared_store))
+    for name, path in places:
+        shared = name == "shared"
+        # A copy on the node's disk is evicted for another user's as soon as it is in the shared store as well.
+        open_store = partial(
+            DirectoryStore, path, key, quota=quota, user_quota=user_quota, user_share=user_share if shared else None,
+            owner=owner, create=create,
+        )  # fmt: skip
+        try:
+            store = _shared(path, open_store, create=create) if shared else _there(path, open_store, create=create)
+        except NoAnswerError as error:
+            if create:
+                raise CheckpointError(f"{path}: {error.strerror}") from None
+            missing.append(f"{path}: {error.strerror}")
+            continue
+        if store is None:
+            missing.append(f"{path}: is not there")
+            continue
+        level = config.compress if shared and compression.zstd() is not None else 0
+        tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
+    _refuse_one_directory(tiers)
+    if config.compress and compression.zstd() is None:
+        missing.append("images are not compressed: the Python package zstandard is not installed")
+    return Tiers(
+        tiers, demand=demand, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
+        ahead=Limiter(_rate(config.pull_rate)),
+    )  # fmt: skip
+
+
+def _refuse_one_directory(tiers: Sequence[Tier]) -> None:
+    """Raise ``CheckpointError`` if two tiers share a directory: eviction from one would delete both copies."""
+    for one, other in combinations(tiers, 2):
+        if one.store.same_as(other.store):
+            for tier in tiers:
+                tier.store.close()
+            raise CheckpointError(
+                f"{one.store.path} and {other.store.path} are one directory: the tiers {one.name} and {other.name}",
+                hint="give each of suspend.local_store, suspend.shared_store and suspend.tiers.memory one of its own",
+            )
+
+
+def _memory_tier(config: TiersConfig, path: Path, key: bytes, *, create: bool) -> Tier:
+    """Open the tier in host memory, which spares the memory reserved for jobs. Raises ``CheckpointError``."""
+    reserve = parse_size(config.memory_reserve)
+    quota = parse_size(config.memory_size)
+
+    def left() -> int | None:
+        found = available_memory()
+        return None if found is None else found - reserve
+
+    store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)
+    # Other file systems in memory are unsuitable: a ramfs reports no free space, and a hugetlbfs does not support
+    # writes.
+    if (kind := filesystem(path)) != "tmpfs":
+        store.close()
+        raise CheckpointError(f"{path}: is on {kind or 'an unknown file system'}, not on a tmpfs")
+    if os.statvfs(path).f_blocks == 0:
+        store.close()
+        raise CheckpointError(f"{path}: is on a tmpfs without a limit, which tells no room", hint="mount it with size=")
+    return Tier("memory", store, durable=False, left=left)
+
+
+def _there(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
+    return open_store() if create or path.exists() else None
+
+
+def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
+    """Open the store on a file system of another machine. Raises ``NoAnswerError``."""
+    patience = Patience(path.parent)
+
+    def look() -> DirectoryStore | None:
+        if create and not path.parent.is_dir():
+            # Otherwise an empty directory on the node's own disk would pass for a store without images.
+            raise CheckpointError(
+                f"{path.parent}: is not there",
+                hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
+            )
+        return _there(path, partial(open_store, patience=patience), create=create)
+
+    return patience(look)
+
+
+def _rate(text: str | None) -> float:
+    return 0.0 if text is None else float(parse_size(text))
+
+
+def filesystem(path: Path) -> str | None:
+    """Return the type of a directory's file system, as named by the kernel, or ``None`` if not known."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        for line in kernel_text.lines("/proc/self/mountinfo"):
+            before, _, after = line.partition(" - ")
+            if before.split()[2] == wanted:
+                return after.split()[0]
+    except (OSError, IndexError):
+        pass
+    return None

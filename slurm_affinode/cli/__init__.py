@@ -1,1 +1,1 @@
-"""The command ``slurm-affinode``: one module for each command, which reads options, calls and prints."""
+"""The command line of ``slurm-affinode``: one module per command or group, which parses options and prints results."""

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode import process
-from slurm_affinode.cli.nodeoptions import config_file
-from slurm_affinode.config import Config, policy_path
-from slurm_affinode.configvalues import LONGEST_S
-from slurm_affinode.errors import ConfigError
-from slurm_affinode.timespec import parse_span_s
+from slurm_affinode.base import process
+from slurm_affinode.base.config import Config, policy_path
+from slurm_affinode.base.config_values import LONGEST_S
+from slurm_affinode.base.errors import ConfigError
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.node_options import config_file
 
 _EPILOG = """\b
   slurm-affinode agent                     in the foreground, until SIGTERM
@@ -23,25 +24,25 @@ _EPILOG = """\b
   systemctl enable --now slurm-affinode-agent
 
 \b
-Exit status: 0 it was told to end, 2 the configuration is wrong, 3 a socket or a directory cannot be had.
+Exit status: 0 stopped by a signal, 2 invalid configuration, 3 a socket or directory is unavailable.
 """
 
 
-@click.command(epilog=_EPILOG)
-@click.option("--dry-run", is_flag=True, help="Suspend nothing; log what would be. [config: suspend.dry_run]")
-@click.option("--period", metavar="SPAN", help="Time between two looks at the GPUs. [config: agent.period, default 5s]")
-@click.option("--verbose", is_flag=True, help="Log every change that is seen.")
+@command(epilog=_EPILOG)
+@click.option("--dry-run", is_flag=True, help="Only log what would be suspended [config: suspend.dry_run]")
+@click.option("--period", metavar="SPAN", help="Set the sampling interval [config: agent.period, default: 5s]")
+@click.option("--verbose", is_flag=True, help="Log every change of state")
 @config_file
 def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -> None:
-    """Watch the jobs of this node that were submitted with --gpu-suspend-idle, and suspend them when they are idle.
+    """Watch the jobs of this node with --gpu-suspend-idle, and suspend those that are idle.
 
-    Runs in the foreground as root, one on each node, and logs to standard error. Jobs are not affected when it is
-    stopped or started again: their shepherds connect to the next one. Sections [agent] and [suspend] of the
-    configuration say how often it looks, what counts as idle, and whom it leaves alone.
+    Runs in the foreground as root, one per node, and logs to standard error. Stopping or restarting it does not
+    affect jobs: their shepherds connect to the next agent. The sections [agent] and [suspend] of the configuration
+    set the sampling interval, the definition of idle, and exclusions.
     """
-    from slurm_affinode.agent import daemon, orchestration  # noqa: PLC0415 - the daemon's parts, only for the daemon
+    from slurm_affinode.agent import composition, daemon  # noqa: PLC0415 - the daemon's parts, only for the daemon
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
-    from slurm_affinode.slurm.backends import open_client  # noqa: PLC0415
+    from slurm_affinode.slurm.client import open_client  # noqa: PLC0415
 
     for path in (config.source, policy_path(config)):
         _refuse_others(path)
@@ -51,7 +52,7 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
         config = replace(config, agent=replace(config.agent, period=period))
     if dry_run:
         config = replace(config, suspend=replace(config.suspend, dry_run=True))
-    # In a process that must not die Slurm's own commands are the choice, unless the site has made another.
+    # The daemon must not die: use Slurm's commands unless the site has configured another backend.
     backend = "commands" if config.slurm.backend == "auto" else config.slurm.backend
     daemon.log_to_stderr(verbose=verbose)
     daemon.serve(
@@ -59,15 +60,15 @@ def agent(*, config: Config, dry_run: bool, period: str | None, verbose: bool) -
         daemon.DaemonParts(
             driver=NvmlDriver,
             slurm=functools.partial(open_client, backend),  # type: ignore[arg-type]
-            orchestration=orchestration.build,
+            orchestration=composition.build,
         ),
     )
 
 
 def _refuse_others(path: Path | None) -> None:
-    """Raises ``ConfigError`` where others than root may change a file that names programs which root runs."""
+    """Raise ``ConfigError`` if users other than root can change a file that names programs run by root."""
     at = None
-    with contextlib.suppress(OSError):  # there is none, or it says itself what is wrong when it is read
+    with contextlib.suppress(OSError):  # missing or unreadable: reported when it is read
         if path is not None and os.geteuid() == 0 and path.absolute().is_file():
             at = process.replaceable(path.absolute())
     if at is not None:

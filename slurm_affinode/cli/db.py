@@ -1,4 +1,4 @@
-"""``slurm-affinode db``: the relational store."""
+"""``slurm-affinode db``: the database."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from datetime import datetime
 
 import click
 
+from slurm_affinode.base.config import Config
+from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import clock, config_options, json_option, print_json, print_table, zone
-from slurm_affinode.config import Config
-from slurm_affinode.store.repository import Repository
+from slurm_affinode.db.repository import Repository
 
 _EPILOG = """\b
-The store is SQLite in the state directory unless --db (or the key store.db, or SLURM_AFFINODE_DB) says otherwise:
+The default is SQLite in the state directory; --db, the key store.db or SLURM_AFFINODE_DB select another database:
   slurm-affinode db status
   slurm-affinode db upgrade --db postgresql://affinode@db.example.org/affinode
   slurm-affinode db upgrade --db mariadb://affinode@localhost/affinode
@@ -19,12 +20,12 @@ PostgreSQL and MariaDB need an empty database and a user that may create tables 
 """
 
 
-@click.group(epilog=_EPILOG)
+@group(epilog=_EPILOG)
 def db() -> None:
-    """Upgrade or inspect the relational store.
+    """Upgrade or inspect the database.
 
-    Every command that opens the store upgrades its schema where that is due; "upgrade" does it alone, for example
-    with a user that has more rights.
+    Every command that opens the database applies pending migrations; "upgrade" does only that, for example as a
+    user with more rights.
     """
 
 
@@ -32,7 +33,7 @@ def db() -> None:
 @config_options
 @json_option
 def upgrade(config: Config, as_json: bool) -> None:
-    """Apply pending migrations. Safe to run again, and by several at once."""
+    """Apply pending migrations. Idempotent; safe to run concurrently."""
     with Repository.open(config.db_url, upgrade=False) as repository:
         applied = repository.upgrade()
         version = repository.schema().version
@@ -49,9 +50,9 @@ def upgrade(config: Config, as_json: bool) -> None:
 @config_options
 @json_option
 def status(config: Config, as_json: bool) -> None:
-    """Show the schema version and how much the store holds. Nothing is created or changed.
+    """Show the schema version and the amount of stored data. Read-only.
 
-    Exit status 1 where migrations are pending.
+    Exit status 1 if migrations are pending.
     """
     with Repository.open(config.db_url, upgrade=False, create=False) as repository:
         schema = repository.schema()

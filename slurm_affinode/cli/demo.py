@@ -1,4 +1,4 @@
-"""``slurm-affinode demo``: a report from a history that comes with the program, with nothing to set up."""
+"""``slurm-affinode demo``: a report from built-in sample data, without any setup."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode.cli.options import Number, json_option, print_json, print_table, stages
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.options import NumberInRange, json_option, print_json, print_table, stages
 from slurm_affinode.demo import histories
-from slurm_affinode.demo.build import build_demo
+from slurm_affinode.demo.histories import build_demo
 
 DAYS = 7.0
 SEED = 7
 
 
-@click.command()
+@command()
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), default=Path("out/demo"), show_default=True,
-    metavar="DIR", help="Where the input, the store and the report go.",
+    metavar="DIR", help="Write the input, the database and the report to DIR",
 )  # fmt: skip
-@click.option("--synthetic", is_flag=True, help="An invented week of a larger cluster in place of the recording.")
-@click.option("--days", type=Number(0.5, 60), help=f"Length of the synthetic history. [default: {DAYS:g}]")
-@click.option("--seed", type=click.IntRange(0), help=f"The same seed, the same synthetic history. [default: {SEED}]")
+@click.option("--synthetic", is_flag=True, help="Use an invented week of a larger cluster")
+@click.option(
+    "--days", type=NumberInRange(0.5, 60), help=f"Set the length of the synthetic history [default: {DAYS:g}]"
+)
+@click.option("--seed", type=click.IntRange(0), help=f"Set the seed of the synthetic history [default: {SEED}]")
 @json_option
 def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as_json: bool) -> None:
-    """Analyse a history that comes with the program, render the report.
+    """Analyze an included history and render the report.
 
-    It was recorded from a Slurm cluster in containers with emulated GPUs; --synthetic has a longer one of a larger
-    cluster (32 GPUs on six nodes), which is invented. It is written as sacct text and as GPU samples under DIR/input,
-    taken in like a site's own files into DIR/state, and reported in DIR/report.html and DIR/summary.json.
+    The recording comes from a Slurm cluster in containers with emulated GPUs; --synthetic uses a longer, invented
+    history of a larger cluster (32 GPUs on six nodes). It is written as sacct text and GPU samples to DIR/input,
+    ingested like a site's own files into DIR/state, and reported in DIR/report.html and DIR/summary.json.
     """
     if not synthetic and (days is not None or seed is not None):
         raise click.UsageError("--days and --seed are of --synthetic")

@@ -2,48 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 import click
 
-from slurm_affinode.cli import doctor_sockets
+from slurm_affinode.base.config import Config
+from slurm_affinode.cli.command import command
 from slurm_affinode.cli.images import shared_images
 from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, slurm_options
-from slurm_affinode.config import Config
-from slurm_affinode.workflow import doctor_cuda
-from slurm_affinode.workflow.doctor import examine, exit_code
+from slurm_affinode.pipeline import doctor as node_checks
+from slurm_affinode.pipeline.doctor import OK, SKIPPED, Check, examine, exit_code
+from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
+
+NAME = "sockets of jobs"
+
+
+def check(open_diag: Callable[[], SockDiag] = SockDiag) -> Check:
+    """Check that the kernel reports queued data of sockets (``sock_diag``), which only ``mode=inplace`` requires."""
+    try:
+        diag = open_diag()
+        try:
+            count = len(diag.dump())
+        finally:
+            diag.close()
+    except SockDiagError as error:
+        return Check(
+            NAME, SKIPPED, f"requests to jobs that sleep in place cannot be noticed: {error}",
+            "load the kernel modules tcp_diag and unix_diag, where mode=inplace is to be used",
+        )  # fmt: skip
+    return Check(NAME, OK, f"the kernel tells of {count} sockets: requests to jobs that sleep in place are noticed")
+
 
 _EPILOG = """\b
-Exit status: 0 all right, 1 problems were found, 3 something does not answer.
+Exit status: 0 all checks passed, 1 problems found, 3 a service does not respond.
   slurm-affinode doctor
   slurm-affinode doctor --json | jq '.checks[] | select(.status != "ok")'
   slurm-affinode doctor --json | jq '.cuda.features[] | {name, available, why}'
 """
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @json_option
 @config_options
 @slurm_options
 def doctor(*, config: Config, as_json: bool) -> int:
-    """Check configuration, store, GPU history, accounting and GPU driver of this machine. Nothing is changed.
+    """Check configuration, database, GPU metrics, accounting and GPU driver of this machine. Read-only.
 
-    Looks at the configuration and the time zone, whether the state directory and the reports can be written, whether
-    the store answers and has its schema, how old the newest data is, whether the Prometheus server of the configuration
-    answers and has GPU metrics, which way of speaking to Slurm is used, which there are and why not the others, whether
-    slurmctld, slurmdbd and sacct answer, and whether Slurm counts GPUs (AccountingStorageTRES). Where jobs can be
-    suspended it also looks whether processes of a user may trace those that are being restored (Yama); as root on a
-    node with an agent also whether the sweep of images waits for an administrator, and whether the notes beside the
-    shared store are signed.
+    Checks the configuration and the time zone; write access to the state directory and the reports; the database
+    and its schema; the age of the newest data; the configured Prometheus server and its GPU metrics; the access to
+    Slurm and its alternatives; slurmctld, slurmdbd and sacct; and whether Slurm accounts for GPUs
+    (AccountingStorageTRES). Where jobs can be suspended, it checks whether users can trace processes during a
+    restore (Yama); as root on a node with an agent, also whether the sweep of images waits for an administrator and
+    whether the notes beside the shared store are signed.
 
-    A table shows what the NVIDIA driver of this machine can do for a suspension: lock with a time-out, checkpoint,
-    restore, restore on other GPUs, CUDA IPC, custom storage; the branch of the driver that brought it, what it is
-    used for, and what shows that it is there or why it is not.
+    A table lists what the NVIDIA driver of this machine supports for a suspension: lock with a timeout, checkpoint,
+    restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.
     """
     checks = examine(config, now=datetime.now(UTC))
-    cuda = doctor_cuda.look()
-    checks += [doctor_cuda.check(cuda), doctor_sockets.check(), shared_images(config)]
+    cuda = node_checks.check_cuda()
+    checks += [node_checks.check(cuda), check(), shared_images(config)]
     code = exit_code(checks)
     if as_json:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
@@ -57,13 +76,13 @@ def doctor(*, config: Config, as_json: bool) -> int:
     return code
 
 
-def _title(report: doctor_cuda.CudaReport) -> str:
+def _title(report: node_checks.CudaReport) -> str:
     can = report.capabilities
     if can.driver is None:
-        return "NVIDIA driver: none" if report.hint is None else "NVIDIA driver: does not answer"
+        return "NVIDIA driver: none" if report.hint is None else "NVIDIA driver: does not respond"
     parts = [f"NVIDIA driver {can.driver}"]
     if can.cuda is not None:
         parts.append(f"CUDA {can.cuda}")
-    if can.bindings is not None or doctor_cuda.no_bindings(can):
+    if can.bindings is not None or node_checks.no_bindings(can):
         parts.append(f"cuda-bindings {can.bindings or 'not installed'}")
     return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""The program ``slurm-affinode``. Prolog and epilog run for every job: they do without the command line's parts."""
+"""Entry point of ``slurm-affinode``. Prolog and epilog run for every job and skip the imports of other commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 
 def main() -> NoReturn:
-    """Run the command that ``sys.argv`` names."""
+    """Run the command in ``sys.argv``."""
     match sys.argv[1:]:
         case [("prolog" | "epilog") as which]:
             config = None

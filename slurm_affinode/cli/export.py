@@ -1,4 +1,4 @@
-"""``slurm-affinode export``: the GPU history for other programs."""
+"""``slurm-affinode export``: GPU samples in formats of other programs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import click
 
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import When, clock, config_options, json_option, print_json, progress, zone
-from slurm_affinode.cli.streams import reader_gone
-from slurm_affinode.config import Config
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.workflow.export import as_openmetrics
+from slurm_affinode.cli.output import reader_gone
+from slurm_affinode.metrics.openmetrics import as_openmetrics
 
 _EPILOG = """\b
 Examples:
@@ -24,27 +25,27 @@ Examples:
 _LABEL = re.compile(r"([a-zA-Z_][a-zA-Z0-9_]*)=(.*)", re.DOTALL)
 
 
-@click.group()
+@group()
 def export() -> None:
-    """Write the GPU history in formats of other programs."""
+    """Write stored GPU metrics in formats of other programs."""
 
 
 @export.command(epilog=_EPILOG)
-@click.option("--since", type=When(), default="7d", show_default=True, metavar="TIME", help="Begin.")
-@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End, not included.")
+@click.option("--since", type=When(), default="7d", show_default=True, metavar="TIME", help="Begin at TIME")
+@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End before TIME")
+@click.option("--out", type=click.Path(), required=True, metavar="FILE", help="Write to FILE, or - for standard output")
 @click.option(
-    "--out", type=click.Path(), required=True, metavar="FILE", help="The file to write, or - for standard output."
+    "--label", "labels", multiple=True, metavar="NAME=VALUE", help="Add a label to every series; may be repeated"
 )
-@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="A label for every series. Repeatable.")
 @json_option
 @config_options
 def openmetrics(
     *, config: Config, since: datetime, until: datetime, out: str, labels: tuple[str, ...], as_json: bool
 ) -> None:
-    """Write samples with their times as OpenMetrics, in dcgm-exporter's names, for promtool to back-fill Prometheus.
+    """Write samples as OpenMetrics text with timestamps, to backfill Prometheus with promtool.
 
-    One line per value and job on the GPU. Leave the last hours to Prometheus itself (--until 4h): blocks must not
-    overlap what it still has in memory.
+    Names are those of dcgm-exporter, with one line per value and job on the GPU. Leave the last hours to Prometheus
+    itself (--until 4h): blocks must not overlap the data that it still has in memory.
     """
     if out == "-" and as_json:
         raise click.UsageError("--json needs --out FILE: standard output is taken")
@@ -54,7 +55,7 @@ def openmetrics(
 
         def went_on(values: int) -> None:
             if out == "-" and reader_gone():
-                raise click.exceptions.Exit(0)  # nothing else is to be done than to print
+                raise click.exceptions.Exit(0)  # without a reader there is nothing left to do
             advance(values)
 
         written = as_openmetrics(config, since, until, target, labels=given, advance=went_on)

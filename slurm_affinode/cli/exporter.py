@@ -1,4 +1,4 @@
-"""``slurm-affinode exporter``: what the GPUs of this node do, over HTTP and as files."""
+"""``slurm-affinode exporter``: metrics of this node's GPUs over HTTP, and samples in files."""
 
 from __future__ import annotations
 
@@ -9,42 +9,54 @@ from pathlib import Path
 
 import click
 
-from slurm_affinode import config as configuration
+from slurm_affinode.base import config as configuration
+from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import Span, warn
-from slurm_affinode.errors import AffinodeError, InputError
 
 _EPILOG = """\b
 Examples:
   slurm-affinode exporter                                            metrics on port 9402 of every address
   slurm-affinode exporter --listen 10.0.0.7:9402 --period 10s
-  slurm-affinode exporter --job-map /run/slurm-affinode/jobs         labels from what prolog and epilog note
+  slurm-affinode exporter --job-map /run/slurm-affinode/jobs         job labels recorded by prolog and epilog
   slurm-affinode exporter --spool /var/spool/slurm-affinode          also files: slurm-affinode ingest gpu DIR
   slurm-affinode exporter --tls-cert node.pem --tls-key node.key --token-file /etc/slurm-affinode/token
 
 \b
-Signals: TERM and INT end it in good order; HUP closes the open file of the spool, for an ingest to take in.
+Signals: TERM and INT stop it cleanly; HUP closes the open spool file, so that it can be ingested.
 """
 DEFAULT_LISTEN = "0.0.0.0:9402"
 _FILE = click.Path(path_type=Path, dir_okay=False)
 _DIR = click.Path(path_type=Path, file_okay=False)
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @click.option(
-    "--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Where to serve /metrics."
+    "--listen", default=DEFAULT_LISTEN, show_default=True, metavar="HOST:PORT", help="Serve /metrics at this address"
 )
-@click.option("--period", type=Span(0.1), default="5s", show_default=True, metavar="SPAN", help="Time between samples.")
-@click.option("--job-map", type=_DIR, metavar="DIR", help="Job mapping directory. [default: the jobs of the processes]")
-@click.option("--spool", type=_DIR, metavar="DIR", help="Keep the samples there as Parquet.")
-@click.option("--spool-file", type=Span(), default="10m", show_default=True, metavar="SPAN", help="Time in one file.")
-@click.option("--spool-keep", type=Span(), default="14d", show_default=True, metavar="SPAN", help="Older files go.")
-@click.option("--node", metavar="NAME", help="Name of this node. [default: its short host name]")
-@click.option("--cluster", metavar="NAME", help="Name of the cluster, as a label. [default: the configuration's]")
-@click.option("--tls-cert", type=_FILE, metavar="FILE", help="Serve HTTPS with this certificate chain (PEM).")
-@click.option("--tls-key", type=_FILE, metavar="FILE", help="Its key. [default: in the same file]")
-@click.option("--tls-client-ca", type=_FILE, metavar="FILE", help="Clients need a certificate of this authority.")
-@click.option("--token-file", type=_FILE, metavar="FILE", help="Clients need the bearer token in this file.")
-@click.option("--config", "config_path", type=_FILE, metavar="FILE", help="Configuration file.")
+@click.option(
+    "--period", type=Span(0.1), default="5s", show_default=True, metavar="SPAN", help="Set the sampling interval"
+)
+@click.option(
+    "--job-map", type=_DIR, metavar="DIR", help="Read the job mapping directory DIR [default: jobs of the processes]"
+)
+@click.option("--spool", type=_DIR, metavar="DIR", help="Store samples in DIR as Parquet")
+@click.option(
+    "--spool-file",
+    type=Span(),
+    default="10m",
+    show_default=True,
+    metavar="SPAN",
+    help="Set the time covered by one file",
+)
+@click.option("--spool-keep", type=Span(), default="14d", show_default=True, metavar="SPAN", help="Delete older files")
+@click.option("--node", metavar="NAME", help="Set the name of this node [default: its short host name]")
+@click.option("--cluster", metavar="NAME", help="Set the cluster label [default: configuration]")
+@click.option("--tls-cert", type=_FILE, metavar="FILE", help="Serve HTTPS with this certificate chain (PEM)")
+@click.option("--tls-key", type=_FILE, metavar="FILE", help="Read its private key from FILE [default: same file]")
+@click.option("--tls-client-ca", type=_FILE, metavar="FILE", help="Require client certificates signed by this CA")
+@click.option("--token-file", type=_FILE, metavar="FILE", help="Require the bearer token in FILE")
+@click.option("--config", "config_path", type=_FILE, metavar="FILE", help="Read this configuration file")
 def exporter(
     *,
     listen: str,
@@ -61,16 +73,16 @@ def exporter(
     token_file: Path | None,
     config_path: Path | None,
 ) -> None:
-    """Sample the GPUs of this node through NVML and show them under the names and labels of dcgm-exporter.
+    """Sample the GPUs of this node through NVML and export them under dcgm-exporter's names and labels.
 
-    For nodes without dcgm-exporter, or beside it. It runs in the foreground until it is told to end. What a GPU cannot
-    say is absent, never 0. Which job has a GPU is what --job-map says, else which job the processes on it belong to;
-    for that it has to see the processes of others in /proc (hidepid), but need not be root.
+    For nodes without dcgm-exporter, or beside it. Runs in the foreground until stopped. A value that a GPU does not
+    provide is absent, never 0. The job of a GPU comes from --job-map, or from the processes on it; for the latter
+    it must see other users' processes in /proc (hidepid), but need not be root.
     """
-    # Not at the top: a client of the command line has no driver.
+    # Imported here because machines without GPUs have no driver.
+    from slurm_affinode.gpu.exporter import Access  # noqa: PLC0415
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
-    from slurm_affinode.gpu.serve import Access  # noqa: PLC0415
-    from slurm_affinode.workflow import exporter as workflow  # noqa: PLC0415
+    from slurm_affinode.pipeline import exporter as workflow  # noqa: PLC0415
 
     host, port = _address(listen)
     if tls_cert is None and (tls_key is not None or tls_client_ca is not None):

@@ -1,4 +1,4 @@
-"""``slurm-affinode prolog`` and ``slurm-affinode epilog``: their help; ``cli.entry`` runs them without this module."""
+"""``slurm-affinode prolog`` and ``epilog``: their help texts. ``cli.entry`` runs the hooks without this module."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from pathlib import Path
 import click
 
 from slurm_affinode.agent import hooks
-from slurm_affinode.config import DEFAULT_PATH, ENV_CONFIG
+from slurm_affinode.base.config import DEFAULT_PATH, ENV_CONFIG
+from slurm_affinode.cli.command import command
 
 _CONFIG = click.option(
     "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE",
-    help=f"Configuration file. [default: {DEFAULT_PATH}; env {ENV_CONFIG}]",
+    help=f"Read this configuration file [default: {DEFAULT_PATH}; env {ENV_CONFIG}]",
 )  # fmt: skip
 
 _EPILOG = """\b
@@ -20,25 +21,26 @@ In slurm.conf (PrologFlags=Alloc,Contain is advised), and a line of a script in 
   Epilog=/etc/slurm/epilog.d/*        /usr/local/bin/slurm-affinode epilog || true
 
 \b
-Exit status: 0, whatever happens, unless agent.strict_hooks is set: then 1 where the agent could not be told.
+Exit status: always 0, unless agent.strict_hooks is set: then 1 if the agent does not respond.
 """
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @_CONFIG
 def prolog(*, config_path: Path | None) -> int:
-    """Tell the agent of a job that begins on this node; for slurmd to call.
+    """Announce a job on this node to the agent; run by slurmd.
 
-    Reads SLURM_JOB_ID, SLURM_JOB_UID and SLURM_JOB_GPUS. Writes dcgm-exporter's job mapping where agent.job_map is set.
+    Reads SLURM_JOB_ID, SLURM_JOB_UID and SLURM_JOB_GPUS. Writes dcgm-exporter's job mapping if agent.job_map is
+    set.
     """
     return hooks.main("prolog", config_path)
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @_CONFIG
 def epilog(*, config_path: Path | None) -> int:
-    """Tell the agent of a job that has ended on this node; for slurmd to call.
+    """Report the end of a job on this node to the agent; run by slurmd.
 
-    The images of a job that has ended for good are deleted; those of a job that is requeued are kept.
+    The images of a job that has ended for good are deleted; those of a requeued job are kept.
     """
     return hooks.main("epilog", config_path)

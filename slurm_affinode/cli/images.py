@@ -1,4 +1,4 @@
-"""``slurm-affinode images``: what the image stores of this node hold."""
+"""``slurm-affinode images``: list, verify and prune the checkpoint images in the image stores of this node."""
 
 from __future__ import annotations
 
@@ -13,41 +13,39 @@ from typing import Any
 
 import click
 
-from slurm_affinode.agent.absences import STOPPED_HINT, Absence, Absences, StoppedSweep
-from slurm_affinode.agent.notes import Notes, vouched
 from slurm_affinode.agent.settings import node_name
-from slurm_affinode.agent.sweep import Sweep
-from slurm_affinode.checkpoint import remaps
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.base.text import size, span
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.users import name_of_user
+from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Usage
 from slurm_affinode.checkpoint.manifest import load_key, summary
-from slurm_affinode.checkpoint.nodekeys import Signer
-from slurm_affinode.checkpoint.opening import open_tiers
-from slurm_affinode.checkpoint.tier import Tier
-from slurm_affinode.checkpoint.tiers import Tiers
-from slurm_affinode.cli.nodeoptions import config_file
+from slurm_affinode.checkpoint.retention import Tier
+from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.tiers import Tiers, open_tiers
+from slurm_affinode.cli.command import group
+from slurm_affinode.cli.node_options import config_file
 from slurm_affinode.cli.options import clock, json_option, print_json, print_table, printable, progress, warn, zone
-from slurm_affinode.config import Config
-from slurm_affinode.core.spans import span
-from slurm_affinode.errors import AffinodeError, InputError
 from slurm_affinode.model.suspension import Manifest
-from slurm_affinode.sizes import size
-from slurm_affinode.slurm.backends import open_client
-from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.users import name_of_user
-from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED, Check
+from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED, Check
+from slurm_affinode.slurm.client import open_client
+from slurm_affinode.suspension.shared_state import Notes, vouched
+from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, Absences, ImageSweep, StoppedSweep
 
 _EPILOG = """\b
-Only root can look into the stores: an image holds the memory of a user's job.
+Only root can read the stores: an image holds the memory of a user's job.
   slurm-affinode images list                 images in this node's memory, on its disk, and in the shared store
-  slurm-affinode images verify               read all of them; exit status 1 where one is damaged
+  slurm-affinode images verify               read all of them; exit status 1 if one is damaged
   slurm-affinode images verify 123           those of one job
-  slurm-affinode images prune --dry-run      what would go: images whose job is over, older ones, broken writes
+  slurm-affinode images prune --dry-run      images of ended jobs, superseded images, interrupted writes
 """
 _NAME = re.compile(r"(?:[A-Za-z0-9_-]+\.)?(\d+)")
 
 
-@click.group(epilog=_EPILOG)
+@group(epilog=_EPILOG)
 def images() -> None:
     """List, verify and prune the images of suspended jobs."""
 
@@ -57,10 +55,10 @@ def images() -> None:
 @json_option
 @config_file
 def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
-    """Show the images, and how full the stores are. Files are not read: see "verify".
+    """Show the images and the usage of the stores. Files are not read; see "verify".
 
-    JOBS are job ids. Exit status 1 where an image is damaged, the sweep of images waits for an administrator, or a note
-    beside the shared store is not signed by a node.
+    JOBS are job IDs. Exit status 1 if an image is damaged, the sweep of images waits for an administrator, or a
+    note beside the shared store is not signed by a node.
     """
     with _tiers(config) as tiers:
         listed = _look(tiers, jobs)
@@ -80,20 +78,20 @@ def list_images(*, config: Config, jobs: tuple[str, ...], as_json: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """What is in the stores."""
+    """The contents of the stores."""
 
     sound: Sequence[tuple[Tier, Image]]
     begun: Sequence[tuple[Tier, Manifest, int]]
-    """Copies that are being made, or were begun, and how many bytes of them are there."""
+    """Incomplete copies (in progress or abandoned), with the number of bytes written."""
     damaged: Sequence[str]
     usage: Sequence[tuple[Tier, Usage]]
     missing: Sequence[str]
-    """Stores that cannot be used, and why."""
+    """Stores that cannot be used, with reasons."""
     unknown: Mapping[str, Absence] = field(default_factory=dict)
     """Jobs that Slurm does not know."""
     stopped: StoppedSweep | None = None
     refused: Sequence[str] = ()
-    """Files beside the shared store that no node has signed."""
+    """Files beside the shared store that are not signed by a node."""
 
 
 def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
@@ -115,7 +113,7 @@ def _look(tiers: Tiers, jobs: tuple[str, ...]) -> _Listed:
             if not wanted or facts.key.job_id in wanted
         ],
         damaged=damaged,
-        # What cannot be read is among the damaged.
+        # Stores without usage are left out: unreadable images are listed as damaged.
         usage=[(tier, one) for tier in tiers.tiers if (one := _usage(tier.store)) is not None],
         missing=tiers.missing,
     )
@@ -183,13 +181,13 @@ def _usage(store: DirectoryStore) -> Usage | None:
 def _rows(
     sound: Sequence[tuple[Tier, Image]], begun: Sequence[tuple[Tier, Manifest, int]]
 ) -> Iterator[tuple[object, ...]]:
-    """One for each image, with the tiers that have it."""
+    """Yield a row per checkpoint image, with the tiers that have it."""
     images: dict[tuple[str, int], tuple[Manifest, list[str]]] = {}
     for tier, found in sound:
         facts = found.manifest
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(tier.name)
     for tier, facts, held in begun:
-        where = f"{tier.name} {min(99, 100 * held // max(1, facts.size))}%"  # the manifest counts, too
+        where = f"{tier.name} {min(99, 100 * held // max(1, facts.size))}%"  # held includes the manifest
         images.setdefault((facts.key.name, facts.seq), (facts, []))[1].append(where)
     for _, (facts, tiers) in sorted(images.items()):
         dumped = datetime.fromtimestamp(facts.dumped_epoch, UTC)
@@ -201,13 +199,13 @@ def _rows(
 
 @images.command()
 @click.argument("jobs", nargs=-1)
-@click.option("--quiet", is_flag=True, help="No progress bar.")
+@click.option("--quiet", is_flag=True, help="Show no progress bar")
 @json_option
 @config_file
 def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool) -> int:
     """Read images completely: signature, owners, modes, links, and the digest of every file.
 
-    JOBS are job ids; all images without. Exit status 1 where one is damaged, or none of a job is there.
+    JOBS are job IDs [default: all images]. Exit status 1 if an image is damaged, or a job has none.
     """
     with _tiers(config) as tiers:
         chosen = [(store, found) for store in tiers.stores for found in _chosen(store, jobs)]
@@ -231,14 +229,14 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
 def _verified(
     store: DirectoryStore, found: Image | ImageDamaged, advance: Callable[[int], None]
 ) -> dict[str, Any] | None:
-    """One image, read completely, and the problem that was found; ``None``: its job has ended meanwhile."""
+    """Verify an image and return the result; ``None`` if it was deleted meanwhile because its job ended."""
     name = problem = None
     try:
         if isinstance(found, ImageDamaged):
             raise found
         name = f"{found.job}/{found.entry}"
         store.verify(found, progress=advance)
-    except CheckpointError as error:  # damaged, or this machine cannot make its digests
+    except CheckpointError as error:  # damaged, or this machine cannot compute its digests
         if isinstance(found, Image) and not store.has(found):
             return None
         problem = str(error) + (f" ({error.hint})" if error.hint else "")
@@ -247,28 +245,28 @@ def _verified(
 
 @images.command()
 @click.argument("jobs", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@click.option("--yes", is_flag=True, help="With JOBS or --unknown: yes, what these jobs have done is lost.")
-@click.option("--unknown", is_flag=True, help="Also images of jobs that Slurm does not know, at once and however many.")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed")
+@click.option("--yes", is_flag=True, help="Confirm the loss of these jobs' work (with JOBS or --unknown)")
+@click.option("--unknown", is_flag=True, help="Also remove all images of jobs unknown to Slurm")
 @click.option(
-    "--young", default="10m", show_default=True, metavar="SPAN", help="Leave what is younger: its job may be new."
+    "--young", default="10m", show_default=True, metavar="SPAN", help="Keep younger images: their jobs may be new"
 )
 @json_option
 @config_file
 def prune(
     *, config: Config, jobs: tuple[str, ...], dry_run: bool, yes: bool, unknown: bool, young: str, as_json: bool
 ) -> int:
-    """Remove images whose job is over or has a newer one, and what broken writes have left.
+    """Remove images of ended jobs, superseded images, and the remains of interrupted writes.
 
     The agent does so by itself.
 
-    If Slurm does not respond, nothing is removed. Images of jobs that Slurm does not know stay for
+    If Slurm does not respond, nothing is removed. Images of jobs unknown to Slurm are kept for
     suspend.keep_unknown. If most images of a store would be removed for that reason, nothing is removed until an
-    administrator confirms it: slurmctld may have lost its state. --unknown --yes confirms it for all nodes. Exit
-    status 1 if something could not be removed, or the sweep is stopped.
+    administrator confirms it, because slurmctld may have lost its state; --unknown --yes confirms it for all nodes.
+    Exit status 1 if something could not be removed, or the sweep is stopped.
 
-    With JOBS (job ids) all images of these jobs go, also of one that sleeps: when it wakes, or is woken, it starts from
-    its beginning. That needs --yes.
+    With JOBS (job IDs), all images of these jobs are removed, even if a job is suspended: it will start from its
+    beginning. Requires --yes.
     """
     young_s = parse_span_s(young)
     if jobs:
@@ -287,7 +285,9 @@ def prune(
         signer = signer_of(config)
         notes, absences = notes_of(config, signer, tiers), absences_of(config, signer)
         shared = None if tiers.shared is None else tiers.shared.store
-        sweep = Sweep(slurm, cluster, tiers.stores, shared, notes, absences, failed=lambda _, why: failed.append(why))
+        sweep = ImageSweep(
+            slurm, cluster, tiers.stores, shared, notes, absences, failed=lambda _, why: failed.append(why)
+        )
         swept = sweep.run(young_s=young_s, dry_run=dry_run or unknown)
         if unknown and not dry_run:
             absences.confirm(swept.unknown)
@@ -326,12 +326,12 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
                     continue
                 with _trouble(store, failed):
                     if not dry_run:
-                        remaps.gone(store, found)
+                        deleted_files.gone(store, found)
                         store.discard(found.manifest.key, found.manifest.seq)
                     removed.append({"store": str(store.path), "image": f"{found.job}/{found.entry}"})
         missing = tiers.missing
     if not dry_run and config.suspend.shared_store is not None:
-        # The other nodes have copies, too, and it is still held.
+        # Other nodes have copies as well, and the job is still held: their agents read the note.
         notes = notes_of(config, signer_of(config), tiers)
         for note in notes.all():
             if note.job_id in wanted:
@@ -341,7 +341,7 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
 
 @contextmanager
 def _trouble(store: DirectoryStore, failed: list[str]) -> Iterator[None]:
-    """What cannot be removed is told, and does not keep the rest from going."""
+    """Record an error of a removal in ``failed`` instead of raising it."""
     try:
         yield
     except CheckpointError as error:
@@ -351,25 +351,25 @@ def _trouble(store: DirectoryStore, failed: list[str]) -> Iterator[None]:
 
 
 def signer_of(config: Config) -> Signer:
-    """Signs as this node. Raises ``CheckpointError`` without the key."""
+    """Return the signer of this node. Raises ``CheckpointError`` if there is no key."""
     return Signer(load_key(config.suspend.key_file, owner=os.geteuid()), node_name(config))
 
 
 def notes_of(config: Config, signer: Signer, tiers: Tiers) -> Notes:
-    """The notes beside the shared store."""
+    """Return the notes beside the shared store."""
     root = None if config.suspend.shared_store is None else config.suspend.shared_store.parent
     return Notes(root, signer, vouched=partial(vouched, tiers))
 
 
 def absences_of(config: Config, signer: Signer) -> Absences:
-    """The jobs that Slurm does not know, as the agents have noted them."""
+    """Return the agents' record of jobs that Slurm does not know."""
     suspend = config.suspend
     root = suspend.journal.parent if suspend.shared_store is None else suspend.shared_store.parent
     return Absences(root, signer, keep_s=parse_span_s(suspend.keep_unknown))
 
 
 def shared_images(config: Config) -> Check:
-    """Whether something in the shared store waits for an administrator."""
+    """Check whether the shared store needs the attention of an administrator."""
     suspend = config.suspend
     if suspend.shared_store is None or not os.access(suspend.key_file, os.R_OK):
         return Check("images", SKIPPED, "only root looks into the shared store, on a node with an agent")
@@ -392,7 +392,7 @@ def _tell(
     removed: Sequence[dict[str, str]], failed: Sequence[str], missing: Sequence[str], *, dry_run: bool, as_json: bool,
     unknown: Sequence[str] = (), stopped: StoppedSweep | None = None,
 ) -> int:  # fmt: skip
-    """What has gone, and what has not; the exit status. ``unknown``: kept, as Slurm does not know these jobs."""
+    """Report removed and failed images; return the exit status. ``unknown``: jobs not known to Slurm, images kept."""
     if as_json:
         print_json(
             {
@@ -418,7 +418,7 @@ def _tell(
 
 @contextmanager
 def _tiers(config: Config) -> Iterator[Tiers]:
-    """The stores of this node that are there, fastest first."""
+    """Yield the available image stores of this node, fastest first."""
     if os.geteuid() != 0 and not os.access(config.suspend.key_file, os.R_OK):
         raise AffinodeError("only root can look into the image stores", hint="sudo slurm-affinode images ...")
     if not config.suspend.key_file.exists():
@@ -436,7 +436,7 @@ def _tiers(config: Config) -> Iterator[Tiers]:
 
 
 def _chosen(store: DirectoryStore, jobs: Sequence[str]) -> list[Image | ImageDamaged]:
-    """Images of these jobs, all without; in order of job and sequence."""
+    """Return the images of these jobs, or all images if none are given, sorted by job and sequence number."""
     wanted = _numbers(jobs)
     return [found for found in store.images() if not wanted or _job_of(found) in wanted]
 
@@ -446,7 +446,7 @@ def _numbers(jobs: Sequence[str]) -> set[int]:
     for job in jobs:
         match = _NAME.fullmatch(job)
         if match is None:
-            raise InputError(f"{job!r} is not a job id", hint="give the number that squeue %A shows, for example 123")
+            raise InputError(f"{job!r} is not a job ID", hint="give the number that squeue %A shows, for example 123")
         wanted.add(int(match[1]))
     return wanted
 

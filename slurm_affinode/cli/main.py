@@ -1,82 +1,47 @@
-"""The command ``slurm-affinode``: groups, error handling, lazy loading so that ``--help`` stays quick."""
+"""The command line ``slurm-affinode``: command groups, error handling, and lazy loading to keep ``--help`` fast."""
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 
 from slurm_affinode import __version__
-from slurm_affinode.cli.streams import open_standard_streams
-from slurm_affinode.errors import AffinodeError
-
-
-class LazyGroup(click.Group):
-    """A group whose commands are imported when one is called.
-
-    ``lazy`` maps a command name to ``module:attribute`` and the one line shown in the list of commands.
-    """
-
-    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._lazy = dict(lazy or {})
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table: the order in which a person meets them."""
-        return [*self._lazy, *(name for name in super().list_commands(ctx) if name not in self._lazy)]
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return the command."""
-        entry = self._lazy.get(cmd_name)
-        if entry is None:
-            return super().get_command(ctx, cmd_name)
-        module, _, attribute = entry[0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{entry[0]} is not a command")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands from the table, without importing any."""
-        rows = [(name, self._lazy[name][1]) for name in self.list_commands(ctx) if name in self._lazy]
-        if rows:
-            with formatter.section("Commands"):
-                formatter.write_dl(rows)
-
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.cli.command import LazyGroup
+from slurm_affinode.cli.output import open_standard_streams
 
 _COMMANDS = {
-    "demo": ("slurm_affinode.cli.demo:demo", "Analyse a recorded history that comes with it, render the report."),
-    "ingest": ("slurm_affinode.cli.main:ingest", "Load accounting and GPU history (idempotent)."),
-    "report": ("slurm_affinode.cli.report:report", "Say where the GPU-hours went: HTML, JSON, CSV."),
+    "demo": ("slurm_affinode.cli.demo:demo", "Analyze an included history and render the report"),
+    "ingest": ("slurm_affinode.cli.main:ingest", "Ingest accounting and GPU metrics"),
+    "report": ("slurm_affinode.cli.report:report", "Report where GPU-hours went (HTML, JSON, CSV)"),
     "nightly": (
         "slurm_affinode.cli.nightly:nightly",
-        "For cron: take in what is new, render day, week and month.",
+        "Ingest and render daily, weekly and monthly reports",
     ),
-    "exporter": ("slurm_affinode.cli.exporter:exporter", "On a node: sample its GPUs; metrics over HTTP, files."),
-    "export": ("slurm_affinode.cli.export:export", "Write the GPU history for other programs (OpenMetrics)."),
-    "zombies": ("slurm_affinode.cli.zombies:zombies", "Who holds GPUs without using them: find, explain, clean up."),
-    "keep": ("slurm_affinode.cli.zombie_admin:keep", "Ask that an idle job of yours be left alone for a time."),
-    "status": ("slurm_affinode.cli.status:status", "Jobs that may be suspended, and those that are."),
-    "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now."),
-    "wake": ("slurm_affinode.cli.suspend:wake", "Let a suspended job go on."),
-    "images": ("slurm_affinode.cli.images:images", "List, verify and prune the images of suspended jobs."),
-    "agent": ("slurm_affinode.cli.agent:agent", "Watch the jobs of this node; suspend the idle ones."),
-    "prolog": ("slurm_affinode.cli.hooks:prolog", "For slurmd: a job begins on this node."),
-    "epilog": ("slurm_affinode.cli.hooks:epilog", "For slurmd: a job has ended on this node."),
-    "trace": ("slurm_affinode.cli.trace:trace", "Analyse a public trace."),
-    "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the relational store."),
-    "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, store, history and accounting."),
-    "completion": ("slurm_affinode.cli.completion:completion", "Print the shell completion script."),
+    "exporter": ("slurm_affinode.cli.exporter:exporter", "Export the GPU metrics of this node (HTTP, files)"),
+    "export": ("slurm_affinode.cli.export:export", "Write stored GPU metrics as OpenMetrics"),
+    "zombies": ("slurm_affinode.cli.zombies:zombies", "Find, explain and clean up jobs that hold idle GPUs"),
+    "keep": ("slurm_affinode.cli.zombies_policy:keep", "Exempt one of your jobs from clean-up for a while"),
+    "status": ("slurm_affinode.cli.status:status", "Show suspended jobs and jobs that may be suspended"),
+    "suspend": ("slurm_affinode.cli.suspend:suspend", "Suspend a job now"),
+    "wake": ("slurm_affinode.cli.suspend:wake", "Resume a suspended job"),
+    "images": ("slurm_affinode.cli.images:images", "List, verify and prune checkpoint images"),
+    "agent": ("slurm_affinode.cli.agent:agent", "Watch the jobs of this node and suspend idle ones"),
+    "prolog": ("slurm_affinode.cli.hooks:prolog", "Announce a job on this node (run by slurmd)"),
+    "epilog": ("slurm_affinode.cli.hooks:epilog", "Report the end of a job (run by slurmd)"),
+    "trace": ("slurm_affinode.cli.trace:trace", "Analyze a public trace"),
+    "db": ("slurm_affinode.cli.db:db", "Upgrade or inspect the database"),
+    "doctor": ("slurm_affinode.cli.doctor:doctor", "Check configuration, database, metrics and accounting"),
+    "completion": ("slurm_affinode.cli.completion:completion", "Print the shell completion script"),
 }
 
 _EPILOG = """\b
 First steps:
   slurm-affinode demo --out out/demo          a report from a recorded history
   slurm-affinode ingest sacct jobs.txt        your accounting (sacct -P or --json output)
-  slurm-affinode ingest gpu history/          your GPU history (DCGM, Prometheus, nvidia-smi, CSV, Parquet)
+  slurm-affinode ingest gpu history/          your GPU metrics (DCGM, Prometheus, nvidia-smi, CSV, Parquet)
   slurm-affinode report --since 7d --out out  the report of the last week
 """
 
@@ -89,24 +54,24 @@ def cli() -> None:
 
 _INGEST = {
     "sacct": (
-        "slurm_affinode.cli.ingest_sacct:ingest_sacct",
-        "Accounting: sacct text or JSON, or run sacct.",
+        "slurm_affinode.cli.ingest:ingest_sacct",
+        "Ingest accounting: sacct text or JSON, or run sacct",
     ),
-    "gpu": ("slurm_affinode.cli.ingest_gpu:ingest_gpu", "GPU history: files, directories, globs, Prometheus."),
+    "gpu": ("slurm_affinode.cli.ingest:ingest_gpu", "Ingest GPU metrics: files, directories, Prometheus"),
     "allocations": (
-        "slurm_affinode.cli.ingest_allocations:ingest_allocations",
-        "Which GPUs a job had, as recorded by a prolog or scontrol.",
+        "slurm_affinode.cli.ingest:ingest_allocations",
+        "Ingest the GPUs of jobs, recorded by a prolog or scontrol",
     ),
     "suspensions": (
-        "slurm_affinode.cli.ingest_suspensions:ingest_suspensions",
-        "Suspended jobs: the ledgers of the agents.",
+        "slurm_affinode.cli.ingest:ingest_suspensions",
+        "Ingest suspensions from the ledgers of the agents",
     ),
 }
 
 
 @click.group(cls=LazyGroup, lazy=_INGEST)
 def ingest() -> None:
-    """Load history into the store. The same input twice changes nothing."""
+    """Ingest accounting and GPU metrics. Ingesting the same input twice is a no-op."""
 
 
 def _not_utf8(argument: str) -> bool:
@@ -114,7 +79,7 @@ def _not_utf8(argument: str) -> bool:
 
 
 def main() -> NoReturn:
-    """Run the command line; a user's mistake ends in one line on standard error and an exit status."""
+    """Run the command line. Report an error with one line on standard error and an exit status."""
     open_standard_streams()
     try:
         status = cli.main(prog_name="slurm-affinode", standalone_mode=False)
@@ -129,12 +94,12 @@ def main() -> NoReturn:
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
         sys.exit(error.exit_code)
-    except OSError as error:  # what no adapter has translated: a full disk, no more file descriptors
+    except OSError as error:  # not handled elsewhere: a full disk, no more file descriptors
         where = f"{error.filename}: " if error.filename else ""
         click.echo(f"slurm-affinode: {where}{error.strerror or error}", err=True)
         sys.exit(2)
     except UnicodeEncodeError:
-        # Only names of files may be bytes that are no text; any other argument ends where it is stored or printed.
+        # Only file names may be invalid UTF-8; any other such argument fails when it is stored or printed.
         odd = next((one for one in sys.argv[1:] if _not_utf8(one)), None)
         if odd is None:
             raise

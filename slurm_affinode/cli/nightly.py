@@ -1,4 +1,4 @@
-"""``slurm-affinode nightly``: for cron."""
+"""``slurm-affinode nightly``: ingest, reports and retention, for cron."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from pathlib import Path
 
 import click
 
+from slurm_affinode.base.config import Config
+from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import When, config_options, json_option, print_json
-from slurm_affinode.config import Config
-from slurm_affinode.workflow.nightly.lock import exclusive
-from slurm_affinode.workflow.nightly.outcome import NightlyError
-from slurm_affinode.workflow.nightly.run import run
-from slurm_affinode.workflow.nightly.sources import configured
+from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, run
 
 _EPILOG = """\b
 Examples:
-  slurm-affinode nightly                      what cron runs: silent unless something fails
-  slurm-affinode nightly --verbose            say what is done
-  slurm-affinode nightly --now 2026-11-01     the reports of October, made up for
+  slurm-affinode nightly                      run by cron; prints only failures
+  slurm-affinode nightly --verbose            log each step
+  slurm-affinode nightly --now 2026-11-01     the reports of October, if they were missed
 
 \b
-Exit status: 0 all done; 2 something failed; 3 something could not be reached, or another run is at work.
-The text on standard error says what failed and why; the parts that could be done were done.
+Exit status: 0 done; 2 a part failed; 3 a service did not respond, or another run is active.
+Standard error names the failed parts and the reasons; all other parts are done.
 A crontab line and systemd units are in the reports/ directory of the source.
 """
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Root of the reports. [default: the key nightly.out, else reports/ in the state directory]",
+    help="Set the root of the reports [default: nightly.out, else reports/ in the state directory]",
 )  # fmt: skip
-@click.option("--now", type=When(), default="now", metavar="TIME", help="Do what is due at TIME.  [default: now]")
-@click.option("--force", is_flag=True, help="Make reports anew even where nothing has changed.")
-@click.option("--wait", is_flag=True, help="Wait for another run to end, in place of exit status 3.")
-@click.option("-v", "--verbose", is_flag=True, help="Say on standard output what is done.")
+@click.option(
+    "--now", type=When(), default="now", metavar="TIME", help="Render the reports due at TIME  [default: now]"
+)
+@click.option("--force", is_flag=True, help="Render reports again even if nothing has changed")
+@click.option("--wait", is_flag=True, help="Wait for another run to end instead of exiting with status 3")
+@click.option("-v", "--verbose", is_flag=True, help="Log each step on standard output")
 @json_option
 @config_options
 def nightly(
     *, config: Config, out: Path | None, now: datetime, force: bool, wait: bool, verbose: bool, as_json: bool
 ) -> None:
-    """Take in what is new, render day, week and month, keep an index of past reports, delete what is old.
+    """Ingest new data, render daily, weekly and monthly reports, update their index, delete expired data.
 
-    Accounting is asked of sacct since the last run (or read from the files of nightly.accounting_paths), GPU history
-    is read from nightly.gpu_paths, where files that have not changed are skipped, and from the Prometheus server of
-    prometheus.url since the last run. The reports are those of the last complete local day, ISO week and month that
-    are not there yet or whose data has changed, and any missed since the last run.
+    Accounting comes from sacct since the last run (or from the files of nightly.accounting_paths), GPU metrics from
+    new or changed files in nightly.gpu_paths and from the Prometheus server of prometheus.url. Reports are rendered
+    for the last complete local day, ISO week and month if missing or outdated, and for any missed since the last
+    run.
     """
 
     def say(line: str) -> None:

@@ -1,4 +1,4 @@
-"""Options and output shared by the commands: configuration, time ranges, tables, JSON, progress."""
+"""Options and output shared by the commands: configuration, time ranges, Prometheus, tables, JSON, progress."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,44 +20,112 @@ from zoneinfo import ZoneInfo
 
 import click
 
-from slurm_affinode import config as configuration
-from slurm_affinode import process, zones
-from slurm_affinode.configvalues import LONGEST_S
-from slurm_affinode.files import give_to_owner
+from slurm_affinode.base import config as configuration
+from slurm_affinode.base import process, times
+from slurm_affinode.base.config import Config, PrometheusConfig
+from slurm_affinode.base.config_values import LONGEST_S
+from slurm_affinode.base.files import give_to_owner
+from slurm_affinode.base.times import parse_span_s, parse_when
+from slurm_affinode.base.urls import checked_url
+from slurm_affinode.cli.command import connection_option
+from slurm_affinode.metrics.prometheus.server import ENV_PASSWORD, ENV_TOKEN
 from slurm_affinode.slurm.times import site_zone
-from slurm_affinode.timespec import parse_span_s, parse_when
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_FILE = click.Path(path_type=Path)
+
+
+def prometheus_options(function: F) -> F:
+    """Add ``--prometheus`` and related options, below ``config_options``.
+
+    The command receives ``config`` with the server in ``config.prometheus``, and ``asked``: whether ``--prometheus``
+    was given. Configured credentials are sent only to the configured server.
+    """
+
+    @connection_option(
+        "--prometheus", "url", metavar="URL",
+        help="Read GPU metrics from this Prometheus server, such as http://prometheus:9090",
+    )  # fmt: skip
+    @connection_option(
+        "--match", multiple=True, metavar="MATCHER",
+        help='Select series by label, such as \'cluster="alpha"\'; may be repeated',
+    )  # fmt: skip
+    @connection_option(
+        "--step", metavar="SPAN",
+        help="Query one point per SPAN, such as 30s [default: samples as scraped]",
+    )  # fmt: skip
+    @connection_option(
+        "--token-file", type=_FILE, metavar="FILE", help=f"Authenticate with the bearer token in FILE [env {ENV_TOKEN}]"
+    )
+    @connection_option(
+        "--prometheus-user", "username", metavar="NAME", help="Authenticate as this user (basic authentication)"
+    )
+    @connection_option(
+        "--password-file", type=_FILE, metavar="FILE", help=f"Read the password from FILE [env {ENV_PASSWORD}]"
+    )
+    @connection_option("--ca-file", type=_FILE, metavar="FILE", help="Verify the server with this CA bundle (PEM)")
+    @connection_option("--cert-file", type=_FILE, metavar="FILE", help="Present this client certificate (PEM)")
+    @connection_option(
+        "--key-file", type=_FILE, metavar="FILE", help="Read its private key from FILE [default: same file]"
+    )
+    @connection_option("--insecure", is_flag=True, help="Skip verification of TLS certificates")
+    @functools.wraps(function)
+    def wrapper(*args: Any, config: Config, url: str | None, insecure: bool, **kwargs: Any) -> Any:
+        given = {name: value for name in _SETTINGS if (value := kwargs.pop(name))}
+        if insecure:
+            given["insecure"] = True
+        settings = _settings(config.prometheus, url, given)
+        return function(*args, config=replace(config, prometheus=settings), asked=url is not None, **kwargs)
+
+    return wrapper  # type: ignore[return-value]
+
+
+_SETTINGS = ("match", "step", "token_file", "username", "password_file", "ca_file", "cert_file", "key_file")
+
+
+def _settings(configured: PrometheusConfig, url: str | None, given: dict[str, Any]) -> PrometheusConfig:
+    if url is None:
+        if given and configured.url is None:
+            option = f"--{next(iter(given)).replace('_', '-').replace('username', 'prometheus-user')}"
+            raise click.UsageError(f"{option} is for a Prometheus server: give --prometheus URL, or set prometheus.url")
+        return replace(configured, **given)
+    checked = checked_url(url)
+    if configured.url is not None and checked_url(configured.url) == checked:
+        return replace(configured, **given)
+    return PrometheusConfig(url=checked, timeout=configured.timeout, overlap=configured.overlap, **given)
+
+
 _OURS = ("history", "reports", "nightly.lock")
-"""What commands make in the state directory; SQLite's file is the store's matter, images of jobs are root's."""
+"""Entries of the state directory that commands create. The database handles its own file, images belong to root."""
 
 
 class Named(click.Path):
-    """A path that has a name: an empty one (``--state "$UNSET"``) would be the current directory."""
+    """A path that is not empty: an empty one (``--state "$UNSET"``) would mean the current directory."""
 
     def convert(
         self, value: str | os.PathLike[str], param: click.Parameter | None, ctx: click.Context | None
     ) -> str | bytes | os.PathLike[str]:
-        """As ``click.Path``; an empty text is a usage error."""
+        """Convert as ``click.Path``; an empty string is a usage error."""
         if value == "":
             self.fail("it is empty", param, ctx)
         return super().convert(value, param, ctx)
 
 
 def config_options(function: F) -> F:
-    """Add ``--config``, ``--state`` and ``--db``; the command gets one argument ``config: Config``."""
+    """Add ``--config``, ``--state`` and ``--db``. The command receives ``config: Config``."""
 
-    @click.option(
+    @connection_option(
         "--config", "config_path", type=Named(path_type=Path), metavar="FILE", is_eager=True,
-        help=f"Configuration file. [default: {configuration.DEFAULT_PATH}; env {configuration.ENV_CONFIG}]",
+        help=f"Read this configuration file [default: {configuration.DEFAULT_PATH}; env {configuration.ENV_CONFIG}]",
     )  # fmt: skip
-    @click.option(
+    @connection_option(
         "--state", "state_dir", type=Named(path_type=Path, file_okay=False), metavar="DIR",
-        help=f"State directory: the SQLite store and the GPU history. [env {configuration.ENV_STATE}]",
+        help=f"Set the state directory: SQLite database and GPU metrics [env {configuration.ENV_STATE}]",
     )  # fmt: skip
-    @click.option(
+    @connection_option(
         "--db", "db_url", metavar="URL",
-        help=f"SQLAlchemy URL of the store (SQLite, PostgreSQL, MariaDB). [env {configuration.ENV_DB}]",
+        help=f"Use this database: SQLite, PostgreSQL or MariaDB [env {configuration.ENV_DB}]",
     )  # fmt: skip
     @functools.wraps(function)
     def wrapper(*args: Any, config_path: Path | None, state_dir: Path | None, db_url: str | None, **kwargs: Any) -> Any:
@@ -73,12 +142,12 @@ def config_options(function: F) -> F:
 
 
 def slurm_options(function: F) -> F:
-    """Add ``--slurm-backend``; goes below ``config_options``, and is found in ``config.slurm.backend``."""
+    """Add ``--slurm-backend``, below ``config_options``. The value is in ``config.slurm.backend``."""
 
-    @click.option(
+    @connection_option(
         "--slurm-backend", type=click.Choice(configuration.SLURM_BACKENDS),
-        help="How Slurm is spoken to: pyslurm, its own commands, or auto: pyslurm where it is there for the site's "
-        f"release. [default: the key slurm.backend, else auto; env {configuration.ENV_SLURM_BACKEND}]",
+        help="Access Slurm through pyslurm, its commands, or automatically [default: slurm.backend, else auto; "
+        f"env {configuration.ENV_SLURM_BACKEND}]",
     )  # fmt: skip
     @functools.wraps(function)
     def wrapper(*args: Any, slurm_backend: str | None, config: configuration.Config, **kwargs: Any) -> Any:
@@ -89,26 +158,26 @@ def slurm_options(function: F) -> F:
     return wrapper  # type: ignore[return-value]
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines in place of the table.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Output JSON")
 
 
 def intake_options(function: F) -> F:
-    """Add what every ``ingest`` has: ``--dry-run``, and ``--problems`` as ``shown``, for ``warn_of_problems``."""
-    dry_run = click.option("--dry-run", is_flag=True, help="Read and report, store nothing.")
+    """Add the options of all ``ingest`` commands: ``--dry-run``, and ``--problems`` (``shown``)."""
+    dry_run = click.option("--dry-run", is_flag=True, help="Read and report, store nothing")
     problems = click.option(
         "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-        help="How many problems of an input to print.",
+        help="Print at most N problems per input",
     )  # fmt: skip
     return dry_run(problems(function))
 
 
 class When(click.ParamType[datetime]):
-    """A time as people type it; the value is an aware UTC ``datetime``."""
+    """A time as users type it; the value is an aware UTC ``datetime``."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """Parse ``value`` against the present; a mistake is a usage error."""
+        """Parse ``value`` relative to the present."""
         if isinstance(value, datetime):
             return value
         return parse_when(str(value), now=datetime.now(UTC), zone=zone(ctx))
@@ -118,12 +187,12 @@ _ZONE = f"{__name__}.zone"
 
 
 def zone(ctx: click.Context | None = None) -> ZoneInfo:
-    """The zone of the site, by the configuration that the command line names, else that of this machine."""
+    """Return the time zone of the site from the configuration of this command, else that of this machine."""
     ctx = ctx or click.get_current_context(silent=True)
     if ctx is None:
         return site_zone(None)
     if _ZONE not in ctx.meta:
-        path = ctx.params.get("config_path")  # no path but a mark of click's where it was not given
+        path = ctx.params.get("config_path")  # click's sentinel, not a path, if not given
         config = configuration.load(path if isinstance(path, Path) else None)
         ctx.meta[_ZONE] = site_zone(config.cluster.timezone)
     found: ZoneInfo = ctx.meta[_ZONE]
@@ -131,12 +200,12 @@ def zone(ctx: click.Context | None = None) -> ZoneInfo:
 
 
 def clock(moment: datetime, *, seconds: bool = False) -> str:
-    """A time as tables and messages of a terminal show it; the zone is named once: see ``zone``."""
-    return zones.shown(moment, zone(), seconds=seconds)
+    """Format a time for terminal output, in the zone of ``zone``, which is named only once per output."""
+    return times.shown(moment, zone(), seconds=seconds)
 
 
 class Span(click.ParamType[float]):
-    """A span of time as people type it; the value is in seconds and at least ``least_s``, where that is above 0."""
+    """A time span as users type it; the value is in seconds, above 0, and at least ``least_s``."""
 
     name = "span"
 
@@ -144,7 +213,7 @@ class Span(click.ParamType[float]):
         self._least_s = least_s
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse ``value``; a plain number is seconds."""
+        """Parse ``value``; a plain number is in seconds. An invalid value is a usage error."""
         text = str(value)
         seconds = float(text) if re.fullmatch(r"[0-9]+\.?[0-9]*|\.[0-9]+", text) else parse_span_s(text)
         if seconds > LONGEST_S:
@@ -156,11 +225,11 @@ class Span(click.ParamType[float]):
         return seconds
 
 
-class Number(click.FloatRange):
-    """A number in a range; nan is in none, though it is beyond no limit of it."""
+class NumberInRange(click.FloatRange):
+    """A number in a range; NaN is rejected, which ``click.FloatRange`` accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse ``value``; a mistake is a usage error."""
+        """Parse ``value``; an invalid value is a usage error."""
         number: float = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"{value!r} is not a number.", param, ctx)
@@ -168,16 +237,17 @@ class Number(click.FloatRange):
 
 
 def print_json(value: Any) -> None:
-    """Write ``value`` as JSON on standard output; datetimes in ISO 8601 with ``Z``.
+    """Write ``value`` as JSON to standard output; times are in ISO 8601 with ``Z``.
 
-    What could drive a terminal or cannot be written as UTF-8 is escaped, as JSON itself does below U+0020.
+    Control characters beyond those that JSON escapes (below U+0020) are escaped as well, and so are characters that
+    cannot be encoded as UTF-8.
     """
     text = json.dumps(value, indent=2, default=_json_default, ensure_ascii=False)
     click.echo(_UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 _UNSHOWN = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-"""Controls from U+007F on, what changes the direction of text or is not seen, halves of surrogate pairs."""
+"""Control characters from U+007F, invisible and bidirectional formatting characters, lone surrogates."""
 
 
 def _json_default(value: Any) -> Any:
@@ -195,9 +265,9 @@ def print_table(
     title: str | None = None,
     right: Sequence[str] = (),
 ) -> None:
-    """Print a table for people; cells are text, never markup, so that a hostile name is shown as it is.
+    """Print a table. Cells are plain text, never markup, so that a hostile name is shown literally.
 
-    Control characters of cells are replaced: a job name must not drive the terminal.
+    Control characters in cells are replaced: a job name must not control the terminal.
     """
     from rich.console import Console  # noqa: PLC0415 - what answers in JSON starts in half the time without rich
     from rich.table import Table  # noqa: PLC0415
@@ -213,24 +283,24 @@ def print_table(
 
 
 def printable(text: str) -> str:
-    """``text`` with control characters replaced by the replacement character."""
+    """Return ``text`` with unprintable characters replaced by U+FFFD."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def warn(message: str) -> None:
-    """Write one line on standard error."""
+    """Write one line to standard error."""
     click.echo(printable(message), err=True)
 
 
 def warn_if_exposed(path: Path | None) -> None:
-    """Say so where everybody may write to a file that decides what is done."""
+    """Warn if a configuration or policy file is writable by everyone."""
     line = None if path is None else configuration.exposed(path)
     if line is not None:
         warn(f"slurm-affinode: {line}")
 
 
 def warn_of_problems(source: str, lines: Iterable[str], count: int, shown: int) -> None:
-    """Say the first ``shown`` problems of an input, and how many of its ``count`` are left out."""
+    """Print the first ``shown`` problems of an input, and the number of the ``count`` that are omitted."""
     for line in itertools.islice(lines, shown):
         warn(line)
         count -= 1
@@ -242,10 +312,10 @@ def warn_of_problems(source: str, lines: Iterable[str], count: int, shown: int) 
 def progress(
     description: str, total: int | None, *, quiet: bool = False, of_bytes: bool = False, of_time: bool = False
 ) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on standard error while a terminal is there; yield a function that advances it.
+    """Show a progress bar on standard error if it is a terminal; yield a function that advances it.
 
-    ``of_bytes``: what is counted are bytes, shown as kB, MB or GB; ``of_time``: milliseconds of history, shown as a
-    share.
+    ``of_bytes``: the unit is bytes, shown as kB, MB or GB; ``of_time``: the unit is milliseconds of samples, shown as
+    a percentage.
     """
     from rich import progress as parts  # noqa: PLC0415 - see print_table
     from rich.console import Console  # noqa: PLC0415
@@ -268,7 +338,7 @@ def progress(
 
 @contextlib.contextmanager
 def stages(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
-    """Show on standard error, while a terminal is there, what is being done; yield a function that is told it."""
+    """Show the current step on standard error if it is a terminal; yield a function that sets the step."""
     from rich.console import Console  # noqa: PLC0415 - see print_table
 
     console = Console(stderr=True)

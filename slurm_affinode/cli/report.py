@@ -1,28 +1,32 @@
-"""``slurm-affinode report``: where the GPU-hours went."""
+"""``slurm-affinode report``: report where GPU-hours went."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.config import Config
+from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import (
-    Number,
+    NumberInRange,
     When,
     config_options,
     json_option,
     print_json,
     print_table,
+    prometheus_options,
     stages,
     warn,
     zone,
 )
-from slurm_affinode.cli.prometheus_options import prometheus_options
-from slurm_affinode.config import Config
-from slurm_affinode.report.build import DEFAULT_TITLE, DEFAULT_TOP, WrittenReport
-from slurm_affinode.workflow import gpu_intake, pipeline, prometheus_intake
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import report as report_pipeline
+from slurm_affinode.report.output import DEFAULT_TITLE, DEFAULT_TOP, WrittenReport
 
 _EPILOG = """\b
 Examples:
@@ -30,36 +34,38 @@ Examples:
   slurm-affinode report --since 2026-11-01 --until 2026-12-01 --out nov --csv
   slurm-affinode report --partition gpu --account physics --out physics
   slurm-affinode report --since 1d --out out --json | jq .total.gpu_hours_idle
+  slurm-affinode report users --since 7d                 usage by user
+  slurm-affinode report queue --live                     pending jobs, longest wait first
   slurm-affinode report --since 1d --prometheus http://prometheus:9090 --match 'cluster="alpha"'
 """
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @click.option(
     "--since", type=When(), default="7d", show_default=True, metavar="TIME",
-    help="Begin: 7d (ago), today, 2026-11-01, 2026-11-01T08:00+01:00. Without a zone: that of the site.",
+    help="Begin at TIME: 7d (ago), today, 2026-11-01, 2026-11-01T08:00+01:00; without a zone in the " "site's",
 )  # fmt: skip
-@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End, not included.")
+@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End before TIME")
 @click.option(
     "--out", type=click.Path(path_type=Path), default=Path("report"), show_default=True, metavar="DIR",
-    help="Where report.html and summary.json (and CSV files) go; made if need be.",
+    help="Write report.html, summary.json and CSV files to DIR",
 )  # fmt: skip
-@click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Only this cluster. Repeatable.")
-@click.option("--partition", "partitions", multiple=True, metavar="NAME", help="Only this partition. Repeatable.")
-@click.option("--account", "accounts", multiple=True, metavar="NAME", help="Only this account. Repeatable.")
-@click.option("--user", "users", multiple=True, metavar="NAME", help="Only this user. Repeatable.")
-@click.option("--title", default=DEFAULT_TITLE, show_default=True, help="Title of the page.")
+@click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Select a cluster; may be repeated")
+@click.option("--partition", "partitions", multiple=True, metavar="NAME", help="Select a partition; may be repeated")
+@click.option("--account", "accounts", multiple=True, metavar="NAME", help="Select an account; may be repeated")
+@click.option("--user", "users", multiple=True, metavar="NAME", help="Select a user; may be repeated")
+@click.option("--title", default=DEFAULT_TITLE, show_default=True, help="Set the title of the page")
 @click.option(
     "--top", type=click.IntRange(1, 200), default=DEFAULT_TOP, show_default=True,
-    help="Rows of the tables of users, accounts, ... and of the most wasteful jobs.",
+    help="Limit the tables of users, accounts, ... and jobs to N rows",
 )  # fmt: skip
-@click.option("--idle-pct", type=Number(0, 100), help="Activity, percent, up to which a GPU is idle.")
-@click.option("--low-pct", type=Number(0, 100), help="Activity, percent, up to which a GPU has low use.")
-@click.option("--csv", "as_csv", is_flag=True, help="Also write jobs.csv, users.csv, accounts.csv, ... with all rows.")
+@click.option("--idle-pct", type=NumberInRange(0, 100), help="Set the activity up to which a GPU is idle, in percent")
+@click.option("--low-pct", type=NumberInRange(0, 100), help="Set the activity up to which use is low, in percent")
+@click.option("--csv", "as_csv", is_flag=True, help="Also write jobs.csv, users.csv, accounts.csv, ... with all rows")
 @json_option
 @config_options
 @prometheus_options
-def report(
+def page(
     *,
     config: Config,
     since: datetime,
@@ -77,19 +83,21 @@ def report(
     as_json: bool,
     asked: bool,
 ) -> None:
-    """Say where the GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
+    """Report where GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
 
-    Analyses the accounting and the GPU history that "ingest" has taken in, and writes DIR/report.html (one file, no
-    network) and DIR/summary.json. The headline is printed; with --json, the whole summary.
+    Analyzes ingested accounting and GPU metrics, and writes DIR/report.html (one file, no network) and
+    DIR/summary.json. Prints the headline, or the whole summary with --json.
 
-    With --prometheus the GPU history is read from that server, for this report alone, in place of the stored one.
+    With --prometheus, GPU metrics are read from that server for this report only, instead of the stored ones.
     """
-    thresholds = pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
+    thresholds = report_pipeline.thresholds(config, idle_pct=idle_pct, low_pct=low_pct)
     query = WasteQuery(since, until, clusters, partitions, accounts, users, thresholds, zone())
-    options = pipeline.ReportOptions(title=title, top=top, csv=as_csv)
+    options = report_pipeline.ReportOptions(title=title, top=top, csv=as_csv)
     with stages() as step:
         history = _history(config, query, step) if asked else None
-        written = pipeline.build_report(config, query, out, options=options, step=step, history=history, warned=warn)
+        written = report_pipeline.build_report(
+            config, query, out, options=options, step=step, history=history, warned=warn
+        )
     if written.result.accounting_note:
         warn(written.result.accounting_note)
     if as_json:
@@ -98,9 +106,9 @@ def report(
     _print_headline(written)
 
 
-def _history(config: Config, query: WasteQuery, step: pipeline.Step) -> pipeline.History:
-    """The history of the server that was asked for."""
-    whole = (query.until - query.since + 2 * prometheus_intake.MARGIN).total_seconds() * 1000
+def _history(config: Config, query: WasteQuery, step: report_pipeline.Step) -> report_pipeline.History:
+    """Return a function that reads the samples of the requested Prometheus server."""
+    whole = (query.until - query.since + 2 * ingest.MARGIN).total_seconds() * 1000
     done = 0
 
     def advance(milliseconds: int) -> None:
@@ -108,10 +116,8 @@ def _history(config: Config, query: WasteQuery, step: pipeline.Step) -> pipeline
         done += milliseconds
         step(f"reading {config.prometheus.url}: {done / whole:.0%}")
 
-    options = gpu_intake.read_options(config)
-    return lambda: prometheus_intake.borrowed(
-        config.prometheus, query.since, query.until, options, advance=advance, warned=warn
-    )
+    options = ingest.read_options(config)
+    return lambda: ingest.borrowed(config.prometheus, query.since, query.until, options, advance=advance, warned=warn)
 
 
 def _print_headline(written: WrittenReport) -> None:
@@ -127,3 +133,36 @@ def _print_headline(written: WrittenReport) -> None:
     click.echo("")
     for name, path in rows:
         click.echo(f"{name:<8} {path}")
+
+
+_REPORTS = {
+    "users": ("slurm_affinode.cli.usage:users", "Report usage by user, account or job"),
+    "queue": ("slurm_affinode.cli.usage:queue", "Report pending jobs, longest wait first"),
+}
+
+
+def _page_or_command(**values: Any) -> Any:
+    """Make the page, unless a command follows: then options of the page are an error, not silently ignored."""
+    context = click.get_current_context()
+    if context.invoked_subcommand is None:
+        return context.invoke(page, **values)
+    given = [
+        parameter.opts[-1]
+        for parameter in page.params
+        if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise click.UsageError(f"{given[0]} goes after {context.invoked_subcommand!r}, if that has such an option")
+    return None
+
+
+report = LazyGroup(
+    "report",
+    lazy=_REPORTS,
+    params=page.params,
+    callback=_page_or_command,
+    invoke_without_command=True,
+    help=page.help,
+    epilog=page.epilog,
+)
+"""``report`` makes the page; ``report users`` and ``report queue`` print tables."""

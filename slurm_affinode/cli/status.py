@@ -1,4 +1,4 @@
-"""``slurm-affinode status``."""
+"""``slurm-affinode status``: jobs that may be suspended or are suspended."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from typing import Any
 
 import click
 
-from slurm_affinode.agent.reach import Reach
-from slurm_affinode.cli.nodeoptions import config_file
+from slurm_affinode.agent.routing import Reach
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.text import size, span
+from slurm_affinode.base.users import name_of_user
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.node_options import config_file, reach_of
 from slurm_affinode.cli.options import clock, json_option, print_json, print_table, printable, warn
-from slurm_affinode.cli.reaching import reach_of
-from slurm_affinode.config import Config
-from slurm_affinode.core.spans import span
-from slurm_affinode.core.waketime import wake_time
-from slurm_affinode.sizes import size
-from slurm_affinode.users import name_of_user
+from slurm_affinode.core.wake_time import wake_time
 
 _EPILOG = """\b
-  slurm-affinode status                  your jobs with --gpu-suspend-idle; as root everybody's
-  slurm-affinode status 123              one job: every signal, the window so far, what comes next
-  slurm-affinode status --node c1        what the agent of one node watches
+  slurm-affinode status                  your jobs with --gpu-suspend-idle; as root all jobs
+  slurm-affinode status 123              one job: signals, idle window, next step
+  slurm-affinode status --node c1        jobs watched by the agent of one node
   slurm-affinode status --json | jq -r '.jobs[] | select(.state == "suspended").job_id'
 
 \b
-Exit status: 0 done, 1 the job is not known, not yours, or not one that can be suspended, 3 no agent answers.
+Exit status: 0 done, 1 job unknown, not yours, or not suspendable, 3 no agent responds.
 """
 
 
-@click.command(epilog=_EPILOG)
+@command(epilog=_EPILOG)
 @click.argument("job", required=False)
-@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Ask the agent of this node. May be repeated.")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Query the agent of this node; may be repeated")
 @json_option
 @config_file
 def status(*, config: Config, job: str | None, nodes: tuple[str, ...], as_json: bool) -> int:
-    """Show the jobs that may be suspended, and those that are, to their owners and to administrators.
+    """Show suspended jobs and jobs that may be suspended, to their owners and to administrators.
 
-    JOB is a job id: 123 or 123_4. Shown are each activity signal with its limit, how long the job has been idle, what
-    happens next, and every reason against a suspension by its name.
+    JOB is a job ID: 123 or 123_4. Shows each activity signal with its limit, the idle time, the next step, and
+    every reason against a suspension by name.
     """
     if "" in nodes:
         raise click.BadParameter("it is empty", param_hint="--node")
@@ -68,7 +67,7 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
         if said := "; ".join(answer[key] for key in ("stopped", "silent") if answer.get(key)):
             problems[node] = said
         for row in answer["jobs"]:
-            # A job that runs is known best by its own node; a suspended one is seen by every node.
+            # Every agent reports suspended jobs; for a running job, the response of its own node is preferred.
             if row["job_id"] not in rows or row["state"] != "suspended":
                 rows[row["job_id"]] = row
     found = [rows[job_id] for job_id in sorted(rows)]
@@ -163,7 +162,7 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = [
         ("since", f"{_time(row['since'])}, {span(row['suspended_s'])} ago"),
         ("why", row["why"]),
-        # Two sizes, and none is part of the other: what was never written takes no room in an image.
+        # Neither size includes the other: memory that was never written takes no space in an image.
         ("GPU memory", f"{size(row['gpu_bytes'])}, given back"),
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
         ("wake", _wakes_up(row) if _settled(row) else f"{_wakes_up(row)}; or: slurm-affinode wake {row['shown_id']}"),
@@ -181,7 +180,7 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     one = row["in_place"]
     if one["starting"]:
         return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are looked at'}")]
-    resume = f"scontrol resume {row['shown_id']}"  # the plain number of a task may be that of its whole array
+    resume = f"scontrol resume {row['shown_id']}"  # the raw ID of an array task may be that of the array
     pairs = [
         ("asleep", f"in place: {_sleeps(one)}"),
         ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),
@@ -193,7 +192,7 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
         pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['shown_id']}"))
         if one.get("suspended_by_slurm"):
-            pairs.append(("", f"not before Slurm, which has suspended it, lets it go on: {resume}"))
+            pairs.append(("", f"Slurm has suspended it; resume it first: {resume}"))
     else:
         pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
         stopped = f"for Slurm, which has suspended it on its way back: {resume}"
@@ -207,18 +206,18 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sleeps(one: Mapping[str, Any]) -> str:
-    """``idle 15m, 48 GiB in host memory, wakes on a request``."""
+    """Return for example ``idle 15m, 48 GiB in host memory, wakes on a request``."""
     wakes = ", wakes on a request" if one["wakes_on_request"] else ""
     return f"{one['why']}, {size(one['gpu_bytes'])} in host memory{wakes}"
 
 
 def _wakes_up(row: Mapping[str, Any]) -> str:
-    """When a job that has an image goes on; to be released, that has to be where every node sees it."""
+    """Return when a suspended job resumes. It is released only once its image is in the shared store."""
     if row.get("restoring_on"):
         return f"now: it is being restored on {row['restoring_on']}"
     if row.get("held_by_admin"):
         return "not before an administrator, who holds it, wakes or releases it"
-    if row.get("released") and row["reason"] not in (None, "BeginTime"):  # also by scontrol, whatever its option says
+    if row.get("released") and row["reason"] not in (None, "BeginTime"):  # possibly by scontrol, whatever its option
         return f"as soon as Slurm has room for it: it is released, and pending for {row['reason']}"
     if row["wake"] == "now" and row["where"] == "node":
         return "as soon as the copy of its image to the shared store is complete"
@@ -226,15 +225,15 @@ def _wakes_up(row: Mapping[str, Any]) -> str:
 
 
 def _settled(row: Mapping[str, Any]) -> bool:
-    """Whether it is of no use to its owner to wake it. An agent of an older version does not say."""
+    """Return whether a wake request by the owner has no effect. Older agents do not report it."""
     return bool(row.get("restoring_on") or row.get("held_by_admin") or row.get("released"))
 
 
 def _wakes(wake: str, since: float) -> str:
-    """When a job that sleeps since ``since`` goes on; ``now``: somebody has woken it."""
+    """Return when a job suspended at ``since`` resumes, by its ``wake`` option; ``now``: a wake was requested."""
     said = {
-        "auto": "when GPUs are free and nobody waits",
-        "hold": "when it is asked to",
+        "auto": "when GPUs are free and no job waits",
+        "hold": "on request",
         "now": "as soon as Slurm has GPUs for it: it is released",
     }
     if wake in said:

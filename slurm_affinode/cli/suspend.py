@@ -8,58 +8,64 @@ from typing import Any
 import click
 
 from slurm_affinode.agent.client import AnswerError
-from slurm_affinode.agent.reach import Reach
-from slurm_affinode.cli.nodeoptions import config_file
+from slurm_affinode.agent.routing import Reach
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.node_options import config_file, reach_of
 from slurm_affinode.cli.options import json_option, print_json, printable, stages
-from slurm_affinode.cli.reaching import reach_of
-from slurm_affinode.config import Config
-from slurm_affinode.errors import AffinodeError
 from slurm_affinode.model.suspension import Mode
-from slurm_affinode.timespec import parse_span_s
 
 POLL_S = 0.5
 LOST_S = 30.0
-"""Between the end of the run and the image's place in the list of suspended jobs; then the job counts as ended."""
+"""Time from the end of the attempt until the job is listed as suspended; after that it is considered ended."""
 _ON_THE_WAY = ("unknown-job", "not-opted-in", "ending", "under-way", "too-often")
-"""What an agent may say of it meanwhile."""
+"""Error codes that an agent may return during that time."""
 
 _SUSPEND_EPILOG = """\b
   slurm-affinode suspend 123
   slurm-affinode suspend 123 --no-wait
 
 \b
-Exit status: 0 suspended (--no-wait: begun), 1 refused or failed, and the job runs on, 3 no agent answers.
+Exit status: 0 suspended (--no-wait: started), 1 refused or failed, the job continues, 3 no agent responds.
 """
 
 _WAKE_EPILOG = """\b
   slurm-affinode wake 123
 
 \b
-Exit status: 0 released, or as soon as its image is in the shared store; 1 refused; 3 no agent answers.
+Exit status: 0 released, or will be when its image is in the shared store; 1 refused; 3 no agent responds.
 """
 
 
-@click.command(epilog=_SUSPEND_EPILOG)
+@command(epilog=_SUSPEND_EPILOG)
 @click.argument("job")
-@click.option("--no-wait", is_flag=True, help="Return when it has begun.")
-@click.option("--force", is_flag=True, help="Skip minimum run time and backoff (administrators only).")
-@click.option("--timeout", metavar="SPAN", default="1h", show_default=True, help="Wait so long; it goes on by itself.")
+@click.option("--no-wait", is_flag=True, help="Return as soon as the suspension has started")
+@click.option("--force", is_flag=True, help="Skip minimum run time and backoff (administrators only)")
+@click.option(
+    "--timeout",
+    metavar="SPAN",
+    default="1h",
+    show_default=True,
+    help="Wait at most SPAN; the suspension continues by itself",
+)
 @json_option
 @config_file
 def suspend(*, config: Config, job: str, no_wait: bool, force: bool, timeout: str, as_json: bool) -> int:
-    """Suspend a job now, idle or not: checkpoint it, put it back into the queue, give its GPUs to others.
+    """Suspend a job now, idle or not: checkpoint it, requeue it, and release its GPUs.
 
-    One with mode=inplace keeps its allocation: its GPU memory goes to host memory, its processes are frozen.
-    For its owner and for administrators. The job has to have been submitted with --gpu-suspend-idle. What cannot be
-    suspended is refused with the reason before anything is touched, and a suspension that fails leaves it running.
+    A job with mode=inplace keeps its allocation: its GPU memory moves to host memory, and its processes are frozen.
+    For owners and administrators. The job must have been submitted with --gpu-suspend-idle. A job that cannot be
+    suspended is refused with the reason before anything is changed, and a failed suspension leaves it running.
 
-    The site's suspend.min_run and suspend.backoff hold here, too: a run that is too short, or whose suspension was
-    requested just before, is refused (min-run, backoff). Administrators may skip both with --force. Other rules of the
-    policy do not apply.
+    suspend.min_run and suspend.backoff apply: a run that is too short, or was requested to suspend shortly before,
+    is refused (min-run, backoff). Administrators may skip both with --force. Other rules of the policy do not
+    apply.
     """
     timeout_s = parse_span_s(timeout)
     with reach_of(config) as reach:
-        before = time.time() - 1  # an agent of an older version does not say when it began
+        before = time.time() - 1  # older agents do not return the start time
         answer = reach.about(job, {"verb": "suspend", "force": True} if force else {"verb": "suspend"})
         if not no_wait:
             with stages() as stage:
@@ -81,9 +87,9 @@ def suspend(*, config: Config, job: str, no_wait: bool, force: bool, timeout: st
 
 
 def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, Any]:
-    """The job's status once it is suspended. Raises ``AffinodeError`` where it is not going to be.
+    """Wait until the job is suspended and return its status. Raises ``AffinodeError`` if the suspension fails.
 
-    ``began``: when the agent took the request, by its own clock; this machine's may be another.
+    ``began``: when the agent accepted the request, by the agent's clock, which may differ from the local one.
     """
     deadline, seen = time.monotonic() + timeout_s, time.monotonic()
     while time.monotonic() < deadline:
@@ -100,25 +106,25 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
             if row["state"] == "watched" and last is not None and last["at"] >= began:
                 if not last["done"]:
                     raise AnswerError("failed", f"job {job}: {last['text']}", hint=None, exit_code=1)
-                if row["option"]["mode"] == Mode.INPLACE.value:  # somebody asked something of it: it is awake again
+                if row["option"]["mode"] == Mode.INPLACE.value:  # a request has already woken it
                     return row
         time.sleep(POLL_S)
     raise AffinodeError(
-        f"job {job} is not suspended after {timeout_s:g} s; it goes on by itself",
+        f"job {job} is not suspended after {timeout_s:g} s; the suspension continues",
         hint=f"see: slurm-affinode status {job}",
     )
 
 
-@click.command(epilog=_WAKE_EPILOG)
+@command(epilog=_WAKE_EPILOG)
 @click.argument("job")
 @json_option
 @config_file
 def wake(*, config: Config, job: str, as_json: bool) -> int:
-    """Let a suspended job go on: it starts again, from its image, when Slurm has GPUs for it.
+    """Resume a suspended job: Slurm restores it from its checkpoint image when it has GPUs for it.
 
-    One that sleeps in place goes on as soon as there is room for its memory on its GPUs.
+    A job asleep in place resumes as soon as its GPU memory fits on its GPUs again.
 
-    For its owner and for administrators. Twice is as once.
+    For owners and administrators. Idempotent.
     """
     with reach_of(config) as reach:
         answer = reach.about(job, {"verb": "wake"})
@@ -127,7 +133,7 @@ def wake(*, config: Config, job: str, as_json: bool) -> int:
     elif answer.get("in_place"):
         click.echo(f"Job {job} wakes as soon as there is room for it on its GPUs; see: slurm-affinode status {job}")
     elif answer.get("released", True):
-        click.echo(f"Job {job} is released: it goes on when Slurm has GPUs for it")
+        click.echo(f"Job {job} is released: it resumes when Slurm has GPUs for it")
     else:
         click.echo(f"Job {job} will be released when it is in the queue and its image in the shared store")
         click.echo(f"  see: slurm-affinode status {job}", err=True)

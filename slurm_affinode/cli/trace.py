@@ -1,23 +1,46 @@
-"""``slurm-affinode trace``: public traces and per-job averages of other monitoring systems."""
+"""``slurm-affinode trace``: public traces, and per-job averages of other monitoring systems."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+import polars as pl
 
-from slurm_affinode.cli.main import LazyGroup
+from slurm_affinode.analysis import prices
+from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.base import config
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import json_option, print_json, print_table, progress, warn
+from slurm_affinode.metrics.averages import NOTE
+from slurm_affinode.metrics.readers import clustercockpit as cockpit
+from slurm_affinode.metrics.readers import jobstats as summaries
+from slurm_affinode.pipeline import averages, report
+from slurm_affinode.report.output import DEFAULT_TOP, write_files
+from slurm_affinode.report.pages import render_report
+from slurm_affinode.report.summary import Summary, build_summary, headline_rows, to_json
+from slurm_affinode.slurm import times
+from slurm_affinode.slurm.accounting import sacct
+from slurm_affinode.slurm.accounting.sacct import SacctReading
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
+
+
+def write_outputs(out: Path, html: str, summary: Summary) -> None:
+    """Write ``report.html`` and ``summary.json`` into ``out``. Raises ``AffinodeError`` if that fails."""
+    write_files(out, {"report.html": html.encode(), "summary.json": to_json(summary).encode()})
+
 
 _TRACES = {
     "clustercockpit": (
-        "slurm_affinode.cli.trace_runs:clustercockpit",
+        "slurm_affinode.cli.trace:clustercockpit",
         "Per-job averages of ClusterCockpit's job database.",
     ),
     "jobstats": (
-        "slurm_affinode.cli.trace_runs:jobstats",
+        "slurm_affinode.cli.trace:jobstats",
         "Summaries that jobstats keeps in AdminComment, from sacct output.",
     ),
 }
@@ -31,7 +54,7 @@ Examples:
 
 
 class _TraceGroup(LazyGroup):
-    """Commands of the table after those of this module; all of them listed."""
+    """Lists the commands of this module before those of the table."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, self.commands[name].get_short_help_str(100)) for name in self.commands]
@@ -42,33 +65,34 @@ class _TraceGroup(LazyGroup):
 
 @click.group(cls=_TraceGroup, lazy=_TRACES, epilog=_EPILOG)
 def trace() -> None:
-    """Analyse a public trace, or the averages that another monitoring system kept."""
+    """Analyze a public trace, or per-job averages of another monitoring system."""
 
 
 out_option = click.option(
     "--out", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
-    help="Write report.html and summary.json here. Without it, only the figures are printed.",
+    help="Write report.html and summary.json to DIR [default: only print figures]",
 )  # fmt: skip
 
 
-@trace.command("gentd26", short_help="Alibaba GenAI serving trace 2026: GPU memory held while idle.")
+@trace.command("gentd26", short_help="Analyze the Alibaba GenAI serving trace 2026")
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @out_option
 @json_option
 def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
-    """Analyse the Alibaba GenAI serving trace 2026 (GenTD26).
+    """Analyze the Alibaba GenAI serving trace 2026 (GenTD26).
 
-    PATH is the directory with the published archives, with the CSV files taken out of them, or with some of each;
-    single files may be named as well. Tables that are missing make their figures unknown. Every figure is computed
-    from the files; what was published about the trace is set beside it, with the verdict.
+    PATH is the directory with the published archives, the extracted CSV files, or both; single files may be named
+    too. Figures of missing tables are unknown. Every figure is computed from the files and compared with the
+    published statements.
 
     \b
     Example:
       slurm-affinode trace gentd26 cluster-trace-v2026-GenAI/ --out out/gentd26
     """
     from slurm_affinode.analysis import claims, serving  # noqa: PLC0415 - --help stays quick
-    from slurm_affinode.cli.trace_files import write_outputs  # noqa: PLC0415
-    from slurm_affinode.history.traces import gentd26 as reader  # noqa: PLC0415
+
+    pass
+    from slurm_affinode.metrics.readers import gentd26 as reader  # noqa: PLC0415
     from slurm_affinode.report import serving_page  # noqa: PLC0415
 
     with progress("files", total=None) as advance:
@@ -116,3 +140,138 @@ def _claim(claim: Any) -> tuple[str, str, str]:
         return claim.text, "unknown", claim.verdict
     digits = claim.decimals if claim.computed == round(claim.computed) else claim.decimals + 1
     return claim.text, f"{claim.computed:,.{digits}f} {claim.unit}", claim.verdict
+
+
+config_option = click.option(
+    "--config", "config_path", type=click.Path(path_type=Path), metavar="FILE",
+    help=f"Read thresholds, prices and time zone from FILE [default: {config.DEFAULT_PATH}]",
+)  # fmt: skip
+
+
+@command()
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@out_option
+@json_option
+@config_option
+def clustercockpit(path: Path, out: Path | None, config_path: Path | None, as_json: bool) -> None:
+    """Analyze the job database of ClusterCockpit (cc-backend, SQLite).
+
+    FILE is the database, or its directory. A cluster.json beside it provides the GPU models. The database is opened
+    read-only. It has one average per job: idle time is known only where the average is exactly 0.
+
+    \b
+    Example:
+      slurm-affinode trace clustercockpit /var/lib/cc-backend/job.db --out out/cc
+    """
+    found = cockpit.read(path)
+    jobs = conform(pl.DataFrame(found.jobs, schema_overrides=_overrides(), infer_schema_length=None), JOBS)
+    counts = {
+        "trace": "clustercockpit",
+        "jobs": jobs.height,
+        "gpu_jobs": int((jobs["gpus"] > 0).sum()),
+        "zero_utilization_gpu_jobs": found.zero_utilization_jobs,
+    }
+    settings = config.load(config_path)
+    result = _analyse(jobs, found.averages, settings, notes=found.notes, problems=found.problems)
+    _show(
+        result,
+        counts,
+        title="ClusterCockpit: averages per job (idle: the whole job averaged 0)",
+        out=out,
+        as_json=as_json,
+    )
+
+
+@command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
+@out_option
+@json_option
+@click.option("--cluster", metavar="NAME", help="Assign records without a cluster to NAME")
+@click.option(
+    "--timezone", metavar="ZONE", help="Set the IANA zone of times without an offset [default: configuration, local]"
+)
+@config_option
+def jobstats(
+    *,
+    file: Path,
+    out: Path | None,
+    cluster: str | None,
+    timezone: str | None,
+    config_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Analyze the summaries that jobstats stores in AdminComment.
+
+    FILE is the output of sacct -P (or --json) with the fields AdminComment, Start, End and NodeList; "-" is
+    standard input. Utilization is the average of a run, memory its maximum.
+
+    \b
+    Example:
+      sacct -aXP -S now-7days -o Cluster,JobIDRaw,User,Account,Partition,State,Submit,Start,End,\\
+          Elapsed,NNodes,NodeList,AllocTRES,AdminComment,JobName | slurm-affinode trace jobstats - --out out/js
+    """
+    settings = config.load(config_path)
+    how = SacctReading(
+        cluster=cluster or settings.cluster.name_or_default,
+        zone=times.zone_name(timezone or settings.cluster.timezone),
+    )
+    content = sys.stdin.buffer.read() if str(file) == "-" else file
+    accounting = sacct.read(content, where=str(file), how=how)
+    found = summaries.find(accounting.jobs)
+    if not found.summaries and not found.without:
+        raise InputError(
+            f"no jobstats summary (JS1:...) in the AdminComment of {accounting.jobs.height} runs",
+            where=str(file),
+            hint=found.problems[0] if found.problems else "add AdminComment, Start and End to the fields of sacct",
+        )
+    counts = {
+        "trace": "jobstats",
+        "jobs": accounting.jobs.height,
+        "summaries": found.summaries,
+        "without_summary": found.without,
+    }
+    problems = (*map(str, accounting.problems), *found.problems)
+    result = _analyse(accounting.jobs, found.averages, settings, notes=(summaries.NOTE,), problems=problems)
+    _show(result, counts, title="jobstats: averages per run (idle: the whole run averaged 0)", out=out, as_json=as_json)
+
+
+def _overrides() -> dict[str, pl.DataType]:
+    return {name: dtype for name, dtype in JOBS.items() if name not in ("submit", "start", "end")}
+
+
+def _analyse(
+    jobs: pl.DataFrame,
+    per_run: pl.DataFrame,
+    settings: config.Config,
+    *,
+    notes: tuple[str, ...],
+    problems: tuple[str, ...],
+) -> WasteResult:
+    return averages.analyse_averages(
+        jobs,
+        per_run,
+        prices=prices.load(settings.price.table, currency=settings.price.currency),
+        thresholds=report.thresholds(settings),
+        notes=notes,
+        problems=problems,
+        zone=times.site_zone(settings.cluster.timezone),
+    )
+
+
+def _show(result: WasteResult, counts: Mapping[str, Any], *, title: str, out: Path | None, as_json: bool) -> None:
+    summary = {**build_summary(result, title=title), "source": dict(counts)}
+    if out is not None:
+        write_outputs(out, render_report(result, title=title, top=DEFAULT_TOP), summary)
+    if as_json:
+        print_json(summary)
+        return
+    print_table(("", ""), [(key.replace("_", " "), value) for key, value in counts.items()], right=("",))
+    click.echo()
+    print_table(("", "GPU-hours", "of allocated"), headline_rows(result), right=("GPU-hours", "of allocated"))
+    warn(f"note: {NOTE}")
+    for issue in result.quality.issues:
+        if issue.code == "bad-records":
+            for example in issue.examples:
+                warn(f"note: {example}")
+    if out is not None:
+        click.echo(f"\nreport   {out / 'report.html'}\nsummary  {out / 'summary.json'}")

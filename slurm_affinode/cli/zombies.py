@@ -1,133 +1,432 @@
-"""``slurm-affinode zombies``: list, explain, signatures."""
+"""``slurm-affinode zombies``: list, explain, signatures. Tables fit a terminal of 76 columns."""
 
 from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
-from slurm_affinode.cli import zombie_show as show
-from slurm_affinode.cli.main import LazyGroup
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
+from slurm_affinode.base.files import delivering
+from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.text import span
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.cli.command import LazyGroup, command, group
 from slurm_affinode.cli.options import (
-    Number,
+    NumberInRange,
     Span,
     When,
+    clock,
     config_options,
     json_option,
     print_json,
     printable,
+    prometheus_options,
     slurm_options,
     stages,
     warn,
     zone,
 )
-from slurm_affinode.cli.prometheus_options import prometheus_options
-from slurm_affinode.config import Config
-from slurm_affinode.core import signature_file
-from slurm_affinode.core.explanation import Explanation
-from slurm_affinode.errors import AffinodeError, NoStoreError, UnreachableError
-from slurm_affinode.files import delivering
-from slurm_affinode.model.finding import KINDS, VARIANTS
-from slurm_affinode.resources import asset_dir
-from slurm_affinode.slurm.backends import open_client
-from slurm_affinode.timespec import parse_span_s
-from slurm_affinode.workflow import (
-    gpu_intake,
-    prometheus_intake,
-    zombie_averages,
-    zombie_explain,
-    zombie_explain_live,
-    zombie_live,
+from slurm_affinode.core import signatures as signature_files
+from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
+from slurm_affinode.core.signatures import SignatureFile, Tried
+from slurm_affinode.model.finding import (
+    KINDS,
+    USER_KINDS,
+    VARIANTS,
+    Evidence,
+    Finding,
+    GpuEvidence,
+    NodeRef,
+    ProcessRef,
+    QueueImpact,
 )
-from slurm_affinode.workflow import zombies as workflow
-from slurm_affinode.workflow.zombie_audit import note_look
-from slurm_affinode.workflow.zombie_look import Eyes
-from slurm_affinode.workflow.zombie_nodes import asker
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.slurm.client import open_client
+from slurm_affinode.zombies import explain as explanations
+from slurm_affinode.zombies import find
+from slurm_affinode.zombies import find as workflow
+from slurm_affinode.zombies import live as live_findings
+from slurm_affinode.zombies.audit import note_look
+from slurm_affinode.zombies.find import Found
+from slurm_affinode.zombies.nodes import asker
+from slurm_affinode.zombies.sampling import Eyes
+
+NOTHING = "Nothing is held against this job."
+BLOCKS = "_▁▂▃▄▅▆▇█"
+UNKNOWN = "·"
+
+
+def console() -> Console:
+    """Return a console on standard output, with 100 columns if it is not a terminal and COLUMNS is not set."""
+    shown = Console(file=sys.stdout, highlight=False)
+    if not sys.stdout.isatty() and "COLUMNS" not in shown._environ:
+        shown = Console(file=sys.stdout, highlight=False, width=100)
+    return shown
+
+
+def found_json(found: Found) -> dict[str, Any]:
+    """Return the findings for JSON output."""
+    return {
+        "source": found.source, "since": found.since, "until": found.until, "jobs": found.jobs, "gpus": found.gpus,
+        "unmeasured_gpus": found.unmeasured, "counts": dict(found.counts), "notes": list(found.notes),
+        "findings": [one.as_json() for one in found.findings],
+    }  # fmt: skip
+
+
+def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -> None:
+    """Print a table with a row per finding; with ``wide``, also all evidence.
+
+    ``explain``: options with which ``zombies explain`` uses the same data; ``None``: there are none.
+    """
+    out = console()
+    jobs, gpus = _several(found.jobs, "GPU job"), _several(found.gpus, "GPU")
+    looked = f"{jobs}, {gpus}, {clock(found.since)} to {clock(found.until)} ({zone()})"
+    if not found.findings:
+        out.print(Text(f"Nothing found: {looked} ({found.source})."))
+    else:
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+        names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
+        rows = [[(printable(cell), style) for cell, style in _row(one)] for one in found.findings]
+        widths = _widths(names, [[cell for cell, _ in row] for row in rows], out.width)
+        for name, width in zip(names, widths, strict=True):
+            right = name in ("idle", "GPU-h", "waits", "score")
+            table.add_column(name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis",
+                             max_width=width)  # fmt: skip
+        room = 0 if wide else out.width - sum(width + 1 for width in widths)
+        if room >= WHY_COLUMNS:
+            table.add_column("why", no_wrap=True)
+            for row, one in zip(rows, found.findings, strict=True):
+                text = Text(printable(one.summary), style="dim")
+                text.truncate(room, overflow="ellipsis")
+                row.append((text.plain, "dim"))
+        for row in rows:
+            table.add_row(*(Text(cell, style=style) for cell, style in row))
+        out.print(table)
+        if wide:
+            for one in found.findings:
+                out.print()
+                _print_finding(out, one)
+        held = sum(one.held_gpu_hours or 0.0 for one in found.findings)
+        out.print()
+        out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Looked at {looked}."))
+        first = next((one for one in found.findings if one.job is not None and one.kind not in USER_KINDS), None)
+        if first is not None and first.job is not None and explain is not None and not wide:
+            command = f"slurm-affinode zombies explain {first.job.id}{explain}"
+            # Not wrapped, so that it can be copied.
+            out.print(Text(f"Evidence: --wide, or {printable(command)}", style="dim"), soft_wrap=True)
+    if found.unmeasured:
+        few = "1 GPU was" if found.unmeasured == 1 else f"{found.unmeasured} GPUs were"
+        out.print(Text(f"{few} not measured, so not listed.", style="dim"))
+
+
+WHY_COLUMNS = 24
+"""Minimum free width for a column with a summary of the evidence."""
+_WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}
+_COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red"}
+
+
+def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int]:
+    """Return the width of each table column: as much as it needs, limited by ``_WIDTHS`` if space is short."""
+    needed = [max(cell_len(cell) for cell in (name, *(row[i] for row in rows))) for i, name in enumerate(names)]
+    widths = [min(most, _WIDTHS.get(name, most)) for name, most in zip(names, needed, strict=True)]
+    left = columns - sum(width + 1 for width in widths)
+    for i, most in enumerate(needed):
+        more = min(max(0, left), most - widths[i])
+        widths[i] += more
+        left -= more
+    return widths
+
+
+def _row(one: Finding) -> list[tuple[str, str]]:
+    what = one.variant if one.kind == "idle-allocation" and one.variant else one.kind
+    lasts = one.kind in ("squatter", "idle-allocation", "completing", "orphan-memory") and one.window_s > 0
+    idle = span(one.window_s) if lasts else ""
+    hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
+    waits = "" if one.impact is None else str(one.impact.jobs)
+    return [
+        (what, _COLOURS.get(one.kind, "")), (_subject(one), ""), (one.user or "?", ""), (_nodes_of(one), ""),
+        (idle, ""), (hours, ""), (waits, ""), (f"{one.score:.2f}", ""),
+    ]  # fmt: skip
+
+
+def _subject(one: Finding) -> str:
+    match one.subject:
+        case ProcessRef(pid=pid):
+            return f"pid {pid}"
+        case NodeRef(gpu=gpu):
+            # Prefer the index to the UUID, which is long.
+            return "node" if gpu is None else f"GPU {one.gpus[0].gpu if one.gpus else gpu}"
+    if one.kind.endswith("-user"):
+        return one.account or ""
+    return one.job.id if one.job is not None else ""
+
+
+def _nodes_of(one: Finding) -> str:
+    if not one.nodes:
+        return one.partition or ""
+    flagged, held = len(one.flagged_gpus), one.allocated_gpus
+    of = f" {flagged}/{held}" if flagged and held else ""
+    more = f"+{len(one.nodes) - 1}" if len(one.nodes) > 1 else ""
+    return f"{one.nodes[0]}{more}{of}"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
+
+
+def evidence_table(rows: Sequence[Evidence]) -> Table:
+    """Return a table of the evidence: measured values, thresholds and weights."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("dimension", no_wrap=True)
+    table.add_column("evidence", ratio=3, overflow="fold")
+    table.add_column("held against", ratio=2, overflow="fold")
+    table.add_column("weight", justify="right", no_wrap=True)
+    for one in rows:
+        mark, style = ("?", "dim") if one.unknown else ("✓", "") if one.met else ("–", "dim")
+        if one.weight == 0 and not one.unknown:
+            mark, style = "i", "dim"
+        weight = "" if one.weight == 0 else f"{one.points:.2f}/{one.weight:.2f}"
+        seen = f"unknown: {one.text}" if one.unknown else one.text
+        cells = (mark, one.dimension, seen, one.threshold or "", weight)
+        table.add_row(*(Text(printable(cell), style=style) for cell in cells))
+    return table
+
+
+def impact_text(impact: QueueImpact) -> str:
+    """Describe the impact of a finding on waiting jobs."""
+    if not impact.jobs:
+        return "No waiting job that fits these GPUs was held up."
+    jobs = "1 waiting job fits" if impact.jobs == 1 else f"{impact.jobs} waiting jobs fit"
+    names = ", ".join(impact.examples) + (", ..." if impact.jobs > len(impact.examples) else "")
+    return (
+        f"{jobs} these GPUs ({names}); {impact.startable} could run on them at once. Together they waited "
+        f"{span(impact.waited_s)} meanwhile, one of them {span(impact.longest_s)}."
+    )
+
+
+def _print_finding(out: Console, one: Finding) -> None:
+    title = Text(
+        printable(f"{one.kind}{f' ({one.variant})' if one.variant not in (None, one.kind) else ''}: {KINDS[one.kind]}"),
+        style="bold",
+    )
+    about = f"{_subject(one)} of {one.user or '?'}, {_nodes_of(one)}, score {one.score:.2f}"
+    if one.kind in USER_KINDS:
+        about = f"{one.user or '?'}{f', account {one.account}' if one.account else ''}, score {one.score:.2f}"
+    parts: list[Any] = [title, Text(printable(about)), evidence_table(one.evidence)]
+    if one.held_gpu_hours is not None:
+        memory = "" if one.held_gib_hours is None else f", {one.held_gib_hours:,.0f} GiB-hours of GPU memory"
+        parts.append(Text(f"Held and not used: {one.held_gpu_hours:,.1f} GPU-hours{memory}."))
+    if one.impact is not None:
+        parts.append(Text(printable(impact_text(one.impact))))
+    if one.advice:
+        parts.append(Text(printable(one.advice)))
+    out.print(Group(*parts))
+
+
+def print_explanation(page: Explanation) -> None:
+    """Print the explanation of one job."""
+    out = console()
+    job = page.job
+    state = (job.state or "in an unknown state") + (f", ended {clock(job.end)}" if job.end else "")
+    name = f" ({job.name})" if job.name else ""
+    out.print(Text(printable(f"Job {job.id}{name} of {page.user or '?'}: {state}"), style="bold"))
+    limit = "" if job.time_limit_s is None else f" of at most {span(job.time_limit_s)}"
+    ran = span((page.until - page.since).total_seconds())
+    where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
+    gpus = _several(page.allocated_gpus or 0, "GPU")
+    out.print(Text(printable(f"{gpus} on {where}; looked at {ran}{limit}")))
+    if not page.findings:
+        out.print()
+        out.print(Text(printable(page.answer), style="green" if page.answer == NOTHING else "yellow"))
+    for one in page.findings:
+        out.print()
+        _print_finding(out, one)
+    most_w = max((one.power_w for gpu in page.gpus for one in gpu.slots if one.power_w is not None), default=0.0)
+    for gpu in page.gpus:
+        out.print()
+        _print_gpu(out, gpu, most_w)
+    if page.gpus:
+        out.print()
+        first, last = clock(page.since), f"{clock(page.until)} ({zone()})"
+        out.print(Text(f"Time line from {first} to {last}; {BLOCKS[0]} is 0, {UNKNOWN} is not measured.", style="dim"))
+    for note in page.notes:
+        out.print(Text(printable(note), style="dim"))
+
+
+def _print_gpu(out: Console, page: GpuPage, most_w: float) -> None:
+    gpu = page.gpu
+    word = "not measured" if not gpu.measured else "idle" if gpu.flagged else "not flagged"
+    word += f"; mapping: {gpu.mapping}" if gpu.mapping else ""
+    title = f"GPU {gpu.gpu} on {gpu.node or '?'}{f', {gpu.model}' if gpu.model else ''}: {word}"
+    out.print(Text(printable(title), style="bold"))
+    width = max(20, min(out.width - 22, len(page.slots) or 1))
+    for label, line, right in lines_of(gpu, page.slots, width, most_w):
+        out.print(Text(f"  {label:<9}{line}  {right}"), no_wrap=True, overflow="ellipsis")
+    fits = [f"fits {name}" for name in page.fits]
+    for text in fits or [f"not {names}: {why}" for names, why in page.why_not]:
+        out.print(Padding(Text(printable(text), style="" if fits else "dim"), (0, 0, 0, 2)))
+
+
+def lines_of(gpu: GpuEvidence, slots: Sequence[Slot], width: int, most_w: float) -> list[tuple[str, str, str]]:
+    """Return label, block characters and value for activity, memory and power."""
+    total = gpu.total_gib or max((one.memory_gib for one in slots if one.memory_gib is not None), default=0.0)
+    mean = "unknown" if gpu.activity_pct is None else f"{gpu.activity_pct:.0f} %"
+    held = "unknown" if gpu.held_gib is None else f"{gpu.held_gib:.1f} GiB"
+    watts = [one.power_w for one in slots if one.power_w is not None]
+    mean_w = gpu.power_w if gpu.power_w is not None else sum(watts) / len(watts) if watts else None
+    power = "unknown" if mean_w is None else f"{mean_w:.0f} W"
+    return [
+        ("activity", blocks([one.activity_pct for one in slots], 100.0, width), mean),
+        ("memory", blocks([one.memory_gib for one in slots], total, width), held),
+        ("power", blocks([one.power_w for one in slots], most_w, width), power),
+    ]
+
+
+def blocks(values: Sequence[float | None], most: float, width: int) -> str:
+    """Return a line of block characters. A column shows the largest of its values; values above 0 are visible."""
+    shown = []
+    count = min(width, len(values))
+    for column in range(count):
+        part = values[column * len(values) // count : max((column + 1) * len(values) // count, 1)]
+        known = [one for one in part if one is not None]
+        if not known:
+            shown.append(UNKNOWN)
+            continue
+        share = 0.0 if most <= 0 else min(1.0, max(known) / most)
+        shown.append(BLOCKS[0 if share <= 0 else max(1, round(share * (len(BLOCKS) - 1)))])
+    return "".join(shown)
+
+
+def print_signatures(where: Path, file: SignatureFile) -> None:
+    """Print the signatures of a valid file."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("signature", "kind", "window", "min score", "examples", "line"):
+        table.add_column(name, justify="left" if name in ("signature", "kind") else "right", no_wrap=True)
+    for one in file.signatures:
+        count = sum(example.signature == one.name for example in file.examples)
+        table.add_row(one.name, one.kind, span(one.time.longer_than_s), f"{one.min_score:g}", str(count), str(one.line))
+    out = console()
+    out.print(Text(printable(f"{where}: {_several(len(file.signatures), 'signature')}, nothing wrong.")))
+    out.print(table)
+
+
+def print_tried(where: Path, tried: Sequence[Tried]) -> None:
+    """Print the verdict on each example."""
+    out = console()
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("signature", no_wrap=True)
+    table.add_column("example", ratio=3, overflow="fold")
+    table.add_column("judged", ratio=3, overflow="fold")
+    for one in tried:
+        judged = "fits" if one.verdict.fits else one.verdict.why_not
+        cells = ("✓" if one.ok else "✗", one.example.signature, one.example.says, judged)
+        table.add_row(*(Text(printable(cell), style="" if one.ok else "red") for cell in cells))
+    out.print(table)
+    wrong = [one for one in tried if not one.ok]
+    for one in wrong:
+        expected = "fit" if one.example.fits else "not fit"
+        out.print(Text(printable(f"{where}:{one.example.line}: should {expected}: {one.example.says}")))
+    out.print(Text(f"{len(tried) - len(wrong)} of {len(tried)} examples are judged as they say."))
+
 
 _LIST_EPILOG = """\b
 Examples:
-  slurm-affinode zombies list                          from the stored history, up to its end
-  slurm-affinode zombies list --live                   as it is now: Slurm, exporters and agents of the nodes
+  slurm-affinode zombies list                          from stored metrics, up to their end
+  slurm-affinode zombies list --live                   live: from Slurm, exporters and agents
   slurm-affinode zombies list --kind squatter --partition gpu --window 30m
   slurm-affinode zombies list --since 7d --kind low-efficiency-user
   slurm-affinode zombies list --json | jq -r '.findings[] | select(.kind == "squatter").subject.id'
 
 \b
-Exit status: 0 nothing found, 1 something found, 2 unusable input, 3 something needed does not answer.
+Exit status: 0 no findings, 1 findings, 2 unusable input, 3 a required service does not respond.
 """
 _EXPLAIN_EPILOG = """\b
 Examples:
-  slurm-affinode zombies explain 123                   every GPU, every dimension, the time line
+  slurm-affinode zombies explain 123                   every GPU, every dimension, time line
   slurm-affinode zombies explain 123_4 --html page.html
-  slurm-affinode zombies explain 123 --live            as it is now; also for its owner, without a store
+  slurm-affinode zombies explain 123 --live            live; also for its owner, without a database
   slurm-affinode zombies explain 123 --live --watch 1h --html page.html
 
 \b
-Without --live that is done where the site's store cannot be read or does not have the job.
-A look says what is, not for how long: that comes from --watch, --prometheus or a stored history that goes on.
+--live is the default if the site's database is unreadable or does not contain the job. The idle time requires
+--watch, --prometheus or stored metrics that are up to date: a single sample only shows the present.
 """
 _COMMANDS = {
-    "list": ("slurm_affinode.cli.zombies:list_", "Jobs that hold GPUs idle, orphans, stuck nodes, misfits."),
-    "explain": ("slurm_affinode.cli.zombies:explain", "A page of evidence about one job, with its time line."),
-    "warn": ("slurm_affinode.cli.zombie_act:warn_", "Tell owners and administrators. A dry run unless --yes."),
-    "clean": ("slurm_affinode.cli.zombie_act:clean", "Cancel, suspend, end, drain, resume. A dry run unless --yes."),
-    "policy": ("slurm_affinode.cli.zombie_admin:policy", "Check the policy; what it would have done last week."),
-    "history": ("slurm_affinode.cli.zombie_admin:history", "The audit: who did what, when, on what evidence."),
-    "users": ("slurm_affinode.cli.zombie_usage:users", "Who uses how much, with and without GPUs."),
-    "queue": ("slurm_affinode.cli.zombie_usage:queue", "Who waits, the longest wait first."),
-    "install": ("slurm_affinode.cli.zombie_install:install", "Install the timer, or the crontab."),
-    "signatures": ("slurm_affinode.cli.zombies:signatures", "Check and test the file of signatures."),
+    "list": ("slurm_affinode.cli.zombies:list_", "List jobs with idle GPUs, orphans, stuck nodes, misfits"),
+    "explain": ("slurm_affinode.cli.zombies:explain", "Show all evidence about one job"),
+    "warn": ("slurm_affinode.cli.zombies_clean:warn_", "Mail findings to owners and administrators (needs --yes)"),
+    "clean": ("slurm_affinode.cli.zombies_clean:clean", "Cancel, suspend, end, drain, resume (needs --yes)"),
+    "policy": ("slurm_affinode.cli.zombies_policy:policy", "Check the policy and replay it over the last week"),
+    "history": ("slurm_affinode.cli.zombies_policy:history", "Show recorded checks, warnings and actions"),
+    "install": ("slurm_affinode.cli.zombies_install:install", "Install the timer or crontab"),
+    "signatures": ("slurm_affinode.cli.zombies:signatures", "Check and test the signature file"),
 }
+_MOVED = {
+    "users": "slurm_affinode.cli.usage:zombies_users",
+    "queue": "slurm_affinode.cli.usage:zombies_queue",
+}
+"""Old names of ``report users`` and ``report queue``, kept for one release."""
 
 
-@click.group(cls=LazyGroup, lazy=_COMMANDS)
+@click.group(cls=LazyGroup, lazy=_COMMANDS, hidden=_MOVED)
 def zombies() -> None:
-    """Find who holds GPUs without using them, with evidence; warn and clean up."""
+    """Find, explain and clean up jobs that hold idle GPUs."""
 
 
 def filters(function: Any) -> Any:
-    """Add the options that choose findings."""
+    """Add the options that filter findings."""
     options = [
-        click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Only this cluster. Repeatable."),
-        click.option("--partition", "-p", "partitions", multiple=True, metavar="NAME", help="Only this partition."),
-        click.option("--account", "-A", "accounts", multiple=True, metavar="NAME", help="Only this account."),
-        click.option("--user", "-u", "users", multiple=True, metavar="NAME", help="Only this user."),
-        click.option("--node", "-w", "nodes", multiple=True, metavar="NAME", help="Only what is on this node."),
+        click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Select a cluster; may be repeated"),
+        click.option("--partition", "-p", "partitions", multiple=True, metavar="NAME", help="Select a partition"),
+        click.option("--account", "-A", "accounts", multiple=True, metavar="NAME", help="Select an account"),
+        click.option("--user", "-u", "users", multiple=True, metavar="NAME", help="Select a user"),
+        click.option("--node", "-w", "nodes", multiple=True, metavar="NAME", help="Select a node"),
         click.option("--kind", "-k", "kinds", multiple=True, type=click.Choice([*KINDS, *VARIANTS]), metavar="KIND",
-                     help=f"Only this kind: {', '.join(KINDS)}; or a variant: {', '.join(VARIANTS)}."),
-        click.option("--min-score", type=Number(0, 1), default=0.0, metavar="SCORE",
-                     help="Only what scores at least this much, 0-1."),
+                     help=f"Select a kind: {', '.join(KINDS)}; or a variant: {', '.join(VARIANTS)}"),
+        click.option("--min-score", type=NumberInRange(0, 1), default=0.0, metavar="SCORE",
+                     help="Select findings with at least this score, 0-1"),
         click.option("--window", "window_s", type=Span(), metavar="SPAN",
-                     help="Idle for at least this long, in place of the windows of the signatures."),
+                     help="Require this idle time instead of the windows of the signatures"),
     ]  # fmt: skip
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
 
 
-@click.command("list", epilog=_LIST_EPILOG)
+@command("list", epilog=_LIST_EPILOG)
 @config_options
 @slurm_options
 @prometheus_options
 @filters
-@click.option("--running", is_flag=True, help="Only jobs that still run.")
-@click.option("--live", is_flag=True, help="As it is now: ask Slurm once, and the exporters and agents of the nodes.")
+@click.option("--running", is_flag=True, help="Select running jobs")
+@click.option("--live", is_flag=True, help="Query the live Slurm, exporters and agents")
 @click.option("--watch", "watch_s", type=Span(), metavar="SPAN",
-              help="With --live: look at the exporters for so long, where no agent knows since when.")  # fmt: skip
-@click.option("--since", type=When(), metavar="TIME", help="Begin. [default: 2d before the end]")
-@click.option("--until", type=When(), metavar="TIME", help="End, not included. [default: the end of the history]")
+              help="Sample exporters for SPAN if no agent knows the idle time (with --live)")  # fmt: skip
+@click.option("--since", type=When(), metavar="TIME", help="Begin at TIME [default: 2d before the end]")
+@click.option("--until", type=When(), metavar="TIME", help="End before TIME [default: end of the stored samples]")
 @click.option(
     "--clustercockpit",
     "cockpit",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="In place of the stored history: the averages in ClusterCockpit's job database.",
+    help="Use averages from ClusterCockpit's job database",
 )
-@click.option("--wide", is_flag=True, help="The whole evidence in the table.")
+@click.option("--wide", is_flag=True, help="Show all evidence in the table")
 @json_option
 def list_(
     *,
@@ -150,11 +449,11 @@ def list_(
     as_json: bool,
     asked: bool,
 ) -> int:
-    """List what is found, the most GPU-hours held first.
+    """List findings, the most GPU-hours held first.
 
-    Every finding has a score: the sum of the weights of the dimensions that speak for it. What could not be measured is
-    unknown and counts for nothing. "waits" is the number of waiting jobs that the held GPUs would satisfy. Kinds about
-    jobs without GPUs are looked for only where --kind names them.
+    The score of a finding is the sum of the weights of its dimensions that are met; unmeasured dimensions are
+    unknown and add nothing. "waits" is the number of pending jobs that the held GPUs could serve. Kinds about jobs
+    without GPUs are listed only if --kind names them.
     """
     request = workflow.Request(
         since=since, until=until, clusters=clusters, partitions=partitions, accounts=accounts, users=users, nodes=nodes,
@@ -165,15 +464,15 @@ def list_(
     with stages(quiet=as_json) as step:
         history = prometheus_history(config, request, step) if asked else None
         if cockpit is not None:
-            found = zombie_averages.clustercockpit(config, request, cockpit)
+            found = find.clustercockpit(config, request, cockpit)
         elif live:
-            found = zombie_live.find(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
+            found = live_findings.find_live(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
         else:
             found = workflow.find(config, request, slurm=slurm, history=history, step=step)
     if as_json:
-        print_json(show.found_json(found))
+        print_json(found_json(found))
     else:
-        show.print_found(found, wide=wide, explain=None if cockpit is not None else _explain_options(live=live))
+        print_found(found, wide=wide, explain=None if cockpit is not None else _explain_options(live=live))
         for note in found.notes:
             warn(note)
     if cockpit is None:
@@ -182,7 +481,7 @@ def list_(
 
 
 def _explain_options(*, live: bool) -> str:
-    """The options of this command that ``explain`` needs, too, to see the same."""
+    """Return the options of this command that ``explain`` needs to use the same data."""
     context = click.get_current_context()
     known = {param.name: param for param in explain.params if isinstance(param, click.Option)}
     words = []
@@ -200,29 +499,27 @@ def _explain_options(*, live: bool) -> str:
 
 
 def prometheus_history(config: Config, request: workflow.Request, step: Callable[[str], None]) -> workflow.History:
-    """The history of the server that was asked for, for this command alone."""
+    """Return a function that reads the samples of the requested Prometheus server for this command."""
     until = request.until or datetime.now(UTC)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
-    options = gpu_intake.read_options(config)
+    options = ingest.read_options(config)
     step("reading Prometheus")
-    return lambda: prometheus_intake.borrowed(config.prometheus, since, until, options, warned=warn)
+    return lambda: ingest.borrowed(config.prometheus, since, until, options, warned=warn)
 
 
-@click.command(epilog=_EXPLAIN_EPILOG)
+@command(epilog=_EXPLAIN_EPILOG)
 @config_options
 @slurm_options
 @prometheus_options
 @click.argument("job")
-@click.option("--cluster", metavar="NAME", help="Where several clusters have a job of this number.")
-@click.option("--since", type=When(), metavar="TIME", help="Begin. [default: the start of the job]")
-@click.option("--until", type=When(), metavar="TIME", help="End, not included. [default: the end of the history]")
-@click.option("--window", "window_s", type=Span(), metavar="SPAN", help="In place of the windows of the signatures.")
-@click.option(
-    "--live", is_flag=True, help="As it is now: ask Slurm and the nodes of the job; and Prometheus where that is set."
-)
+@click.option("--cluster", metavar="NAME", help="Select the cluster, if several have a job with this ID")
+@click.option("--since", type=When(), metavar="TIME", help="Begin at TIME [default: start of the job]")
+@click.option("--until", type=When(), metavar="TIME", help="End before TIME [default: end of the stored samples]")
+@click.option("--window", "window_s", type=Span(), metavar="SPAN", help="Replace the windows of the signatures")
+@click.option("--live", is_flag=True, help="Query the live Slurm, the job's nodes, and Prometheus if configured")
 @click.option("--watch", "watch_s", type=Span(), metavar="SPAN",
-              help="With --live: look for so long. [default: the shortest window, up to 2 minutes]")  # fmt: skip
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page there.")
+              help="Sample for SPAN (with --live) [default: shortest window, up to 2 minutes]")  # fmt: skip
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page to FILE")
 @json_option
 def explain(
     *,
@@ -238,10 +535,10 @@ def explain(
     as_json: bool,
     asked: bool,
 ) -> int:
-    """Show everything that is known of a job's GPUs: evidence for and against, and what is unknown.
+    """Show all evidence about a job's GPUs, for and against a finding, including what is unknown.
 
-    JOB is 123, 123_4 or 123+1. For the job's owner as much as for an administrator: it says in plain words what was
-    measured, what it was held against, and what can be done.
+    JOB is 123, 123_4 or 123+1. For owners as well as administrators: it shows each measurement, its limit, and
+    possible remedies.
     """
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
 
@@ -250,13 +547,13 @@ def explain(
 
     def page_now() -> Explanation:
         with stages(quiet=as_json) as step:
-            return zombie_explain_live.explain(
+            return explanations.explain_live(
                 config, job, Eyes(asker(config), say=step), slurm=slurm, since=since, until=until, window_s=window_s,
                 watch_s=watch_s, history=borrowed(step) if asked or config.prometheus.url else None,
             )  # fmt: skip
 
     def page_stored() -> Explanation:
-        return zombie_explain.explain(
+        return explanations.explain(
             config, job, cluster=cluster, since=since, until=until, window_s=window_s, slurm=slurm,
             history=borrowed(lambda _: None) if asked else None,
         )  # fmt: skip
@@ -266,7 +563,7 @@ def explain(
     else:
         try:
             page = page_stored()
-        except (zombie_explain.UnknownJobError, NoStoreError, UnreachableError) as stored:
+        except (explanations.NoAttemptError, NoStoreError, UnreachableError) as stored:
             try:
                 page = page_now()
             except AffinodeError:
@@ -278,9 +575,9 @@ def explain(
 
 def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:
     if html is not None:
-        from slurm_affinode.report import zombie_page  # noqa: PLC0415
+        from slurm_affinode.report import findings_page  # noqa: PLC0415
 
-        text = zombie_page.render(page, zone())
+        text = findings_page.render(page, zone())
         with delivering(html) as target:
             target.write_text(text, encoding="utf-8")
     if as_json:
@@ -288,12 +585,12 @@ def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:
     elif html is not None:
         click.echo(f"wrote {printable(str(html))}")
     else:
-        show.print_explanation(page)
+        print_explanation(page)
 
 
-@click.group()
+@group()
 def signatures() -> None:
-    """Check and test the file of signatures."""
+    """Check and test the signature file."""
 
 
 @signatures.command()
@@ -301,12 +598,12 @@ def signatures() -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @json_option
 def check(*, config: Config, file: Path | None, as_json: bool) -> int:
-    """Say by line what is wrong with FILE. [default: the site's file, else the one that comes with the package]
+    """Check FILE and report errors by line. [default: the site's file, else the built-in one]
 
-    Exit status: 0 it is right, 1 something is wrong with it, 2 it cannot be read.
+    Exit status: 0 valid, 1 errors found, 2 unreadable.
     """
     where = _where(config, file)
-    parsed = signature_file.parse(workflow.read_signatures(where))
+    parsed = signature_files.parse(workflow.read_signatures(where))
     if as_json:
         print_json({
             "file": where,
@@ -319,7 +616,7 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
             if fault.hint:
                 click.echo(printable(f"  {fault.hint}"))
         if not parsed.faults:
-            show.print_signatures(where, parsed)
+            print_signatures(where, parsed)
     return 1 if parsed.faults else 0
 
 
@@ -328,12 +625,12 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @json_option
 def test(*, config: Config, file: Path | None, as_json: bool) -> int:
-    """Hold the examples that FILE carries against its signatures.
+    """Test the signatures of FILE on the examples that it contains.
 
-    Exit status: 0 all are judged as they say, 1 one is not or there are none, 2 the file is wrong.
+    Exit status: 0 all examples match, 1 a mismatch or no examples, 2 invalid file.
     """
     where = _where(config, file)
-    tried = signature_file.try_examples(workflow.signatures(config, where))
+    tried = signature_files.try_examples(workflow.site_signatures(config, where))
     wrong = [one for one in tried if not one.ok]
     if as_json:
         print_json([
@@ -343,7 +640,7 @@ def test(*, config: Config, file: Path | None, as_json: bool) -> int:
             for one in tried
         ])  # fmt: skip
     else:
-        show.print_tried(where, tried)
+        print_tried(where, tried)
     return 1 if wrong or not tried else 0
 
 

@@ -1,39 +1,121 @@
-"""What is to be done about findings: pure, so that every promise about it can be tested without a cluster.
+"""The plan of a clean-up: the rules of a policy that match a finding, and the resulting action. Pure.
 
-Nothing is cancelled on fewer than ``min_dimensions`` measurements, on old evidence, without the warnings before
-it and the time between them, over the limits of a run, or where an exemption or the owner's wish stands against it.
+No job is canceled on fewer than ``min_dimensions`` measurements, on outdated evidence, without the required warnings
+and the time between them, beyond the limits of a run, or against an exemption.
 """
 
 from __future__ import annotations
 
+import fnmatch
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 
+from slurm_affinode.base.text import counted, span
 from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
-from slurm_affinode.core.cleanup_rules import Effective, effective, exemption
 from slurm_affinode.core.policy_values import zone_of
-from slurm_affinode.core.spans import counted, span
-from slurm_affinode.model.cleanup import DESTRUCTIVE, NEVER, Action, Ledger, Policy, Settings, Stages, Verb
+from slurm_affinode.model.cleanup import (
+    DESTRUCTIVE,
+    NEVER,
+    SCOPES,
+    Action,
+    Exemption,
+    Ledger,
+    Match,
+    Policy,
+    Settings,
+    Stages,
+    Verb,
+)
 from slurm_affinode.model.finding import (
     IDLE_KINDS,
     MAPPINGS,
     MISFIT_KINDS,
     USER_KINDS,
     Finding,
-    JobRef,
+    JobAttempt,
     NodeRef,
     ProcessRef,
 )
 
+_FIELDS = {
+    "min_run": "min_run_s", "grace": "grace_s", "repeat": "repeat_s",
+}  # fmt: skip
+"""Key in the file -> field of ``Settings``, where the names differ."""
+_WHOLE = re.compile(r"^\d+")
+"""The array or heterogeneous job that a job ID is part of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Effective:
+    """Settings that apply to a finding, and the rules that set them."""
+
+    settings: Settings
+    rules: tuple[str, ...]
+    """Names of the matching rules, the most specific last; empty: only the defaults apply."""
+    origin: dict[str, str]
+    """Key -> name of the rule that sets it; other keys have their defaults."""
+
+    @property
+    def rule(self) -> str:
+        """Name of the rule that sets the action."""
+        return self.origin.get("action") or (self.rules[-1] if self.rules else "default")
+
+
+def matches(match: Match, finding: Finding) -> bool:
+    """Return whether a finding matches: every list that is not empty must match. Patterns: ``*`` and ``?``."""
+    job = finding.job
+    given: dict[str, Iterable[str | None]] = {
+        "clusters": (finding.cluster,),
+        "partitions": (finding.partition or "").split(","),
+        "nodes": finding.nodes,
+        "qos": (finding.qos,),
+        "accounts": (finding.account,),
+        "users": (finding.user,),
+        "kinds": (finding.kind,),
+        "jobs": () if job is None else (job.id, str(job.job_id), *_WHOLE.findall(job.id)),
+    }
+    return all(_fits(getattr(match, key), found) for key, found in given.items())
+
+
+def _fits(patterns: tuple[str, ...], found: Iterable[str | None]) -> bool:
+    if not patterns:
+        return True
+    return any(fnmatch.fnmatchcase(one, pattern) for one in found if one for pattern in patterns)
+
+
+def specificity(match: Match) -> tuple[bool, ...]:
+    """Return the sort key of rules: jobs beat users, users beat accounts, and so on down to clusters; then kinds."""
+    return (bool(match.jobs), *(bool(getattr(match, scope)) for scope in reversed(SCOPES)), bool(match.kinds))
+
+
+def effective(policy: Policy, finding: Finding) -> Effective:
+    """Return the defaults, overridden by every matching rule, the most specific (of equals, the later one) last."""
+    settings, origin = policy.default, {}
+    fitting = [rule for rule in policy.rules if matches(rule.match, finding)]
+    fitting.sort(key=lambda rule: (specificity(rule.match), rule.line))
+    for rule in fitting:
+        names = {key: _FIELDS.get(key, key) for key in rule.sets}
+        settings = replace(settings, **{name: getattr(rule.settings, name) for name in names.values()})
+        origin.update(dict.fromkeys(names, rule.name))
+    return Effective(settings, tuple(rule.name for rule in fitting), origin)
+
+
+def exemption(policy: Policy, finding: Finding, today: date) -> Exemption | None:
+    """Return the exemption that applies to a finding today; of several, the one that lasts longest."""
+    fitting = [one for one in policy.exemptions if one.until >= today and matches(one.match, finding)]
+    return max(fitting, key=lambda one: (not one.warnings, one.until), default=None)
+
+
 NO_MEASUREMENT = frozenset({"time", "use", "state", "power", "queue", "limit", "window"})
-"""Dimensions that say how long or in which state, or that follow from another one. Power is only shown."""
+"""Dimensions that are not measurements: durations, states, and values derived from others. Power is only shown."""
 SHAPE_KINDS = (IDLE_KINDS | MISFIT_KINDS) - USER_KINDS
-"""About one job and what it does with what it has."""
+"""Kinds about a single job and its use of resources."""
 NEVER_USED_S = 60.0
-"""Idle since this soon after the start counts as never used: the first sample comes later than the job."""
+"""A GPU that is idle from within this many seconds of the job's start was never used: samples begin after the job."""
 
 
 def plan(
@@ -48,11 +130,12 @@ def plan(
     looked_from: datetime | None = None,
     parts: Mapping[int, Collection[int]] | None = None,
 ) -> list[Action]:
-    """One action for each finding, the worst first; ``none`` with the reason where nothing is done.
+    """Return one action for each finding, the worst first; ``none`` with the reason if nothing is done.
 
-    ``opted_in``: raw ids of jobs that may be suspended; ``asleep``: of those that sleep in place; ``elsewhere``:
-    clusters that are told of, and not acted on; ``looked_from``: when this run began to look; ``parts``: raw id of each
-    part of a heterogeneous job -> of those of its parts that hold GPUs, ``None``: those that are found.
+    ``opted_in``: raw IDs of jobs that may be suspended; ``asleep``: those of them that are suspended in place;
+    ``elsewhere``: clusters whose findings are only reported; ``looked_from``: when this run began to measure;
+    ``parts``: raw ID of each part of a heterogeneous job -> raw IDs of its parts that hold GPUs; ``None``: those with
+    findings.
     """
     order = sorted(findings, key=lambda one: (-(one.held_gpu_hours or 0.0), one.key))
     used: Counter[str] = Counter()
@@ -79,7 +162,7 @@ def plan(
 
 
 def _whole(decided: Sequence[Action], parts: Mapping[int, Collection[int]] | None) -> list[Action]:
-    """Parts of a heterogeneous job are cancelled where all of them are due that hold GPUs: they are one program."""
+    """Cancel parts of a heterogeneous job only if all its parts that hold GPUs are due: they are one program."""
     groups: dict[tuple[str, str], dict[int, Action]] = {}
     for action in decided:
         job = action.finding.job
@@ -93,7 +176,7 @@ def _whole(decided: Sequence[Action], parts: Mapping[int, Collection[int]] | Non
 
 
 def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] | None) -> Action:
-    """What is done about one part. ``group``: the parts that are found; ``holding``: those with GPUs, where known."""
+    """Decide about one part. ``group``: the parts with findings; ``holding``: the parts with GPUs, if known."""
     others = [] if holding is None else [group.get(number) for number in holding]
     if action.verb != "cancel":
         idle = bool(others) and all(one and enough_idle(one.settings, one.finding) for one in others)
@@ -105,7 +188,7 @@ def _part(action: Action, group: Mapping[int, Action], holding: Collection[int] 
 
 
 def _once(action: Action, done: set[str]) -> Action:
-    """A job that is found twice (a squatter that is also partly idle) is cancelled once."""
+    """Cancel a job with several findings once: a squatter may also be partly idle."""
     target = f"{action.finding.cluster}/{action.target}"
     if target in done:
         return replace(action, verb="none", code="same", reason=f"{action.target} is dealt with already in this run")
@@ -123,15 +206,15 @@ def decide(
     asleep: Collection[int] = (),
     looked_from: datetime | None = None,
 ) -> Action:
-    """What is done about one finding, without the limits of a run."""
+    """Decide about one finding, without the limits of a run."""
     case = _Case(finding, policy, ledger, now, effective(policy, finding), looked_from)
     return case.decide(opted_in, asleep)
 
 
 def idle_since(settings: Settings, finding: Finding) -> datetime | None:
-    """Since when so many of the job's GPUs are idle as the rule asks for: the time that the stages count from.
+    """Return the time since which as many GPUs are idle as the rule requires. The stages count from it.
 
-    Of several GPUs each fell idle at its own time; ``finding.since`` is when the first of them did.
+    The GPUs of a job become idle at different times; ``finding.since`` is when the first of them did.
     """
     spans = sorted((gpu.idle_s for gpu in finding.flagged_gpus if gpu.idle_s is not None), reverse=True)
     if finding.since is None or not spans:
@@ -140,31 +223,31 @@ def idle_since(settings: Settings, finding: Finding) -> datetime | None:
 
 
 def stages_of(settings: Settings, finding: Finding) -> Stages:
-    """The stages that a finding goes through: of GPUs that were never used, or were, and are idle since."""
+    """Return the stages that apply to a finding: ``fixed`` for GPUs that were never used, else ``sliding``."""
     start, since = None if finding.job is None else finding.job.start, idle_since(settings, finding)
     first = finding.since
     if start is None or since is None or first is None:
         return settings.sliding
     if finding.variant == "used-once" and _wanted(settings, finding) >= len(finding.flagged_gpus):
-        return settings.sliding  # one of those that count was used, however shortly
-    # Each by itself: the GPUs of a job are not sampled at the same moment.
+        return settings.sliding  # one of the GPUs that count was used, if only briefly
+    # The limit applies to each difference: the GPUs of a job are not sampled at the same moment.
     fixed = max((first - start).total_seconds(), (since - first).total_seconds()) <= NEVER_USED_S
     return settings.fixed if fixed else settings.sliding
 
 
 def extra_s(settings: Settings, finding: Finding) -> float:
-    """What is added to each stage: interactive jobs have more time."""
+    """Return the seconds added to each stage: interactive jobs get more time."""
     return settings.interactive.extra_s if finding.job is not None and finding.job.batch is False else 0.0
 
 
 def enough_idle(settings: Settings, finding: Finding) -> bool:
-    """Whether so many of the job's GPUs are idle that it may be cancelled; those that are unknown are not."""
+    """Return whether enough of the job's GPUs are idle to cancel it. Unknown GPUs do not count as idle."""
     held = _held(finding)
     return held > 0 and len(finding.flagged_gpus) / held >= settings.gpu_fraction
 
 
 def _wanted(settings: Settings, finding: Finding) -> int:
-    """So many of the job's GPUs have to be idle."""
+    """Return the number of GPUs that must be idle."""
     return max(1, math.ceil(settings.gpu_fraction * _held(finding) - 1e-9))
 
 
@@ -174,7 +257,7 @@ def _held(finding: Finding) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One finding and everything that a decision about it goes by."""
+    """One finding and all inputs of the decision about it."""
 
     finding: Finding
     policy: Policy
@@ -182,16 +265,16 @@ class _Case:
     now: datetime
     rule: Effective
     looked_from: datetime | None = None
-    """What is idle since then, or later, may be idle for longer: nobody looked before."""
+    """Idle time that begins then or later may be longer in reality: there are no earlier samples."""
 
     @property
     def settings(self) -> Settings:
         return self.rule.settings
 
     def _told(self) -> list[Finding]:
-        """This finding, and the same job as of the other idle kind where the policy does the same about it.
+        """Return this finding and, if the policy treats both alike, the other idle kind for the same job.
 
-        A job that holds a little more or less memory changes its kind, and its owner knows already.
+        A small change in a job's memory changes its kind, and its owner has been warned already.
         """
         others = IDLE_KINDS - {self.finding.kind} if self.finding.kind in IDLE_KINDS and self.finding.job else ()
         alike = [replace(self.finding, kind=kind) for kind in others]
@@ -217,10 +300,10 @@ class _Case:
             return self.none("rule", f"{self.rule.rule} asks for nothing")
         age_s, most_s = self._age_s(finding.observed_at), policy.max_evidence_age_s
         if finding.job is not None and finding.job.end is not None:
-            most_s = max(most_s, self.settings.repeat_s)  # what has ended does not change, and is only told
+            most_s = max(most_s, self.settings.repeat_s)  # an ended job does not change and is only reported
         if age_s > most_s:
             return self.none("stale", f"its evidence is {span(age_s)} old, more than {span(most_s)}")
-        if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobRef) and finding.subject.running:
+        if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobAttempt) and finding.subject.running:
             if finding.subject.job_id in asleep and self.settings.prefer_suspend:
                 return self.none(
                     "asleep", "it sleeps in place: its owner asked for that, and others have its GPU memory"
@@ -236,7 +319,7 @@ class _Case:
         return self._timely(action, opted_in)
 
     def _timely(self, action: Action, opted_in: Collection[int]) -> Action:
-        """What is due, on a day for it, and gentler where the job allows it."""
+        """Postpone an action to working times, and prefer a suspension if the job allows it."""
         if action.verb == "none":
             return action
         working = working_now(self.policy.calendar, self.now)
@@ -254,9 +337,9 @@ class _Case:
     def _age_s(self, moment: datetime) -> float:
         return (self.now - moment).total_seconds()
 
-    # --- jobs that hold idle GPUs: in stages
+    # --- jobs with idle GPUs: stages
 
-    def _job(self, job: JobRef) -> Action:
+    def _job(self, job: JobAttempt) -> Action:
         finding, settings = self.finding, self.settings
         keep = self.ledger.keeps.get((finding.cluster, job.job_id))
         if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
@@ -276,8 +359,8 @@ class _Case:
             return self.none("unknown", "it is not known since when")
         return self._stage(stages_of(settings, finding), since)
 
-    def _small(self, job: JobRef, held: int) -> Action | None:
-        """Too small a matter for the rule."""
+    def _small(self, job: JobAttempt, held: int) -> Action | None:
+        """Return no action if the finding is below the thresholds of the rule."""
         settings, score = self.settings, self.finding.score
         if held < settings.min_gpus and (held > 0 or self.finding.kind in IDLE_KINDS):
             return self.none("few-gpus", f"it has {counted(held, 'GPU')}; the rule is for {settings.min_gpus} or more")
@@ -292,7 +375,7 @@ class _Case:
         times, more_s = stages.warnings, extra_s(self.settings, self.finding)
         idle_s = (self.finding.observed_at - since).total_seconds()
         idle = f"idle for {span(idle_s)}"
-        # A job that computed after a warning begins anew.
+        # Idle time begins again after activity that follows a warning.
         warnings = [one for told in self._told() for one in self.ledger.warnings.get(told.key, ())]
         sent = [one for one in warnings if one.at >= since]
         count = max((one.number for one in sent), default=0)
@@ -331,7 +414,7 @@ class _Case:
         return self.do("cancel", warned)
 
     def _weak(self) -> str | None:
-        """What speaks against acting on the evidence."""
+        """Return why the evidence is too weak for a cancellation; ``None``: it is strong enough."""
         sources: dict[str, int] = {}
         for one in self.finding.evidence:
             if one.met and not one.unknown and one.weight > 0 and one.dimension not in NO_MEASUREMENT:
@@ -348,11 +431,11 @@ class _Case:
             return f"that GPU {guessed[0].gpu} is the job's is known from {how} alone, which {self.rule.rule} excludes"
         return None
 
-    # --- what has no stages: misfits, processes, nodes
+    # --- findings without stages: misfits, processes, nodes
 
     def _matter(self) -> Action:
         settings, finding, subject = self.settings, self.finding, self.finding.subject
-        if finding.kind in SHAPE_KINDS and isinstance(subject, JobRef):
+        if finding.kind in SHAPE_KINDS and isinstance(subject, JobAttempt):
             small = self._small(subject, _held(finding))
             if small is not None:
                 return small
@@ -378,17 +461,17 @@ class _Case:
         when = [at for one in self._told() if (at := self.ledger.told.get(one.matter)) is not None]
         told, repeat_s = max(when, default=None), self.settings.repeat_s
         if told is not None and self._age_s(told) < repeat_s:
-            return self.none("told", f"somebody was told at {self._clock(told)}; again after {span(repeat_s)}")
+            return self.none("told", f"already mailed at {self._clock(told)}; again after {span(repeat_s)}")
         return self._warn(text)
 
     def _warn(self, text: str, number: int = 0) -> Action:
-        if self.settings.warn_user and isinstance(self.finding.subject, JobRef) and self.finding.user:
+        if self.settings.warn_user and isinstance(self.finding.subject, JobAttempt) and self.finding.user:
             return self.do("warn-user", text, number)
-        if self.settings.warn_admins or not isinstance(self.finding.subject, JobRef):
+        if self.settings.warn_admins or not isinstance(self.finding.subject, JobAttempt):
             return self.do("warn-admin", text, number)
-        return self.none("nobody", f"{text}; {self.rule.rule} tells nobody")
+        return self.none("nobody", f"{text}; {self.rule.rule} mails no one")
 
 
 def _same(submit: datetime | None, kept: datetime) -> bool:
-    """The same run of a job, as far as is known; Slurm counts seconds."""
+    """Return whether both are the same attempt of a job, as far as known. Slurm's times are whole seconds."""
     return submit is None or int(submit.timestamp()) == int(kept.timestamp())

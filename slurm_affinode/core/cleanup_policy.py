@@ -1,4 +1,4 @@
-"""The policy file: read, checked, every mistake by its line. Keys and defaults: ``docs/zombies-policy.md``."""
+"""Reading and checking of the policy file, with the line of each error. Keys, defaults: ``docs/zombies-policy.md``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.toml_lines import Lines, syntax_fault
 from slurm_affinode.core import policy_values as values
-from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import (
     NEVER,
     SCOPES,
@@ -30,10 +31,9 @@ from slurm_affinode.model.cleanup import (
     Stages,
 )  # fmt: skip
 from slurm_affinode.model.finding import IDLE_KINDS, KINDS, MAPPINGS
-from slurm_affinode.tomllines import Lines, syntax_fault
 
 Expand = Callable[[str], tuple[str, ...]]
-"""Nodes of a Slurm host list. Raises ``InputError``."""
+"""Expands a Slurm host list to node names. Raises ``InputError``."""
 
 ACTION_KINDS: Mapping[str, frozenset[str]] = {
     "cancel": IDLE_KINDS,
@@ -41,12 +41,12 @@ ACTION_KINDS: Mapping[str, frozenset[str]] = {
     "drain": frozenset({"orphan-process", "orphan-memory", "completing"}),
     "resume": frozenset({"drained-kill-failed"}),
 }
-"""Action -> kinds that it is for."""
+"""Action -> kinds of finding that it applies to."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFault:
-    """A mistake in a policy file."""
+    """An error in a policy file."""
 
     line: int
     message: str
@@ -63,7 +63,7 @@ class _Reader:
         self.faults.append(PolicyFault(self.lines.of(*path), f"{_shown(path)}: {message}", hint))
 
     def table(self, data: Any, path: tuple[str | int, ...], known: Mapping[str, values.Kind]) -> dict[str, Any]:
-        """The values of a table that are right; what is wrong is noted."""
+        """Return the valid values of a table; record a fault for each other one."""
         if not isinstance(data, dict):
             self.fault(path, "a table is needed")
             return {}
@@ -114,9 +114,9 @@ _TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "
 
 
 def read_policy(text: str, *, where: str, expand: Expand | None = None) -> tuple[Policy, tuple[PolicyFault, ...]]:
-    """A policy and what is wrong with it, by line. What is wrong has its default in the policy, so do not use it.
+    """Return a policy and its faults, by line. Invalid values get their defaults: do not use a policy with faults.
 
-    ``expand``: takes host lists apart in lists of nodes, else they are patterns.
+    ``expand``: expands host lists to node names; without it, host lists are treated as patterns.
     """
     try:
         data = tomllib.loads(text)
@@ -151,7 +151,7 @@ def read_policy(text: str, *, where: str, expand: Expand | None = None) -> tuple
 
 
 def parse_policy(text: str, *, where: str, expand: Expand | None = None) -> Policy:
-    """A policy. Raises ``InputError`` that names file and line of the first mistake, and how many more there are."""
+    """Return a policy. Raises ``InputError`` with file and line of the first fault and the number of further ones."""
     policy, faults = read_policy(text, where=where, expand=expand)
     if faults:
         first = faults[0]
@@ -163,7 +163,7 @@ def parse_policy(text: str, *, where: str, expand: Expand | None = None) -> Poli
 def _settings(
     reader: _Reader, data: Any, path: tuple[str | int, ...], base: Settings, extra: Mapping[str, values.Kind]
 ) -> tuple[Settings, dict[str, Any]]:
-    """Settings of a table, and what else (``extra``) is in it."""
+    """Return the settings of a table, and all its values, including those of the ``extra`` keys."""
     found = reader.table(data, path, {**_SETTINGS, **extra})
     changes: dict[str, Any] = {}
     for key in ("fixed", "sliding"):
@@ -194,7 +194,7 @@ def _check_stages(reader: _Reader, path: tuple[str | int, ...], stages: Stages) 
         reader.fault((*path, "second_warning"), "there is no first_warning")
     if stages.cancel_s is not None and stages.first_warning_s is None:
         reader.fault(
-            (*path, "cancel"), "nobody is warned before", "add first_warning: nothing is cancelled unannounced"
+            (*path, "cancel"), "there is no warning before", "add first_warning: nothing is canceled without a warning"
         )
 
 
@@ -285,7 +285,7 @@ def _keep(reader: _Reader, data: Any) -> KeepPolicy:
 
 
 EPILOG_WAIT_S = 10.0
-"""An epilog waits twice for as long (processes, then memory), and a node for its epilog."""
+"""Maximum of ``epilog.wait``. An epilog may wait twice as long (processes, then memory), and a node waits for it."""
 
 
 def _epilog(reader: _Reader, data: Any) -> EpilogPolicy:
@@ -326,5 +326,5 @@ def _mail(reader: _Reader, data: Any) -> MailPolicy:
 
 
 def working_now(calendar: Calendar, now: datetime) -> bool:
-    """Whether people are at work at ``now``."""
+    """Return whether ``now`` is within working time."""
     return calendar.working(now.astimezone(values.zone_of(calendar.timezone)))

@@ -1,4 +1,4 @@
-"""Everything that is known of one run of a job and the GPUs that it holds: what its page shows."""
+"""All data about one attempt of a job and its GPUs: the contents of its page."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from slurm_affinode.core.signature import Verdict, lacks_only_time
-from slurm_affinode.core.spans import span
-from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobRef, plain
+from slurm_affinode.base.text import span
+from slurm_affinode.core.signatures import SignatureVerdict, lacks_only_time
+from slurm_affinode.model.finding import KINDS, Finding, GpuEvidence, JobAttempt, plain
 
 LOOK_S = 3.0
-"""What is known for no longer than it was looked at, and this, comes from looking."""
+"""Idle times up to the time just watched, plus this tolerance in seconds, come from watching alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A stretch of time on one GPU. ``None``: not measured."""
+    """A time slot of one GPU. ``None``: not measured."""
 
     start: datetime
     activity_pct: float | None
-    """The largest mean of all signals."""
+    """Maximum over the means of all signals."""
     memory_gib: float | None
     power_w: float | None
 
@@ -30,18 +30,18 @@ class GpuPage:
     """One GPU of the job."""
 
     gpu: GpuEvidence
-    verdicts: tuple[Verdict, ...]
-    """Of every signature."""
+    verdicts: tuple[SignatureVerdict, ...]
+    """One for each signature."""
     slots: tuple[Slot, ...]
 
     @property
     def fits(self) -> tuple[str, ...]:
-        """The name of the signature that fits. The first counts; what the others say is of interest where none does."""
+        """Name of the first signature that fits. Results of the others matter only if none fits."""
         return tuple(one.signature.name for one in self.verdicts if one.fits)[:1]
 
     @property
     def why_not(self) -> tuple[tuple[str, str], ...]:
-        """Why those that do not fit do not: their names, and the reason; each reason once."""
+        """Reasons of the signatures that do not fit: their names and the reason; each reason once."""
         names: dict[str, list[str]] = {}
         for one in self.verdicts:
             if not one.fits:
@@ -51,9 +51,9 @@ class GpuPage:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything about one run of a job."""
+    """All data about one attempt of a job."""
 
-    job: JobRef
+    job: JobAttempt
     cluster: str
     user: str | None
     account: str | None
@@ -67,13 +67,13 @@ class Explanation:
     gpus: tuple[GpuPage, ...]
     notes: tuple[str, ...]
     runs: int
-    """Runs that the job has had; the last one is explained."""
+    """Number of attempts of the job; the last one is explained."""
     watched_s: float | None = None
-    """So long the GPUs were looked at just now; ``None``: everything is from the history."""
+    """Time for which the GPUs were watched just now; ``None``: all data is from recorded metrics."""
 
     @property
     def answer(self) -> str:
-        """In a sentence: what is held against the job; where nothing is, how much that says."""
+        """Sentence with the findings of the job or, if there are none, how conclusive that is."""
         if self.findings:
             texts = [KINDS[one.kind] + (f" ({one.variant})" if one.variant not in (None, one.kind) else "")
                      for one in self.findings]  # fmt: skip
@@ -92,7 +92,7 @@ class Explanation:
         return f"Nothing is held against this job.{more}"
 
     def _short(self) -> str:
-        """That a GPU does nothing, and not for long enough; empty where none is so."""
+        """Return the text for a GPU that is idle but not for long enough; empty if there is none."""
         late = [(page.gpu, one) for page in self.gpus for one in page.verdicts if lacks_only_time(one)]
         if not late:
             return ""
@@ -106,7 +106,7 @@ class Explanation:
         return f"Nothing is held against this job yet: {name} does nothing for {span(gpu.idle_s or 0.0)} of the {asks}."
 
     def as_json(self) -> dict[str, Any]:
-        """For machines."""
+        """Return the explanation as JSON-compatible values."""
         return {
             "answer": self.answer, "watched_s": self.watched_s, "job": plain(self.job),
             "cluster": self.cluster, "user": self.user, "account": self.account,

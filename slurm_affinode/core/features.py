@@ -1,4 +1,4 @@
-"""Constraints of jobs (``--constraint``) against the features of a node."""
+"""Job constraints (``--constraint``) and the features of a node."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _TOKEN = re.compile(r"[A-Za-z0-9_.:=/-]+|[&|,()\[\]*]")
 
 
 def may_match(constraint: str | None, features: tuple[str, ...]) -> bool:
-    """Whether a node with ``features`` can be one of a job's nodes.
+    """Return whether a node with ``features`` can be one of a job's nodes.
 
-    ``a&b`` and ``a,b``: all; ``a|b``: one; ``(...)`` groups; ``[a|b]`` and counts (``a*2``) speak of several nodes, and
-    a node that has one of the features may be among them. What cannot be read does not match: nothing is done on it.
-    Source: sbatch(1), ``--constraint``.
+    ``a&b`` and ``a,b``: all; ``a|b``: one; ``(...)`` groups; ``[a|b]`` and counts (``a*2``) refer to several nodes, and
+    a node with one of the features may be among them. A constraint that cannot be parsed does not match, so that
+    nothing is done because of it. Source: sbatch(1), ``--constraint``.
     """
     if constraint is None or not constraint.strip():
         return True

@@ -1,13 +1,14 @@
-"""Whether a job's GPUs are idle, and for how long: from samples to a window, without a clock and without I/O.
+"""Idle detection: from samples of a job's GPUs to its idle window. Pure.
 
 Rules:
 
-- A signal is idle at or below its limit. A GPU is busy when one signal is above; idle when at least ``min_signals``
-  signals could be read, none is above, and it has no fault; else unknown. One metric alone decides nothing.
-- A job is busy when one of its GPUs, or its host activity where that is considered, is busy; unknown when none is busy
-  and one is unknown; else idle. A GPU that did not answer is unknown.
-- A window begins with an idle sample and reaches to the last idle sample. A busy sample ends it. An unknown sample is
-  as none: it adds nothing, and when idle samples lie more than ``max_gap_s`` apart, the window begins anew.
+- A signal is idle at or below its limit. A GPU is busy if one signal is above; idle if at least ``min_signals`` signals
+  were read, none is above, and it has no fault; else unknown. No metric decides alone.
+- A job is busy if one of its GPUs, or its host activity where that is considered, is busy; unknown if none is busy and
+  one is unknown; else idle. A GPU that does not respond is unknown.
+- A window begins with an idle sample and extends to the last idle sample. A busy sample ends it. An unknown sample
+  counts as missing: it does not extend the window, and if idle samples are more than ``max_gap_s`` apart, a new window
+  begins.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slurm_affinode.model.signals import GPU_SIGNALS
+from slurm_affinode.model.gpu import GPU_SIGNALS
 
 
 class Verdict(StrEnum):
-    """What one sample says."""
+    """Result of one sample."""
 
     IDLE = "idle"
     BUSY = "busy"
@@ -32,12 +33,12 @@ class GpuActivity:
     """One GPU at one moment. A signal that is absent, or ``None``, could not be read."""
 
     name: str
-    """Shown to people: ``GPU 0``."""
+    """Display name: ``GPU 0``."""
     signals: Mapping[str, float | None]
     used_bytes: int | None = None
-    """Memory that is held on it: reported, and never a reason."""
+    """GPU memory in use, in bytes: reported, never a criterion."""
     fault: str | None = None
-    """Why what it shows cannot be believed, or cannot be read: it is unknown, unless a signal says that it is busy."""
+    """Why the readings are unreliable or missing: the GPU is then unknown unless a signal is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +46,34 @@ class Sample:
     """All GPUs of a job, and its host activity, at one moment."""
 
     time_s: float
-    """Of a clock that only goes forward."""
+    """Time of a monotonic clock."""
     gpus: tuple[GpuActivity, ...]
-    """``()``: which GPUs the job has is not known."""
+    """``()``: the GPUs of the job are not known."""
     host: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class IdleRule:
-    """What counts as idle for one job."""
+    """Limits for one job."""
 
     window_s: float
     util_pct: float = 0.0
     """Limit of every GPU signal, from the job's option."""
     floors_pct: Mapping[str, float] = field(default_factory=dict)
-    """Limit of a signal where that is higher than ``util_pct``: what the site takes for noise."""
+    """Limit of a signal where it is higher than ``util_pct``: the site's noise floor."""
     host_limits: Mapping[str, float] = field(default_factory=dict)
-    """Limits of the host signals that are considered; the others are not."""
+    """Limits of the host signals to consider; other host signals are ignored."""
     max_gap_s: float = 20.0
     min_signals: int = 2
 
     def limit(self, signal: str) -> float:
-        """The limit of a GPU signal in percent."""
+        """Return the limit of a GPU signal in percent."""
         return max(self.util_pct, self.floors_pct.get(signal, 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """One signal as it was judged."""
+    """One signal with its limit."""
 
     of: str
     """``GPU 0`` or ``host``."""
@@ -82,7 +83,7 @@ class Signal:
 
     @property
     def verdict(self) -> Verdict:
-        """What this signal says by itself, at this moment."""
+        """Result of this signal alone, at this moment."""
         if self.value is None:
             return Verdict.UNKNOWN
         return Verdict.IDLE if self.value <= self.limit else Verdict.BUSY
@@ -97,25 +98,25 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class IdleState:
-    """What is known after a sample."""
+    """State after a sample."""
 
     time_s: float
-    """Of the newest sample."""
+    """Time of the newest sample."""
     verdict: Verdict
     why: str
-    """What made the newest sample busy or unknown; empty when it was idle."""
+    """Why the newest sample is busy or unknown; empty if it is idle."""
     window_s: float
-    """How long the window has to be."""
+    """Required length of the window."""
     since_s: float | None
-    """Beginning of the window; ``None``: there is none."""
+    """Start of the window; ``None``: there is none."""
     seen_s: float | None
-    """The last idle sample of the window."""
+    """Time of the last idle sample of the window."""
     signals: tuple[Signal, ...]
     """Of the newest sample."""
     used_bytes: int | None
-    """Memory held on all GPUs; ``None`` where one does not tell."""
+    """Memory in use on all GPUs, in bytes; ``None``: a GPU does not report it."""
     broken: str = ""
-    """What ended the last window."""
+    """Why the last window ended."""
 
     @property
     def progress_s(self) -> float:
@@ -124,17 +125,17 @@ class IdleState:
 
     @property
     def remaining_s(self) -> float:
-        """How much longer it has to be idle."""
+        """Further idle time that is needed."""
         return max(0.0, self.window_s - self.progress_s)
 
     @property
     def reached(self) -> bool:
-        """The window is full, and the newest sample is part of it."""
+        """Whether the window is complete and includes the newest sample."""
         return self.verdict is Verdict.IDLE and self.since_s is not None and self.progress_s >= self.window_s
 
 
 def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, ...]]:
-    """What one sample says by itself, why it is not idle, and every signal in it."""
+    """Return the verdict on one sample, why it is not idle, and all its signals."""
     signals: list[Signal] = []
     busy: list[str] = []
     unknown: list[str] = []
@@ -168,7 +169,7 @@ def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, .
 
 
 def observe(rule: IdleRule, before: IdleState | None, sample: Sample) -> IdleState:
-    """The state after one more sample; ``before`` is the state until then."""
+    """Return the state after one more sample; ``before`` is the previous state."""
     verdict, why, signals = judge(rule, sample)
     since = None if before is None else before.since_s
     seen = None if before is None else before.seen_s
@@ -199,23 +200,23 @@ def observe(rule: IdleRule, before: IdleState | None, sample: Sample) -> IdleSta
 
 
 def still_idle(rule: IdleRule, sample: Sample) -> str | None:
-    """The look just before acting: ``None`` where the sample is idle, else what it shows. Unknown is not idle."""
+    """Check again right before acting: return ``None`` if the sample is idle, else why not. Unknown is not idle."""
     verdict, why, _ = judge(rule, sample)
     return None if verdict is Verdict.IDLE else why
 
 
 class IdleDetector:
-    """Feeds samples of one job through ``observe`` and keeps the state between them."""
+    """Feeds the samples of one job to ``observe`` and keeps the state between them."""
 
     def __init__(self, rule: IdleRule) -> None:
         self.rule = rule
         self.state: IdleState | None = None
 
     def feed(self, sample: Sample) -> IdleState:
-        """Take a sample."""
+        """Process a sample and return the new state."""
         self.state = observe(self.rule, self.state, sample)
         return self.state
 
     def restart(self) -> None:
-        """Forget the window: what was before does not count any more."""
+        """Discard the window and all state."""
         self.state = None

@@ -1,12 +1,12 @@
-"""Who of those that sleep in place may wake, who makes room for whom, and why the others wait. Pure.
+"""Planning of GPU memory for jobs suspended in place: which wake, which make room, and why the others wait. Pure.
 
-Jobs that share a GPU take turns with its memory. Those that want theirs back stand in one line, first come first
-served: nobody gets a GPU before somebody who came earlier and needs that GPU as well, even where he would fit and the
-other does not, so that nobody waits for ever behind smaller ones. Whoever is first and finds no room has it made by a
-job that is idle by policy: of all sets of such jobs that would be enough the cheapest, where a job costs its bytes over
-its idle time.
+Jobs that share a GPU take turns in using its memory. Those that want their memory restored form one queue of wake
+requests, first come, first served: no job gets a GPU before an earlier request that needs it as well, even if it would
+fit and the earlier one does not. Smaller jobs thus never starve a larger one. If there is no room for the first
+request, jobs that are idle by policy make room: the cheapest set that frees enough, where the cost of a job is its
+bytes divided by its idle time.
 
-The bound: what jobs with ``mode=inplace`` hold on a GPU, awake or on their way back, is never let above its ``limit``.
+Memory that jobs with ``mode=inplace`` hold on a GPU, awake or waking, never exceeds its ``limit``.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from slurm_affinode.sizes import size
+from slurm_affinode.base.text import size
 
 MARGIN = 64 << 20
-"""Bytes of a GPU that are left free beside what a job held: a restore that runs out of memory fails for good."""
+"""Bytes of a GPU that are left free besides a job's memory: a restore that runs out of memory fails permanently."""
 _TRIED_SETS_OF = 10
-"""Among so many idle jobs every set is looked at (1024); of more, the cheapest are taken one after the other."""
+"""Up to this number of idle jobs, every set is tried (1024); with more, jobs are added in order of cost."""
 
 Bytes = Mapping[str, int]
-"""UUID of a GPU -> bytes on it."""
+"""GPU UUID -> bytes on it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Card:
+class GpuLoad:
     """A GPU."""
 
     uuid: str
     name: str
-    """Shown to people: ``GPU 0``."""
+    """Display name: ``GPU 0``."""
     free: int | None
-    """Bytes, as the driver tells; ``None``: it does not, and nothing is put there."""
+    """Bytes, as reported by the driver; ``None``: not reported, and no memory is moved there."""
     limit: int
-    """Bytes that jobs with ``mode=inplace`` may hold there at once."""
+    """Bytes that jobs with ``mode=inplace`` may hold there at a time."""
     total: int = 0
-    """Its memory, bytes."""
+    """Total memory in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,60 +48,60 @@ class Awake:
     job_id: int
     held: Bytes
     idle_s: float | None = None
-    """For how long it has been idle, where the policy lets it be moved; ``None``: it stays."""
+    """Its idle time, if the policy allows it to be moved out; ``None``: it stays."""
     leaving: bool = False
-    """It is being moved out: what it holds will be free soon."""
+    """It is being moved out: its memory will be free soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A job that was let in and is taking its memory back."""
+    """An admitted job whose GPU memory is being restored."""
 
     job_id: int
     needs: Bytes
     held: Bytes = field(default_factory=dict)
-    """What it has back by now."""
+    """Bytes restored so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A job that wants its GPU memory back, or its first."""
+    """A job that waits for its GPU memory to be restored, or for its first."""
 
     job_id: int
     needs: Bytes
     held: Bytes = field(default_factory=dict)
-    """What it holds of that already: its suspension, or an earlier wake, was cut short."""
+    """Bytes that it holds already: its suspension, or an earlier wake, was interrupted."""
 
     @property
     def lacks(self) -> dict[str, int]:
-        """What it has to get."""
+        """Bytes that it still needs, by GPU."""
         return {
             uuid: need - self.held.get(uuid, 0) for uuid, need in self.needs.items() if need > self.held.get(uuid, 0)
         }
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is to be done now."""
+class WakePlan:
+    """What to do now."""
 
     go: tuple[int, ...] = ()
-    """These may take their memory."""
+    """Jobs that may get their memory now."""
     make_room: Mapping[int, int] = field(default_factory=dict)
-    """Job that is to be moved out -> job that waits for that."""
+    """Job to move out -> job that waits for it."""
     waits: Mapping[int, str] = field(default_factory=dict)
-    """Job -> why it has to wait, one line."""
+    """Job -> why it has to wait, in one line."""
 
 
 @dataclass(slots=True)
 class _Room:
-    """What is left on the GPUs while a plan is made."""
+    """Room left on the GPUs while a plan is made."""
 
-    cards: Mapping[str, Card]
+    cards: Mapping[str, GpuLoad]
     free: dict[str, int]
     bound: dict[str, int]
 
     def lack(self, needs: Bytes) -> dict[str, int]:
-        """Bytes that are missing, by GPU."""
+        """Return the missing bytes, by GPU."""
         missing = {uuid: max(need - self.free[uuid], need - self.bound[uuid]) for uuid, need in needs.items()}
         return {uuid: count for uuid, count in missing.items() if count > 0}
 
@@ -111,10 +111,12 @@ class _Room:
             self.bound[uuid] -= need
 
 
-def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]) -> Plan:
-    """What is to be done, with the line in the order in which its jobs came.
+def plan(
+    cards: Sequence[GpuLoad], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
+) -> WakePlan:
+    """Return which jobs may wake, make room, and wait. ``queue`` is in order of arrival.
 
-    ``awake`` holds every job with ``mode=inplace`` that is neither asleep, in the line, nor ``arriving``.
+    ``awake`` holds every job with ``mode=inplace`` that is neither asleep, nor in the queue, nor ``arriving``.
     """
     room = _room(cards, awake, arriving, queue)
     go: list[int] = []
@@ -128,7 +130,7 @@ def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriv
         ahead = next((first[uuid] for uuid in uuids if uuid in first), None)
         above = next((uuid for uuid in uuids if _above(waiter.needs[uuid], room.cards.get(uuid))), None)
         if above is not None:
-            # Nobody waits behind what cannot be until the site changes its bound.
+            # It needs more than the site's limit: no other job waits behind it.
             waits[waiter.job_id] = _too_much(waiter.needs[above], room.cards[above])
             continue
         if ahead is not None:
@@ -144,11 +146,11 @@ def plan(cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriv
             make_room |= dict.fromkeys(chosen, waiter.job_id)
         for uuid in uuids:
             first.setdefault(uuid, waiter.job_id)
-    return Plan(tuple(go), make_room, waits)
+    return WakePlan(tuple(go), make_room, waits)
 
 
 def _room(
-    cards: Sequence[Card], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
+    cards: Sequence[GpuLoad], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
 ) -> _Room:
     free = {card.uuid: (card.free or 0) - MARGIN for card in cards}
     bound = {card.uuid: card.limit for card in cards}
@@ -171,7 +173,7 @@ def _make_room(
     taken: Mapping[int, int],
     room: _Room,
 ) -> tuple[tuple[int, ...], str]:
-    """Who has to go for ``waiter``, and what it is told."""
+    """Return the jobs to move out for ``waiter``, and the reason shown for its wait."""
     awake, arriving = others
     there = [one for one in awake if one.job_id != waiter.job_id and any(one.held.get(uuid, 0) for uuid in lack)]
     leaving = [one for one in there if one.leaving]
@@ -185,7 +187,7 @@ def _make_room(
 
 
 def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
-    """The set of jobs that frees enough at the lowest price; empty: none does."""
+    """Return the cheapest set of jobs that frees enough; empty if there is none."""
     if not lack or not _enough(lack, movable):
         return ()
     ordered = sorted(movable, key=lambda one: (price(one), one.job_id))
@@ -198,7 +200,7 @@ def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
     found: list[Awake] = []
     while not _enough(lack, found):
         found.append(ordered.pop(0))
-    for one in sorted(found, key=price, reverse=True):  # what a dearer one made needless
+    for one in sorted(found, key=price, reverse=True):  # drop jobs that more expensive ones made redundant
         rest = [other for other in found if other is not one]
         if _enough(lack, rest):
             found = rest
@@ -206,7 +208,7 @@ def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
 
 
 def price(one: Awake) -> float:
-    """Bytes that have to be moved, and back again, over the seconds for which nobody has missed them."""
+    """Return the cost of moving a job: its bytes, moved out and back, divided by its idle seconds."""
     return sum(one.held.values()) / max(1.0, one.idle_s or 0.0)
 
 
@@ -236,11 +238,11 @@ def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Ar
     return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"
 
 
-def _above(need: int, card: Card | None) -> bool:
+def _above(need: int, card: GpuLoad | None) -> bool:
     return card is not None and need > card.limit
 
 
-def _too_much(need: int, card: Card) -> str:
+def _too_much(need: int, card: GpuLoad) -> str:
     limit = f"the site lets jobs in place hold {size(card.limit)} there at once"
     return f"it needs {size(need)} on {card.name}, and {limit}"
 
@@ -250,14 +252,14 @@ def _jobs(jobs: Sequence[Awake] | Sequence[Arriving]) -> str:
     return f"job {ids[0]}" if len(ids) == 1 else f"each of the jobs {', '.join(ids)}"
 
 
-def _name(cards: Mapping[str, Card], uuid: str) -> str:
+def _name(cards: Mapping[str, GpuLoad], uuid: str) -> str:
     return cards[uuid].name if uuid in cards else uuid
 
 
-def sleeps_forever(needs: Bytes, cards: Sequence[Card], there: Bytes) -> str | None:
-    """Why a job with so much memory could not wake again once it slept; ``None``: it could.
+def sleeps_forever(needs: Bytes, cards: Sequence[GpuLoad], there: Bytes) -> str | None:
+    """Return why a job with this much GPU memory could not wake again; ``None``: it could.
 
-    ``there``: what all processes hold of each GPU, the job's own among them.
+    ``there``: bytes that all processes hold on each GPU, including the job's own.
     """
     for card in cards:
         need = needs.get(card.uuid, 0)
@@ -266,7 +268,7 @@ def sleeps_forever(needs: Bytes, cards: Sequence[Card], there: Bytes) -> str | N
                 f"its {size(need)} on {card.name} are more than jobs in place may hold there at once "
                 f"({size(card.limit)})"
             )
-        # Also where everybody else has gone; what the driver keeps for itself is in neither number.
+        # Holds even with all other jobs moved out; memory reserved by the driver is in neither number.
         if need and card.free is not None and need + MARGIN > card.free + there.get(card.uuid, 0):
             return f"its {size(need)} on {card.name} leave less than the {size(MARGIN)} that have to stay free there"
     return None

@@ -1,6 +1,6 @@
-"""Whether an idle job is to be suspended now: the site's rules, without a clock and without I/O.
+"""The decision to suspend an idle job: the site's rules. Pure.
 
-Every reason against it is given, not only the first, so that a user sees all of what keeps his job where it is.
+All reasons against a suspension are returned, not only the first, so that users see everything that prevents it.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from slurm_affinode.base.text import span
 from slurm_affinode.core.features import may_match
 from slurm_affinode.core.idle import IdleState, Verdict
-from slurm_affinode.core.spans import span
 from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
 
 WAITS_FOR_ROOM = frozenset({"Priority", "Resources"})
-"""Slurm's reasons of a pending job that free GPUs would help. All others (Dependency, BeginTime, JobHeldUser, QOS and
-association limits, ...) keep it pending whatever is free."""
+"""Slurm's reasons of pending jobs that freed GPUs would help. All others (Dependency, BeginTime, JobHeldUser, QOS and
+association limits, ...) keep a job pending regardless of free resources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +23,23 @@ class Limit:
     """Rules for one partition, account or user. ``None``: no rule."""
 
     max_suspended: int | None = None
-    """At most so many of its jobs are suspended at a time, as far as this node can see."""
+    """Maximum number of its jobs suspended at a time, as far as this node can see."""
     min_run_s: float | None = None
-    """In place of the general one."""
+    """Overrides the general minimum."""
     exclude: bool = False
-    """Its jobs are never suspended by the agent."""
+    """The agent never suspends its jobs."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class SuspendPolicy:
     """The site's rules."""
 
     min_run_s: float = 300.0
-    """A run is left alone for so long, whatever its GPUs do."""
+    """Minimum run time of an attempt before it is suspended, whatever its GPU activity."""
     max_at_once: int = 1
-    """Suspensions under way on this node."""
+    """Concurrent suspensions on this node."""
     backoff_s: float = 300.0
-    """After its first suspension a job runs at least so long, after each further one twice as long."""
+    """Minimum run time after a job's first suspension; doubled after each further one."""
     backoff_max_s: float = 21600.0
     partitions: Mapping[str, Limit] = field(default_factory=dict)
     accounts: Mapping[str, Limit] = field(default_factory=dict)
@@ -49,14 +49,14 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A watched job, as the policy sees it."""
+    """A watched job, as input of the policy."""
 
     job_id: int
     option: SuspendOption
     idle: IdleState | None
-    """``None``: it was not sampled yet."""
+    """``None``: not sampled yet."""
     run_s: float | None
-    """How long this run has lasted; ``None``: not known."""
+    """Run time of this attempt; ``None``: not known."""
     user: str | None
     account: str | None
     partition: str | None
@@ -65,23 +65,23 @@ class Candidate:
     cpus: int = 0
     memory_mib: int = 0
     suspensions: int = 0
-    """How often this submission was suspended before."""
+    """Number of earlier suspensions of this submission."""
     busy_with: str | None = None
-    """``signalled``, ``suspending``, ``restoring``: it is being worked on."""
+    """``signalled``, ``suspending``, ``restoring``: an operation on it is in progress."""
     refusals: tuple[Refusal, ...] = ()
     """Why it cannot be suspended at all."""
     wanted_by: tuple[str, ...] = ()
-    """In place: the jobs that wait to wake on its GPUs, and for which it is to make room."""
+    """In place: jobs that wait to wake on its GPUs, and for which it has to make room."""
 
     @property
     def in_place(self) -> bool:
-        """It keeps its allocation, and needs no image."""
+        """Whether it keeps its allocation and needs no checkpoint image."""
         return self.option.mode is Mode.INPLACE
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A pending job, as the policy sees it."""
+    """A pending job, as input of the policy."""
 
     job_id: int
     shown_id: str
@@ -101,12 +101,12 @@ class Waiting:
     required_nodes: tuple[str, ...] = ()
     excluded_nodes: tuple[str, ...] = ()
     tasks: int = 1
-    """Tasks of an array that are still one record, as far as they may run at once."""
+    """Tasks of an array that still share one record, as far as they may run concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """GPUs that a node is giving, or has just given, to one pending job (to one task of an array)."""
+    """GPUs that a node frees, or has just freed, for one pending job (one task of an array)."""
 
     job_id: int
     node: str
@@ -115,7 +115,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """This node: what it has, and what is free."""
+    """This node and its free resources."""
 
     name: str
     partitions: tuple[str, ...]
@@ -126,29 +126,32 @@ class NodeRoom:
     features: tuple[str, ...] = ()
     reservation: str | None = None
     available: bool = True
-    """Takes new jobs: not drained, not down."""
+    """It accepts new jobs: not drained, not down."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What else bears on a decision. ``None`` is unknown, and nothing is done on what is unknown."""
+    """Other inputs of a decision.
+
+    If ``waiting`` or ``node`` is ``None`` (unknown), no job is suspended for the sake of pending jobs.
+    """
 
     waiting: tuple[Waiting, ...] | None
     node: NodeRoom | None
     under_way: int = 0
-    """Suspensions under way on this node, those in place not counted."""
+    """Suspensions in progress on this node, without those in place."""
     in_place_under_way: int = 0
-    """Those in place: the others' images are nothing that they would have to wait for."""
+    """In-place suspensions in progress, counted separately: they do not wait for the checkpoint images of others."""
     no_room: str | None = None
-    """Why the store takes nothing more."""
+    """Why the image store has no room."""
     suspended_partitions: Mapping[str, int] = field(default_factory=dict)
     suspended_accounts: Mapping[str, int] = field(default_factory=dict)
     suspended_users: Mapping[str, int] = field(default_factory=dict)
     promises: tuple[Promise, ...] = ()
-    """Of all nodes: one pending job must not cost two jobs their place."""
+    """Of all nodes: one pending job must not displace two jobs."""
 
     def with_one_more(self, candidate: Candidate) -> Surroundings:
-        """The same when a job is being suspended, too."""
+        """Return a copy that counts the suspension of ``candidate`` as in progress."""
         if candidate.in_place:
             return replace(self, in_place_under_way=self.in_place_under_way + 1)
         return replace(
@@ -166,23 +169,23 @@ def _one_more(counts: Mapping[str, int], name: str | None) -> Mapping[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is to be done with a job, and why."""
+    """The decision about a job, with its reasons."""
 
     act: bool
     code: str
     """``suspend``, or the code of the first reason against it."""
     text: str
-    """One line for people."""
+    """One line for users."""
     against: tuple[Refusal, ...] = ()
-    """Every reason against it, the idle window not counted."""
+    """All reasons against it, except the idle window."""
     for_jobs: tuple[str, ...] = ()
-    """The pending jobs that could use the GPUs."""
+    """Pending jobs that could use the GPUs."""
     presses: tuple[Waiting, ...] = ()
-    """The same, by priority."""
+    """The same jobs, by priority."""
 
 
 def _fits(waiting: Waiting, node: NodeRoom) -> bool:
-    """It waits for room, and this node is one that it could have."""
+    """Return whether the job waits for resources and could run on this node."""
     return (
         node.available
         and not waiting.held
@@ -206,11 +209,11 @@ def _enough(waiting: Waiting, gpus: int, cpus: int, memory_mib: int) -> bool:
 
 
 def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[Candidate] = ()) -> tuple[Waiting, ...]:
-    """The pending jobs for which ``candidate`` would have to go, by priority.
+    """Return the pending jobs that need ``candidate`` to be suspended, by priority.
 
-    A job that fits into what is free already presses nobody, nor does one that has the promise of a node. One that
-    needs the GPUs of several jobs of the node counts where ``others``, the further jobs of the node whose window is
-    full, would free enough together with this one.
+    A job does not count if it fits into the free resources, or if GPUs have been promised to it. A job that needs the
+    GPUs of several jobs of the node counts if ``candidate`` and ``others``, the further jobs of the node with a full
+    idle window, would together free enough.
     """
     node = surroundings.node
     if node is None or surroundings.waiting is None:
@@ -240,22 +243,25 @@ def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[
 
 
 def _unserved(waiting: Waiting, node: str, promises: Sequence[Promise]) -> bool:
-    """Whether a pending job, or a task of it, has no promise yet; one of ``node`` counts once it covers the job."""
+    """Return whether a job, or one of its tasks, has no promise yet.
+
+    A promise of ``node`` counts only if it covers the job.
+    """
     served = [
         one for one in promises if one.job_id == waiting.job_id and (one.node != node or one.gpus >= waiting.gpus)
     ]
     return len(served) < waiting.tasks
 
 
-def backoff_s(policy: Policy, suspensions: int) -> float:
-    """How long a job that was suspended so often has to run before the next time."""
+def backoff_s(policy: SuspendPolicy, suspensions: int) -> float:
+    """Return the minimum run time after this many suspensions."""
     if suspensions <= 0:
         return 0.0
     return min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(suspensions - 1, 60))
 
 
-def too_often(policy: Policy, attempts: int, since_s: float) -> Refusal | None:
-    """Why a run is not suspended by hand once more, ``since_s`` after the last of so many attempts."""
+def too_often(policy: SuspendPolicy, attempts: int, since_s: float) -> Refusal | None:
+    """Return why a manual suspension is refused ``since_s`` seconds after the last of ``attempts`` requests."""
     pause = backoff_s(policy, attempts)
     if since_s >= pause:
         return None
@@ -267,9 +273,9 @@ def too_often(policy: Policy, attempts: int, since_s: float) -> Refusal | None:
 
 
 def decide(
-    policy: Policy, candidate: Candidate, surroundings: Surroundings, others: Sequence[Candidate] = ()
+    policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundings, others: Sequence[Candidate] = ()
 ) -> Decision:
-    """Whether to suspend ``candidate`` now, with every reason against it. ``others``: see ``pressing``."""
+    """Decide whether to suspend ``candidate`` now, with all reasons against it. ``others``: see ``pressing``."""
     if candidate.busy_with is not None:
         return Decision(False, "under-way", f"it is being worked on: {candidate.busy_with}")
     presses = pressing(surroundings, candidate, others)
@@ -290,7 +296,7 @@ def decide(
         return Decision(
             False, "dry-run", f"{why}: would be suspended, but this agent only says so (dry run)", (), names
         )
-    # One in place frees no GPU of Slurm's: nobody is promised one.
+    # A suspension in place frees no GPUs for Slurm, so none are promised.
     promised = candidate.option.when is Pressure.PRESSURE and not candidate.in_place
     return Decision(True, "suspend", why, (), names, presses if promised else ())
 
@@ -320,7 +326,7 @@ def _not_yet(idle: IdleState | None, window_s: float) -> tuple[str, str]:
     return "window", f"idle for {span(idle.progress_s)}; after {span(idle.remaining_s)} more"
 
 
-def _rules(policy: Policy, candidate: Candidate) -> Iterable[Refusal]:
+def _rules(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
     for what, name, limits in _named(policy, candidate):
         limit = limits.get(name)
         if limit is not None and limit.exclude:
@@ -328,8 +334,11 @@ def _rules(policy: Policy, candidate: Candidate) -> Iterable[Refusal]:
     yield from too_soon(policy, candidate)
 
 
-def too_soon(policy: Policy, candidate: Candidate) -> Iterable[Refusal]:
-    """Why a run has not lasted long enough. Also for a suspension by hand: dumps and requeues cost others, too."""
+def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
+    """Yield why a job has not run long enough.
+
+    Applies to manual suspensions as well: dumps and requeues affect other jobs.
+    """
     least = min_run_s(policy, candidate)
     if candidate.run_s is None:
         yield Refusal("run-unknown", "how long it has run is not known: slurmctld has not answered yet")
@@ -347,14 +356,14 @@ def too_soon(policy: Policy, candidate: Candidate) -> Iterable[Refusal]:
         )
 
 
-def min_run_s(policy: Policy, candidate: Candidate) -> float:
-    """The longest minimum run time that its user, account or partition has, else the general one."""
+def min_run_s(policy: SuspendPolicy, candidate: Candidate) -> float:
+    """Return the longest minimum run time of its partition, account and user, else the general one."""
     named = [limits[name].min_run_s for _, name, limits in _named(policy, candidate) if name in limits]
     given = [seconds for seconds in named if seconds is not None]
     return max(given) if given else policy.min_run_s
 
 
-def _named(policy: Policy, candidate: Candidate) -> Iterable[tuple[str, str, Mapping[str, Limit]]]:
+def _named(policy: SuspendPolicy, candidate: Candidate) -> Iterable[tuple[str, str, Mapping[str, Limit]]]:
     names = (
         ("partition", candidate.partition, policy.partitions),
         ("account", candidate.account, policy.accounts),
@@ -363,7 +372,7 @@ def _named(policy: Policy, candidate: Candidate) -> Iterable[tuple[str, str, Map
     return [(what, name, limits) for what, name, limits in names if name is not None]
 
 
-def _limits(policy: Policy, candidate: Candidate, surroundings: Surroundings) -> Iterable[Refusal]:
+def _limits(policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundings) -> Iterable[Refusal]:
     counts = {
         "partition": surroundings.suspended_partitions,
         "account": surroundings.suspended_accounts,

@@ -1,4 +1,4 @@
-"""Values of the policy file: each function takes what TOML has and gives ours, or raises ``ValueError``."""
+"""Values of the policy file: each function converts a TOML value, or raises ``ValueError``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from datetime import date, datetime, time, tzinfo
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from slurm_affinode.base.toml_lines import span_s
 from slurm_affinode.model.cleanup import NEVER
-from slurm_affinode.tomllines import span_s
 
 Kind = Callable[[Any], Any]
 
@@ -19,16 +19,16 @@ _SHORTEST_DAY = 3
 _ADDRESS = re.compile(r"[^\s@<>,;\"]+(?:@[^\s@<>,;\"]+)?")
 _HOURS = re.compile(r"(\d{1,2}):(\d{2})\s*-\s*(\d{1,2}):(\d{2})")
 MOST_S = 36525 * 86400.0
-"""Longer spans, and infinite ones, are slips: no time could be reckoned with them."""
+"""Maximum span of time: 100 years. Longer and infinite spans are mistakes, and would overflow date arithmetic."""
 
 
 def anything(value: Any) -> Any:
-    """As it is: a table that is read by itself."""
+    """Return the value unchanged: a table that is read separately."""
     return value
 
 
 def span(value: Any) -> float:
-    """Seconds of a span of time: ``"15m"``, ``"2h30m"``."""
+    """Return the seconds of a span of time: ``"15m"``, ``"2h30m"``."""
     seconds = span_s(value)
     if seconds is None:
         raise ValueError(f'{value!r} is not a span of time: write for example "15m", "2h30m" or "7d"')
@@ -38,7 +38,7 @@ def span(value: Any) -> float:
 
 
 def span_above_0(value: Any) -> float:
-    """Reads a span that is not empty, in seconds."""
+    """Return the seconds of a span above 0."""
     seconds = span(value)
     if seconds <= 0:
         raise ValueError(f"{value!r} is no time at all")
@@ -46,7 +46,7 @@ def span_above_0(value: Any) -> float:
 
 
 def span_up_to(most_s: float) -> Kind:
-    """Reads a span of at most ``most_s``, in seconds."""
+    """Return a converter for spans of at most ``most_s``, to seconds."""
 
     def convert(value: Any) -> float:
         seconds = span(value)
@@ -58,14 +58,14 @@ def span_up_to(most_s: float) -> Kind:
 
 
 def text(value: Any) -> str:
-    """A text that is not empty."""
+    """Return a string that is not empty."""
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{value!r} is not a text")
     return value
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """A list of texts; one text alone is a list, too."""
+    """Return a list of strings; a single string is a list of one."""
     if isinstance(value, str) and value:
         return (value,)
     if isinstance(value, list) and all(isinstance(one, str) and one for one in value):
@@ -74,7 +74,7 @@ def texts(value: Any) -> tuple[str, ...]:
 
 
 def patterns(value: Any) -> tuple[str, ...]:
-    """Names or patterns (``*``, ``?``), at least one: what fits nothing, or everything, by mistake is refused."""
+    """Return names or patterns (``*``, ``?``), at least one. Rejects values that match nothing, or all, by mistake."""
     found = texts(value)
     if not found:
         raise ValueError("the list is empty: leave the key out where everything is meant")
@@ -85,16 +85,16 @@ def patterns(value: Any) -> tuple[str, ...]:
 
 
 def job_patterns(value: Any) -> tuple[str, ...]:
-    """Job ids or patterns of such: ``123``, ``123_4``, ``123_*``."""
+    """Return job IDs or patterns of job IDs: ``123``, ``123_4``, ``123_*``."""
     found = patterns(value)
     for one in found:
         if not re.fullmatch(r"[0-9_+*?]+", one):
-            raise ValueError(f'{one!r} is no job id: write for example ["123", "124_5"]')
+            raise ValueError(f'{one!r} is no job ID: write for example ["123", "124_5"]')
     return found
 
 
 def host_lists(value: Any) -> tuple[str, ...]:
-    """Names of nodes, patterns, or host lists (``gpu[01-04,7]``), at least one."""
+    """Return node names, patterns, or host lists (``gpu[01-04,7]``), at least one."""
     found = texts(value)
     if not found:
         raise ValueError("the list is empty: leave the key out where every node is meant")
@@ -102,7 +102,7 @@ def host_lists(value: Any) -> tuple[str, ...]:
 
 
 def texts_of(*known: str) -> Kind:
-    """Reads a list of texts, at least one, each of which is one of ``known``."""
+    """Return a converter for lists of at least one string, all among ``known``."""
 
     def convert(value: Any) -> tuple[str, ...]:
         found = texts(value)
@@ -117,7 +117,7 @@ def texts_of(*known: str) -> Kind:
 
 
 def one_of(*known: str) -> Kind:
-    """One word of a set."""
+    """Return a converter for one of the ``known`` words."""
 
     def convert(value: Any) -> str:
         if value not in known:
@@ -128,7 +128,7 @@ def one_of(*known: str) -> Kind:
 
 
 def whole(least: int, most: int | None = None) -> Kind:
-    """A whole number of at least ``least``, and at most ``most``."""
+    """Return a converter for integers from ``least`` to ``most``."""
 
     def convert(value: Any) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -141,7 +141,7 @@ def whole(least: int, most: int | None = None) -> Kind:
 
 
 def number(low: float, high: float, *, above: bool = False) -> Kind:
-    """A number from ``low`` (``above``: not ``low`` itself) to ``high``."""
+    """Return a converter for numbers from ``low`` (``above``: excluding ``low``) to ``high``."""
 
     def convert(value: Any) -> float:
         good = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
@@ -153,14 +153,14 @@ def number(low: float, high: float, *, above: bool = False) -> Kind:
 
 
 def yes_no(value: Any) -> bool:
-    """True or false."""
+    """Return true or false."""
     if not isinstance(value, bool):
         raise ValueError(f"{value!r} is not true or false")  # noqa: TRY004 - all mistakes are of one kind
     return value
 
 
 def day(value: Any) -> date:
-    """A day, or ``never``."""
+    """Return a date, or ``NEVER`` for ``never``."""
     if value == "never":
         return NEVER
     if isinstance(value, datetime):
@@ -174,7 +174,7 @@ def day(value: Any) -> date:
 
 
 def zone(value: Any) -> str:
-    """An IANA time zone."""
+    """Return the name of an IANA time zone."""
     name = text(value)
     try:
         ZoneInfo(name)
@@ -184,12 +184,12 @@ def zone(value: Any) -> str:
 
 
 def zone_of(name: str | None) -> tzinfo | None:
-    """The zone; ``None`` is that of the process, as ``datetime.astimezone`` takes it."""
+    """Return the time zone; ``None`` is that of the process, as for ``datetime.astimezone``."""
     return None if name is None else ZoneInfo(name)
 
 
 def weekdays(value: Any) -> frozenset[int]:
-    """Days of the week: ``["mon", "tue"]``."""
+    """Return days of the week: ``["mon", "tue"]``. Monday is 0."""
     found = set()
     for one in texts(value):
         named = [number for number, name in enumerate(_DAYS) if name.startswith(one.lower())]
@@ -201,7 +201,7 @@ def weekdays(value: Any) -> frozenset[int]:
 
 
 def hours(value: Any) -> tuple[time, time]:
-    """``08:00-18:00``."""
+    """Return begin and end of ``08:00-18:00``."""
     match = _HOURS.fullmatch(text(value).strip())
     try:
         if match is not None:
@@ -218,7 +218,7 @@ def _end(hour: int, minute: int) -> time:
 
 
 def holidays(value: Any) -> tuple[frozenset[date], frozenset[tuple[int, int]]]:
-    """Days (``2027-05-01``) and days of each year (``"12-25"``)."""
+    """Return dates (``2027-05-01``), and month and day of yearly holidays (``"12-25"``)."""
     if not isinstance(value, list):
         raise ValueError(f"{value!r} is not a list of days")  # noqa: TRY004
     once: set[date] = set()
@@ -236,7 +236,7 @@ def holidays(value: Any) -> tuple[frozenset[date], frozenset[tuple[int, int]]]:
 
 
 def address(value: Any) -> str:
-    """A mail address, or the name of a local user."""
+    """Return a mail address, or the name of a local user."""
     found = text(value)
     if not _ADDRESS.fullmatch(found):
         raise ValueError(f"{found!r} is not a mail address")
@@ -244,12 +244,12 @@ def address(value: Any) -> str:
 
 
 def addresses(value: Any) -> tuple[str, ...]:
-    """Mail addresses."""
+    """Return mail addresses."""
     return tuple(address(one) for one in texts(value))
 
 
 def address_pattern(value: Any) -> str:
-    """``{user}@example.org``."""
+    """Return a pattern such as ``{user}@example.org``."""
     found = text(value)
     if "{user}" not in found or not _ADDRESS.fullmatch(found.replace("{user}", "name")):
         raise ValueError(f"{found!r} is not an address with {{user}} in it")
@@ -257,19 +257,19 @@ def address_pattern(value: Any) -> str:
 
 
 def address_table(value: Any) -> dict[str, str]:
-    """User = address."""
+    """Return a table of user = address."""
     return {name: address(one) for name, one in text_table(value).items()}
 
 
 def text_table(value: Any) -> dict[str, str]:
-    """A table of texts."""
+    """Return a table of strings."""
     if not isinstance(value, dict) or not all(isinstance(one, str) for one in value.values()):
         raise ValueError(f"{value!r} is not a table of texts")
     return dict(value)
 
 
 def language(value: Any) -> str:
-    """``en``, ``de``, ``pt_BR``."""
+    """Return a language code: ``en``, ``de``, ``pt_BR``."""
     found = text(value)
     if not re.fullmatch(r"[a-z]{2,3}(?:[_-][A-Za-z]{2,4})?", found):
         raise ValueError(f"{found!r} is not a language: write for example en or de")
@@ -277,12 +277,12 @@ def language(value: Any) -> str:
 
 
 def language_table(value: Any) -> dict[str, str]:
-    """User = language."""
+    """Return a table of user = language."""
     return {name: language(one) for name, one in text_table(value).items()}
 
 
 def url(value: Any) -> str:
-    """An HTTP address."""
+    """Return an HTTP or HTTPS URL."""
     found = text(value)
     if not re.fullmatch(r"https?://[^\s]+", found):
         raise ValueError(f"{found!r} is not an address that begins with https:// or http://")

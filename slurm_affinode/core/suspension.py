@@ -1,15 +1,16 @@
-"""The suspension as a state machine: what to do after a crash in each state, and whose an image is. Pure.
+"""The state machine of a suspension: recovery after a crash in each phase, and ownership of checkpoint images. Pure.
 
 ``running -> locking -> locked -> parked -> dumping -> dumped -> requeueing -> queued -> restoring -> running``
 
-A suspension in place (``mode=inplace``) leaves this path: ``parked -> frozen -> waking -> running``. It has no image:
-the processes are the job, and stay where they are.
+A suspension in place (``mode=inplace``) leaves this path: ``parked -> frozen -> waking -> running``. It has no
+checkpoint image: the processes stay where they are.
 
-Each phase is written to the journal *before* its effects begin, so a journal that says ``dumping`` means: the dump may
-not have begun, may be half done, or may be complete. Whatever is done on recovery is therefore idempotent.
+Each phase is written to the journal *before* its effects begin. If the journal says ``dumping``, the dump may not have
+begun, may be incomplete, or may be complete. All recovery actions are therefore idempotent.
 
-Until the requeue is asked for, everything can be taken back: the tree goes on as if nothing had been. From then on the
-image is the job; it can be taken back only where Slurm certainly knows nothing of the requeue.
+Until the requeue is requested, everything can be rolled back, and the process tree resumes as if nothing had happened.
+From then on the checkpoint image is the job; it can be rolled back only if Slurm certainly has no record of the
+requeue.
 """
 
 from __future__ import annotations
@@ -18,86 +19,87 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slurm_affinode.core.spans import counted
+from slurm_affinode.base.text import counted
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal
 
 IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
-"""Phases of a job that sleeps in place, or wakes from that."""
+"""Phases of a job that is suspended in place or waking from it."""
 
 
 class JobFact(StrEnum):
-    """What Slurm says of the run that a suspension began in."""
+    """State in Slurm of the attempt in which a suspension began."""
 
     THIS_RUN = "this-run"
-    """It runs: same restart count, nothing asked of it."""
+    """It is running: same restart count, no requeue."""
     QUEUED = "queued"
     """It is in the queue (also held, completing, or requeued and not yet eligible)."""
     LATER_RUN = "later-run"
-    """It has been started again."""
+    """A later attempt has started."""
     ENDED = "ended"
-    """It is over: completed, failed, cancelled, or its id belongs to another job."""
+    """It has ended: completed, failed, canceled, or its ID belongs to another job."""
     UNKNOWN = "unknown"
-    """Slurm does not answer."""
+    """slurmctld does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What is found when a suspension is taken up again."""
+    """State of the system when recovery of a suspension begins."""
 
     job: JobFact
     tree: bool
-    """The tree's processes exist on this node."""
+    """Processes of its tree exist on this node."""
     image: bool
-    """Its image is complete under its final name (only a verified image gets it)."""
+    """Its checkpoint image is complete under its final name, which only verified images get."""
     in_place: bool = False
-    """The suspension is one in place: there is no image, and never will be."""
+    """It is a suspension in place, which never has a checkpoint image."""
 
 
-class Action(StrEnum):
-    """What recovery does, in the order given. Each is idempotent."""
+class RecoveryAction(StrEnum):
+    """Actions of recovery, in the order given. Each is idempotent."""
 
     WAIT = "wait"
-    """Nothing now; look again when Slurm answers."""
+    """Do nothing now; retry when Slurm responds."""
     RESUME = "resume"
-    """SIGCONT to what the dump stopped; CUDA restore and unlock of what is checkpointed or locked."""
+    """Send SIGCONT to processes that the dump stopped; restore and unlock checkpointed or locked CUDA state."""
     DROP_IMAGE = "drop-image"
-    """Remove this suspension's image, complete or not."""
+    """Delete the checkpoint image of this suspension, complete or not."""
     REQUEUE = "requeue"
     KILL_TREE = "kill-tree"
-    """SIGKILL. Only ever with a complete image or where the job is over."""
+    """Send SIGKILL. Only with a complete checkpoint image, or after the job has ended."""
     SLEEP = "sleep"
-    """In place: stop again what runs, watch it from now on."""
+    """In place: stop running processes again and watch the job from now on."""
     WAKE = "wake"
-    """In place: let it have its GPU memory back as soon as there is room, then go on."""
+    """In place: restore its GPU memory as soon as there is room, then resume it."""
     RESTORE = "restore"
-    """Put the image in place (again): kill what a broken attempt left, restore from the beginning."""
+    """Restore the checkpoint (again): kill what a failed restore left, and restore from the beginning."""
     CLOSE = "close"
-    """Write the record to the ledger; nothing is left to do."""
+    """Write the record to the ledger; nothing else is left to do."""
     LOST = "lost"
-    """The same, and tell that what the run had done is gone: its processes went, with their node, and no image is
-    there."""
+    """As ``close``, and report that the work of the attempt is lost: its processes ended with their node, and there is
+    no checkpoint image."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What to do, and the phase that is then reached (``None``: the suspension is over)."""
+    """Actions, and the phase that they lead to (``None``: the suspension is over)."""
 
-    actions: tuple[Action, ...]
+    actions: tuple[RecoveryAction, ...]
     phase: Phase | None
     why: str
 
 
 def recover(phase: Phase, world: World) -> Recovery:
-    """What to do with a suspension whose journal ends in ``phase``, with the world as it is.
+    """Return how to recover a suspension from the last phase in its journal and the state of the system.
 
-    Promise: a job that runs ends up running unharmed, or with a complete image in the queue; its tree is killed only
-    where the image is complete or the job is over; an image is removed only where the job is over or runs without it.
+    A job that runs ends up running unharmed, or in the queue with a complete checkpoint image. Its process tree is
+    killed only if the image is complete or the job has ended. An image is deleted only if the job has ended or runs
+    without it.
     """
     if world.job is JobFact.ENDED:
-        kill = (Action.KILL_TREE,) if world.tree else ()
-        return Recovery((*kill, Action.DROP_IMAGE, Action.CLOSE), None, "the job is over")
+        kill = (RecoveryAction.KILL_TREE,) if world.tree else ()
+        return Recovery((*kill, RecoveryAction.DROP_IMAGE, RecoveryAction.CLOSE), None, "the job is over")
     if phase is Phase.RUNNING:
-        return Recovery((Action.CLOSE,), None, "nothing was under way")
+        return Recovery((RecoveryAction.CLOSE,), None, "nothing was under way")
     if phase in IN_PLACE or (world.in_place and phase in (Phase.LOCKED, Phase.PARKED)):
         return _in_place(phase, world)
     if phase in (Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.DUMPING, Phase.DUMPED):
@@ -108,83 +110,96 @@ def recover(phase: Phase, world: World) -> Recovery:
 
 
 def _in_place(phase: Phase, world: World) -> Recovery:
-    """The GPUs may be others' by now: nothing is restored here, only asked for.
+    """Recover a suspension in place. Other jobs may use the GPUs by now, so the wake is only requested.
 
-    Where Slurm has requeued the job it is ending these processes: they are let go, so that they hear of it.
+    If Slurm has requeued the job, it is ending these processes: they are thawed so that they receive its signals.
     """
     if not world.tree and world.job is JobFact.UNKNOWN:
-        return Recovery((Action.WAIT,), phase, "the processes are gone and Slurm does not answer")
+        return Recovery((RecoveryAction.WAIT,), phase, "the processes are gone and Slurm does not respond")
     if not world.tree:
-        return Recovery((Action.LOST,), None, "the processes are gone")
+        return Recovery((RecoveryAction.LOST,), None, "the processes are gone")
     if world.job in (JobFact.QUEUED, JobFact.LATER_RUN):
-        return Recovery((Action.WAKE,), Phase.WAKING, "requeued by somebody else while it slept")
+        return Recovery((RecoveryAction.WAKE,), Phase.WAKING, "requeued by another party while asleep")
     if phase is Phase.FROZEN:
-        return Recovery((Action.SLEEP,), Phase.FROZEN, "it sleeps in place")
+        return Recovery((RecoveryAction.SLEEP,), Phase.FROZEN, "it sleeps in place")
     return Recovery(
-        (Action.WAKE,), Phase.WAKING, "it was waking" if phase is Phase.WAKING else "its suspension is taken back"
+        (RecoveryAction.WAKE,),
+        Phase.WAKING,
+        "it was waking" if phase is Phase.WAKING else "its suspension is rolled back",
     )
 
 
 def _before_requeue(phase: Phase, world: World) -> Recovery:
-    """Slurm was not asked for anything yet."""
+    """Recover if no requeue was requested."""
     if world.tree:
         if phase is Phase.DUMPED and world.image and world.job is JobFact.THIS_RUN:
-            return Recovery((Action.REQUEUE,), Phase.REQUEUEING, "the image is complete")
+            return Recovery((RecoveryAction.REQUEUE,), Phase.REQUEUEING, "the image is complete")
         if phase is Phase.DUMPED and world.image and world.job is JobFact.UNKNOWN:
-            # An agent that died while it recovered may have asked Slurm already: the image may be what comes back.
-            return Recovery((Action.WAIT,), phase, "Slurm does not answer; the processes stay stopped")
+            # An agent that died during recovery may have requested the requeue: the next attempt may restore this
+            # image.
+            return Recovery((RecoveryAction.WAIT,), phase, "Slurm does not respond; the processes stay stopped")
         if world.job in (JobFact.THIS_RUN, JobFact.UNKNOWN):
-            # A complete image that the tree runs on from is out of date at once: it must not be found later.
-            return Recovery((Action.DROP_IMAGE, Action.RESUME, Action.CLOSE), None, f"taken back: it was {phase.value}")
-        # Somebody else requeued it: Slurm is ending the tree. Only a complete image saves anything, and it is exact,
-        # because the tree has not run since.
+            # A complete image is outdated as soon as its process tree resumes, and must not be found later.
+            return Recovery(
+                (RecoveryAction.DROP_IMAGE, RecoveryAction.RESUME, RecoveryAction.CLOSE),
+                None,
+                f"rolled back: it was {phase.value}",
+            )
+        # Requeued by another party: Slurm is ending the process tree. Only a complete image saves its state, and it is
+        # exact, because the tree has not run since.
         if phase is Phase.DUMPED and world.image:
-            return Recovery((Action.KILL_TREE,), Phase.QUEUED, "requeued by somebody else, with a complete image")
+            return Recovery(
+                (RecoveryAction.KILL_TREE,), Phase.QUEUED, "requeued by another party, with a complete image"
+            )
         return Recovery(
-            (Action.DROP_IMAGE, Action.RESUME, Action.CLOSE), None, "requeued by somebody else while it was suspended"
+            (RecoveryAction.DROP_IMAGE, RecoveryAction.RESUME, RecoveryAction.CLOSE),
+            None,
+            "requeued by another party during the suspension",
         )
     if world.job is JobFact.UNKNOWN:
-        return Recovery((Action.WAIT,), phase, "the processes are gone and Slurm does not answer")
+        return Recovery((RecoveryAction.WAIT,), phase, "the processes are gone and Slurm does not respond")
     if phase is Phase.DUMPED and world.image:
-        # The node went down with the tree stopped, right after its dump.
+        # The node went down right after the dump, with the process tree stopped.
         return Recovery((), Phase.QUEUED, "the processes are gone, the image is complete")
-    return Recovery((Action.DROP_IMAGE, Action.LOST), None, "the processes are gone, there is no image")
+    return Recovery((RecoveryAction.DROP_IMAGE, RecoveryAction.LOST), None, "the processes are gone, there is no image")
 
 
 def _requeueing(world: World) -> Recovery:
-    """Slurm may or may not have been asked."""
+    """Recover if the requeue may or may not have been requested."""
     if world.job is JobFact.UNKNOWN:
-        return Recovery((Action.WAIT,), Phase.REQUEUEING, "Slurm does not answer; the processes stay stopped")
+        return Recovery((RecoveryAction.WAIT,), Phase.REQUEUEING, "Slurm does not respond; the processes stay stopped")
     if not world.image:
-        # Somebody took the image away. The tree is all there is.
-        resume = (Action.RESUME,) if world.tree else ()
-        return Recovery((*resume, Action.CLOSE), None, "the image is gone")
+        # The image was removed by another party: only the process tree is left.
+        resume = (RecoveryAction.RESUME,) if world.tree else ()
+        return Recovery((*resume, RecoveryAction.CLOSE), None, "the image is gone")
     if world.job is JobFact.THIS_RUN:
-        return Recovery((Action.REQUEUE,), Phase.REQUEUEING, "Slurm has not requeued it yet")
-    kill = (Action.KILL_TREE,) if world.tree else ()
+        return Recovery((RecoveryAction.REQUEUE,), Phase.REQUEUEING, "Slurm has not requeued it yet")
+    kill = (RecoveryAction.KILL_TREE,) if world.tree else ()
     return Recovery(kill, Phase.QUEUED, "Slurm has requeued it")
 
 
 def _after_requeue(phase: Phase, world: World) -> Recovery:
-    """The image is the job. In ``restoring``, ``world.tree`` is what a restore has made so far."""
+    """Recover if the checkpoint image is the job. In ``restoring``, ``world.tree`` is the partly restored tree."""
     if phase is Phase.RESTORING and world.tree and world.image and world.job is not JobFact.QUEUED:
-        return Recovery((Action.RESTORE,), Phase.RESTORING, "the restore was cut short")
+        return Recovery((RecoveryAction.RESTORE,), Phase.RESTORING, "the restore was cut short")
     if not world.image:
         if world.job is JobFact.UNKNOWN:
-            return Recovery((Action.WAIT,), phase, "no image is seen and Slurm does not answer")
-        return Recovery((Action.CLOSE,), None, "the image is gone")
+            return Recovery((RecoveryAction.WAIT,), phase, "no image is seen and Slurm does not respond")
+        return Recovery((RecoveryAction.CLOSE,), None, "the image is gone")
     if phase is Phase.RESTORING and world.job is JobFact.LATER_RUN:
-        return Recovery((Action.RESTORE,), Phase.RESTORING, "the restore was cut short")
-    kill = (Action.KILL_TREE,) if phase is Phase.QUEUED and world.tree and world.job is not JobFact.UNKNOWN else ()
+        return Recovery((RecoveryAction.RESTORE,), Phase.RESTORING, "the restore was cut short")
+    kill = (
+        (RecoveryAction.KILL_TREE,) if phase is Phase.QUEUED and world.tree and world.job is not JobFact.UNKNOWN else ()
+    )
     return Recovery(kill, Phase.QUEUED, "it waits in the queue")
 
 
 def owns(manifest: Manifest, run: LiveRun) -> bool:
-    """Whether an image may be put in place of this run of the job.
+    """Return whether this attempt of the job may be restored from an image.
 
-    The same cluster, job id and user, a higher restart count and a later submit time than those of the run that was
-    dumped: Slurm counts restarts up and moves ``SubmitTime`` whenever it requeues a job (24.11 and 26.05),
-    and a new job that was given an old id begins with no restarts.
+    The cluster, job ID and user must be those of the dumped attempt, the restart count higher, and the submit time not
+    earlier: Slurm increases the restart count and moves ``SubmitTime`` whenever it requeues a job (24.11 and 26.05),
+    and a new job with a reused ID begins with no restarts.
     """
     key = manifest.key
     return (
@@ -195,15 +210,15 @@ def owns(manifest: Manifest, run: LiveRun) -> bool:
 
 
 def of_this_run(manifest: Manifest, run: LiveRun) -> bool:
-    """Whether an image was made of this very run, which has not been requeued yet."""
+    """Return whether an image was made of this very attempt, which has not been requeued yet."""
     return (manifest.key, manifest.uid, manifest.restarts) == (run.key, run.uid, run.restarts)
 
 
 def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] | Refusal | None:
-    """Which GPU takes the place of which, old UUID -> new UUID of every GPU that the driver shows; or why it cannot be.
+    """Return the old UUID -> new UUID of every GPU that the driver shows, or why they cannot be paired.
 
-    ``None`` where each GPU comes back at its own place, for which the driver wants no pairs. Allocated GPUs take the
-    places of allocated ones in order, the others fill up; a GPU is replaced by one of the same model only.
+    ``None`` if every GPU has its old place, for which the driver requires no pairs. Allocated GPUs replace allocated
+    ones in order, the other GPUs the others; a GPU is replaced only by one of the same model.
     """
     if len(old) != len(new):
         return Refusal("gpu-count", f"the processes saw {counted(len(old), 'GPU')}, here the driver shows {len(new)}")
@@ -221,7 +236,7 @@ def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] 
 
 
 def _matched(before: list[GpuFact], after: list[GpuFact]) -> list[tuple[GpuFact, GpuFact]]:
-    """A GPU that is still there keeps its place; the rest pair up model by model, in order."""
+    """Pair GPUs that are still there with themselves, and the others by model, in order."""
     same = {gpu.uuid for gpu in before} & {gpu.uuid for gpu in after}
     by_uuid = {gpu.uuid: gpu for gpu in after}
     pairs = [(gpu, by_uuid[gpu.uuid]) for gpu in before if gpu.uuid in same]

@@ -1,6 +1,6 @@
-"""Histories to look at without a cluster of one's own, in the forms that sites have (``sacct`` text, GPU samples).
+"""Demo histories, in the formats that sites have (``sacct`` text, GPU samples).
 
 ``recording/`` is a quarter of an hour of the cluster in containers, with emulated GPUs; ``synthetic`` is a week of a
-larger cluster, invented by a fixed seed. Both are called what they are wherever they are shown, and go through the same
-ingest as real history.
+larger cluster, generated from a fixed seed. Both are labeled as such wherever they are shown, and are ingested like
+real history.
 """

@@ -1,4 +1,4 @@
-"""The histories that the demo knows."""
+"""The demo's histories, and the report on one of them: write files, ingest, render."""
 
 from __future__ import annotations
 
@@ -11,10 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from slurm_affinode.demo.accounting import sacct_lines
-from slurm_affinode.demo.schedule import NODES, schedule
-from slurm_affinode.demo.telemetry import node_history
-from slurm_affinode.files import replacing, write_text
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.config import ClusterConfig, Config, StoreConfig
+from slurm_affinode.base.errors import AffinodeError, unwritable
+from slurm_affinode.base.files import replacing, write_text
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.demo.synthetic import NODES, node_history, sacct_lines, schedule
+from slurm_affinode.pipeline import ingest, report
+from slurm_affinode.report.output import WrittenReport
+from slurm_affinode.slurm.accounting import sacct
+from slurm_affinode.slurm.accounting.sacct import SacctReading
 
 RECORDING = Path(__file__).resolve().parent / "recording"
 SYNTHETIC_START = datetime(2026, 11, 2, tzinfo=UTC)
@@ -24,20 +30,20 @@ JOBS_PER_DAY = 34.0
 
 @dataclass(frozen=True, slots=True)
 class DemoHistory:
-    """A history, and what it is to be called."""
+    """A history and its labels."""
 
     title: str
     about: str
-    """One or two sentences for a terminal: what this is, and that it is not a site's."""
+    """One or two sentences for a terminal: what this is, and that it is not a site's data."""
     cluster: str
     since: datetime
     until: datetime
     write_input: Callable[[Path], None]
-    """Writes ``sacct.txt`` (the form of ``sacct --parsable2``, UTC) and ``gpu/`` into a directory."""
+    """Writes ``sacct.txt`` (format of ``sacct --parsable2``, UTC) and ``gpu/`` into a directory."""
 
 
 def recorded() -> DemoHistory:
-    """The recording: real jobs, real Slurm, emulated GPUs, at the speed at which it happened."""
+    """Return the recording: real jobs and real Slurm, emulated GPUs, in real time."""
     facts = tomllib.loads((RECORDING / "recording.toml").read_text("utf-8"))
     since, until = facts["since"], facts["until"]
     minutes = round((until - since).total_seconds() / 60)
@@ -60,7 +66,7 @@ def recorded() -> DemoHistory:
 
 
 def synthetic(*, days: float, seed: int) -> DemoHistory:
-    """The invented history of 32 GPUs on six nodes; the same seed gives the same."""
+    """Return a synthetic history of 32 GPUs on six nodes, reproducible by its seed."""
 
     def write_input(target: Path) -> None:
         runs = schedule(np.random.default_rng(seed), days=days, jobs_per_day=JOBS_PER_DAY)
@@ -79,3 +85,48 @@ def synthetic(*, days: float, seed: int) -> DemoHistory:
         until=SYNTHETIC_START + timedelta(days=days),
         write_input=write_input,
     )
+
+
+_MARK = "made by slurm-affinode demo"
+
+Step = Callable[[str], None]
+
+
+def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> WrittenReport:
+    """Write ``input/``, ``state/``, ``report.html`` and ``summary.json`` into ``out``, replacing an earlier demo.
+
+    Raises ``AffinodeError`` if ``out`` cannot be written or contains files that no demo made.
+    """
+    say = step or (lambda _: None)
+    try:
+        _clear(out)
+        say("writing the history")
+        history.write_input(out / "input")
+    except OSError as error:
+        raise unwritable(out, error, hint="choose another --out") from error
+    config = Config(StoreConfig(state_dir=out / "state", db=f"sqlite:///{out / 'state' / 'affinode.sqlite'}"),
+                    ClusterConfig(name=history.cluster, timezone="UTC"))  # fmt: skip
+    say("ingesting accounting")
+    source = out / "input" / "sacct.txt"
+    with Repository.open(config.db_url) as repository:
+        accounting = sacct.read(source, where=str(source), how=SacctReading(cluster=history.cluster, zone="UTC"))
+        ingest.ingest_accounting(
+            repository, accounting, source=str(source), started=history.until, finished=history.until
+        )
+        say("ingesting GPU metrics")
+        options = ingest.read_options(config)
+        ingest.ingest_gpu_samples(config, repository, [out / "input" / "gpu"], options)
+    query = WasteQuery(history.since, history.until, thresholds=report.thresholds(config))
+    return report.build_report(
+        config, query, out, options=report.ReportOptions(title=history.title, csv=True), now=history.until, step=say
+    )
+
+
+def _clear(out: Path) -> None:
+    """Remove ``input/`` and ``state/`` of an earlier demo; refuse to touch other directories with these names."""
+    mark = out / "state" / "demo.txt"
+    if not mark.exists() and any((out / name).exists() for name in ("input", "state")):
+        raise AffinodeError(f"{out}: has input/ or state/ that no demo made", hint="choose another --out")
+    for name in ("input", "state"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    write_text(mark, f"{_MARK}: this directory is made anew by the next one\n")

@@ -1,1 +1,1 @@
-"""GPUs as a node sees them: what they do, which job uses them, and how that is passed on."""
+"""GPUs of a node: readings, the jobs that use them, and their export."""

@@ -1,47 +1,175 @@
-"""Which job a process belongs to, read from ``/proc`` alone: nothing is asked of Slurm.
+"""Lookup of the job that a process or a GPU belongs to, without a request to Slurm.
 
-In order: the cgroup that slurmd made (v1 ``/slurm/uid_1000/job_123/step_0``, v2
-``/system.slice/slurmstepd.scope/job_123/step_batch``), an ancestor ``slurmstepd: [123.batch]`` of root, the variable
-``SLURM_JOB_ID`` of its environment. Slurm 26.05 may name the cgroup by the job's SLUID; then a ``slurmstepd`` says the
-id, an ancestor or one of the cgroup: the environment is the user's to write.
+For a process, in this order: the cgroup made by slurmd (v1 ``/slurm/uid_1000/job_123/step_0``, v2
+``/system.slice/slurmstepd.scope/job_123/step_batch``), an ancestor ``slurmstepd: [123.batch]`` of root's, and the
+environment variable ``SLURM_JOB_ID``. Slurm 26.05 may name the cgroup after the job's SLUID; then the ID comes from a
+``slurmstepd`` (an ancestor, or one in the cgroup), because the user can write the environment.
+
+For a GPU, the job mapping directory of dcgm-exporter (``--hpc-job-mapping-dir``): one file per GPU, named by its index
+on the node (``0``; ``0.7`` for GPU instance 7 of GPU 0), with one job ID per line. The prolog adds a job, the epilog
+removes it. Writers lock; readers see whole files.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
 import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurm_affinode import kerneltext
-from slurm_affinode.model.gpu import JobRef
-from slurm_affinode.pinned import PROC, Id, Process, ancestors, own_identity, processes
+from slurm_affinode.base import kernel_text
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.files import make_open
+from slurm_affinode.base.pidfd import PROC, Id, Process, ancestors, own_identity, processes
+from slurm_affinode.model.gpu import Device, JobRef
+
+_NAME = re.compile(r"\d{1,4}(?:\.\d{1,4})?")
+_JOB = re.compile(r"\d+(?:[_+]\d+)?")
+LOCK_S = 20.0
+
+
+def key_of(device: Device) -> str:
+    """Return the name of a device's file."""
+    return str(device.index) if device.mig is None else f"{device.index}.{device.mig}"
+
+
+def read(directory: Path) -> Mapping[str, tuple[str, ...]] | None:
+    """Return the job IDs in each file, in order and without duplicates. None if there is no directory: not known.
+
+    Raises ``UnreachableError`` if it cannot be read.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    try:
+        for path in directory.iterdir():
+            if not _NAME.fullmatch(path.name):
+                continue
+            with contextlib.suppress(FileNotFoundError):  # the last job ended meanwhile
+                found[path.name] = _jobs(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnreachableError(f"{directory}: cannot be read: {error.strerror}") from error
+    return found
+
+
+def add(directory: Path, gpus: Sequence[str], job: str, *, lock_s: float = LOCK_S) -> None:
+    """Add ``job`` to the files of its GPUs. Repeating it is a no-op.
+
+    Raises ``ValueError`` for an invalid file name or ID, ``UnreachableError`` if nothing can be written.
+    """
+    _check(job)
+    wrong = [name for name in gpus if not _NAME.fullmatch(name)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no index of a GPU")
+    with _locked(directory, lock_s):
+        for name in gpus:
+            path = directory / name
+            jobs = _jobs(path) if path.exists() else ()
+            _write(path, jobs if job in jobs else (*jobs, job))
+
+
+def remove(directory: Path, job: str, *, lock_s: float = LOCK_S) -> None:
+    """Remove ``job`` from all files; it need not have a GPU. Raises as ``add``.
+
+    Every file is checked, because an epilog may not know the GPUs (Slurm leaves ``SLURM_JOB_GPUS`` empty if a job was
+    canceled while its prolog ran).
+    """
+    _check(job)
+    with _locked(directory, lock_s):
+        for path in sorted(directory.iterdir()):
+            if _NAME.fullmatch(path.name) and job in (jobs := _jobs(path)):
+                _write(path, tuple(one for one in jobs if one != job))
+
+
+def _check(job: str) -> None:
+    if not _JOB.fullmatch(job):
+        raise ValueError(f"{job!r} is no job ID")
+
+
+def _jobs(path: Path) -> tuple[str, ...]:
+    lines = (line.strip() for line in path.read_text("utf-8", "replace").splitlines())
+    return tuple(dict.fromkeys(line for line in lines if line))
+
+
+def _write(path: Path, jobs: tuple[str, ...]) -> None:
+    """Replace a file. It is not synced, since the jobs do not survive a power loss either."""
+    if not jobs:
+        path.unlink(missing_ok=True)
+        return
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    with temporary.open("x") as file:
+        file.write("".join(f"{job}\n" for job in jobs))
+        os.fchmod(file.fileno(), 0o644)
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(directory: Path, lock_s: float) -> Iterator[None]:
+    """Lock the directory itself, so that it needs no lock file (a shell may use ``flock DIRECTORY``)."""
+    try:
+        make_open(directory)
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            facts = os.fstat(fd)
+            if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+                # As root, this process would follow links that they place there.
+                raise UnreachableError(
+                    f"{directory}: others than its user may write to it",
+                    hint=f"try: chown root:root {directory} && chmod 0755 {directory}",
+                )
+            if not _lock(fd, lock_s):
+                raise UnreachableError(f"{directory}: has been locked for {lock_s:g} s")
+            yield
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise UnreachableError(f"{directory}: cannot be written: {error.strerror}") from error
+
+
+def _lock(fd: int, wait_s: float) -> bool:
+    """Lock a file exclusively. Return ``False`` if another process held the lock for ``wait_s`` seconds."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
 
 _CGROUP = re.compile(
     r"/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?)(?:/uid_\d+)?"
     r"/(?:job_(?P<job>\d+)|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
 _OF_A_USER = re.compile(r"/user@\d+\.service/")
-"""Below it systemd lets a user make cgroups of any name."""
+"""Below it, systemd lets users create cgroups of any name."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:[_+]\d+)?(?:\.([^\]]+))?\]")
 _JOB_ID, _STEP_ID = re.compile(r"[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,10}")
-"""What a process says in its environment is its user's choice: nothing else is taken for a number."""
+"""The user controls the environment of a process, so only these forms are parsed as numbers."""
 _REMEMBERED = 4096
 
 
 class JobFinder:
-    """Finds jobs of processes. Answers are remembered for as long as the process lives."""
+    """Finds jobs of processes. Results are cached as long as the process lives."""
 
     def __init__(self, proc: Path = PROC, *, cgroups: Path = Path("/sys/fs/cgroup"), trusted_uid: int = 0) -> None:
-        """``trusted_uid``: the user that slurmstepd runs as; what others call themselves counts for nothing."""
+        """``trusted_uid``: the user that slurmstepd runs as; titles of other users' processes are ignored."""
         self._proc = proc
         self._cgroups = cgroups
         self._trusted_uid = trusted_uid
         self._known: dict[Id, JobRef] = {}
 
     def started(self, pid: int) -> int | None:
-        """When the process started, in ticks since boot; None where there is none. With the PID it is unique."""
+        """Return the start time of a process in ticks since boot, or None. With the PID it is unique."""
         try:
             with Process(pid, proc=self._proc) as process:
                 return process.started
@@ -49,7 +177,7 @@ class JobFinder:
             return None
 
     def find(self, pid: int, started: int | None = None) -> JobRef | None:
-        """The job of a process; None where it is of none, or gone, or (``started``) its PID is another's by now."""
+        """Return the job of a process, or None if it has no job, is gone, or (``started``) its PID was reused."""
         try:
             with Process(pid, started=started, proc=self._proc) as process:
                 return self.of(process)
@@ -57,18 +185,18 @@ class JobFinder:
             return None
 
     def of(self, process: Process) -> JobRef | None:
-        """The job of a process that is held; None where it is of none, or gone."""
+        """Return the job of a process that is held, or None if it has no job or is gone."""
         try:
             key = process.id
             if key in self._known:
                 return self._known[key]
             found = self._look(process)
-            process.stat()  # it has not ended meanwhile: nothing of it was missing
+            process.stat()  # raises if it ended meanwhile, in which case data may be missing
         except OSError:
             return None
         if found is not None:
             if len(self._known) >= _REMEMBERED:
-                # A copy: another thread may find one meanwhile.
+                # Copy, because another thread may change it meanwhile.
                 self._known = {k: v for k, v in tuple(self._known.items()) if self.started(k.pid) == k.started}
             self._known[key] = found
         return found
@@ -84,33 +212,34 @@ class JobFinder:
         found = found or self._beside(match)
         if found is None:
             return _environment(process)
-        # slurmd made its cgroup: it is a job's, and only which one had to be found out.
+        # The cgroup was made by slurmd, so it is a job's; only the job ID had to be found.
         return replace(found, step=match["step"] or found.step, source="cgroup")
 
     def _beside(self, match: re.Match[str]) -> JobRef | None:
-        """The job of a cgroup, by a slurmstepd in it: those have one of their own in each step's."""
+        """Return the job of a cgroup from a slurmstepd in it; each step's cgroup has a slurmstepd of its own."""
         path = match.string[: match.end("sluid")]
-        if ".." in path.split("/"):  # outside of the cgroup namespace of this process
+        if ".." in path.split("/"):  # outside the cgroup namespace of this process
             return None
-        with contextlib.suppress(OSError, ValueError):  # also where its name is too long
+        with contextlib.suppress(OSError, ValueError):  # also if its name is too long
             for procs in (self._cgroups / path.lstrip("/")).glob("step_*/slurm/cgroup.procs"):
-                for process in processes(kerneltext.numbers("\n".join(kerneltext.lines(procs))), proc=self._proc):
+                for process in processes(kernel_text.numbers("\n".join(kernel_text.lines(procs))), proc=self._proc):
                     found = self.stepd(process)
-                    # Its number may have been given away since the list was read.
+                    # The PID may have been reused since the list was read.
                     place = _cgroup(process) if found is not None else None
                     if place is not None and place.string.startswith(path + "/"):
                         return found
         return None
 
     def stepd(self, process: Process) -> JobRef | None:
-        """The job of a slurmstepd, by its title; None for every other process.
+        """Return the job in the title of a slurmstepd; None for every other process.
 
-        Whoever starts a program gives it its title: a setuid one is root's, and says what a user has made it say.
+        A program's title is set by the process that starts it: a setuid program belongs to root, but its title is the
+        user's.
         """
         try:
             before = self._program(process)
             match = _STEPD.match(process.text("cmdline").replace("\0", " "))
-            # The same before and after: else a user's process may become a setuid program between two looks.
+            # Checked before and after, because a user's process could become a setuid program in between.
             if match is None or before is None or self._program(process) != before:
                 return None
         except OSError:
@@ -118,9 +247,9 @@ class JobFinder:
         return JobRef(int(match[1]), match[2], "slurmstepd")
 
     def jobs_here(self) -> frozenset[int]:
-        """Jobs with a slurmstepd on this node, by the number in its title, which may be that of their array.
+        """Return the jobs with a slurmstepd on this node, by the ID in its title, which may be that of their array.
 
-        One in a PID namespace below this one is of another node, which runs in a container.
+        A slurmstepd in a nested PID namespace belongs to another node that runs in a container.
         """
         own = own_identity(self._proc)
         return frozenset(
@@ -130,12 +259,12 @@ class JobFinder:
         )
 
     def _program(self, process: Process) -> tuple[int, int] | None:
-        """Device and inode of what a process runs, zeros where this process may not look; None: a user chose it."""
+        """Return device and inode of a process's program, zeros if not permitted; None if a user chose it."""
         if process.facts().st_uid != self._trusted_uid:
             return None
         try:
             program = process.facts("exe")
-        except OSError:  # root may look, and decides on what it finds
+        except OSError:  # only root may read it, and decides on the result
             return 0, 0
         return None if program.st_mode & stat.S_ISUID else (program.st_dev, program.st_ino)
 
@@ -159,7 +288,7 @@ def _environment(process: Process) -> JobRef | None:
 
 
 def _text(process: Process, name: str) -> str:
-    """A file of a process; empty where it cannot be read."""
+    """Return a file of a process; empty if it cannot be read."""
     try:
         return process.text(name)
     except OSError:

@@ -1,7 +1,8 @@
-"""The GPUs of this node through NVML. The only module that imports NVIDIA's binding.
+"""The GPUs of this node through NVML; the only module that imports NVIDIA's binding.
 
-A session is opened when it is needed and dropped when the driver goes, so that a reloaded driver is found again. GPUs
-fail one by one. Source: NVML API reference.
+A session is opened on demand and dropped when the driver is unloaded, so a reloaded driver is found again. GPUs fail
+one by one. Activity (Hopper and later) comes from GPU performance monitoring: a sample is an opaque snapshot of
+counters, and each metric is the mean between two of them. Source: NVML API reference, "GPM functions".
 """
 
 from __future__ import annotations
@@ -16,18 +17,75 @@ from typing import Any
 
 import pynvml
 
-from slurm_affinode.gpu.gpm import Activity
 from slurm_affinode.gpu.interface import DriverMissing, GpuError, GpuLost, NotPermitted, NotSupported
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
 
+METRICS = {"engine_active": 1, "sm_active": 2, "tensor_active": 5, "dram_active": 10}
+"""Field of ``Reading`` -> ``NVML_GPM_METRIC_*``: GRAPHICS_UTIL, SM_UTIL, ANY_TENSOR_UTIL, DRAM_BW_UTIL; in percent."""
+
+
+SHORTEST_S = 0.1
+"""Shortest interval. An earlier call returns the previous result and does not start a new interval."""
+
+
+class Activity:
+    """The two snapshots of one device. ``nvml`` is the binding; its errors are passed on."""
+
+    def __init__(
+        self, nvml: Any, handle: Any, gpu_instance: int | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``gpu_instance``: of a MIG instance; ``handle`` is then that of the whole GPU. ``clock``: in seconds."""
+        self._nvml = nvml
+        self._clock = clock
+        self._read_at: float | None = None
+        self._last: dict[str, float] = {}
+        self._handle = handle
+        self._instance = gpu_instance
+        self._before: Any = nvml.nvmlGpmSampleAlloc()
+        self._now: Any = nvml.nvmlGpmSampleAlloc()
+        self._primed = False
+
+    def read(self) -> dict[str, float]:
+        """Return the shares (0-1) since the last call; empty on the first. Metrics that the GPU lacks are omitted."""
+        nvml, now = self._nvml, self._clock()
+        if self._read_at is not None and 0 <= now - self._read_at < SHORTEST_S:
+            return self._last
+        if self._instance is None:
+            nvml.nvmlGpmSampleGet(self._handle, self._now)
+        else:
+            nvml.nvmlGpmMigSampleGet(self._handle, self._instance, self._now)
+        found: dict[str, float] = {}
+        if self._primed:
+            request = nvml.c_nvmlGpmMetricsGet_t()
+            request.version = nvml.NVML_GPM_METRICS_GET_VERSION
+            request.numMetrics = len(METRICS)
+            request.sample1, request.sample2 = self._before, self._now
+            for at, number in enumerate(METRICS.values()):
+                request.metrics[at].metricId = number
+            nvml.nvmlGpmMetricsGet(request)
+            for at, field in enumerate(METRICS):
+                metric = request.metrics[at]
+                # NaN if the counters did not advance between the two.
+                if metric.nvmlReturn == 0 and 0 <= metric.value <= 100 * 1.05:
+                    found[field] = min(1.0, metric.value / 100)
+        self._before, self._now, self._primed = self._now, self._before, True
+        self._last, self._read_at = found, now
+        return found
+
+    def close(self) -> None:
+        """Free the snapshots."""
+        for sample in (self._before, self._now):
+            self._nvml.nvmlGpmSampleFree(sample)
+
+
 MIB = 2**20
 RESCAN_S = 60.0
-"""While a GPU is lost the driver is opened anew this often, for what came back is only counted then."""
+"""Interval for reopening the driver while a GPU is lost; a GPU that came back is only detected then."""
 
 _MOST_PCT = 100
 _LIBRARY = "libnvidia-ml.so.1"
 _PLACES = ("/usr/local/nvidia/lib64", "/usr/lib64", "/usr/lib/x86_64-linux-gnu", "/usr/lib/wsl/lib")
-"""Where containers and other distributions have NVIDIA's libraries, which the loader may not know."""
+"""Locations of NVIDIA's libraries in containers and other distributions, which the loader may not search."""
 
 
 @dataclass(slots=True)
@@ -37,12 +95,12 @@ class _Open:
     device: Device
     handle: Any
     whole: Any
-    """Handle of the physical GPU; the same for a whole GPU."""
+    """Handle of the physical GPU; equals ``handle`` for a whole GPU."""
     activity: Activity | None
 
 
 class NvmlDriver:
-    """``GpuDriver`` on NVML. ``nvml`` is the binding (another one in tests), ``clock`` seconds of any origin."""
+    """``GpuDriver`` on NVML. ``nvml`` is the binding (a fake in tests), ``clock`` seconds of any origin."""
 
     def __init__(self, nvml: Any = pynvml, clock: Callable[[], float] = time.monotonic) -> None:
         self._nvml = nvml
@@ -66,26 +124,26 @@ class NvmlDriver:
             if hasattr(nvml, f"NVML_ERROR_{name}")
         }
 
-    # -- the contract ---------------------------------------------------------------------------------------------
+    # -- GpuDriver ------------------------------------------------------------------------------------------------
 
     def devices(self) -> Sequence[Device]:
-        """Open the driver where it is not; the devices that answered then."""
+        """Open the driver if needed; return the devices that responded then."""
         if self._open is not None and (self._lost or self._faults) and self._clock() >= self._rescan_at:
             self.close()
         return [one.device for one in self._all().values()]
 
     def faults(self) -> Sequence[GpuFault]:
-        """GPUs that were counted and did not answer when the driver was opened."""
+        """Return the GPUs that were counted but did not respond when the driver was opened."""
         return self._faults
 
     def read(self, device: Device) -> Reading:
-        """See ``GpuDriver.read``. Memory is asked first: what fails there is the GPU or the driver, not a field."""
+        """See ``GpuDriver.read``. Memory comes first: an error there concerns the GPU or driver, not one field."""
         one = self._of(device)
         nvml, handle = self._nvml, one.handle
         with self._asking(f"the memory of GPU {device.index}", one):
             memory = self._memory(handle)
         rates = self._field(one, nvml.nvmlDeviceGetUtilizationRates, handle)
-        # Power, energy and temperature are those of the board: an instance has none of its own.
+        # Power, energy and temperature are those of the board; a MIG instance has none of its own.
         board = device.mig is None
         power_mw = self._field(one, nvml.nvmlDeviceGetPowerUsage, handle) if board else None
         energy = self._field(one, nvml.nvmlDeviceGetTotalEnergyConsumption, handle) if board else None
@@ -122,7 +180,7 @@ class NvmlDriver:
                 except self._nvml.NVMLError as error:
                     if kind == "compute" or self._codes.get(error.value) != "unsupported":
                         raise
-                    running = []  # a GPU that only computes
+                    running = []  # a GPU without graphics support
                 for process in running:
                     used = process.usedGpuMemory
                     found[process.pid] = GpuProcess(process.pid, None if used is None else used / MIB, kind)
@@ -136,12 +194,13 @@ class NvmlDriver:
             try:
                 samples = self._nvml.nvmlDeviceGetProcessUtilization(one.handle, since_us)
             except self._nvml.NVMLError as error:
-                # No process worked since then; the binding raises "success" where there is room for none and none is.
+                # No process was active since then. If the result is empty, the binding may raise an error with the code
+                # of success.
                 if error.value not in (self._nvml.NVML_ERROR_NOT_FOUND, self._nvml.NVML_SUCCESS):
                     raise
                 samples = []
             for s in sorted(samples, key=lambda sample: sample.timeStamp):
-                # Drivers also return what was never written: shares above 100, times before the one that was given.
+                # Drivers also return uninitialized entries: shares above 100, times before the requested one.
                 if s.pid and max(s.smUtil, s.memUtil) <= _MOST_PCT and s.timeStamp > since_us:
                     latest[s.pid] = ProcessUtilization(s.pid, s.timeStamp, float(s.smUtil), float(s.memUtil))
         return sorted(latest.values(), key=lambda one: one.pid)
@@ -154,7 +213,7 @@ class NvmlDriver:
         return found.decode() if isinstance(found, bytes) else str(found)
 
     def close(self) -> None:
-        """Let the driver go. XIDs that were seen are remembered."""
+        """Close the driver. XIDs seen so far are kept."""
         opened, self._open = self._open, None
         self._faults, self._lost, self._watched = (), set(), set()
         if opened is None:
@@ -173,7 +232,7 @@ class NvmlDriver:
     # -- opening --------------------------------------------------------------------------------------------------
 
     def _all(self) -> dict[tuple[str, str | None], _Open]:
-        """What is open; the driver is opened where it is not."""
+        """Return the open devices, opening the driver if needed."""
         if self._open is None:
             return self._start()
         return self._open
@@ -202,7 +261,7 @@ class NvmlDriver:
 
     def _opened(self, handle: Any, index: int) -> Iterator[_Open]:
         nvml = self._nvml
-        # Only the UUID must be there; the rest describes.
+        # Only the UUID is mandatory.
         whole = Device(
             uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
             index=index,
@@ -223,7 +282,7 @@ class NvmlDriver:
                 part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, at)
                 number = int(nvml.nvmlDeviceGetGpuInstanceId(part))
             except nvml.NVMLError:
-                continue  # the numbers of instances have gaps
+                continue  # instance numbers have gaps
             name = self._described(partial(nvml.nvmlDeviceGetName, part))
             total = self._described(partial(nvml.nvmlDeviceGetMemoryInfo, part))
             device = Device(
@@ -234,7 +293,7 @@ class NvmlDriver:
             yield _Open(device, part, handle, self._gpm(handle, number))
 
     def _described(self, ask: Callable[[], Any]) -> Any:
-        """An answer without which a device can be used."""
+        """Return an optional value; None if the query fails."""
         try:
             return ask()
         except self._nvml.NVMLError as error:
@@ -250,7 +309,7 @@ class NvmlDriver:
         except self._nvml.NVMLError:
             return None
 
-    # -- asking ---------------------------------------------------------------------------------------------------
+    # -- queries --------------------------------------------------------------------------------------------------
 
     def _of(self, device: Device) -> _Open:
         found = self._all().get((device.uuid, device.mig))
@@ -276,7 +335,7 @@ class NvmlDriver:
                 "fb_total_mib": memory.total / MIB}  # fmt: skip
 
     def _field(self, one: _Open, ask: Callable[..., Any], *arguments: Any) -> Any:
-        """One field, None where the GPU cannot say it just now. Raises ``GpuLost`` and ``DriverMissing``."""
+        """Return one field; None if not available now. Raises ``GpuLost`` and ``DriverMissing``."""
         try:
             return ask(*arguments)
         except self._nvml.NVMLError as error:
@@ -333,7 +392,7 @@ class NvmlDriver:
                 self._watched.add(one.device.uuid)
 
     def _take_events(self) -> None:
-        """Note the XIDs that have happened; nobody is waited for."""
+        """Record XID events that have occurred, without waiting."""
         nvml = self._nvml
         while self._watched:
             try:
@@ -349,5 +408,5 @@ def _text(value: Any) -> str:
 
 
 def _lies_in() -> str | None:
-    """The directory that has NVML's library, where the loader has not found it."""
+    """Return the directory of NVML's library if the loader has not found it."""
     return next((place for place in _PLACES if (Path(place) / _LIBRARY).exists()), None)

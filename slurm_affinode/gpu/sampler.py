@@ -1,50 +1,227 @@
-"""Samples every GPU of the node at a period and hands each sweep to the sinks."""
+"""Sampler that reads every GPU of the node periodically and spools the samples to disk.
+
+The open spool file is text, ``NAME.csv.part``. Each sweep is written at once, so a crash of the process loses nothing,
+and synced once a minute. A full file is closed and converted to Parquet; after a crash an open file is truncated after
+its last complete line and closed at the next start. The columns are those of ``metrics.schema.SAMPLES``; that module is
+not imported, because the sampler does not need Polars.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import io
+import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TextIO
 
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.gpu import jobmap
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import fsync_dir
+from slurm_affinode.gpu import jobs
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.model.gpu import Device, GpuFault, GpuSample, Sweep
+from slurm_affinode.model.gpu import Device, GpuFault, GpuSample, Reading, Sweep
+
+COLUMNS = (
+    "cluster", "node", "uuid", "pci", "index", "mig", "mig_profile", "model", "time",
+    "util_pct", "engine_active", "sm_active", "tensor_active", "dram_active", "fb_used_mib", "fb_total_mib", "power_w",
+    "xid", "job",
+)  # fmt: skip
+PART = ".csv.part"
+DURABLE_EVERY_S = 60.0
+SWEEP_EVERY_S = 3600.0
+
+
+class Spool:
+    """Sink that writes sweeps to files in a directory, which nodes may share: names contain the node."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        node: str,
+        cluster: str | None,
+        file_s: float,
+        keep_s: float | None,
+        closed: Callable[[Path], None] = lambda path: None,
+        say: Callable[[str], None] = lambda message: None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """``file_s``: seconds per file; ``keep_s``: age limit of closed files; ``closed`` is called with each.
+
+        Raises ``OSError`` if nothing can be written.
+        """
+        self._directory, self._node, self._cluster = directory, node, cluster
+        self._file_s, self._keep_s = file_s, keep_s
+        self._closed, self._say, self._now = closed, say, now
+        self._file: TextIO | None = None
+        self._path = directory
+        self._opened = self._durable = self._expired = 0.0
+        self._failing = False
+        directory.mkdir(parents=True, exist_ok=True)
+        self._recover()
+
+    def put(self, sweep: Sweep) -> None:
+        """Append a sweep. A failure (disk full) is reported once; writing is retried with the next sweep."""
+        if not sweep.samples and all(fault.device is None for fault in sweep.faults):
+            return
+        try:
+            if self._file is not None and not self._opened <= sweep.time_s < self._opened + self._file_s:
+                self.rotate()
+            file = self._file or self._open(sweep.time_s)
+            file.write(rows_of(sweep, self._node, self._cluster))
+            file.flush()
+            if sweep.time_s >= self._durable + DURABLE_EVERY_S:
+                os.fsync(file.fileno())
+                self._durable = sweep.time_s
+            if self._failing:
+                self._say(f"{self._directory}: samples are written again")
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                self._say(f"{self._directory}: samples cannot be written and are lost: {error.strerror}")
+            self._failing = True
+            self._abandon()
+
+    def rotate(self) -> None:
+        """Close the open file now. Raises ``OSError``."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        with file:
+            file.flush()
+            os.fsync(file.fileno())
+        self._finish(self._path)
+        self._expire()
+
+    def close(self) -> None:
+        """Close the open file."""
+        try:
+            self.rotate()
+        except OSError as error:
+            self._say(f"{self._directory}: the last file cannot be closed: {error.strerror}")
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def _open(self, time_s: float) -> TextIO:
+        stamp = datetime.fromtimestamp(time_s, UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3] + "Z"
+        self._path = self._directory / f"gpu-{self._node}-{stamp}{PART}"
+        self._file = self._path.open("a", encoding="utf-8", newline="")
+        self._opened = self._durable = time_s
+        if self._file.tell() == 0:
+            self._file.write(",".join(COLUMNS) + "\n")
+        return self._file
+
+    def _finish(self, path: Path) -> None:
+        whole = path.with_name(path.name.removesuffix(".part"))
+        path.replace(whole)
+        fsync_dir(self._directory)
+        self._closed(whole)
+
+    def _abandon(self) -> None:
+        """Close the file after a failed write, truncated to its last complete line as after a crash."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(OSError):
+                file.close()
+            with contextlib.suppress(OSError):
+                self._salvage(self._path)
+
+    def _mine(self, suffix: str) -> Iterator[Path]:
+        # The time stamp has no hyphen, but a node's name may: gpu-c1-... does not belong to node c1-2.
+        for path in sorted(self._directory.glob(f"gpu-{self._node}-*{suffix}")):
+            if "-" not in path.name.removeprefix(f"gpu-{self._node}-"):
+                yield path
+
+    def _recover(self) -> None:
+        for path in list(self._mine(PART)):
+            self._salvage(path)
+        for path in list(self._mine(".csv")):
+            self._closed(path)
+
+    def _salvage(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            content = file.read()
+            size = content.rfind(b"\n") + 1
+            file.truncate(size)
+        if content[:size].count(b"\n") < 2:
+            path.unlink()
+        else:
+            self._finish(path)
+
+    def _expire(self) -> None:
+        now = self._now()
+        if self._keep_s is None or now < self._expired + SWEEP_EVERY_S:
+            return
+        self._expired = now
+        for path in (*self._mine(".csv"), *self._mine(".parquet")):
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_mtime < now - self._keep_s:
+                    path.unlink()
+
+
+def rows_of(sweep: Sweep, node: str, cluster: str | None) -> str:
+    """Return the CSV lines of a sweep. A missing value is an empty cell; a GPU that could not be read has no values."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    stamp = datetime.fromtimestamp(sweep.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    failed = (GpuSample(fault.device, Reading(), None) for fault in sweep.faults if fault.device is not None)
+    for sample in (*sweep.samples, *failed):
+        writer.writerow(_cells(sample, stamp, node, cluster))
+    return text.getvalue()
+
+
+def _cells(sample: GpuSample, stamp: str, node: str, cluster: str | None) -> tuple[object, ...]:
+    device, reading = sample.device, sample.reading
+    return (
+        cluster, node, device.uuid, device.pci, device.index, device.mig, device.mig_profile, device.model, stamp,
+        *map(_number, (
+            reading.util_pct, reading.engine_active, reading.sm_active, reading.tensor_active, reading.dram_active,
+            reading.fb_used_mib, reading.fb_total_mib, reading.power_w,
+        )),
+        reading.xid, ",".join(sample.jobs or ()),
+    )  # fmt: skip
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.7g}"
+
 
 Say = Callable[[str], None]
 
 
 class JobSource(Protocol):
-    """Says which jobs have a device."""
+    """Maps devices to jobs."""
 
     def refresh(self) -> None:
-        """Called once before each sweep."""
+        """Prepare for a sweep. Called once before each."""
         ...
 
     def jobs_of(self, device: Device) -> tuple[str, ...] | None:
-        """Ids, ascending; ``()``: no job; None: not known."""
+        """Return the job IDs, ascending; ``()``: no job; None: not known."""
         ...
 
 
 class Sink(Protocol):
-    """Takes sweeps."""
+    """Receives sweeps."""
 
     def put(self, sweep: Sweep) -> None:
-        """Take one sweep."""
+        """Process one sweep."""
         ...
 
     def close(self) -> None:
-        """There will be no more."""
+        """Finish after the last sweep."""
         ...
 
 
 class MappedJobs:
-    """The jobs that a job mapping directory names: what was allocated, also to a job without a process on it.
+    """The jobs in a job mapping directory: allocations, including jobs without a process on the device.
 
-    Where there is no such directory (no prolog has run yet), ``otherwise`` is asked.
+    If the directory does not exist (no prolog has run yet), ``otherwise`` is used.
     """
 
     def __init__(self, directory: Path, otherwise: JobSource | None = None) -> None:
@@ -53,23 +230,23 @@ class MappedJobs:
         self._map: Mapping[str, tuple[str, ...]] | None = None
 
     def refresh(self) -> None:
-        """Read the directory. One that cannot be read says nothing."""
+        """Read the directory. If that fails, the jobs are not known."""
         try:
-            self._map = jobmap.read(self._directory)
+            self._map = jobs.read(self._directory)
         except AffinodeError:
             self._map = None
 
     def jobs_of(self, device: Device) -> tuple[str, ...] | None:
         """See ``JobSource``."""
         if self._map is not None:
-            return ordered(self._map.get(jobmap.key_of(device), ()))
+            return ordered(self._map.get(jobs.key_of(device), ()))
         return None if self._otherwise is None else self._otherwise.jobs_of(device)
 
 
 class ProcessJobs:
-    """The jobs whose processes hold a context on the device.
+    """The jobs of processes that hold a context on the device.
 
-    What a process says of itself (its environment) does not count: it may have outlived the job.
+    Environment variables of a process do not count, since it may have outlived the job.
     """
 
     def __init__(self, driver: GpuDriver, finder: JobFinder | None = None) -> None:
@@ -77,10 +254,10 @@ class ProcessJobs:
         self._finder = finder or JobFinder()
 
     def refresh(self) -> None:
-        """Nothing is kept between sweeps."""
+        """Do nothing; there is no state between sweeps."""
 
     def jobs_of(self, device: Device) -> tuple[str, ...] | None:
-        """See ``JobSource``. An idle allocation has no process yet: that no job has the device is never known."""
+        """See ``JobSource``. Never ``()``, because an idle allocation has no process yet."""
         try:
             processes = self._driver.processes(device)
         except GpuError:
@@ -90,12 +267,12 @@ class ProcessJobs:
 
 
 def ordered(jobs: set[str] | Sequence[str]) -> tuple[str, ...]:
-    """Job ids ascending by number, each once."""
+    """Return unique job IDs in numerical order."""
     return tuple(sorted(set(jobs), key=lambda job: (len(job), job)))
 
 
 class Sampler:
-    """One sweep at a time. ``now`` gives seconds of the epoch."""
+    """Takes one sweep at a time. ``now`` returns seconds since the epoch."""
 
     def __init__(self, driver: GpuDriver, jobs: JobSource, *, now: Callable[[], float] = time.time) -> None:
         self._driver = driver
@@ -103,7 +280,7 @@ class Sampler:
         self._now = now
 
     def sweep(self) -> Sweep:
-        """Ask every device once. A device that fails is a fault of the sweep, and so is a driver that is not there."""
+        """Read every device once. Failing devices become faults of the sweep, and so does a missing driver."""
         moment = self._now()
         self._jobs.refresh()
         samples: list[GpuSample] = []
@@ -133,9 +310,9 @@ def run(
     say: Say = lambda message: None,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Sweep every ``period_s`` seconds until ``stop``; close the sinks. A sweep that takes longer leaves some out.
+    """Sweep every ``period_s`` seconds until ``stop``, then close the sinks. A sweep that takes longer skips some.
 
-    What is wrong is said once, and once more when it is over.
+    Each problem is reported once, and again when all are gone.
     """
     began, done, said = monotonic(), 0, frozenset[str]()
     try:

@@ -1,1 +1,1 @@
-"""Frozen values shared by every layer. Standard library only."""
+"""Immutable values shared by all layers. Standard library only."""

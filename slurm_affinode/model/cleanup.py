@@ -1,30 +1,65 @@
-"""What a site allows to be done about findings, what is decided, and what was done. Spans are seconds, times UTC."""
+"""Clean-up: the policy of a site, decisions, outcomes, and their audit. Durations are seconds, times UTC."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
-from typing import Literal
+from typing import Any, Literal
 
 from slurm_affinode.model.finding import CERTAIN_MAPPINGS, USER_KINDS, Finding
 
+RESULTS = ("done", "planned", "spared", "gone", "failed", "refused", "seen")
+"""``planned``: dry run; ``spared``: not done, for the reason given; ``gone``: the target ended first; ``seen``:
+listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """One audit record. Records are append-only."""
+
+    at: datetime
+    run: str
+    """The same for all records of one command."""
+    actor: str
+    """``root@node`` of the caller, with the user who called sudo, if any."""
+    verb: str
+    """``look``, ``warn-user``, ``cancel``, ``kill-process``, ``keep``, ..."""
+    result: str
+    """A word of ``RESULTS``."""
+    reason: str
+    cluster: str | None = None
+    kind: str | None = None
+    finding: str | None = None
+    """Key of the finding."""
+    job_id: int | None = None
+    job: str | None = None
+    user: str | None = None
+    """The user concerned."""
+    node: str | None = None
+    rule: str | None = None
+    evidence: Any = None
+    """Inputs of the decision, as JSON values."""
+    number: int | None = None
+    """Assigned by the database."""
+
+
 ActionWord = Literal["none", "warn", "cancel", "kill", "drain", "resume"]
-"""What a rule may ask for."""
+"""Actions that a rule can set."""
 Verb = Literal["warn-user", "warn-admin", "cancel", "suspend", "kill-process", "drain", "resume", "none"]
-"""What is done about one finding."""
+"""Actions on one finding."""
 
 SCOPES = ("clusters", "partitions", "nodes", "qos", "accounts", "users")
-"""What rules and exemptions go by, the least specific first."""
+"""Criteria of rules and exemptions, the least specific first."""
 NEVER = date(9999, 12, 31)
-"""Expiry of an exemption that stays."""
+"""Expiry of a permanent exemption."""
 DESTRUCTIVE: frozenset[str] = frozenset({"cancel", "suspend", "kill-process", "drain", "resume"})
-"""Verbs that change something on the cluster."""
+"""Verbs that change the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """After how long without use what happens; ``None``: not at all."""
+    """Idle time before each stage; ``None``: the stage is skipped."""
 
     first_warning_s: float | None = None
     second_warning_s: float | None = None
@@ -32,59 +67,59 @@ class Stages:
 
     @property
     def warnings(self) -> tuple[float, ...]:
-        """Times of the warnings."""
+        """Idle times of the warnings."""
         return tuple(one for one in (self.first_warning_s, self.second_warning_s) if one is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Interactive:
-    """What jobs without a script (``salloc``, ``srun``) are allowed more than others."""
+    """Allowances for jobs without a script (``salloc``, ``srun``)."""
 
     max_run_s: float | None = None
-    """With a time limit up to this and at most ``max_gpus`` GPUs they are left alone; ``None``: no such allowance."""
+    """Jobs with at most this time limit and ``max_gpus`` GPUs are exempt; ``None``: no such allowance."""
     max_gpus: int = 1
     extra_s: float = 0.0
-    """Added to each stage of the others."""
+    """Added to each stage for all other interactive jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What is done about a finding, where nothing more specific says otherwise."""
+    """Actions on a finding, unless more specific settings apply."""
 
     action: ActionWord = "warn"
     fixed: Stages = Stages()
     """For GPUs that were never used, counted from the start of the job."""
     sliding: Stages = Stages()
-    """For GPUs that were used, counted from when they were used last."""
+    """For GPUs that were used, counted from their last use."""
     min_run_s: float = 0.0
-    """A run is left alone for so long."""
+    """Minimum run time of a job before any action."""
     min_gpus: int = 1
-    """Jobs with fewer GPUs are left alone."""
+    """Jobs with fewer GPUs are exempt."""
     gpu_fraction: float = 1.0
-    """So much of the job's GPUs has to be idle for a cancellation, 0-1. GPUs that are unknown do not count as idle."""
+    """Share of the job's GPUs that must be idle for a cancellation, 0-1. Unknown GPUs do not count as idle."""
     min_score: float = 0.0
     mappings: tuple[str, ...] = CERTAIN_MAPPINGS
-    """Kinds of mapping on which a cancellation may rest."""
+    """Kinds of mapping that suffice for a cancellation."""
     interactive: Interactive = Interactive()
     do_not_cancel: bool = False
-    """Warnings only, whatever the stages say."""
+    """Send warnings only, regardless of the stages."""
     prefer_suspend: bool = True
-    """A job that opted in is suspended in place of being cancelled."""
+    """Suspend a job that opted in instead of canceling it."""
     cancel_steps: bool = False
-    """Where steps run, they are ended and the allocation stays."""
+    """Cancel the running steps, if any, and keep the allocation."""
     warn_user: bool = True
     warn_admins: bool = False
     cancel_working_days_only: bool = False
     warn_working_days_only: bool = False
     grace_s: float = 120.0
-    """A process that belongs to no job, or a node, has been so for so long before anything is done."""
+    """Minimum age of a finding about a process without a job, or a node, before it is killed, drained or resumed."""
     repeat_s: float = 7 * 86400.0
-    """The same matter is mailed again after so long, where there are no stages."""
+    """Interval of repeated mails about the same matter, for findings without stages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a rule or an exemption is about; an empty list is everything."""
+    """Criteria of a rule or an exemption; an empty list matches everything."""
 
     clusters: tuple[str, ...] = ()
     partitions: tuple[str, ...] = ()
@@ -98,31 +133,31 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Settings for some findings; only those in ``sets`` are said by this rule."""
+    """Settings for some findings; the rule sets only the keys in ``sets``."""
 
     name: str
     match: Match
     settings: Settings
     sets: frozenset[str]
-    """``action``, ``fixed.cancel_s``, ..."""
+    """``action``, ``fixed``, ``grace``, ..."""
     line: int
 
 
 @dataclass(frozen=True, slots=True)
 class Exemption:
-    """What nothing is done about, until the end of a day."""
+    """Findings that are exempt from actions, until the end of a day."""
 
     match: Match
     until: date
     reason: str
     warnings: bool
-    """Warnings are sent all the same."""
+    """Warnings are still sent."""
     line: int
 
 
 @dataclass(frozen=True, slots=True)
 class Calendar:
-    """When people are at work."""
+    """Working times of the site."""
 
     timezone: str | None = None
     """IANA zone; ``None``: that of the process."""
@@ -132,10 +167,10 @@ class Calendar:
     end: time = time(23, 59, 59, 999999)
     holidays: frozenset[date] = frozenset()
     yearly: frozenset[tuple[int, int]] = frozenset()
-    """Month and day of holidays that are the same each year."""
+    """Month and day of yearly holidays."""
 
     def working(self, local: datetime) -> bool:
-        """Whether people are at work at this time of the site."""
+        """Return whether a local time of the site is working time."""
         day = local.date()
         if day in self.holidays or (day.month, day.day) in self.yearly or day.weekday() not in self.working_days:
             return False
@@ -144,7 +179,7 @@ class Calendar:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The most that one run does without a person."""
+    """Maximum numbers of actions in one run without confirmation by a person."""
 
     cancel: int = 5
     suspend: int = 10
@@ -154,7 +189,7 @@ class Limits:
     mails: int = 200
 
     def of(self, verb: str) -> int | None:
-        """For a verb; ``None``: no limit."""
+        """Return the limit of a verb; ``None``: no limit."""
         return {
             "cancel": self.cancel, "suspend": self.suspend, "kill-process": self.kill, "drain": self.drain,
             "resume": self.resume,
@@ -172,29 +207,29 @@ class Smtp:
     password_file: str | None = None
     timeout_s: float = 30.0
     ca_file: str | None = None
-    """Certificates (PEM) of authorities to believe in place of the system's."""
+    """CA bundle (PEM) to use instead of the system's."""
 
 
 @dataclass(frozen=True, slots=True)
 class MailPolicy:
-    """How people are told."""
+    """Delivery of notifications."""
 
     via: Literal["none", "smtp", "command", "webhook"] = "none"
     sender: str = "slurm-affinode@localhost"
     address: str = "{user}"
-    """Of a user, ``{user}`` replaced by the name in Slurm."""
+    """Address of a user; ``{user}`` is replaced by the user name in Slurm."""
     addresses: Mapping[str, str] = field(default_factory=dict)
-    """User -> address, for those who have another one."""
+    """User -> address, where it differs from the pattern."""
     admins: tuple[str, ...] = ()
     reply_to: str | None = None
     language: str = "en"
     languages: Mapping[str, str] = field(default_factory=dict)
     """User -> language."""
     templates: str | None = None
-    """A directory with the site's own templates and texts, looked into before ours."""
+    """Directory with the site's own templates and texts, which override the built-in ones."""
     smtp: Smtp = Smtp()
     command: tuple[str, ...] = ()
-    """Gets the message on standard input; ``{to}``, ``{subject}`` and ``{user}`` are replaced in its arguments."""
+    """Receives the message on standard input; ``{to}``, ``{subject}`` and ``{user}`` are replaced in its arguments."""
     webhook: str | None = None
     webhook_token_file: str | None = None
     help_url: str | None = None
@@ -202,23 +237,23 @@ class MailPolicy:
 
 @dataclass(frozen=True, slots=True)
 class KeepPolicy:
-    """Whether owners may postpone."""
+    """Whether and how long owners may postpone actions."""
 
     allow: bool = True
     max_s: float = 4 * 3600.0
     min_why: int = 10
-    """Characters of the reason."""
+    """Minimum length of the reason, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class EpilogPolicy:
-    """What is done about processes that a job left on its GPUs when it has ended."""
+    """Handling of processes that an ended job left on its GPUs."""
 
     dirty: Literal["report", "drain"] = "report"
-    """When a GPU is still held after the processes were killed."""
+    """Action if a GPU is still held after the processes were killed."""
     kill: bool = True
     wait_s: float = 5.0
-    """For killed processes to go and for their memory to become free."""
+    """Time for killed processes to end, and for their memory to be freed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +284,7 @@ class SentWarning:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """An owner's wish to be left alone for a time."""
+    """An owner's request to exempt a job for a while."""
 
     cluster: str
     job_id: int
@@ -262,16 +297,16 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What was done before, as far as a decision needs it."""
+    """Earlier actions, as far as decisions depend on them."""
 
     warnings: Mapping[str, tuple[SentWarning, ...]] = field(default_factory=dict)
     """Key of a finding -> warnings, oldest first."""
     keeps: Mapping[tuple[str, int], Keep] = field(default_factory=dict)
-    """(cluster, job id) -> the owner's wish."""
+    """(cluster, job ID) -> the owner's request."""
     told: Mapping[str, datetime] = field(default_factory=dict)
-    """Key of a finding -> when somebody was last told, where there are no stages."""
+    """``Finding.matter`` -> time of the last notification, for findings without stages."""
     seen: Mapping[str, datetime] = field(default_factory=dict)
-    """Key of a finding of which it is not known since when -> when it was first seen."""
+    """Key of a finding without a known start -> time when it was first seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,32 +316,32 @@ class Action:
     verb: Verb
     finding: Finding
     code: str
-    """For machines: ``due``, ``too-early``, ``exempt``, ``stale``, ``kept``, ``limit``, ``working-days``, ..."""
+    """Machine-readable: ``due``, ``too-early``, ``exempt``, ``stale``, ``kept``, ``limit``, ``working-days``, ..."""
     reason: str
-    """For people."""
+    """For users and administrators."""
     rule: str = ""
     number: int = 0
-    """Of a warning, from 1; 0: it has no stages."""
+    """Number of a warning, from 1; 0: a finding without stages."""
     settings: Settings = Settings()
     suspends: bool = False
-    """Of a warning: at the end of the stages the job is suspended, for it opted in."""
+    """Warning: the job will be suspended at the end of the stages, because it opted in."""
     stays: bool = False
-    """Of a warning: nothing follows at the end of the stages, whatever the settings say."""
+    """Warning: nothing follows at the end of the stages, regardless of the settings."""
     steps: bool = False
-    """Of a cancellation that was done: of its steps alone."""
+    """Completed cancellation: only the steps were canceled."""
     parts: tuple[Finding, ...] = ()
-    """The other parts of the heterogeneous job: what ends one of them ends the whole, and all have to be idle."""
+    """The other parts of a heterogeneous job: ending one part ends the whole job, so all must be idle."""
     held: Action | None = None
-    """What would be done if the run had not reached its limit."""
+    """The action that the limit of the run prevented."""
 
     @property
     def key(self) -> str:
-        """What must not be done twice."""
+        """Identity of the action, which must not be repeated."""
         return f"{self.verb}{self.number or ''}|{self.finding.key}"
 
     @property
     def target(self) -> str:
-        """What it is done to, for people."""
+        """The target, as shown to users."""
         subject = self.finding.subject
         if self.finding.kind in USER_KINDS:
             return f"user {self.finding.user}"

@@ -1,4 +1,4 @@
-"""Jobs, steps, nodes and partitions of a live cluster, as slurmctld shows them at a moment.
+"""Jobs, steps, nodes and partitions of a live cluster: a snapshot from slurmctld.
 
 ``None`` is unknown or does not apply, 0 is a measurement. Times are aware UTC, spans are seconds.
 """
@@ -15,7 +15,7 @@ ENDED_STATES = frozenset(
         "PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT",
     }
 )  # fmt: skip
-"""States that a job does not leave (a requeued one is shown as PENDING)."""
+"""Final states of a job (a requeued job is shown as PENDING)."""
 
 ALLOCATED_STATES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "RESIZING"})
 """States in which a job holds nodes."""
@@ -23,11 +23,11 @@ ALLOCATED_STATES = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING
 
 @dataclass(frozen=True, slots=True)
 class GpuCount:
-    """How many GPUs a TRES or GRES string names."""
+    """Number of GPUs in a TRES or GRES string."""
 
     count: int
     kind: str | None = None
-    """The types, sorted and joined by ``+``; ``None`` where Slurm names none."""
+    """The types, sorted and joined by ``+``; ``None`` if Slurm names none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +38,15 @@ class NodeGpus:
     count: int
     kind: str | None = None
     indices: tuple[int, ...] = ()
-    """Slurm's numbers of the GPUs (order of gres.conf), empty where it does not say."""
+    """GPU numbers in Slurm (order of gres.conf); empty if Slurm does not report them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a job that runs now."""
+    """A running step of a job."""
 
     job_id: int
-    """The raw id."""
+    """The raw ID."""
     step: str
     """``0``, ``1``, ..., ``batch``, ``extern`` or ``interactive``."""
     name: str | None
@@ -55,27 +55,27 @@ class Step:
     start: datetime | None
     tasks: int | None
     gpus: GpuCount | None
-    """``None`` where the step's TRES are not known: always for ``batch`` and ``extern``."""
+    """``None`` if the step's TRES are not known: always for ``batch`` and ``extern``."""
     tres: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def id(self) -> str:
-        """``123.0``, as Slurm's commands take it."""
+        """``123.0``, as used by Slurm's commands."""
         return f"{self.job_id}.{self.step}"
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job, array task, component of a heterogeneous job, or the tasks of an array that are still one record."""
+    """One job, array task, component of a heterogeneous job, or the array tasks that still share one record."""
 
     job_id: int
-    """The raw id, unique among all of these."""
+    """The raw ID, unique among all of these."""
     array_job_id: int | None
     array_task_id: int | None
     array_tasks: str | None
-    """Tasks that have no record of their own yet: ``2-3,7``."""
+    """Tasks without a record of their own yet: ``2-3,7``."""
     array_limit: int | None
-    """At most so many tasks of the array at once."""
+    """Maximum number of concurrent tasks of the array."""
     het_job_id: int | None
     het_offset: int | None
     name: str | None
@@ -83,65 +83,65 @@ class Job:
     uid: int | None
     account: str | None
     partitions: tuple[str, ...]
-    """One while it runs; all that were asked for while it is pending."""
+    """One while it runs; all requested ones while it is pending."""
     qos: str | None
     state: str
-    """Slurm's word, with the transitions before the state below them: COMPLETING, CONFIGURING, ..."""
+    """State in Slurm's words, with the transitional states COMPLETING, CONFIGURING, ... in place of the base state."""
     reason: str | None
-    """Why it is pending or why it ended, in Slurm's words."""
+    """Why it is pending or has ended, in Slurm's words."""
     priority: int | None
     held: bool
     """Pending with priority 0: it starts only after a release."""
     submit: datetime | None
-    """Of this run: a requeue sets it anew."""
+    """Submit time of this attempt: a requeue sets it again."""
     eligible: datetime | None
     start: datetime | None
-    """When it started; ``None`` while it is pending."""
+    """Start time; ``None`` while it is pending."""
     end: datetime | None
-    """When it ended; ``None`` before."""
+    """End time; ``None`` before."""
     expected_start: datetime | None
-    """Of a pending job: the scheduler's plan, or the begin time asked for."""
+    """Of a pending job: the start planned by the scheduler, or the requested begin time."""
     time_limit_s: int | None
-    """``None`` also where there is no limit."""
+    """``None`` also if there is no limit."""
     nodes: tuple[str, ...]
     batch_host: str | None
     node_count: int | None
     cpus: int | None
     requeue: bool
-    """May be requeued."""
+    """Whether it may be requeued."""
     restarts: int
     tres_requested: Mapping[str, str]
     tres_allocated: Mapping[str, str]
     """Empty while it is pending."""
     gpus_requested: GpuCount | None
     gpus_allocated: GpuCount | None
-    """``None`` where Slurm does not count GPUs, or none are named."""
+    """``None`` if Slurm does not count GPUs, or names none."""
     node_gpus: tuple[NodeGpus, ...] | None
-    """GPUs by node and number, of a job that holds nodes; ``None`` where they were not asked for."""
+    """GPUs by node and number, of a job that holds nodes; ``None`` if they were not queried."""
     features: str | None
     """``--constraint``."""
     reservation: str | None
     comment: str | None
     admin_comment: str | None
     stdout: str | None
-    """Patterns such as ``%j`` are replaced. Equal to ``stderr`` where that is ``None``."""
+    """Patterns such as ``%j`` are expanded. Equal to ``stderr`` where that is ``None``."""
     stderr: str | None
     batch: bool
     """Submitted with a script: such a job can be requeued."""
     steps: tuple[Step, ...] | None = None
-    """Steps that run now; ``None`` where they were not asked for."""
+    """Running steps; ``None`` if they were not queried."""
     nodes_required: tuple[str, ...] = ()
-    """Nodes that have to be among its nodes (``--nodelist``)."""
+    """Nodes that its allocation must include (``--nodelist``)."""
     nodes_excluded: tuple[str, ...] = ()
-    """Nodes that it does not take (``--exclude``)."""
+    """Nodes that its allocation must not include (``--exclude``)."""
     nodes_expected: tuple[str, ...] = ()
-    """Of a pending job: the nodes that the scheduler plans for it, as far as it has."""
+    """Of a pending job: the nodes planned by the scheduler, if any."""
     held_by_admin: bool = False
-    """Held so that its owner cannot release it. Of lists only where Slurm's reason for the hold is told."""
+    """Held so that its owner cannot release it. In lists only if Slurm reports the reason of the hold."""
 
     @property
     def id(self) -> str:
-        """What people and Slurm's commands call it: ``123``, ``123_4``, ``123_[5-9]``, ``123+1``."""
+        """ID as shown to users and used by Slurm's commands: ``123``, ``123_4``, ``123_[5-9]``, ``123+1``."""
         if self.array_job_id is not None:
             if self.array_task_id is not None:
                 return f"{self.array_job_id}_{self.array_task_id}"
@@ -153,22 +153,22 @@ class Job:
 
     @property
     def pending(self) -> bool:
-        """In the queue."""
+        """Whether it is in the queue."""
         return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
     @property
     def ended(self) -> bool:
-        """Over for good."""
+        """Whether it has ended for good."""
         return self.state in ENDED_STATES
 
     @property
     def allocated(self) -> bool:
-        """Holds nodes."""
+        """Whether it holds nodes."""
         return self.state in ALLOCATED_STATES
 
     @property
     def shares_gpus(self) -> bool:
-        """It has a part of a GPU by Slurm's count: ``gres/shard``, ``gres/mps``."""
+        """Whether it has a share of a GPU by Slurm's count: ``gres/shard``, ``gres/mps``."""
         return any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in self.tres_allocated)
 
 
@@ -194,24 +194,24 @@ class Node:
     cpus_used: int
     memory_mib: int
     memory_used_mib: int
-    """Allocated to jobs, not what processes hold."""
+    """Allocated to jobs, not the memory that processes use."""
     features: tuple[str, ...]
     version: str | None
-    """Slurm's version there; ``None`` while the node does not answer."""
+    """Slurm's version on the node; ``None`` while the node does not respond."""
 
     @property
     def draining(self) -> bool:
-        """Takes no new jobs."""
+        """Whether it accepts no new jobs."""
         return "DRAIN" in self.flags
 
     @property
     def responding(self) -> bool:
-        """Its slurmd answers, as far as slurmctld knows."""
+        """Whether its slurmd responds, as far as slurmctld knows."""
         return "NOT_RESPONDING" not in self.flags and self.state not in ("DOWN", "UNKNOWN")
 
     @property
     def powered(self) -> bool:
-        """Is switched on; a node of a cloud is not there at all while it is not."""
+        """Whether it is powered on. A cloud node that is not does not exist at all."""
         return self.flags.isdisjoint(("POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"))
 
 

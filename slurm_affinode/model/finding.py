@@ -1,6 +1,6 @@
-"""What is found: who holds GPUs without using them, on what evidence, and what that keeps from others.
+"""Findings: GPUs that are held but not used, the evidence, and the effect on the queue.
 
-``None`` is unknown and never counts against anybody; 0 is a measurement. Times are aware UTC, spans are seconds, memory
+``None`` is unknown and never counts against a job; 0 is a measurement. Times are aware UTC, spans are seconds, memory
 is GiB (2**30 bytes).
 """
 
@@ -35,12 +35,12 @@ KINDS: Mapping[str, str] = {
     "cpu-time-limit": "the time limit of a job without GPUs is far above the time used",
     "low-cpu-efficiency-user": "a user's CPU cores did little over the period",
 }
-"""Kind of finding -> what it means, for people."""
+"""Kind of finding -> its meaning, for users."""
 
 CPU_KINDS = frozenset(
     {"cpu-idle", "host-memory", "serial-job", "cpu-fragmentation", "cpu-time-limit", "low-cpu-efficiency-user"}
 )
-"""Kinds that are about jobs without GPUs: looked for where they are asked for."""
+"""Kinds about jobs without GPUs, which are searched only on request."""
 
 MISFIT_KINDS = CPU_KINDS | frozenset(
     {
@@ -48,16 +48,16 @@ MISFIT_KINDS = CPU_KINDS | frozenset(
         "cpu-only-in-gpu-partition", "low-efficiency-user",
     }
 )  # fmt: skip
-"""Kinds about the shape of jobs."""
+"""Kinds about resource requests that do not fit the job."""
 
 USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})
 
 IDLE_KINDS = frozenset({"squatter", "idle-allocation"})
-"""Kinds for which a job may be cancelled: it holds GPUs that compute nothing."""
+"""Kinds for which a job may be canceled: it holds GPUs that compute nothing."""
 
 VARIANTS = ("never-used", "partly-used", "used-once", "idle")
-"""What an idle allocation is: no GPU ever did anything; some did and some never; they did, and then no more; they do
-nothing, and what they did before is not known."""
+"""Kinds of idle allocation: no GPU was ever used; some were never used; all were used and then no longer; they are
+idle, and earlier use is unknown."""
 
 
 MAPPINGS: Mapping[str, str] = {
@@ -67,33 +67,33 @@ MAPPINGS: Mapping[str, str] = {
     "processes": "the job's processes on the GPU",
     "whole-node": "GPU counts: as many as its node has, and no other job there",
 }
-"""Kind of mapping from a job to its GPU -> its evidence, for people."""
+"""Kind of mapping from a job to its GPU -> its evidence, for users."""
 CERTAIN_MAPPINGS = ("labels", "recorded", "slurm", "processes")
-"""Those that name the GPU. A whole node is a conclusion from counts."""
+"""Mappings that name the GPU. ``whole-node`` is inferred from counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One dimension of a finding: what was seen, what it is held against, and what it counts for."""
+    """One dimension of a finding: the value, its threshold, and its weight."""
 
     dimension: str
     """``memory``, ``compute``, ``time``, ``state``, ``power``, ``processes``, ..."""
     value: float | str | None
-    """What was seen, in ``unit``; ``None``: unknown."""
+    """The value, in ``unit``; ``None``: unknown."""
     unit: str
     """``%``, ``GiB``, ``s``, ``W``, or empty."""
     threshold: str | None
-    """What the value is held against, for people: ``above 95 %``; ``None`` where it is only shown."""
+    """The threshold, for users: ``above 95 %``; ``None`` if the value is only shown."""
     weight: float
-    """What it counts for where it is met, 0-1; 0: only shown."""
+    """Contribution to the score if it is met, 0-1; 0: only shown."""
     text: str
-    """One sentence for people."""
+    """One sentence for users."""
     unknown: bool = False
-    """It could not be measured: counts for nothing, in neither direction."""
+    """Not measured: it counts neither for nor against."""
     met: bool = False
-    """The value is beyond the threshold. Never where it is unknown."""
+    """The value is beyond the threshold. Never if it is unknown."""
     sources: int = 1
-    """So many measurements of different kinds say it: signals of activity, for ``compute``."""
+    """Number of measurements of different kinds that agree: activity signals, for ``compute``."""
 
     def __post_init__(self) -> None:
         if self.unknown and self.met:
@@ -101,37 +101,37 @@ class Evidence:
 
     @property
     def points(self) -> float:
-        """What it adds to the score."""
+        """Contribution to the score."""
         return self.weight if self.met else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class JobRef:
-    """A run of a job."""
+class JobAttempt:
+    """One attempt of a job."""
 
     job_id: int
-    """The raw id, unique also among array tasks and components of heterogeneous jobs."""
+    """The raw ID, unique also among array tasks and components of heterogeneous jobs."""
     id: str
-    """What people and Slurm's commands call it: ``123``, ``123_4``, ``123+1``."""
+    """ID as shown to users and used by Slurm's commands: ``123``, ``123_4``, ``123+1``."""
     submit: datetime | None
-    """Tells the runs of a requeued job apart."""
+    """Distinguishes the attempts of a requeued job."""
     start: datetime | None = None
     end: datetime | None = None
     """``None`` while it runs."""
     name: str | None = None
-    """As the user chose it: may be hostile."""
+    """Chosen by the user: untrusted."""
     state: str | None = None
     time_limit_s: float | None = None
     """``None``: unknown or none."""
     restarts: int = 0
     batch: bool | None = None
-    """Submitted with a script; ``None``: unknown. One without is interactive."""
+    """Submitted with a script; ``None``: unknown. Jobs without one are interactive."""
     steps: tuple[str, ...] = ()
-    """Steps that run now, where they were asked for: ``0``, ``batch``, ``interactive``."""
+    """Running steps, if queried: ``0``, ``batch``, ``interactive``."""
 
     @property
     def running(self) -> bool:
-        """It holds its GPUs now."""
+        """Whether it holds its GPUs now."""
         return self.end is None and self.state in ("RUNNING", "COMPLETING", "SUSPENDED")
 
 
@@ -150,21 +150,21 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRef:
-    """A process on a node. A process id alone is none: it is given again to others."""
+    """A process on a node. A PID alone does not identify one: PIDs are reused."""
 
     node: str
     pid: int
     """In the node's own namespace."""
     start_ticks: int | None
-    """Start in clock ticks after boot (field 22 of ``/proc/PID/stat``): with the id it names one process."""
+    """Start in clock ticks after boot (field 22 of ``/proc/PID/stat``): with the PID, it identifies the process."""
     command: str | None = None
-    """As the process shows itself: may be hostile."""
+    """Set by the process itself: untrusted."""
     uid: int | None = None
     claims: str | None = None
-    """The job that it once belonged to, where that can still be seen."""
+    """The job that it belonged to, if that can still be determined."""
 
 
-Subject = JobRef | NodeRef | ProcessRef
+Subject = JobAttempt | NodeRef | ProcessRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,52 +173,52 @@ class GpuEvidence:
 
     node: str | None
     gpu: str
-    """Index on the node, else UUID or PCI address; ``?`` where it is not known which."""
+    """Index on the node, else UUID or PCI address; ``?`` if it is not known."""
     uuid: str | None = None
     model: str | None = None
     held_gib: float | None = None
-    """Framebuffer held, mean over the window."""
+    """GPU memory held, mean over the window."""
     total_gib: float | None = None
     activity_pct: float | None = None
-    """The largest mean of all activity signals; ``None``: not measured."""
+    """Maximum over the means of all activity signals; ``None``: not measured."""
     peak_pct: float | None = None
-    """The largest single sample of any activity signal in the window."""
+    """Maximum over all samples of all activity signals in the window."""
     power_w: float | None = None
     xid: int | None = None
     """The last XID error; 0: none."""
     idle_s: float | None = None
-    """Idle without a break until the end of the window."""
+    """Uninterrupted idle time until the end of the window."""
     last_active: datetime | None = None
-    """When it last did anything; ``None``: never, or unknown (``measured``)."""
+    """Last activity; ``None``: never, or unknown (``measured``)."""
     measured: bool = False
-    """Any activity signal was there: without one the GPU is unknown and accuses nobody."""
+    """Whether any activity signal was measured. Without one the GPU is unknown and supports no finding."""
     flagged: bool = False
-    """Counts as idle in this finding."""
+    """It counts as idle in this finding."""
     mapping: str | None = None
-    """A key of ``MAPPINGS``: how it is known that the job has this GPU; ``None``: it is not about a job."""
+    """A key of ``MAPPINGS``: how the GPU was mapped to the job; ``None``: the finding is not about a job."""
     shared: bool = False
-    """Other jobs may be on it: memory and activity are those of the job's own processes, where they are known."""
+    """Other jobs may use it: memory and activity are those of the job's own processes, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueImpact:
-    """What a finding keeps from others: see ``analysis.queue`` for the model."""
+    """Effect of a finding on the queue. Model: ``analysis.queue``."""
 
     jobs: int
-    """Pending jobs that the held GPUs would satisfy, each by itself."""
+    """Pending jobs that the held GPUs would satisfy, each on its own."""
     startable: int
-    """How many of these could have run on them at once, in the order of the queue."""
+    """Number of these jobs that could have run on them concurrently, in queue order."""
     waited_s: float
-    """Sum of the times that these jobs waited while the GPUs were held idle."""
+    """Total time that these jobs waited while the GPUs were held idle."""
     longest_s: float
     """The longest of these times."""
     examples: tuple[str, ...] = ()
-    """Ids of the first jobs, in the order of the queue."""
+    """IDs of the first jobs, in queue order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be, with everything that speaks for it."""
+    """One finding with all its evidence."""
 
     kind: str
     """A key of ``KINDS``."""
@@ -227,33 +227,33 @@ class Finding:
     user: str | None
     account: str | None
     partition: str | None
-    """Several, with commas, of a node."""
+    """Of a node: possibly several, separated by commas."""
     qos: str | None
     nodes: tuple[str, ...]
     gpus: tuple[GpuEvidence, ...]
-    """GPUs of the job, or the one in question; those that are not flagged, too."""
+    """GPUs of the job, or the GPU in question, including those that are not flagged."""
     since: datetime | None
-    """Since when it is so, as far as is known."""
+    """Start of the condition, as far as known."""
     window_s: float
-    """Time over which the evidence was taken."""
+    """Length of the window that the evidence covers."""
     score: float
-    """Sum of the weights that are met, 0-1. A finding is made where it reaches the threshold of its rule."""
+    """Sum of the weights that are met, 0-1. It reaches the threshold of the rule."""
     evidence: tuple[Evidence, ...]
     held_gpu_hours: float | None
-    """GPU-hours held and not used since ``since``."""
+    """GPU-hours held but not used since ``since``."""
     held_gib_hours: float | None
-    """GPU memory x time held and not used; ``None``: memory unknown."""
+    """GPU memory x time, held but not used; ``None``: memory unknown."""
     impact: QueueImpact | None
-    """``None``: the queue is not known."""
+    """``None``: queue unknown."""
     source: Source
     observed_at: datetime
-    """The newest evidence."""
+    """Time of the newest evidence."""
     variant: str | None = None
     """A word of ``VARIANTS`` for an idle allocation; the name of the signature for a squatter."""
     advice: str = ""
-    """What its owner can do, in one or two sentences."""
+    """Advice to the owner, in one or two sentences."""
     allocated_gpus: int | None = None
-    """GPUs that the job holds by Slurm's count."""
+    """GPUs allocated to the job by Slurm's count."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -261,9 +261,9 @@ class Finding:
 
     @property
     def key(self) -> str:
-        """The same for the same matter, however often it is found: what mails and audit go by."""
+        """Identity of the finding, the same each time it is found again. Used by mails and audit."""
         match self.subject:
-            case JobRef(job_id=job, submit=submit):
+            case JobAttempt(job_id=job, submit=submit):
                 which = f"job:{job}:{'' if submit is None else int(submit.timestamp())}"
             case ProcessRef(node=node, pid=pid, start_ticks=ticks):
                 which = f"process:{node}:{pid}:{'' if ticks is None else ticks}"
@@ -275,22 +275,22 @@ class Finding:
 
     @property
     def matter(self) -> str:
-        """What people are told of once in a time: the shape of a user's jobs is one matter, whichever job it is."""
+        """Identity for repeated notifications: misfits of one user are one matter, regardless of the job."""
         return f"{self.cluster}/{self.kind}/user:{self.user}" if self.kind in MISFIT_KINDS and self.user else self.key
 
     @property
-    def job(self) -> JobRef | None:
-        """The job, where the finding is about one."""
-        return self.subject if isinstance(self.subject, JobRef) else None
+    def job(self) -> JobAttempt | None:
+        """The job, if the finding is about one."""
+        return self.subject if isinstance(self.subject, JobAttempt) else None
 
     @property
     def flagged_gpus(self) -> tuple[GpuEvidence, ...]:
-        """The GPUs that are idle, without those that work or are unknown."""
+        """The idle GPUs, without those that are busy or unknown."""
         return tuple(gpu for gpu in self.gpus if gpu.flagged)
 
     @property
     def unknown(self) -> tuple[Evidence, ...]:
-        """What could not be measured."""
+        """Evidence that was not measured."""
         return tuple(one for one in self.evidence if one.unknown)
 
     @property
@@ -299,15 +299,15 @@ class Finding:
         return "; ".join(one.text for one in self.evidence if one.met)
 
     def as_json(self) -> dict[str, Any]:
-        """For ``--json`` and the audit: times in ISO 8601 with ``Z``; ``key`` and ``subject_type`` are added."""
-        names = {JobRef: "job", NodeRef: "node", ProcessRef: "process"}
+        """Return the finding as JSON values: times in ISO 8601 with ``Z``; adds ``key`` and the type of the subject."""
+        names = {JobAttempt: "job", NodeRef: "node", ProcessRef: "process"}
         row: dict[str, Any] = {"key": self.key, **plain(self)}
         row["subject"] = {"type": names[type(self.subject)], **row["subject"]}
         return row
 
 
 def plain(value: Any) -> Any:
-    """A dataclass, or what is in one, as JSON can have it."""
+    """Convert a dataclass, or a value in one, to JSON-compatible values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, datetime):

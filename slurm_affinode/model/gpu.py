@@ -1,8 +1,51 @@
-"""GPUs, what they showed at a moment, and the processes on them. Missing is ``None``; 0 is a measurement."""
+"""GPUs, their readings and processes, and the activity signals with their noise floors.
+
+Missing is ``None``; 0 is a measurement.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+GPU_SIGNALS = ("utilization", "memory", "engine", "sm", "tensor", "dram", "processes")
+"""Activity signals of a GPU, in percent. ``utilization`` and ``memory``: share of the driver's last sampling period in
+which a kernel ran, or memory was used; ``engine``, ``sm``, ``tensor``, ``dram``: shares since the last sample, on GPUs
+with these counters; ``processes``: the busiest process since the last sample."""
+
+HOST_SIGNALS = ("cpu", "disk", "io")
+"""Activity signals of a job's processes on the host. ``cpu``: percent of one core; ``disk``: bytes per second from and
+to storage; ``io``: bytes per second through reads and writes of any kind, thus files, pipes and sockets."""
+
+FLOORS_PCT: Mapping[str, float] = MappingProxyType({"dram": 0.05})
+"""Signal of ``GPU_SIGNALS`` -> percent up to which it counts as 0: noise of the counters. An unused L40S reads 0.0131 %
+of ``dram``. A site's table (``agent.floors_pct``) replaces this one."""
+
+FIELDS: Mapping[str, tuple[str, float]] = MappingProxyType({
+    "util_pct": ("utilization", 1.0), "memory_util_pct": ("memory", 1.0), "engine_active": ("engine", 100.0),
+    "sm_active": ("sm", 100.0), "tensor_active": ("tensor", 100.0), "dram_active": ("dram", 100.0),
+})  # fmt: skip
+"""Field of a sample or reading -> its signal, and the factor to percent."""
+
+
+FREE_MIB = 600.0
+"""Memory reserved by the driver on an unused GPU."""
+
+
+def floor_of(field: str, floors_pct: Mapping[str, float]) -> float:
+    """Return the value, in the unit of the field, up to which the field counts as 0."""
+    signal, percent = FIELDS[field]
+    return floors_pct.get(signal, 0.0) / percent
+
+
+def without_noise(signals_pct: Mapping[str, float], floors_pct: Mapping[str, float]) -> dict[str, float]:
+    """Return the signals by field, in percent, with values at or below the floor of their signal set to 0.
+
+    The activity of processes, which is not a field of a sample, has the floor of ``processes``.
+    """
+    floors = {name: floors_pct.get(FIELDS.get(name, ("processes", 1.0))[0], 0.0) for name in signals_pct}
+    return {name: 0.0 if value <= floors[name] else value for name, value in signals_pct.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,9 +53,9 @@ class Device:
     """A GPU of this node, or one of its MIG instances."""
 
     uuid: str
-    """``GPU-...``, of the physical GPU also for a MIG instance."""
+    """``GPU-...``; for a MIG instance, that of the physical GPU."""
     index: int
-    """On this node, as NVML counts (by PCI address)."""
+    """Index on this node, as counted by NVML (by PCI address)."""
     pci: str | None = None
     """``00000000:E1:00.0``: upper case, eight-digit domain."""
     model: str | None = None
@@ -20,14 +63,14 @@ class Device:
     minor: int | None = None
     """The N of ``/dev/nvidiaN``."""
     mig: str | None = None
-    """GPU instance id of a MIG instance; None for a whole GPU."""
+    """GPU instance ID of a MIG instance; ``None`` for a whole GPU."""
     mig_profile: str | None = None
     """``1g.10gb``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one device showed at a moment. Shares of activity are 0-1 since the last reading."""
+    """State of one device at one moment. Shares of activity are 0-1 since the last reading."""
 
     util_pct: float | None = None
     """0-100: share of the driver's last sampling period in which a kernel ran."""
@@ -38,7 +81,7 @@ class Reading:
     memory_util_pct: float | None = None
     """0-100: share of the driver's last sampling period in which device memory was read or written."""
     fb_used_mib: float | None = None
-    """Without what the driver reserves, where it tells the two apart."""
+    """Without memory reserved by the driver, if the driver reports the two separately."""
     fb_free_mib: float | None = None
     fb_reserved_mib: float | None = None
     fb_total_mib: float | None = None
@@ -47,7 +90,7 @@ class Reading:
     """Millijoules since the driver was loaded."""
     temperature_c: float | None = None
     xid: int | None = None
-    """The last XID error since it is watched; 0: none was seen; None: cannot be watched."""
+    """The last XID error since monitoring began; 0: none; ``None``: not monitored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +105,24 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class ProcessUtilization:
-    """How much of a device a process used, as the driver sampled it."""
+    """Utilization of a device by a process, as sampled by the driver."""
 
     pid: int
     time_us: int
-    """Microseconds of the epoch."""
+    """Microseconds since the epoch."""
     sm_pct: float
     memory_pct: float
 
 
 @dataclass(frozen=True, slots=True)
 class JobRef:
-    """The job that a process belongs to, and how that is known."""
+    """The job that a process belongs to, and the source of that information."""
 
     job_id: int
     step: str | None
-    """``batch``, ``extern``, ``0``, ...; None where it is not said."""
+    """``batch``, ``extern``, ``0``, ...; ``None``: unknown."""
     source: str
-    """``cgroup``, ``slurmstepd`` (an ancestor), or ``environment``: the last a user could have set himself."""
+    """``cgroup``, ``slurmstepd`` (an ancestor), or ``environment``, which users can set themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +132,7 @@ class GpuSample:
     device: Device
     reading: Reading
     jobs: tuple[str, ...] | None
-    """Ids of the jobs that have the device, ascending; ``()``: none has; None: not known."""
+    """IDs of the jobs that have the device, ascending; ``()``: none; ``None``: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +149,8 @@ class Sweep:
     """All devices of the node at one moment."""
 
     time_s: float
-    """Seconds of the epoch."""
+    """Seconds since the epoch."""
     samples: tuple[GpuSample, ...] = ()
     faults: tuple[GpuFault, ...] = ()
     driver_error: str | None = None
-    """Why no device could be asked: the driver is not there."""
+    """Why no device could be queried: the driver is not available."""

@@ -1,8 +1,8 @@
-"""The ledger of suspensions: what agents write down of each, one JSON object per line, and how lines are put together.
+"""The ledger of suspensions: the records that agents write, one JSON object per line, and how lines are merged.
 
-A line says what was known when it was written; several lines, of several nodes, speak of one suspension. Each fact is
-established once, so lines can be put together in any order and any number of times.
-Times are milliseconds of the epoch (UTC) in names that end with ``_ms``. Standard library only.
+A line contains the facts known when it was written; several lines, of several nodes, may describe one suspension. Each
+fact is established once, so lines can be merged in any order and repeatedly. Times are milliseconds since the epoch
+(UTC) in names that end with ``_ms``. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,62 +18,62 @@ _MAX_NUMBER = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One suspension, as far as it is known. ``None``: not known, or not come to yet."""
+    """One suspension, as far as known. ``None``: not known, or not reached yet."""
 
     cluster: str
     job_id: int
-    """The raw id."""
+    """The raw ID."""
     submit: int
-    """When the job was first submitted, seconds of the epoch."""
+    """First submit time of the job, in seconds since the epoch."""
     began_ms: int
-    """When the suspension began; with the three above, its key."""
+    """Start of the suspension; with the three fields above, its key."""
     seq: int | None = None
-    """Counts the suspensions of this submission that got as far as an image, from 1."""
+    """Number, from 1, of the suspension among those of this submission that reached a checkpoint image."""
     user: str | None = None
     uid: int | None = None
     account: str | None = None
     partition: str | None = None
     node: str | None = None
-    """Where it was suspended."""
+    """Node on which it was suspended."""
     mode: str | None = None
     why: str | None = None
     window_s: int | None = None
     gpus: int | None = None
     gpu_model: str | None = None
     gpu_bytes: int | None = None
-    """GPU memory that was moved out."""
+    """GPU memory that was saved."""
     image_bytes: int | None = None
     locked_ms: int | None = None
     """All its CUDA processes were locked."""
     parked_ms: int | None = None
-    """Its GPU memory was in host memory."""
+    """Its GPU memory had been moved to host memory."""
     dumped_ms: int | None = None
-    """Its image was complete, verified and durable."""
+    """Its checkpoint image was complete, verified and durable."""
     queued_ms: int | None = None
-    """It was in the queue and its processes gone: the GPUs were free from here on."""
+    """It was in the queue and its processes had ended: its GPUs were free from here on."""
     copied_ms: int | None = None
-    """Its image was complete in the shared store."""
+    """Its checkpoint image was complete in the shared store."""
     released_ms: int | None = None
     """It was allowed to start again."""
     restoring_ms: int | None = None
-    """Slurm had started it again: the GPUs given back until here."""
+    """Slurm had restarted it: its GPUs were free until here."""
     restored_ms: int | None = None
-    """It ran again."""
+    """It was running again."""
     restored_node: str | None = None
     ended_ms: int | None = None
-    """It was over without running again, e.g. cancelled."""
+    """It had ended without running again, e.g. canceled."""
     failure: str | None = None
-    """Why it was not suspended in the end: it ran on."""
+    """Why the suspension failed: the job continued to run."""
     restore_failure: str | None = None
-    """Why a restore did not succeed."""
+    """Why a restore failed."""
 
     @property
     def key(self) -> tuple[str, int, int, int]:
-        """Cluster, job id, first submission, begin."""
+        """Cluster, job ID, first submission, start."""
         return (self.cluster, self.job_id, self.submit, self.began_ms)
 
     def merged(self, later: LedgerEntry) -> LedgerEntry:
-        """This entry with what ``later``, an entry of the same suspension, knows."""
+        """Return this entry, updated by ``later``, an entry of the same suspension."""
         known = {name: value for name, value in asdict(later).items() if value is not None}
         return replace(self, **known)
 
@@ -83,18 +83,18 @@ TEXTS = frozenset(
     {"cluster", "user", "account", "partition", "node", "mode", "why", "gpu_model", "restored_node", "failure",
      "restore_failure"}
 )  # fmt: skip
-"""Fields that are texts; all others are whole numbers."""
+"""Fields with strings; all others are integers."""
 COLUMNS = tuple(field.name for field in fields(LedgerEntry))
 
 
 def encode(entry: LedgerEntry) -> str:
-    """The line, without its end."""
+    """Return the line of an entry, without a newline."""
     known = {name: value for name, value in asdict(entry).items() if value is not None}
     return json.dumps({"version": VERSION, **known}, separators=(",", ":"), ensure_ascii=False)
 
 
 def decode(line: str) -> LedgerEntry:
-    """The entry of a line. Raises ``ValueError`` saying what is wrong with it."""
+    """Return the entry of a line. Raises ``ValueError`` with the reason."""
     try:
         value = json.loads(line)
     except ValueError as error:
@@ -108,7 +108,7 @@ def decode(line: str) -> LedgerEntry:
     missing = [name for name in KEY if value.get(name) is None]
     if missing:
         raise ValueError(f"{missing[0]} is missing")
-    # What a later release adds to a line does not make it unreadable.
+    # Unknown keys are ignored: a later release may add some.
     known: dict[str, Any] = {name: _checked(name, value[name]) for name in COLUMNS if value.get(name) is not None}
     return LedgerEntry(**known)
 

@@ -1,6 +1,6 @@
-"""A suspended job: what the user asked for, the states it passes, the image that holds it.
+"""A suspended job: its options, states, checkpoint image, and the mails to its owner.
 
-Standard library only. Times are seconds of the epoch (UTC) in names that end with ``_epoch``.
+Standard library only. Times are epoch seconds (UTC) in names that end with ``_epoch``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,55 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
+
+MailKind = Literal["suspended", "restored", "failed"]
+MAIL_KINDS: tuple[MailKind, ...] = ("suspended", "restored", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class SuspensionMail:
+    """One event of a job. ``None`` is unknown."""
+
+    kind: MailKind
+    """``failed``: it was not restored, or not woken."""
+    cluster: str
+    job_id: int
+    user: str
+    node: str
+    """Node on which it was suspended, restored, or failed to be restored."""
+    at_epoch: float
+    once: str
+    """Identity of the event, also if it is reported again after a crash: letters, digits, ``. - _``."""
+    shown: str | None = None
+    """ID as shown to users, if it is not the number: ``123_4``."""
+    job_name: str | None = None
+    partition: str | None = None
+    why: str | None = None
+    """Why it was suspended; for ``failed``, why it was not restored."""
+    gpus: int | None = None
+    gpu_model: str | None = None
+    gpu_bytes: int | None = None
+    """GPU memory that was saved."""
+    slept_s: float | None = None
+    wake: str | None = None
+    """When it resumes: ``auto``, ``hold`` or a time."""
+    fresh: bool = False
+    """For ``failed``: it was started from its beginning instead of being held."""
+    in_place: bool = False
+    """It is suspended in place: there is no checkpoint image, and it keeps its allocation."""
+    on_request: bool = False
+    """In place: a request on one of its sockets wakes it."""
+    ended: bool = False
+    """For ``failed``, in place: it was canceled, because it had waited too long."""
+    left_out: int = 0
+    """Mails to this user that were dropped since the last one: there were too many."""
+
+    @property
+    def called(self) -> str:
+        """ID as shown to users."""
+        return self.shown or str(self.job_id)
+
 
 DEFAULT_WINDOW_S = 900
 """Idle window of ``--gpu-suspend-idle`` without a value."""
@@ -17,30 +66,30 @@ _WINDOW, _UTIL = re.compile(r"[0-9]{1,8}"), re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,
 _WAKE = re.compile(r"[A-Za-z0-9][A-Za-z0-9:+-]{0,30}")
 _SIGNAL = re.compile(r"(?:SIG)?(?!SIG)([A-Z0-9]{1,11})@([0-9]{1,5})", re.IGNORECASE | re.ASCII)
 _LONGEST_WINDOW_S = 366 * 86400
-"""The plugin's own limits (``spank/option.c``): a user may speak in its place."""
+"""The plugin's own limits (``spank/time_span.h``), checked again because users can bypass the plugin."""
 _CLUSTER = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Mode(StrEnum):
-    """What happens with the allocation while a job is suspended."""
+    """Treatment of the allocation while a job is suspended."""
 
     REQUEUE = "requeue"
-    """The job goes back to the queue and its GPUs to Slurm."""
+    """The job returns to the queue and its GPUs to Slurm."""
     INPLACE = "inplace"
     """The allocation stays; GPU memory moves to host memory and the processes are frozen."""
 
 
 class Pressure(StrEnum):
-    """When an idle job is suspended."""
+    """Condition under which an idle job is suspended."""
 
     PRESSURE = "pressure"
-    """Only where a pending job could use the GPUs."""
+    """Only if a pending job could use the GPUs."""
     ALWAYS = "always"
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """The signal that a job gets before it is suspended."""
+    """The signal sent to a job before it is suspended."""
 
     name: str
     """Without ``SIG``: ``USR1``."""
@@ -52,20 +101,20 @@ class SuspendOption:
     """The value of ``--gpu-suspend-idle``."""
 
     window_s: int = DEFAULT_WINDOW_S
-    """All activity signals of all the job's GPUs have to be at or below ``util_pct`` for this long."""
+    """Time for which all activity signals of all the job's GPUs must be at or below ``util_pct``."""
     util_pct: float = 0.0
     mode: Mode = Mode.REQUEUE
     wake: str = "auto"
-    """``auto``, ``hold``, or a time in a form that ``scontrol update StartTime=`` takes."""
+    """``auto``, ``hold``, or a time in a format of ``scontrol update StartTime=``."""
     when: Pressure = Pressure.PRESSURE
     signal: Notice | None = None
 
     @classmethod
     def parse(cls, text: str) -> SuspendOption:
-        """From the form in which plugin and manifest carry it: ``window=900,util=0,mode=requeue,...``.
+        """Parse the format used by plugin and manifest: ``window=900,util=0,mode=requeue,...``.
 
-        Keys that are absent have their defaults; ``window`` is whole seconds. ``ValueError`` names a key or value that
-        cannot be.
+        Absent keys have their defaults; ``window`` is whole seconds. Raises ``ValueError`` with the invalid key or
+        value.
         """
         given: dict[str, str] = {}
         for part in filter(None, text.split(",")):
@@ -86,7 +135,7 @@ class SuspendOption:
         return cls(window_s, util_pct, mode, wake, when, notice)
 
     def __str__(self) -> str:
-        """The form that ``parse`` reads."""
+        """Return the format that ``parse`` reads."""
         parts = [
             f"window={self.window_s}",
             f"util={self.util_pct:.7g}",
@@ -118,16 +167,17 @@ def _matched(form: re.Pattern[str], key: str, value: str) -> re.Match[str]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobKey:
-    """One run of a job: Slurm uses job ids again, but not with the same submit time."""
+    """One attempt of a job: Slurm reuses job IDs, but not with the same submit time."""
 
     cluster: str
     job_id: int
-    """The raw id, also of a task of an array."""
+    """The raw ID, also for an array task."""
     submit_epoch: int
-    """``SubmitTime`` of the run. Slurm moves it when a job is requeued: ``core.suspension.owns`` allows for that."""
+    """``SubmitTime`` of the attempt. Slurm moves it when a job is requeued: ``core.suspension.owns`` allows for
+    that."""
 
     def __post_init__(self) -> None:
-        """A cluster name becomes part of a path."""
+        """Check the values: the cluster name becomes part of a path."""
         if not _CLUSTER.fullmatch(self.cluster):
             raise ValueError(f"{self.cluster!r} is not the name of a cluster")
         if self.job_id <= 0 or self.submit_epoch < 0:
@@ -135,13 +185,13 @@ class JobKey:
 
     @property
     def name(self) -> str:
-        """The name of its directory in an image store: ``CLUSTER.JOBID``."""
+        """Name of its directory in an image store: ``CLUSTER.JOBID``."""
         return f"{self.cluster}.{self.job_id}"
 
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A job as Slurm has it now, running or in the queue."""
+    """A job in Slurm, running or in the queue."""
 
     key: JobKey
     uid: int
@@ -149,86 +199,86 @@ class LiveRun:
 
 
 class Phase(StrEnum):
-    """Where a job stands on its way out and back. ``core.suspension`` has the order and what is done after a crash."""
+    """State of a job during suspension and restore. Order and recovery: ``core.suspension``."""
 
     RUNNING = "running"
-    """On its GPUs. Nothing of ours is in its way."""
+    """On its GPUs, without a suspension in progress."""
     LOCKING = "locking"
-    """CUDA locks are being taken, with a time-out."""
+    """CUDA locks are being taken, with a timeout."""
     LOCKED = "locked"
-    """All of the job's CUDA processes are locked; nothing has moved yet."""
+    """All of the job's CUDA processes are locked; no memory has been moved yet."""
     PARKED = "parked"
     """GPU memory is in host memory; the GPUs hold nothing of the job."""
     FROZEN = "frozen"
-    """``inplace``: its processes are being stopped, or are. Where a job that sleeps in place stays."""
+    """``inplace``: its processes are being frozen, or are frozen. A job suspended in place stays in this state."""
     WAKING = "waking"
-    """``inplace``: its processes are let go, then its GPU memory moves back."""
+    """``inplace``: its processes are being thawed, then its GPU memory is restored."""
     DUMPING = "dumping"
-    """An image is being written."""
+    """A checkpoint image is being written."""
     DUMPED = "dumped"
-    """The image is complete, verified and durable; the tree is stopped, and still there."""
+    """The checkpoint image is complete, verified and durable; the process tree is stopped, but still exists."""
     REQUEUEING = "requeueing"
-    """Slurm is being asked to requeue the job."""
+    """The requeue of the job is being requested from Slurm."""
     QUEUED = "queued"
-    """The job is in the queue, the tree is gone, the image is all there is."""
+    """The job is in the queue, its process tree is gone, and only the checkpoint image is left."""
     RESTORING = "restoring"
-    """Slurm has started the job again and the image is being put in place of a fresh start."""
+    """Slurm has restarted the job, and the checkpoint image is being restored instead of a fresh start."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a job cannot be suspended. Nothing was touched."""
+    """Why a job cannot be suspended. Nothing was changed."""
 
     code: str
-    """Stable, for machines and tests: ``srun-steps``, ``host-memory``, ..."""
+    """Stable, for programs and tests: ``srun-steps``, ``host-memory``, ..."""
     text: str
-    """One line for the owner, with the numbers that matter."""
+    """One line for the owner, with the relevant numbers."""
 
     def __str__(self) -> str:
-        """The text."""
+        """Return the text."""
         return self.text
 
 
 @dataclass(frozen=True, slots=True)
 class Suspension:
-    """One suspension of one job, as journal, ledger and ``status`` know it."""
+    """One suspension of a job, as recorded in journal, ledger and ``status``."""
 
     key: JobKey
     seq: int
-    """Counts the suspensions of this submission, from 1; names the image."""
+    """Number of the suspension of this submission, from 1; names the checkpoint image."""
     phase: Phase
     node: str
     uid: int
     mode: Mode
     why: str
-    """What made it happen: ``idle 15m, 2 jobs wait for gpu``, ``asked by alice``."""
+    """Cause: ``idle 15m, 2 jobs wait for gpu``, ``asked by alice``."""
     gpus: int
     started_epoch: float
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Phase -> when it was entered (epoch)."""
+    """Phase -> time when it was entered (epoch)."""
     image_bytes: int | None = None
     gpu_bytes: int | None = None
-    """GPU memory that was moved out."""
+    """GPU memory that was saved."""
     failure: str | None = None
-    """One line, where it did not get through."""
+    """One line, if it failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuFact:
-    """A GPU that the job's processes saw, in their device order (the order of the tuple that holds it)."""
+    """A GPU visible to the job's processes. Tuples of these are in device order."""
 
     uuid: str
     model: str
     memory_bytes: int
     allocated: bool = True
-    """Slurm gave it to the job; else the driver merely showed it, because devices are not constrained."""
+    """Slurm allocated it to the job; otherwise it was only visible, because devices are not constrained."""
     held_bytes: int = 0
-    """What the job's processes held there when they left it."""
+    """Bytes that the job's processes held there when they were suspended."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileFact:
-    """A file of an image. ``path`` is relative to the image's directory: ``criu/pages-1.img``."""
+    """A file of a checkpoint image. ``path`` is relative to the image's directory: ``criu/pages-1.img``."""
 
     path: str
     size: int
@@ -238,30 +288,30 @@ class FileFact:
 
 @dataclass(frozen=True, slots=True)
 class SavedOutput:
-    """One of the job's standard streams when it was dumped."""
+    """One of the job's standard streams at the time of the dump."""
 
     fd: int
     """0, 1 or 2."""
     kind: str
     """``file`` (a regular file), ``null``, or ``other`` (a pipe, a socket, a device)."""
     path: str
-    """As the kernel shows it; for people, and to recognise the file in the image. It is never opened by this name."""
+    """As shown by the kernel; for display, and to identify the file in the image. Never used to open the file."""
     file: str | None = None
     """Name of the saved bytes in the image (``out.1``); ``None``: not a regular file, or not saved."""
     same_as: int | None = None
-    """It is the same file as this lower descriptor, saved there."""
+    """The lower descriptor of the same file, where its bytes are saved."""
     size: int = 0
     offset: int = 0
-    """Of the open file description, in bytes."""
+    """Offset of the open file description, in bytes."""
     append: bool = False
     """Opened with ``O_APPEND``."""
     inherit: str | None = None
-    """The key of ``criu restore --inherit-fd fd[N]:KEY``; ``None``: CRIU opens it itself."""
+    """The key for ``criu restore --inherit-fd fd[N]:KEY``; ``None``: CRIU opens the file itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """With what an image was made. ``None``: not known, or not there."""
+    """Versions that made a checkpoint image. ``None``: not known, or not present."""
 
     affinode: str
     kernel: str
@@ -272,7 +322,7 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything about an image; what ``manifest.json`` holds, under an HMAC."""
+    """All facts about a checkpoint image; the contents of ``manifest.json``, protected by an HMAC."""
 
     key: JobKey
     seq: int
@@ -280,16 +330,16 @@ class Manifest:
     gid: int
     node: str
     restarts: int
-    """Slurm's count when the job was dumped."""
+    """Slurm's restart count at the time of the dump."""
     started_epoch: float
-    """When the suspension began."""
+    """Start of the suspension."""
     dumped_epoch: float
     option: SuspendOption
     versions: Versions
     root_pid: int
-    """Of the tree's root, in the job's PID namespace."""
+    """PID of the tree's root, in the job's PID namespace."""
     cuda_pids: tuple[int, ...]
-    """Processes that hold a CUDA checkpoint, by their numbers in the namespace, in the order of restore."""
+    """Processes with a CUDA checkpoint, by PID in the namespace, in restore order."""
     gpus: tuple[GpuFact, ...]
     gpu_bytes: int
     """GPU memory that the processes held."""
@@ -300,5 +350,5 @@ class Manifest:
 
     @property
     def size(self) -> int:
-        """Bytes of all files of the image, the manifest not counted."""
+        """Total bytes of the files in the image, without the manifest."""
         return sum(file.size for file in self.files)

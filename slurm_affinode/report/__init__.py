@@ -1,1 +1,1 @@
-"""Results as people and machines read them: pages, charts, mails, JSON and CSV. Computes nothing but layout."""
+"""Output of results: HTML pages, charts, mails, JSON and CSV. Computes only layout."""

@@ -1,51 +1,350 @@
-"""Inline SVG charts. Every function returns ``Markup`` that a template prints as it is; all texts are escaped here.
+"""Inline SVG charts. Every function returns ``Markup`` that templates print unchanged; all text is escaped here.
 
 ========================  ==============================================================================
 ``stacked_time``          stacked bars over time, e.g. GPUs idle, low, busy, unknown
 ``stacked_bars``          horizontal stacked bars, one per partition, model, user...
 ``histogram``             vertical bars over bins, one or more series side by side
 ``lines``                 one or more curves over a numeric axis (cumulative distributions, popularity)
-``scatter``               points, or a density grid where there are too many
-``split``                 one wide bar with its parts labelled: the headline
-``strip``                 a small picture of one job's life, for a table cell; no figure around it
+``scatter``               points, or a density grid if there are too many
+``split``                 one wide bar with labeled parts: the headline
+``strip``                 a small timeline of one job, for a table cell; no figure around it
 ``meter``                 a small stacked bar for a table cell; no figure around it
-``empty``                 a figure that says why there is nothing to show
+``empty``                 a figure that gives the reason for missing data
 ========================  ==============================================================================
 
-Each (but ``strip``, ``meter`` and ``split``) is a whole ``<figure>``: title, help, legend, picture with an accessible
-name and a description, and its numbers as a table. ``Words`` carries the texts, ``Series`` the numbers and the fill
-(``busy low idle unknown 1..6``, see ``figure.FILLS``). The page needs the style sheet and the patterns of
+Each (except ``strip``, ``meter`` and ``split``) is a complete ``<figure>``: title, help, legend, picture with an
+accessible name and description, and a table of the numbers. ``Words`` holds the texts, ``Series`` the numbers and the
+fill (``busy low idle unknown 1..6``, see ``FILLS``). The page needs the style sheet and the patterns of
 ``reports/templates/base.html.j2``. Example::
 
     words = Words("idle-time", "Idle over time", "Idle GPUs peak at 31 on 3 November.")
     stacked_time(words, starts, 3600, [Series("busy", busy, "busy"), Series("idle", idle, "idle")], unit="GPUs")
+
+The SVG has no ``viewBox``: x positions are percentages, y positions pixels, so a chart fills any width while text keeps
+its size. Colors come from the classes ``f-busy``, ``f-low``, ``f-idle``, ``f-unknown`` and ``f-1`` ... ``f-6`` of the
+style sheet, for light, dark and print. ``f-low`` and ``f-unknown`` also have a pattern, so that hue is never the only
+difference; in print they are light with an outline, because browsers print each shape with a pattern as an image of
+the whole page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, time, timedelta, tzinfo
 
 from markupsafe import Markup
 
+from slurm_affinode.base import times
 from slurm_affinode.report import format as fmt
-from slurm_affinode.report.figure import (
-    Numbers,
-    Series,
-    ValueAxis,
-    Words,
-    empty,
-    figure,
-    horizontal_grid,
-    num,
-    rect,
-    svg,
-    text,
-    value_axis,
-)
-from slurm_affinode.report.scatter import MAX_POINTS, Point, scatter
-from slurm_affinode.report.timeaxis import time_ticks
+
+FILLS = ("busy", "low", "idle", "unknown", "1", "2", "3", "4", "5", "6")
+"""Values of ``Series.fill``: the four states of GPU time, and six colors for anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A named series of numbers. ``None`` is unknown and is not drawn."""
+
+    label: str
+    values: Sequence[float | None]
+    fill: str = "1"
+    """One of ``FILLS``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The text alternative of a chart: a table with head and rows, and the unit in the caption."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    caption: str
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The texts of a figure."""
+
+    key: str
+    """Unique in the page; letters, digits and dashes."""
+    title: str
+    summary: str
+    """One sentence with the main numbers of the picture, for screen readers."""
+    help: str | None = None
+    """How to read the chart; shown on demand."""
+
+
+def figure(
+    words: Words, svg: Markup, *, legend: Sequence[Series] = (), numbers: Numbers | None = None, note: str | None = None
+) -> Markup:
+    """Return the ``<figure>`` of a chart: caption, help, legend, picture, note, numbers."""
+    parts = [Markup('<figure class="chart" id="fig-{}"><figcaption><h3>{}</h3>').format(words.key, words.title)]
+    if words.help:
+        parts.append(help_text(words.help))
+    parts.append(Markup("</figcaption>"))
+    if legend:
+        parts.append(legend_list(legend))
+    parts.append(Markup('<div class="plot">{}</div>').format(svg))
+    if note:
+        parts.append(Markup('<p class="note">{}</p>').format(note))
+    if numbers is not None:
+        parts.append(numbers_table(numbers))
+    parts.append(Markup("</figure>"))
+    return Markup("").join(parts)
+
+
+def empty(words: Words, reason: str) -> Markup:
+    """Return the figure of a chart without data, with the reason."""
+    return figure(words, Markup('<p class="empty">{}</p>').format(reason))
+
+
+def help_text(text: str) -> Markup:
+    """Return text that opens on demand, also without scripts."""
+    return Markup('<details class="help"><summary>How to read this</summary><p>{}</p></details>').format(text)
+
+
+def svg(words: Words, height: int, body: Iterable[Markup], *, axes: bool = True) -> Markup:
+    """Return the ``<svg>`` element with its accessible name and description."""
+    return Markup(
+        '<svg role="img" class="{}" width="100%" height="{}" aria-labelledby="{}-t {}-d">'
+        '<title id="{}-t">{}</title><desc id="{}-d">{}</desc>{}</svg>'
+    ).format(
+        "axes" if axes else "plain", height, words.key, words.key,
+        words.key, words.title, words.key, words.summary, Markup("").join(body),
+    )  # fmt: skip
+
+
+def legend_list(series: Sequence[Series]) -> Markup:
+    """Return the legend of colors and patterns."""
+    item = Markup(
+        '<li><svg width="14" height="14" aria-hidden="true"><rect class="f-{}" width="14" height="14"/></svg>{}</li>'
+    )
+    return Markup('<ul class="legend">{}</ul>').format(Markup("").join(item.format(s.fill, s.label) for s in series))
+
+
+def numbers_table(numbers: Numbers) -> Markup:
+    """Return the numbers of a chart as a collapsed table."""
+    # A heading must not be empty, so the corner above the row names is a plain cell.
+    head = Markup("").join(
+        Markup('<th scope="col">{}</th>').format(h) if h else Markup("<td></td>") for h in numbers.head
+    )
+    rows = Markup("").join(
+        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+            row[0], Markup("").join(Markup("<td>{}</td>").format(cell) for cell in row[1:])
+        )
+        for row in numbers.rows
+    )
+    return Markup(
+        '<details class="numbers"><summary>Show the numbers</summary><div class="scroll" tabindex="0" role="region" '
+        'aria-label="{}"><table><caption>{}</caption><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div></details>'
+    ).format(numbers.caption, numbers.caption, head, rows)
+
+
+def num(value: float) -> str:
+    """Format a coordinate: at most two digits after the point, no trailing zeros."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def rect(x: float, y: float, width: float, height: float, fill: str) -> Markup:
+    """Return a filled rectangle; ``x``, ``width`` in percent, ``y``, ``height`` in pixels; empty if it has no area."""
+    if width <= 0 or height <= 0:
+        return Markup("")
+    shape = Markup('<rect class="f-{}" x="{}%" y="{}" width="{}%" height="{}"/>')
+    return shape.format(fill, num(x), num(y), num(width), num(height))
+
+
+def text(x: float, y: float, content: str, kind: str = "") -> Markup:
+    """Return a label at ``x`` percent, ``y`` pixels; ``kind`` is a CSS class (``start``, ``end``, ``wide``)."""
+    return Markup('<text x="{}%" y="{}"{}>{}</text>').format(
+        num(x), num(y), Markup(' class="{}"').format(kind) if kind else "", content
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ValueAxis:
+    """A linear axis from 0 with round ticks."""
+
+    top: float
+    ticks: tuple[float, ...]
+
+    def label(self, tick: float) -> str:
+        """Format a tick with as many digits as the step needs."""
+        step = self.ticks[1] if len(self.ticks) > 1 else 1
+        digits = next((n for n in range(10) if math.isclose(step, round(step, n), rel_tol=1e-9)), 0)
+        return f"{tick:,.{digits}f}"
+
+
+def value_axis(largest: float, *, ticks: int = 4) -> ValueAxis:
+    """Return an axis up to at least ``largest``: about ``ticks`` steps of 1, 2, 2.5 or 5 times a power of ten."""
+    if not math.isfinite(largest) or largest <= 0:
+        return ValueAxis(1.0, (0.0, 1.0))
+    power = 10.0 ** math.floor(math.log10(largest / ticks))
+    step = next(s for f in (1, 2, 2.5, 5, 10, 20) if (s := f * power) * ticks >= largest * (1 - 1e-9))
+    steps = max(1, math.ceil(largest / step - 1e-9))
+    return ValueAxis(steps * step, tuple(i * step for i in range(steps + 1)))
+
+
+def horizontal_grid(axis: ValueAxis, height: int, top: int, unit: str) -> Markup:
+    """Return the grid lines and labels of a vertical value axis over the full width, with the unit above."""
+    parts = [Markup('<text class="unit" x="0" y="{}">{}</text>').format(top - 10, unit)] if unit else []
+    for tick in axis.ticks:
+        y = num(top + height * (1 - tick / axis.top))
+        parts.append(
+            Markup(
+                '<line class="{}" x1="0" x2="100%" y1="{}" y2="{}"/><text class="tick" x="-8" y="{}">{}</text>'
+            ).format("base" if tick == 0 else "grid", y, y, y, axis.label(tick))
+        )
+    return Markup("").join(parts)
+
+
+_HOUR_S, _DAY_S = 3600, 86400
+_STEPS_S = (
+    15, 30, 60, 120, 300, 600, 900, 1800,
+    _HOUR_S, 2 * _HOUR_S, 3 * _HOUR_S, 6 * _HOUR_S, 12 * _HOUR_S, _DAY_S, 2 * _DAY_S, 7 * _DAY_S, 14 * _DAY_S,
+)  # fmt: skip
+_MAX_TICKS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTick:
+    """A tick at ``at`` (UTC) with a short ``label``; only ``major`` ticks are shown on narrow screens."""
+
+    at: datetime
+    label: str
+    major: bool
+
+
+def time_ticks(since: datetime, until: datetime, zone: tzinfo) -> tuple[TimeTick, ...]:
+    """Return at most nine ticks in the half-open interval."""
+    span_s = (until - since).total_seconds()
+    step = next((s for s in _STEPS_S if span_s / s <= _MAX_TICKS), None)
+    found = _months(since, until, zone) if step is None else times.edges(since, until, step, zone)
+    moments = [at for at in found if since <= at < until] or [since]
+    every = max(1, -(-len(moments) // 4))
+    return tuple(TimeTick(at, _label(at.astimezone(zone), step), i % every == 0) for i, at in enumerate(moments))
+
+
+def _months(since: datetime, until: datetime, zone: tzinfo) -> Iterator[datetime]:
+    first, last = since.astimezone(zone), until.astimezone(zone)
+    total = (last.year - first.year) * 12 + last.month - first.month + 1
+    every = next((n for n in (1, 2, 3, 6) if total / n <= _MAX_TICKS), 12)
+    for i in range(total + 1):
+        index = first.month - 1 + i
+        if index % 12 % every == 0:
+            yield datetime(first.year + index // 12, index % 12 + 1, 1, tzinfo=zone).astimezone(UTC)
+
+
+def _label(at: datetime, step_s: int | None) -> str:
+    if step_s is None:
+        return at.strftime("%Y" if at.month == 1 else "%b")
+    if step_s < _DAY_S and at.time() != time.min:
+        return at.strftime("%H:%M" if step_s % 60 == 0 else "%H:%M:%S")
+    return f"{at.day} {at:%b}"
+
+
+MAX_POINTS = 600
+"""More points than this are drawn as a density grid."""
+_SCATTER_TOP, _SCATTER_PLOT = 26, 260
+_COLUMNS, _ROWS = 50, 26
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A mark at ``x``, ``y``; ``size`` 0-1 sets the area, ``label`` is the tooltip."""
+
+    x: float
+    y: float
+    fill: str = "1"
+    size: float = 0.2
+    label: str = ""
+
+
+def scatter(
+    words: Words,
+    points: Sequence[Point],
+    *,
+    x_label: str,
+    y_label: str,
+    x_max: float | None = None,
+    y_max: float | None = None,
+    legend: Sequence[Series] = (),
+    thing: str = "jobs",
+    note: str | None = None,
+) -> Markup:
+    """Draw points over two axes from 0.
+
+    More than ``MAX_POINTS`` points are drawn as a density grid, each cell in the fill of most of its points.
+    """
+    if not points:
+        return empty(words, "Nothing was measured that has both figures.")
+    across = value_axis(x_max or max(p.x for p in points), ticks=5)
+    up = value_axis(y_max or max(p.y for p in points))
+    body = [horizontal_grid(up, _SCATTER_PLOT, _SCATTER_TOP, y_label)]
+    dense = len(points) > MAX_POINTS
+    body.append(_density(points, across, up, thing) if dense else _points(points, across, up))
+    for tick in across.ticks:
+        place = 100 * tick / across.top
+        kind = "start" if tick == 0 else "end" if place > 97 else ""
+        body.append(text(place, _SCATTER_TOP + _SCATTER_PLOT + 18, across.label(tick), kind))
+    body.append(text(50, _SCATTER_TOP + _SCATTER_PLOT + 40, x_label, "axis"))
+    return figure(
+        words,
+        svg(words, _SCATTER_TOP + _SCATTER_PLOT + 48, body),
+        legend=legend,
+        numbers=_coarse(points, across, up, f"{y_label} \\ {x_label}", f"{words.title}: number of {thing}"),
+        note=" ".join(filter(None, [note, f"The stronger the color, the more {thing} are there." if dense else None])),
+    )
+
+
+def _points(points: Sequence[Point], across: ValueAxis, up: ValueAxis) -> Markup:
+    mark = Markup('<circle class="p f-{}" cx="{}%" cy="{}" r="{}"><title>{}</title></circle>')
+    return Markup("").join(
+        mark.format(
+            p.fill, num(100 * min(p.x / across.top, 1)), num(_SCATTER_TOP + _SCATTER_PLOT * (1 - min(p.y / up.top, 1))),
+            num(2.5 + 8 * max(0.0, min(1.0, p.size)) ** 0.5), p.label,
+        )
+        for p in sorted(points, key=lambda p: -p.size)
+    )  # fmt: skip
+
+
+def _cell(value: float, top: float, cells: int) -> int:
+    return min(cells - 1, max(0, int(cells * value / top)))
+
+
+def _density(points: Sequence[Point], across: ValueAxis, up: ValueAxis, thing: str) -> Markup:
+    """Draw cells in five strengths, by equal steps of the square root of the count, so single points stay visible."""
+    cells: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+    for p in points:
+        key = (_cell(p.x, across.top, _COLUMNS), _cell(p.y, up.top, _ROWS))
+        cells[key][p.fill] += 1
+    most = max(c.total() for c in cells.values())
+    mark = Markup('<g class="o{}"><title>{}</title>{}</g>')
+    drawn = []
+    for (column, row), fills in sorted(cells.items()):
+        tip = f"{fmt.count(fills.total())} {thing}"
+        x, y = 100 * column / _COLUMNS, _SCATTER_TOP + _SCATTER_PLOT * (1 - (row + 1) / _ROWS)
+        strength = max(1, math.ceil(5 * (fills.total() / most) ** 0.5))
+        drawn.append(
+            mark.format(
+                strength, tip, rect(x, y, 96 / _COLUMNS, 0.93 * _SCATTER_PLOT / _ROWS, fills.most_common(1)[0][0])
+            )
+        )
+    return Markup("").join(drawn)
+
+
+def _edge(top: float, i: int, n: int) -> str:
+    return f"{fmt.number(top * i / n)}–{fmt.number(top * (i + 1) / n)}"
+
+
+def _coarse(points: Sequence[Point], across: ValueAxis, up: ValueAxis, corner: str, caption: str) -> Numbers:
+    """Return the text alternative: the number of points in each of 5 x 4 fields."""
+    counts = Counter((_cell(p.x, across.top, 5), _cell(p.y, up.top, 4)) for p in points)
+    head = [corner, *(_edge(across.top, i, 5) for i in range(5))]
+    rows = [[_edge(up.top, j, 4), *(fmt.count(counts[i, j]) for i in range(5))] for j in reversed(range(4))]
+    return Numbers(head, rows, caption)
+
 
 __all__ = [
     "MAX_POINTS", "Bar", "Point", "Series", "Words", "empty", "histogram", "lines", "meter", "scatter", "split",
@@ -57,12 +356,12 @@ _TOP = 26
 _PLOT = 200
 _BELOW = 26
 _APART = 62
-"""Up to so many bars over time stand apart; more touch each other."""
+"""Maximum number of bars over time with gaps between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One row of ``stacked_bars``: a label, a short text at the right end, and one value per series (None: unknown)."""
+    """A row of ``stacked_bars``: label, short text at the right end, and one value per series (``None``: unknown)."""
 
     label: str
     note: str
@@ -79,8 +378,10 @@ def stacked_time(
     zone: tzinfo = UTC,
     note: str | None = None,
 ) -> Markup:
-    """Stacked bars over time, the first series lowest; ``starts`` are in UTC and shown in ``zone``, ``step_s`` is the
-    length of all bars, or of each, in seconds."""
+    """Draw stacked bars over time, the first series lowest.
+
+    ``starts`` are in UTC and shown in ``zone``; ``step_s`` is the length of all bars, or of each, in seconds.
+    """
     if not starts:
         return empty(words, "Nothing happened in this interval.")
     steps = [step_s] * len(starts) if isinstance(step_s, int | float) else step_s
@@ -100,7 +401,7 @@ def stacked_time(
     dense = Markup('<g class="{}">{}</g>').format("sparse" if len(starts) <= _APART else "dense", Markup("").join(bars))
     body = [horizontal_grid(axis, _PLOT, _TOP, unit), dense]
     ticks = time_ticks(first, last, zone)
-    # A label stands under the bar that it names; where some name a time within a bar, all stand at their time.
+    # Labels are centered under their bars; if some name a time within a bar, all are placed at their time.
     under = dict(zip(starts, widths, strict=True)) if len(starts) <= _APART else {}
     named = {tick.at for tick in ticks} <= under.keys()
     for tick in ticks:
@@ -136,9 +437,9 @@ def stacked_bars(
     note: str | None = None,
     plain: bool = False,
 ) -> Markup:
-    """Horizontal stacked bars to one common scale. ``series`` gives labels and fills; values are in the bars.
+    """Draw horizontal stacked bars to a common scale. ``series`` has labels and fills; the values are in the bars.
 
-    ``plain``: no legend and no table of numbers, for bars that say everything themselves.
+    ``plain``: no legend and no table of numbers, for self-explanatory bars.
     """
     if not bars:
         return empty(words, "Nothing to show here.")
@@ -168,7 +469,7 @@ def histogram(
     value: Formatter = fmt.number,
     note: str | None = None,
 ) -> Markup:
-    """Vertical bars over named bins, the series side by side; the value stands above a bar where there is room."""
+    """Draw vertical bars over named bins, the series side by side."""
     if not bins or not any(v for s in series for v in s.values):
         return empty(words, "Nothing was measured that could be counted here.")
     axis = value_axis(max(v or 0.0 for s in series for v in s.values))
@@ -203,7 +504,7 @@ def lines(
     unit: str,
     x_label: str,
 ) -> Markup:
-    """Curves over the increasing numbers ``xs`` (from 0 or the first); ``None`` breaks a curve."""
+    """Draw curves over the increasing numbers ``xs``; ``None`` interrupts a curve. The axis begins at 0 or below."""
     if len(xs) < 2:
         return empty(words, "Too few points for a curve.")
     axis = value_axis(max((v or 0.0 for s in series for v in s.values), default=1.0))
@@ -226,7 +527,7 @@ def lines(
 
 
 def _curve(xs: Sequence[float], s: Series, low: float, span: float, axis: ValueAxis) -> Markup:
-    """A path in a nested picture that stretches with the width; its stroke does not."""
+    """Return a path in a nested SVG that stretches with the width, while its stroke does not."""
     path, pen_up = [], True
     for x, y in zip(xs, s.values, strict=True):
         if y is None:
@@ -241,7 +542,7 @@ def _curve(xs: Sequence[float], s: Series, low: float, span: float, axis: ValueA
 
 
 def split(words: Words, parts: Sequence[Series], *, value: Formatter = fmt.number) -> Markup:
-    """One bar over the full width, the first value of each part its length; nothing where the sum is 0."""
+    """Draw one bar over the full width; the first value of each part is its length. Empty if the sum is 0."""
     amounts = [max(0.0, part.values[0] or 0.0) for part in parts]
     whole = sum(amounts)
     if whole <= 0:
@@ -256,8 +557,10 @@ def split(words: Words, parts: Sequence[Series], *, value: Formatter = fmt.numbe
 
 
 def strip(label: str, slots: Sequence[Sequence[tuple[float, str]]]) -> Markup:
-    """A small picture of what one run's GPUs did, time from left to right. Each slot is its parts, lowest first:
-    (fraction of the slot's GPU time, fill). Equal neighbours are drawn as one."""
+    """Draw a small timeline of one run's GPUs, from left to right.
+
+    The parts of a slot, lowest first, are (fraction of the slot's GPU time, fill). Equal neighbors are drawn as one.
+    """
     if not slots:
         return Markup("")
     width = 100 / len(slots)
@@ -277,7 +580,7 @@ def strip(label: str, slots: Sequence[Sequence[tuple[float, str]]]) -> Markup:
 
 
 def meter(label: str, parts: Sequence[tuple[float, str]], whole: float) -> Markup:
-    """A small stacked bar for a table cell: (value, fill) parts to the scale of ``whole``."""
+    """Draw a small stacked bar for a table cell: (value, fill) parts to the scale of ``whole``."""
     if whole <= 0:
         return Markup("")
     done, body = 0.0, []

@@ -1,4 +1,4 @@
-"""What the report template is given: frozen, typed, every text ready to be shown. The template computes nothing."""
+"""Context of the report template: frozen, typed, with all texts formatted. The template computes nothing."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ class Card:
     sub: str = ""
     help: str | None = None
     kind: str = ""
-    """``busy``, ``low``, ``idle``, ``unknown`` for the mark of that state; empty for none."""
+    """``busy``, ``low``, ``idle`` or ``unknown`` for the marker of that state; empty: no marker."""
     unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table. ``kind``: ``text``, ``short`` (not broken), ``number`` or ``picture``."""
+    """A column of a table. ``kind``: ``text``, ``short`` (no line breaks), ``number`` or ``picture``."""
 
     label: str
     kind: str = "text"
     unit: str = ""
     title: str = ""
     sorted: str = ""
-    """``descending`` where the rows come in that order of this column."""
+    """``descending`` if the rows are sorted by this column in that order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cell: a text, or a picture. ``sort`` is the value that the table sorts by; ``name`` isolates its direction."""
+    """A cell with text or a picture. ``sort`` is the sort key; ``name`` isolates the direction of the text."""
 
     text: str = ""
     kind: str = ""
@@ -48,7 +48,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; the first cell of each row is its heading."""
+    """A table; the first cell of each row is the row heading."""
 
     key: str
     caption: str
@@ -58,7 +58,7 @@ class Table:
     filterable: bool = False
     note: str = ""
     bare: bool = False
-    """The caption is only for screen readers, since a heading above the table says the same."""
+    """The caption is only for screen readers, since a heading above the table has the same text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +69,12 @@ class Group:
     title: str
     lead: str
     table: Table | None
-    """``None`` where there is nothing to list; ``lead`` says why."""
+    """``None`` if there is nothing to list; ``lead`` gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """A term and what holds for it."""
+    """A term and its value."""
 
     term: str
     text: str
@@ -82,7 +82,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Issue:
-    """Something that makes the figures less certain."""
+    """A problem with data quality that makes the figures less certain."""
 
     code: str
     title: str
@@ -113,7 +113,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The headline as a sentence: ``before``, the part that stands out, ``after``."""
+    """The headline as a sentence: ``before``, the emphasized part ``strong``, ``after``."""
 
     before: str
     strong: str
@@ -122,7 +122,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class GivenBack:
-    """What suspensions gave back."""
+    """GPU-hours and memory freed by suspensions."""
 
     lead: str
     cards: tuple[Card, ...]
@@ -136,9 +136,9 @@ class ReportContext:
     title: str
     interval: str
     scope: str
-    """What was filtered, in words; empty where everything is in."""
+    """The filters in words; empty if there are none."""
     caution: str
-    """Where accounting ends before the interval; empty where it does not."""
+    """Warning if accounting ends before the end of the interval; else empty."""
     answer: Answer
     findings: tuple[str, ...]
     split: Markup
@@ -156,7 +156,7 @@ class ReportContext:
     windows: Markup
     jobs: Table | None
     given_back: GivenBack | None
-    """``None`` where no job was suspended, or none was looked for: then there is no such section."""
+    """``None`` omits the section: no job was suspended, or suspensions were not evaluated."""
     quality_facts: tuple[Fact, ...]
     mapping: Markup
     issues: tuple[Issue, ...]

@@ -1,7 +1,7 @@
-"""Numbers, times and names as people read them. ``None`` becomes ``unknown``, never 0.
+"""Formatting of numbers, times and names. ``None`` becomes ``unknown``, never 0.
 
-Thousands are separated by commas, a number and its unit by a no-break space. Names come from users of the cluster:
-``visible`` makes every character that could hide, reorder or erase text something that can be seen.
+Thousands are separated by commas, a number and its unit by a no-break space. Names are chosen by users: ``visible``
+replaces every character that could hide, reorder or erase text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import math
 import unicodedata
 from datetime import datetime, tzinfo
 
-from slurm_affinode import zones
+from slurm_affinode.base import times
+from slurm_affinode.base.text import span
 
 UNKNOWN = "unknown"
 NBSP = "\N{NO-BREAK SPACE}"
@@ -19,7 +20,7 @@ _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 
 
 def number(value: float | None, *, digits: int | None = None) -> str:
-    """``12,346``, ``46.3``, ``0.042``: about three significant digits unless ``digits`` after the point are asked."""
+    """Format as ``12,346``, ``46.3``, ``0.042``: about three significant digits, or ``digits`` after the point."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     if digits is None:
@@ -37,22 +38,22 @@ def _digits(size: float) -> int:
 
 
 def count(value: float | None) -> str:
-    """A whole number: ``12,346``."""
+    """Format a whole number: ``12,346``."""
     return number(value, digits=0)
 
 
 def hours(value: float | None, unit: str = "h") -> str:
-    """GPU-hours with their unit: ``1,234 h``."""
+    """Format GPU-hours with their unit: ``1,234 h``."""
     return with_unit(number(value), unit)
 
 
 def with_unit(text: str, unit: str) -> str:
-    """``text`` and ``unit``; the unit is left out when the text is ``unknown`` or the unit is empty."""
+    """Append ``unit`` to ``text``, unless the text is ``unknown`` or the unit is empty."""
     return text if text == UNKNOWN or not unit else f"{text}{NBSP}{unit}"
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction 0-1 as percent: ``46 %``, ``0.4 %``; ``<0.1 %`` for what is not zero but would look so."""
+    """Format a fraction 0-1 as percent: ``46 %``, ``0.4 %``; ``<0.1 %`` instead of rounding to zero."""
     if fraction is None or not math.isfinite(fraction):
         return UNKNOWN
     value = fraction * 100
@@ -65,12 +66,12 @@ def percent(fraction: float | None) -> str:
 
 
 def pct(value: float | None) -> str:
-    """A percentage 0-100, e.g. a mean utilization: ``46 %``."""
+    """Format a percentage 0-100, such as a mean utilization: ``46 %``."""
     return percent(None if value is None else value / 100)
 
 
 def money(value: float | None, currency: str) -> str:
-    """``EUR 12,346``; two digits below 100."""
+    """Format an amount: ``EUR 12,346``; two decimals below 100."""
     if value is None or not math.isfinite(value):
         return UNKNOWN
     amount = number(value, digits=2 if 0 < abs(value) < 100 else 0)
@@ -78,7 +79,7 @@ def money(value: float | None, currency: str) -> str:
 
 
 def energy(kwh: float | None) -> str:
-    """Energy from kWh in the unit that fits: Wh, kWh, MWh, GWh."""
+    """Format an energy in kWh with a suitable unit: Wh, kWh, MWh or GWh."""
     if kwh is None or not math.isfinite(kwh):
         return UNKNOWN
     for factor, unit in ((1e6, "GWh"), (1e3, "MWh")):
@@ -90,38 +91,28 @@ def energy(kwh: float | None) -> str:
 
 
 def gib_hours(value: float | None) -> str:
-    """Memory-time from GiB h: ``980 GiB h``, ``12.3 TiB h`` from ten TiB h on."""
+    """Format memory-time in GiB h: ``980 GiB h``; ``12.3 TiB h`` from 10 TiB h."""
     if value is not None and abs(value) >= 10_240:
         return with_unit(number(value / 1024), f"TiB{NBSP}h")
     return with_unit(number(value), f"GiB{NBSP}h")
 
 
 def duration(seconds: float | None) -> str:
-    """``45 s``, ``12 min``, ``3 h 05 min``, ``2 d 4 h``."""
+    """Format a duration for a page, without a line break in it: ``45s``, ``12m``, ``3h 5m``, ``2d 4h``."""
     if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}{NBSP}s"
-    minutes = round(whole / 60)
-    if minutes < 60:
-        return f"{minutes}{NBSP}min"
-    full_hours, minutes = divmod(minutes, 60)
-    if full_hours < 48:
-        return f"{full_hours}{NBSP}h" + (f"{NBSP}{minutes:02d}{NBSP}min" if minutes else "")
-    days, rest = divmod(round(whole / 3600), 24)
-    return f"{days}{NBSP}d" + (f"{NBSP}{rest}{NBSP}h" if rest else "")
+    return span(seconds).replace(" ", NBSP)
 
 
 def moment(value: datetime | None, zone: tzinfo, *, seconds: bool = False) -> str:
-    """A local time: ``2026-11-01 08:00``."""
-    return UNKNOWN if value is None else zones.shown(value, zone, seconds=seconds)
+    """Format a local time: ``2026-11-01 08:00``."""
+    return UNKNOWN if value is None else times.shown(value, zone, seconds=seconds)
 
 
 def visible(text: object) -> str:
-    """``text`` with control, bidirectional, zero-width and separator characters replaced by something visible.
+    """Return ``text`` with control, bidirectional, zero-width and separator characters made visible.
 
-    Controls become ``\\n``, ``\\x1b``, others ``[U+202E]``; joiners of scripts and emoji stay.
+    Control characters become ``\\n``, ``\\x1b``, others ``[U+202E]``; joiners of scripts and emoji are kept.
     """
     source = str(text)
     if source.isascii() and source.isprintable():
@@ -142,10 +133,10 @@ def _shown(char: str) -> str:
 
 
 def name(value: object | None) -> str:
-    """The name of a user, partition, node...: ``visible``, or ``unknown`` where there is none."""
+    """Return a name (of a user, partition, node, ...) made ``visible``, or ``unknown`` if there is none."""
     return UNKNOWN if value is None else visible(value) or "(empty)"
 
 
 def clip(text: str, length: int) -> str:
-    """``text`` cut to ``length`` characters, the last an ellipsis where something was cut."""
+    """Truncate ``text`` to ``length`` characters, including an ellipsis."""
     return text if len(text) <= length else text[: length - 1].rstrip() + "…"

@@ -1,7 +1,7 @@
-"""Mails about findings: one for each recipient with everything in it, text and HTML, in a language of theirs.
+"""Mails about findings: one digest per recipient, as text and HTML, in the recipient's language.
 
-Templates and texts are in ``reports/mail``; a site's own directory is looked into first. Whatever a user chose (names
-of jobs, commands of processes) is shown without control characters, and escaped in HTML.
+Templates and texts are in ``reports/mail``; those in the site's directory have priority. Text chosen by users (names of
+jobs, commands of processes) is shown without control characters, and escaped in HTML.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 
 import jinja2
 
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.text import span
 from slurm_affinode.core.cleanup_plan import enough_idle, extra_s, idle_since, stages_of
 from slurm_affinode.core.policy_values import zone_of
-from slurm_affinode.core.spans import span
-from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import Action, MailPolicy
-from slurm_affinode.model.finding import IDLE_KINDS, Finding, GpuEvidence, JobRef, NodeRef, ProcessRef
+from slurm_affinode.model.finding import IDLE_KINDS, Finding, GpuEvidence, JobAttempt, NodeRef, ProcessRef
 from slurm_affinode.report import format as fmt
-from slurm_affinode.resources import asset_dir
 
 FALLBACK = "en"
 MAX_GPUS = 16
-"""Lines of GPUs in a mail; a job may have hundreds."""
+"""Maximum number of GPUs listed in a mail; a job may have hundreds."""
 MAX_NAME = 120
 _PLACE = re.compile(r"\{(\w+)\}")
 COLORS = {"warn": "#9a5b00", "done": "#a8321a", "told": "#1a5799", "good": "#1d6b3a"}
@@ -39,10 +39,10 @@ COLORS = {"warn": "#9a5b00", "done": "#a8321a", "told": "#1a5799", "good": "#1d6
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What one recipient is told, before it is made a mail."""
+    """The content of a mail to one recipient."""
 
     recipient: str
-    """An address."""
+    """A mail address."""
     user: str | None
     """``None``: administrators."""
     subject: str
@@ -51,7 +51,7 @@ class Digest:
 
 
 class Texts:
-    """Sentences of a language; what it lacks is said in English."""
+    """Sentences in a language, with English for missing ones."""
 
     def __init__(self, language: str, site: Path | None) -> None:
         self.language = language
@@ -78,20 +78,20 @@ class Texts:
         self._texts = {**self._texts, **found, "kinds": kinds}
 
     def say(self, key: str, **values: object) -> str:
-        """A sentence with its values. What the site's texts do not know how to replace is left as it is."""
+        """Return a sentence with its values. Unknown placeholders are left unchanged."""
         return _PLACE.sub(lambda m: shown(str(values[m[1]])) if m[1] in values else m[0], str(self._texts[key]))
 
     def several(self, key: str, number: int, **values: object) -> str:
-        """A sentence with a number; where there is another one for 1, that."""
+        """Return a sentence with a number; for 1, its singular form if there is one."""
         one = f"{key}_one"
         return self.say(one if number == 1 and one in self._texts else key, **values)
 
     def kind(self, kind: str) -> str:
-        """What a kind of finding means."""
+        """Return the meaning of a kind of finding."""
         return str(self._texts["kinds"].get(kind, kind))
 
     def phrase(self, text: str) -> str:
-        """What a finding says, in the language, with its values; as it is where the language has no words for it."""
+        """Return a text of a finding translated, with its values, or unchanged if there is no translation."""
         for pattern, translated in self._phrases:
             match = pattern.fullmatch(text)
             if match is not None:
@@ -100,24 +100,24 @@ class Texts:
 
     @property
     def plain(self) -> Mapping[str, Any]:
-        """For templates."""
+        """The texts for templates."""
         return self._texts
 
 
 def _filled(text: str, values: Mapping[str, object]) -> str:
-    """A sentence with its values; what there is no value for is left as it is."""
+    """Return a sentence with its values; placeholders without a value are left unchanged."""
     return _PLACE.sub(lambda m: str(values[m[1]]) if m[1] in values else m[0], text)
 
 
 def _pattern(said: str) -> re.Pattern[str]:
-    """An English sentence with ``{name}`` where a value stands."""
+    """Return the pattern of an English sentence that has ``{name}`` in place of values."""
     parts = re.split(r"\{(\w+)\}", said)
     made = [re.escape(part) if i % 2 == 0 else f"(?P<{part}>.+?)" for i, part in enumerate(parts)]
     return re.compile("".join(made), re.DOTALL)
 
 
 def shown(text: str, length: int = 400) -> str:
-    """A text of a user as a mail can have it: one line, no control characters, not endless."""
+    """Return text of a user as one line of limited length without control characters."""
     clean = " ".join(fmt.visible(text).split())
     return clean if len(clean) <= length else f"{clean[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
 
@@ -132,7 +132,7 @@ def digest(
     timezone: str | None = None,
     keep_s: float | None = None,
 ) -> Digest:
-    """The mail about ``actions``: warnings to come, or what was done. ``keep_s``: so long owners may postpone."""
+    """Return the mail about ``actions``: warnings or completed actions. ``keep_s``: how long users may exempt a job."""
     site = None if mail.templates is None else Path(mail.templates)
     language = mail.languages.get(user or "", mail.language)
     texts = Texts(language, site)
@@ -154,7 +154,7 @@ def digest(
 
 
 def render(name: str, site: Path | None, context: Mapping[str, Any], *, html: bool) -> str:
-    """A template of the site's, else ours. Raises ``InputError`` where it is wrong."""
+    """Render a template of the site, or else the built-in one. Raises ``InputError`` if it is invalid."""
     places = [str(place) for place in (site, asset_dir("reports") / "mail") if place is not None]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(places), autoescape=html,  # noqa: S701 - text is not HTML
@@ -212,7 +212,7 @@ def _item(  # noqa: PLR0917
 
 def _title(finding: Finding, texts: Texts) -> str:
     match finding.subject:
-        case JobRef(id=job, name=name) if finding.kind.endswith("-user") is False:
+        case JobAttempt(id=job, name=name) if finding.kind.endswith("-user") is False:
             return texts.say("job_named", job=job, name=shown(name, MAX_NAME)) if name else texts.say("job", job=job)
         case ProcessRef(node=node, pid=pid):
             return texts.say("process", pid=pid, node=node)
@@ -250,7 +250,7 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
     cancels = settings.action == "cancel" and not settings.do_not_cancel and enough_idle(settings, finding)
     if action.stays or not cancels or stages.cancel_s is None or since is None:
         return texts.say("no_cancel")
-    # Not before the time that the stages leave between this warning, the ones that follow, and the end.
+    # Keep the interval that the stages have between this warning and the cancellation.
     left_s = stages.cancel_s - stages.warnings[action.number - 1]
     need_s = stages.cancel_s + extra_s(settings, finding)
     when = max(since + timedelta(seconds=need_s), now + timedelta(seconds=left_s))
@@ -296,7 +296,7 @@ def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) 
     finding, job = action.finding, action.finding.job
     lines = [shown(texts.phrase(finding.advice))] if finding.advice else []
     if action.verb in ("cancel", "suspend"):
-        lines = [texts.say("do_next_time")] if action.verb == "cancel" else []  # it is over, or goes on by itself
+        lines = [texts.say("do_next_time")] if action.verb == "cancel" else []  # canceled, or resumes by itself
     if job is None or user is None or not job.running:
         return lines
     if action.verb.startswith("warn"):
@@ -308,12 +308,12 @@ def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) 
 
 
 def clock(moment: datetime, timezone: str | None) -> str:
-    """A time as mails show it."""
+    """Format a time for mails."""
     return moment.astimezone(zone_of(timezone)).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def message(found: Digest, mail: MailPolicy, now: datetime) -> EmailMessage:
-    """The mail as it goes over the wire: text and HTML. Raises ``InputError`` for an address that is none."""
+    """Return the mail message with text and HTML. Raises ``InputError`` for an invalid address."""
     made = EmailMessage()
     try:
         if not found.recipient:
@@ -334,5 +334,5 @@ def message(found: Digest, mail: MailPolicy, now: datetime) -> EmailMessage:
 
 
 def address_of(user: str, mail: MailPolicy) -> str:
-    """Where a user's mail goes."""
+    """Return the mail address of a user."""
     return mail.addresses.get(user) or mail.address.replace("{user}", user)

@@ -1,4 +1,4 @@
-"""Reading the measures of a ``WasteResult`` row: which of them are known, and how they are shown."""
+"""Access to the measures of a ``WasteResult`` row, and their formatting."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Any
 
 import polars as pl
 
-from slurm_affinode.analysis import metrics
+from slurm_affinode.analysis import definitions
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column
 
 Row = Mapping[str, Any]
 
 STATES = (("busy", "Busy"), ("low", "Low"), ("idle", "Idle"), ("unknown", "Unknown"))
-"""The states of GPU time in the order in which they are stacked, with their labels."""
+"""States of GPU time in stacking order, with their labels."""
 
 
 def known(row: Row, key: str) -> float | None:
-    """The measure as a number, ``None`` where it is unknown."""
+    """Return the measure as a number, or ``None`` if it is unknown."""
     value = row.get(key)
     return None if value is None or not math.isfinite(value) else float(value)
 
 
 def idle_share(row: Row) -> float | None:
-    """The part of the allocated hours that was idle: the base of every share on a page; ``None``: nothing measured."""
+    """Return the idle fraction of the allocated hours, as in all shares on pages; ``None`` if nothing was measured."""
     idle, allocated = known(row, "gpu_hours_idle"), known(row, "gpu_hours_allocated")
     return idle / allocated if idle is not None and allocated and known(row, "gpu_hours_measured") else None
 
 
 def total(column: pl.Series) -> float:
-    """The sum of a column, nulls left out."""
+    """Return the sum of a column, ignoring nulls."""
     return float(column.cast(pl.Float64).sum())
 
 
 def shown(row: Row, key: str, currency: str = "") -> str:
-    """The measure as a text with its unit."""
+    """Return the measure as text with its unit."""
     return _text(known(row, key), key, currency, unit=True)
 
 
@@ -61,7 +61,7 @@ def _text(value: float | None, key: str, currency: str, *, unit: bool) -> str:
 
 
 def cell(row: Row, key: str) -> Cell:
-    """A table cell of the measure; its unit stands in the column's heading."""
+    """Return a table cell of the measure; the column heading has the unit."""
     value = known(row, key)
     if value is None:
         return Cell(fmt.UNKNOWN, "number unknown")
@@ -69,7 +69,7 @@ def cell(row: Row, key: str) -> Cell:
 
 
 def share_cell(row: Row) -> Cell:
-    """A table cell of ``idle_share``."""
+    """Return a table cell of ``idle_share``."""
     share = idle_share(row)
     if share is None:
         return Cell(fmt.UNKNOWN, "number unknown")
@@ -80,15 +80,15 @@ SHARE_COLUMN = Column("Idle share", "number", "of allocated", "Idle GPU-hours in
 
 
 def column(key: str, label: str, unit: str = "") -> Column:
-    """The heading of a column of the measure, with its help as a title. Rows come by idle hours."""
-    metric = metrics.load().get(key)
+    """Return the column of the measure, with its help as title. Rows are sorted by idle hours."""
+    metric = definitions.load().get(key)
     order = "descending" if key == "gpu_hours_idle" else ""
     return Column(label, "number", unit, metric.help if metric else "", order)
 
 
 def help_for(key: str) -> str | None:
-    """Definition, formula and source of a figure, as one text."""
-    metric = metrics.load().get(key)
+    """Return definition, formula and source of a figure as one text."""
+    metric = definitions.load().get(key)
     if metric is None:
         return None
     return f"{metric.help} Formula: {metric.formula}. Source: {metric.source}."

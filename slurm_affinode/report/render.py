@@ -1,8 +1,8 @@
-"""Templates to pages: one self-contained HTML file, no network, no script needed to read it.
+"""Rendering of templates to pages: one self-contained HTML file that needs no network, and no script to be read.
 
-``page(template, title=..., **context)`` renders a template that extends ``base.html.j2``. Templates live in
-``reports/templates``; they are autoescaped, an undefined name is an error, and they compute nothing. The content
-security policy of the page allows exactly its own style and script (by hash) and no connection at all.
+``page(template, title=..., **context)`` renders a template that extends ``base.html.j2``. Templates are in
+``reports/templates``; they are autoescaped, undefined names are errors, and they compute nothing. The content security
+policy of the page allows only its own style and script (by hash) and no connections.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import jinja2
 from markupsafe import Markup
 
 from slurm_affinode import __version__
+from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.report import format as fmt
-from slurm_affinode.resources import asset_dir
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What ``base.html.j2`` needs."""
+    """Context of ``base.html.j2``."""
 
     title: str
     generated: str
@@ -37,7 +37,7 @@ class Page:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The template environment: strict, autoescaping."""
+    """Return the template environment: strict, autoescaping."""
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(asset_dir("reports") / "templates"),
         autoescape=True,
@@ -49,9 +49,9 @@ def environment() -> jinja2.Environment:
 
 
 def page(template: str, *, title: str, zone: tzinfo, generated: datetime | None = None, **context: Any) -> str:
-    """The HTML of ``template`` (a file name in ``reports/templates``); ``context`` are its names besides ``page``.
+    """Return the HTML of ``template`` (a file name in ``reports/templates``) with the names ``page`` and ``context``.
 
-    ``zone``: that of the times in it, which the page names once.
+    ``zone`` is the time zone of its times, which the page names once.
     """
     style, script = _asset("style.css"), _asset("page.js")
     made = Page(

@@ -1,4 +1,4 @@
-"""The pictures of the page of a serving trace."""
+"""Charts of the serving trace page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _percent(value: float | None) -> str:
 
 
 def bands(result: ServingResult) -> Markup:
-    """Samples by band of duty cycle."""
+    """Draw the samples by duty-cycle band."""
     frame = result.bands
     values = [None if v is None else 100 * v for v in frame["fraction"].to_list()]
     told = ", ".join(f"at {label} %: {_percent(v)}" for label, v in zip(frame["label"].to_list(), values, strict=True))
@@ -34,7 +34,7 @@ def bands(result: ServingResult) -> Markup:
 
 
 def memory_bands(result: ServingResult) -> Markup:
-    """Mean memory by band of duty cycle."""
+    """Draw the mean memory by duty-cycle band."""
     frame = result.bands
     values = frame["memory_mean_gb"].to_list()
     told = ", ".join(
@@ -51,7 +51,7 @@ def memory_bands(result: ServingResult) -> Markup:
 
 
 def devices(result: ServingResult) -> Markup:
-    """Pods by their idle fraction, ten bins, the last closed."""
+    """Draw the pods by idle fraction in ten bins, the last one closed."""
     fractions = result.devices["idle_fraction"].to_list()
     counts = [0] * 10
     for fraction in fractions:
@@ -68,7 +68,7 @@ def devices(result: ServingResult) -> Markup:
 
 
 def device_percentiles(result: ServingResult) -> Markup:
-    """Cumulative distribution of the pods' idle fraction."""
+    """Draw the cumulative distribution of the pods' idle fraction."""
     fractions = sorted(result.devices["idle_fraction"].to_list())
     n = len(fractions)
     xs = [100 * (i + 1) / n for i in range(n)]
@@ -86,7 +86,7 @@ def device_percentiles(result: ServingResult) -> Markup:
 
 
 def recipes(s: ServingSummary) -> Markup:
-    """Idle memory-time by both recipes."""
+    """Draw the idle memory-time by both recipes."""
     words = Words(
         "recipes", "Memory-time held idle, by both recipes",
         f"Direct {_percent(_times100(s.idle_memory_fraction))}, per pod "
@@ -111,7 +111,7 @@ def _times100(fraction: float | None) -> float | None:
 
 
 def over_time(result: ServingResult) -> Markup:
-    """Memory of the fleet over the hours of the trace."""
+    """Draw the memory of the fleet over the hours of the trace."""
     frame = result.over_time
     idle = result.summary.mean_concurrently_idle_memory_tb
     words = Words(
@@ -129,7 +129,7 @@ def over_time(result: ServingResult) -> Markup:
 
 
 def lorenz(result: ServingResult) -> Markup:
-    """Lorenz curve of requests over base models."""
+    """Draw the Lorenz curve of requests over base models."""
     s = result.summary
     words = Words(
         "lorenz", "Requests over base models (Lorenz curve)",
@@ -149,7 +149,7 @@ def lorenz(result: ServingResult) -> Markup:
 
 
 def most_asked(result: ServingResult) -> Markup:
-    """The most asked base models."""
+    """Draw the most requested base models."""
     frame = result.popularity
     total = sum(frame["requests"].to_list())
     top = frame.head(MOST_ASKED)
@@ -166,7 +166,7 @@ def most_asked(result: ServingResult) -> Markup:
 
 
 def load_latency(result: ServingResult) -> Markup:
-    """Mean time to load each component."""
+    """Draw the mean load time of each component."""
     rows = {row["name"]: row for row in result.latency.iter_rows(named=True)}
     found = [rows[name] for name in LOADS if name in rows]
     words = Words(
@@ -186,7 +186,7 @@ def load_latency(result: ServingResult) -> Markup:
 
 
 def exec_times(result: ServingResult) -> Markup:
-    """Requests by execution time."""
+    """Draw the requests by execution time."""
     times = result.exec_times["exec_time_s"].to_list()
     edges = (0.0, *map(float, _EXEC_EDGES))
     counts = [0] * len(edges)

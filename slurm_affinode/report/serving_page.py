@@ -1,4 +1,4 @@
-"""The page of a serving trace: each finding with its picture, and the published statements set beside it."""
+"""The serving trace page: each finding with its charts, and the published statements about it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VERDICTS = {
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """One published statement as the page words it."""
+    """A published statement as shown on the page."""
 
     text: str
     verdict: str
@@ -36,7 +36,7 @@ class ClaimRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class TraceFinding:
     """One section of the page."""
 
     key: str
@@ -45,17 +45,17 @@ class Finding:
     charts: tuple[Markup, ...]
     claims: tuple[ClaimRow, ...]
     paired: bool
-    """Two charts side by side, where each is narrow enough."""
+    """Whether two charts are placed side by side, if each is narrow enough."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """Everything the template prints."""
+class ServingPage:
+    """Context of the template."""
 
     answer: str
     lead: str
     cards: tuple[Card, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[TraceFinding, ...]
     verdict_counts: str
     notes: tuple[str, ...]
     recipes: tuple[tuple[str, str], ...]
@@ -63,19 +63,19 @@ class Page:
 
 
 def html(result: ServingResult, claims: Sequence[Claim]) -> str:
-    """The self-contained page."""
+    """Return the self-contained page."""
     return render.page("trace_serving.html.j2", title=TITLE, zone=UTC, trace=context(result, claims))
 
 
-def context(result: ServingResult, claims: Sequence[Claim]) -> Page:
-    """What the template prints, all texts ready."""
+def context(result: ServingResult, claims: Sequence[Claim]) -> ServingPage:
+    """Return the context of the template, with all texts formatted."""
     s = result.summary
     rows = {key: tuple(_row(c) for c in claims if c.finding == key) for key in {c.finding for c in claims}}
     findings = tuple(
-        Finding(key, title, tuple(sentences), charts, rows.get(key, ()), paired=key in _PAIRED)
+        TraceFinding(key, title, tuple(sentences), charts, rows.get(key, ()), paired=key in _PAIRED)
         for key, title, sentences, charts in _findings(result, s)
     )
-    return Page(
+    return ServingPage(
         answer=_answer(s),
         lead=_lead(s),
         cards=_cards(s),
@@ -98,7 +98,7 @@ def _row(claim: Claim) -> ClaimRow:
 
 
 def _figure(value: float | None, claim: Claim) -> str:
-    # one digit more than was printed shows on which side of the rounding the figure lies
+    # one digit more than published shows on which side of the rounding the figure lies
     exact = value is not None and round(value, claim.decimals) == value
     digits = claim.decimals if exact else claim.decimals + 1
     return fmt.with_unit(fmt.number(value, digits=digits), claim.unit)
@@ -113,12 +113,12 @@ def _counts(claims: Sequence[Claim]) -> str:
 
 
 def pct(fraction: float | None, digits: int = 1) -> str:
-    """A fraction as percent with a fixed number of digits."""
+    """Format a fraction as percent with a fixed number of digits."""
     return fmt.with_unit(fmt.number(None if fraction is None else fraction * 100, digits=digits), "%")
 
 
 def unit(value: float | None, name: str, digits: int | None = None) -> str:
-    """A number and its unit."""
+    """Format a number with its unit."""
     return fmt.with_unit(fmt.number(value, digits=digits), name)
 
 
@@ -157,7 +157,7 @@ def _cards(s: ServingSummary) -> tuple[Card, ...]:
             "Memory-time held idle", pct(s.idle_memory_fraction),
             f"{unit(s.idle_memory_time_gb_h, 'GB h', 0)} of {unit(s.memory_time_gb_h, 'GB h', 0)}",
             known=s.idle_memory_fraction is not None, kind="idle",
-            more="Memory of the samples at 0, times the sampling step, of the memory of all samples.",
+            more="Memory of the samples at 0, times the sampling interval, of the memory of all samples.",
         ),
         _card(
             "Idle memory at once", unit(s.mean_concurrently_idle_memory_tb, "TB", 2), "mean over the sample times",
@@ -264,7 +264,7 @@ def _load(s: ServingSummary) -> list[str]:
 
 def _requests(s: ServingSummary) -> list[str]:
     if s.requests is None:
-        return ["Nothing is known of the requests: their table is not in this copy of the trace."]
+        return ["The requests are unknown: this copy of the trace lacks their table."]
     return [
         f"{fmt.count(s.requests)} requests, {fmt.count(s.requests_without_lora)} without a LoRA adapter and "
         f"{fmt.count(s.requests_with_lora)} with. Half of them take at most {unit(s.exec_time_median_s, 's')}, "
@@ -285,8 +285,8 @@ def _host(s: ServingSummary) -> list[str]:
 
 RECIPES = (
     ("Idle sample", "Duty cycle exactly 0."),
-    ("Sampling step", "The median gap between consecutive samples of a pod."),
-    ("Memory-time", "Memory of each joined sample x sampling step, summed. GB are 1e9 bytes."),
+    ("Sampling interval", "The median gap between consecutive samples of a pod."),
+    ("Memory-time", "Memory of each joined sample x sampling interval, summed. GB are 1e9 bytes."),
     ("Idle memory-time, direct", "The same sum over the samples with duty cycle 0."),
     ("Idle memory-time, per pod", "Sum over pods of the pod's memory-time x its fraction of samples at 0."),
     ("Mean concurrently idle memory", "Memory of the idle samples, summed, by the number of sample times."),

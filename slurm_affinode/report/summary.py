@@ -1,4 +1,4 @@
-"""``summary.json``: the report for machines. Described by ``docs/summary.schema.json``.
+"""The machine-readable report ``summary.json``, described by ``docs/summary.schema.json``.
 
 Unknown is ``null``, never 0. Times are ISO 8601 with ``Z``. Keys and units are those of ``docs/metrics.md``.
 """
@@ -23,7 +23,7 @@ Summary = dict[str, Any]
 
 
 def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: int = 15) -> Summary:
-    """The summary as plain values for JSON. ``top``: how many of the most wasteful runs are listed."""
+    """Return the summary as plain values for JSON. ``top``: how many of the most wasteful runs are listed."""
     query = result.query
     return {
         "schema_version": SCHEMA_VERSION,
@@ -99,7 +99,7 @@ def _rows(frame: pl.DataFrame) -> list[Summary]:
 
 
 def _plain(value: Any) -> Any:
-    """A value that JSON can hold; what is not a number (NaN) is unknown."""
+    """Return a value that JSON can represent; NaN and infinity are unknown."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, datetime):
@@ -108,12 +108,12 @@ def _plain(value: Any) -> Any:
 
 
 def to_json(summary: Summary) -> str:
-    """The text of ``summary.json``."""
+    """Return the text of ``summary.json``."""
     return json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
-    """The headline as a table for a terminal: what, GPU-hours, share of the allocated."""
+    """Return the headline as rows for a terminal: label, GPU-hours, share of the allocated hours."""
     total = result.total
     allocated = known(total, "gpu_hours_allocated")
     rows = [("allocated", fmt.number(allocated), "")]

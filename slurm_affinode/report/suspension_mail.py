@@ -1,4 +1,4 @@
-"""Mails about suspensions: text and HTML, in a language of the reader, from templates that a site may replace."""
+"""Mails about suspensions: text and HTML, in the recipient's language, from templates that a site may replace."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from slurm_affinode.core.spans import span
+from slurm_affinode.base.text import size, span
 from slurm_affinode.model.cleanup import MailPolicy
-from slurm_affinode.model.suspension_mail import SuspensionMail
+from slurm_affinode.model.suspension import SuspensionMail
 from slurm_affinode.report.mail import COLORS, MAX_NAME, Digest, Texts, address_of, clock, render, shown
-from slurm_affinode.sizes import size
 
 _COLORS = {"suspended": "told", "restored": "good", "failed": "done"}
 
 
 def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str | None = None) -> Digest:
-    """The mail to the owner of a job. Raises ``InputError`` where the site's templates or texts are wrong."""
+    """Return the mail to the owner of a job. Raises ``InputError`` if the site's templates or texts are invalid."""
     site = None if mail.templates is None else Path(mail.templates)
     language = mail.languages.get(event.user, mail.language)
     texts = Texts(language, site)
@@ -46,7 +45,7 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
 
 
 def _kind(event: SuspensionMail) -> str:
-    """By what name the texts know it."""
+    """Return the key of the event in the texts."""
     if not event.in_place:
         return "fresh" if event.kind == "failed" and event.fresh else event.kind
     return {"suspended": "asleep", "restored": "awake", "failed": "ended" if event.ended else "unwoken"}[event.kind]

@@ -1,4 +1,4 @@
-"""The tables of the report: who wastes most, which jobs waste most, all jobs."""
+"""Tables of the report: most wasteful users and groups, most wasteful jobs, all jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UNKNOWN = ("gpu_hours_unknown", "Unknown", "GPU-h")
 _LIFE = Column("What its GPUs did", "picture", "from start to end")
 _ALL_JOBS_BYTES = 1_300_000
 _CELL_BYTES = 45
-"""Tags and attributes around a cell's text, about."""
+"""Approximate size of the tags and attributes of a cell."""
 _WHO = {
     "user": ("Users", "user"),
     "account": ("Accounts", "account"),
@@ -32,7 +32,7 @@ _WHO = {
 
 
 def name_cell(value: object | None, sub: str = "") -> Cell:
-    """A name given by a user: made visible, cut, isolated in its direction."""
+    """Return the cell of a name chosen by a user: made visible, truncated, with its text direction isolated."""
     full = fmt.name(value)
     text = fmt.clip(full, _NAME_LENGTH)
     kind = "text unknown" if value is None else "text"
@@ -42,7 +42,7 @@ def name_cell(value: object | None, sub: str = "") -> Cell:
 
 
 def groups(result: WasteResult, top: int) -> tuple[Group, ...]:
-    """Users, accounts, QOS and nodes, the ``top`` most idle of each."""
+    """Return the tables of users, accounts, QOS and nodes, with the ``top`` most idle of each."""
     return tuple(_group(result, key, title, one, top) for key, (title, one) in _WHO.items())
 
 
@@ -65,7 +65,7 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
          cell(row, _IDLE[0]), share_cell(row), *(cell(row, m) for m, _, _ in measures[1:]))
         for row in shown.iter_rows(named=True)
     )  # fmt: skip
-    columns = (Column(one.capitalize() if one != "QOS" else one), Column("What the GPUs did", "picture"))
+    columns = (Column(one.capitalize() if one != "QOS" else one), Column("Activity", "picture"))
     caption = f"{title} by idle GPU-hours"
     note = f"The first {fmt.count(top)} of {fmt.count(frame.height)}." if frame.height > top else ""
     of_measures = (column(*_IDLE), SHARE_COLUMN, *(column(*measure) for measure in measures[1:]))
@@ -74,14 +74,14 @@ def _group(result: WasteResult, key: str, title: str, one: str, top: int) -> Gro
 
 
 def _meter(row: Row, largest: float) -> Markup:
-    """A bar of the row's hours by state, to the scale of the table's largest."""
+    """Return a bar of the row's hours by state, to the scale of the largest in the table."""
     parts = [(known(row, f"gpu_hours_{state}") or 0.0, state) for state, _ in STATES]
     spoken = ", ".join(f"{label.lower()} {fmt.hours(known(row, f'gpu_hours_{state}'))}" for state, label in STATES)
     return charts.meter(spoken, parts, largest)
 
 
 def worst(result: WasteResult, top: int) -> Table | None:
-    """The ``top`` runs with most idle hours, each with the picture of its life."""
+    """Return the table of the ``top`` runs with the most idle hours, each with its timeline."""
     frame = result.jobs.filter(pl.col("gpu_hours_idle") > 0).head(top)
     if frame.height == 0:
         return None
@@ -135,7 +135,7 @@ def _life_cell(row: Row, strips: dict[tuple[str, int, datetime], Markup], zone: 
 
 
 def job_label(row: Row) -> str:
-    """The id as Slurm shows it: ``123``, ``120_3`` for an array task."""
+    """Return the job ID as Slurm shows it: ``123``, or ``120_3`` for an array task."""
     if row["array_job_id"] is not None and row["array_task_id"] is not None:
         return f"{row['array_job_id']}_{row['array_task_id']}"
     return str(row["job_id"])
@@ -155,7 +155,7 @@ def _gpus_cell(row: Row) -> Cell:
 
 
 def short_model(model: str) -> str:
-    """The model without the maker that all of them share."""
+    """Return the model without the vendor, which all of them share."""
     return fmt.visible(model.removeprefix("NVIDIA "))
 
 
@@ -172,7 +172,7 @@ _ALL_MEASURES = (
 
 
 def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | None:
-    """Every run up to ``limit``, to sort and filter. ``csv_name``: the file that holds all, if one is written."""
+    """Return a table of up to ``limit`` runs to sort and filter. ``csv_name``: the file with all runs, if written."""
     if result.jobs.height == 0:
         return None
     columns = (
@@ -188,7 +188,7 @@ def all_jobs(result: WasteResult, limit: int, csv_name: str | None) -> Table | N
 
 
 def _within(rows: Iterable[tuple[Cell, ...]], limit: int) -> Iterable[tuple[Cell, ...]]:
-    """Rows until their HTML is about ``limit`` bytes: long names, or such that grow when escaped, must not swell it."""
+    """Yield rows until their HTML has about ``limit`` bytes, also with long names or ones that grow when escaped."""
     size = 0
     for row in rows:
         size += sum(_CELL_BYTES + len(str(escape(c.text + c.sub + c.title)).encode()) for c in row)

@@ -1,1 +1,1 @@
-"""Slurm as it is read: accounting (``sacct``), the live queue (``interface``), and Slurm's own notations."""
+"""Slurm's accounting (``sacct``), the live queue (``interface``), and Slurm's notations."""

@@ -1,4 +1,4 @@
-"""Running Slurm's own programs. The runner is passed in; every answer is bytes for the parsers of this package."""
+"""Invocation of ``sacct`` with a given runner. The output is bytes for the parsers of this package."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Protocol
 
-from slurm_affinode import process
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.process import Completed
-from slurm_affinode.slurm.fields import WANTED
+from slurm_affinode.base import process
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.process import Completed
+from slurm_affinode.slurm.accounting.sacct_header import WANTED
 
 DELIMITER = "\x1f"
-"""The unit separator: no name typed on a keyboard holds it."""
+"""The ASCII unit separator, which cannot be typed into a name on a keyboard."""
 
 _TIMEOUT_S = 3600.0
 _HELP_TIMEOUT_S = 60.0
 
 _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
-"""Variables with which a user's shell would change the output."""
+"""Environment variables that would change the output."""
 
 
 class Runner(Protocol):
-    """``process.run``, or a stand-in for it."""
+    """``process.run``, or a substitute for it."""
 
     def __call__(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
@@ -33,7 +33,7 @@ class Runner(Protocol):
 
 
 def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Those of ``fields.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
+    """Return the fields of ``sacct_header.WANTED`` that this sacct has, in that order. Raises ``UnreachableError``."""
     done = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env)
     there = {word.lower() for word in done.stdout.decode("utf-8", "replace").split()}
     found = tuple(name for name in WANTED if name.lower() in there)
@@ -51,10 +51,10 @@ def run_sacct(
     run: Runner = process.run,
     env: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The accounting of every job that was in the system in ``[since, until)``, as text for ``sacct.read``.
+    """Return the accounting of all jobs that were in the system in ``[since, until)``, as text for ``sacct.read``.
 
-    Every run of requeued jobs, all users, all states; times are UTC. Raises ``UnreachableError`` where sacct is
-    missing, or the accounting database does not answer or refuses.
+    All users, all states, and every attempt of requeued jobs; times are UTC. Raises ``UnreachableError`` if sacct is
+    missing, or the accounting database does not respond or refuses the request.
     """
     names = sacct_fields(run, env=env)
     argv = [
@@ -74,7 +74,7 @@ def _stamp(moment: datetime) -> str:
 
 def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     kept = {name: value for name, value in (os.environ if env is None else env).items() if name not in _SETTINGS}
-    # SLURM_BITSTR_LEN=0: the tasks of a pending array are not cut after 64 characters.
+    # SLURM_BITSTR_LEN=0: do not truncate the task list of a pending array after 64 characters.
     return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 
 

@@ -1,4 +1,4 @@
-"""Slurm through its own commands: one process for each request, JSON by a data parser that every release has."""
+"""Slurm through its commands: one process per request, JSON from a data parser that every supported release has."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from signal import SIGKILL
 from types import TracebackType
 from typing import Self
 
-from slurm_affinode import process
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.base import process
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.process import Completed
 from slurm_affinode.model.cluster import Job, Node, NodeGpus, Partition, Step
-from slurm_affinode.process import Completed
-from slurm_affinode.slurm import faults, identifiers, live_detail, live_json, live_table, live_text
+from slurm_affinode.slurm import identifiers, interface, scontrol, squeue
 from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.identifiers import Target
 from slurm_affinode.slurm.interface import SignalTo
@@ -28,19 +28,19 @@ _WORDS_OF_ONE = 3
 """``show job 12`` has three words, ``show jobs`` two."""
 
 MOST_SINGLE = 20
-"""So many jobs are asked for one by one where what was told of all of them leaves a doubt."""
+"""Limit of the jobs that are looked up one by one because the listing leaves their GPU indices uncertain."""
 
 NAMED_STEPS = ("batch", "extern", "interactive")
-"""Steps that scancel does not take by name."""
+"""Steps that scancel does not accept by name."""
 
 _SETTINGS = ("SLURM_TIME_FORMAT", "SLURM_CLUSTERS", "SCONTROL_ALL", "SCONTROL_FEDERATION", "SCONTROL_FUTURE",
              "SCONTROL_LOCAL", "SCONTROL_SIBLING", "SLURM_JSON", "SLURM_YAML")  # fmt: skip
 _SETTING_PREFIXES = ("SCANCEL_", "SQUEUE_", "SINFO_")
-"""With these a user's shell would change what the commands do or print."""
+"""Environment variables that would change the behavior or the output of the commands."""
 
 
 class CommandsClient:
-    """``SlurmClient`` by scontrol and scancel. ``run`` is ``process.run`` or a stand-in for it."""
+    """``SlurmClient`` that runs scontrol, scancel and squeue. ``run`` is ``process.run`` or a substitute for it."""
 
     backend = "commands"
 
@@ -51,33 +51,36 @@ class CommandsClient:
         self._env = environment(os.environ if env is None else env)
         self._timeout_s = timeout_s
 
-    # --- looking
+    # --- queries
 
     def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
-        """See ``SlurmClient``. The numbers of the GPUs come at no cost here, and always."""
-        found = live_json.jobs(self._json("jobs", "list jobs", "show", "jobs"))
+        """See ``SlurmClient``. The GPU indices are always included, at no extra cost."""
+        found = scontrol.jobs(self._json("jobs", "list jobs", "show", "jobs"))
         return with_steps(found, self.steps()) if steps else found
 
     def overview(self) -> tuple[Job, ...]:
-        """See ``SlurmClient``. By squeue, and scontrol for the numbers of the GPUs."""
+        """See ``SlurmClient``. Uses squeue, and scontrol for the GPU indices."""
         mark = f"|{secrets.token_hex(6)}|"
-        done = self._call(*live_table.argv(mark), more={"SLURM_TIME_FORMAT": "%s"})
+        done = self._call(*squeue.argv(mark), more={"SLURM_TIME_FORMAT": "%s"})
         if done.returncode != 0:
-            raise faults.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
-        return self.with_gpu_numbers(live_table.jobs(done.stdout, mark))
+            raise interface.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
+        return self.with_gpu_numbers(squeue.jobs(done.stdout, mark))
 
     def with_gpu_numbers(self, jobs: Iterable[Job]) -> tuple[Job, ...]:
-        """The jobs with their GPUs by node and number, by one request; ``None`` where there is a doubt about them."""
+        """Return the jobs with their GPU indices per node; ``None`` where these are uncertain.
+
+        Takes one request, and up to ``MOST_SINGLE`` lookups of single jobs.
+        """
         found = tuple(jobs)
-        needed = live_detail.needed(found)
+        needed = scontrol.needed(found)
         told: dict[int, tuple[NodeGpus, ...]] = {}
         if needed:
-            done = self._call(*live_detail.ARGV)
+            done = self._call(*scontrol.ARGV)
             if done.returncode != 0:
-                raise faults.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
-            told = live_detail.node_gpus(done.stdout, needed)
+                raise interface.refusal("list jobs", done.stderr or done.stdout.decode("utf-8", "replace"))
+            told = scontrol.node_gpus(done.stdout, needed)
         for job in [one for one in needed if one.job_id not in told][:MOST_SINGLE]:
-            with contextlib.suppress(faults.SlurmError):  # it has ended meanwhile
+            with contextlib.suppress(interface.SlurmError):  # the job has ended meanwhile
                 told[job.job_id] = self.job(job.job_id).node_gpus or ()
         holding = {job.job_id for job in needed}
         return tuple(replace(job, node_gpus=told.get(job.job_id) if job.job_id in holding else ()) for job in found)
@@ -86,32 +89,32 @@ class CommandsClient:
         """See ``SlurmClient``."""
         target = identifiers.job(job)
         doing = f"show job {target}"
-        found = pick(live_json.jobs(self._json("jobs", doing, "show", "job", str(target))), target)
+        found = pick(scontrol.jobs(self._json("jobs", doing, "show", "job", str(target))), target)
         return with_steps((found,), self.steps(target.job))[0]
 
     def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
         """See ``SlurmClient``."""
         if job is None:
-            return live_json.steps(self._json("steps", "list steps", "show", "steps"))
+            return scontrol.steps(self._json("steps", "list steps", "show", "steps"))
         target = identifiers.job(job)
-        return live_json.steps(self._json("steps", f"show steps of {target}", "show", "steps", str(target)))
+        return scontrol.steps(self._json("steps", f"show steps of {target}", "show", "steps", str(target)))
 
     def nodes(self) -> tuple[Node, ...]:
         """See ``SlurmClient``."""
-        return live_json.nodes(self._json("nodes", "list nodes", "show", "nodes"))
+        return scontrol.nodes(self._json("nodes", "list nodes", "show", "nodes"))
 
     def partitions(self) -> tuple[Partition, ...]:
         """See ``SlurmClient``."""
-        return live_text.partitions(self._text("list partitions", "scontrol", "--oneliner", "--all", "show", "part"))
+        return scontrol.partitions(self._text("list partitions", "scontrol", "--oneliner", "--all", "show", "part"))
 
     def config(self) -> Mapping[str, str]:
         """See ``SlurmClient``."""
-        return live_text.config(self._text("read the configuration", "scontrol", "show", "config"))
+        return scontrol.config(self._text("read the configuration", "scontrol", "show", "config"))
 
     def version(self) -> str:
         """See ``SlurmClient``."""
         said = self._text("read the version", "scontrol", "--version")
-        found = live_text.version(said)
+        found = scontrol.version(said)
         if found is None:
             raise UnreachableError(f"scontrol --version says {said.strip()[:80]!r}: this is not Slurm's scontrol")
         return found
@@ -122,12 +125,12 @@ class CommandsClient:
         said = done.stdout.decode("utf-8", "replace")
         if " is UP" not in said:
             down = [line.strip() for line in (said + done.stderr).splitlines() if line.strip()]
-            raise faults.ControllerDownError(
-                f"slurmctld does not answer: {down[0] if down else 'scontrol ping says nothing'}",
+            raise interface.ControllerDownError(
+                f"slurmctld does not respond: {down[0] if down else 'scontrol ping says nothing'}",
                 hint="is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
             )
 
-    # --- acting
+    # --- changes
 
     def hold(self, job: int | str, *, by_user: bool = False) -> None:
         """See ``SlurmClient``."""
@@ -154,7 +157,7 @@ class CommandsClient:
         if target.step in NAMED_STEPS:
             return self._signal(f"cancel {called(target)}", target, int(SIGKILL), "steps")
         doing = f"cancel {called(target)}"
-        if target.step is not None:  # scancel says nothing of a step of a job that does not run
+        if target.step is not None:  # scancel reports no error for a step of a job that is not running
             demand_running(doing, self._records(doing, target), self.steps(target.job), target)
         return self._act(doing, target, "scancel", "--verbose", "--", str(target))
 
@@ -164,8 +167,7 @@ class CommandsClient:
         self._signal(f"signal {called(target)}", target, number, to)
 
     def _signal(self, doing: str, target: Target, number: int, to: SignalTo) -> None:
-        # scancel waits without end for a pending job to start before it signals it, and says nothing of a step that
-        # is not there: so look first.
+        # scancel waits without limit for a pending job to start, and reports no error for an unknown step: check first.
         found = self._records(doing, target)
         steps = self.steps(target.job) if target.step is not None else ()
         demand_running(doing, found, steps, target)
@@ -187,7 +189,7 @@ class CommandsClient:
 
     def set_begin(self, job: int | str, when: datetime) -> None:
         """See ``SlurmClient``."""
-        # "uts" and epoch seconds: the only form that does not depend on the time zone of slurmctld's machine or ours.
+        # "uts" and epoch seconds: the only form that depends neither on slurmctld's time zone nor on the local one.
         self._update(job, "set the begin time of", f"StartTime=uts{int(when.timestamp())}")
 
     def notify(self, job: int | str, message: str) -> None:
@@ -208,25 +210,28 @@ class CommandsClient:
         self._act(f"resume {name}", name, "scontrol", "--", "update", f"NodeName={name}", "State=RESUME")
 
     def close(self) -> None:
-        """Nothing runs between requests."""
+        """Do nothing: no process outlives a request."""
 
     def __enter__(self) -> Self:
-        """The client."""
+        """Return the client."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
-    # --- the programs
+    # --- commands
 
     def _records(self, doing: str, target: Target) -> tuple[Job, ...]:
-        return live_json.jobs(self._json("jobs", doing, "show", "job", target.job))
+        return scontrol.jobs(self._json("jobs", doing, "show", "job", target.job))
 
     def _exactly(self, target: Target, job: int | str) -> Target:
-        """The one record that a raw id means. A task of each array has the array's number, which means all of them."""
+        """Return the target of exactly one record.
+
+        One task of each array has the raw ID of the array; as text, that ID means all tasks.
+        """
         if not isinstance(job, int):
             return target
         found = pick(self._records(f"show job {job}", target), target)
@@ -241,31 +246,31 @@ class CommandsClient:
     def _act(self, doing: str, target: Target | str, *argv: str) -> None:
         done = self._call(*argv)
         said = done.stderr
-        if argv[0] == "scancel":  # it ends with 0 for an unknown and for an ended job, but says so when verbose
+        if argv[0] == "scancel":  # exits with 0 for unknown and ended jobs; --verbose reports them
             said = "\n".join(line for line in said.splitlines() if "error:" in line)
         if done.returncode != 0 or (argv[0] == "scancel" and said.strip()):
-            raise faults.refusal(doing, said or done.stdout.decode("utf-8", "replace"), target=str(target))
+            raise interface.refusal(doing, said or done.stdout.decode("utf-8", "replace"), target=str(target))
 
     def _json(self, key: str, doing: str, *words: str) -> list[Mapping[str, object]]:
         records, answered = self._ask_json(key, doing, *words)
         if answered:
             return records
-        self.ping()  # raises where slurmctld is down
+        self.ping()  # raises if slurmctld is down
         records, answered = self._ask_json(key, doing, *words)
         if not answered and len(words) < _WORDS_OF_ONE:
-            raise faults.ControllerDownError(f"{doing}: slurmctld gave no answer", hint="try: scontrol ping")
+            raise interface.ControllerDownError(f"{doing}: slurmctld gave no answer", hint="try: scontrol ping")
         return records
 
     def _ask_json(self, key: str, doing: str, *words: str) -> tuple[list[Mapping[str, object]], bool]:
-        done = self._call("scontrol", "--all", f"--json={live_json.PARSER}", "--", *words)
+        done = self._call("scontrol", "--all", f"--json={scontrol.PARSER}", "--", *words)
         if done.returncode != 0 and (done.stderr.strip() or not done.stdout.lstrip().startswith(b"{")):
-            raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
-        return live_json.document(done.stdout, key)
+            raise interface.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
+        return scontrol.document(done.stdout, key)
 
     def _text(self, doing: str, *argv: str) -> str:
         done = self._call(*argv)
         if done.returncode != 0:
-            raise faults.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
+            raise interface.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
         return done.stdout.decode("utf-8", "backslashreplace")
 
     def _call(self, *argv: str, more: Mapping[str, str] | None = None) -> Completed:
@@ -273,23 +278,23 @@ class CommandsClient:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` without what changes the commands of a user's shell, times in UTC."""
+    """Return ``environ`` without variables that change the behavior of the commands; times are in UTC."""
     kept = {
         name: value
         for name, value in environ.items()
         if name not in _SETTINGS and not name.startswith(_SETTING_PREFIXES)
     }
-    # SLURM_BITSTR_LEN=0: the tasks of a pending array are not cut after 64 characters.
+    # SLURM_BITSTR_LEN=0: do not truncate the task list of a pending array after 64 characters.
     return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C.UTF-8"}
 
 
 def called(target: Target) -> str:
-    """A target in a message."""
+    """Return the target as written in messages."""
     return f"job {target}" if target.step is None else f"step {target}"
 
 
 def with_steps(jobs: Sequence[Job], steps: Sequence[Step]) -> tuple[Job, ...]:
-    """The jobs with those of the steps that are theirs."""
+    """Return the jobs, each with its steps."""
     of: dict[int, list[Step]] = {}
     for step in steps:
         of.setdefault(step.job_id, []).append(step)
@@ -297,7 +302,7 @@ def with_steps(jobs: Sequence[Job], steps: Sequence[Step]) -> tuple[Job, ...]:
 
 
 def pick(found: Sequence[Job], target: Target) -> Job:
-    """The one of several records that ``target`` means. Raises ``UnknownJobError``."""
+    """Return the record that ``target`` means. Raises ``UnknownJobError``."""
 
     def fits(job: Job) -> int | None:
         if target.task is not None:
@@ -312,7 +317,7 @@ def pick(found: Sequence[Job], target: Target) -> Job:
 
     ranked = [(rank, job.array_task_id or 0, job) for job in found if (rank := fits(job)) is not None]
     if not ranked:
-        raise faults.UnknownJobError(
+        raise interface.UnknownJobError(
             f"show job {target}: slurmctld has no such job", target=str(target), hint="see: squeue"
         )
     return min(ranked, key=lambda entry: entry[:2])[2]
@@ -328,16 +333,16 @@ def _has(job: Job, task: int) -> bool:
 
 
 def demand_running(doing: str, found: Sequence[Job], steps: Sequence[Step], target: Target) -> None:
-    """Raises ``AlreadyDoneError`` or ``InvalidStateError`` where a signal would find no process."""
+    """Raise ``AlreadyDoneError``, ``InvalidStateError`` or ``UnknownJobError`` if a signal would reach no process."""
     job = next((one for one in found if one.allocated), None) if target.task is None else None
     job = job or pick(found, target)
     if job.ended:
-        raise faults.AlreadyDoneError(f"{doing}: it has ended ({job.state})", target=str(target))
+        raise interface.AlreadyDoneError(f"{doing}: it has ended ({job.state})", target=str(target))
     if not job.allocated:
-        raise faults.InvalidStateError(f"{doing}: it does not run ({job.state})", target=str(target))
+        raise interface.InvalidStateError(f"{doing}: it does not run ({job.state})", target=str(target))
     if target.step is not None and not any(step.step == target.step for step in steps):
-        raise faults.UnknownJobError(f"{doing}: the job has no such step now", target=str(target))
+        raise interface.UnknownJobError(f"{doing}: the job has no such step now", target=str(target))
     if target.step in NAMED_STEPS and target.step != "batch":
-        raise faults.InvalidStateError(
+        raise interface.InvalidStateError(
             f"{doing}: Slurm signals the {target.step} step only with its whole job", target=str(target)
         )

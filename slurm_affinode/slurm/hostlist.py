@@ -1,7 +1,7 @@
-"""Slurm's hostlists: ``gpu[01-04,07],login`` -> the names of the nodes.
+"""Expansion of Slurm's hostlists (``gpu[01-04,07],login``) to node names.
 
 Grammar as in ``scontrol show hostnames``: entries separated by commas, each a name with any number of bracketed
-lists of numbers and ranges; leading zeros fix the width.
+lists of numbers and ranges; leading zeros set the width.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterable, Iterator
 
 MAX_HOSTS = 262_144
-"""Refuse to expand beyond this: larger than any cluster, so a list that asks for more is damaged."""
+"""Limit of an expansion, larger than any cluster: a longer list is damaged."""
 
 MAX_NAME = 255
-"""Characters of a name without what stands in brackets: many names of that length fit into memory."""
+"""Limit of the characters of a name outside brackets; bounds the memory of an expansion."""
 
 _NONE_WORDS = frozenset({"", "none assigned", "none", "(null)", "unknown", "n/a", "no_val"})
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -22,14 +22,14 @@ _BRACKETS = re.compile(r"\[[^\]]*\]")
 
 
 def is_none(text: str) -> bool:
-    """Whether the cell says that no node is assigned."""
+    """Return whether the text means that no node is assigned."""
     return text.strip().lower() in _NONE_WORDS
 
 
 def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
-    """The node names of ``text`` in its order, repeats kept once. ``None assigned`` is an empty list.
+    """Return the node names in the order of ``text``, without duplicates. ``None assigned`` is an empty list.
 
-    Raises ``ValueError`` for unbalanced brackets, a range that is no range, or more than ``limit`` names.
+    Raises ``ValueError`` for unbalanced brackets, an invalid range, or more than ``limit`` names.
     """
     clean = text.strip()
     if is_none(clean):
@@ -43,7 +43,7 @@ def expand(text: str, *, limit: int = MAX_HOSTS) -> list[str]:
 
 
 def count(text: str, *, limit: int = MAX_HOSTS) -> int:
-    """How many names ``text`` has, repeats counted each time, without expanding it. Raises as ``expand`` does."""
+    """Return the number of names, duplicates included, without expanding ``text``. Raises as ``expand`` does."""
     clean = text.strip()
     if is_none(clean):
         return 0
@@ -82,7 +82,7 @@ def _parts(entry: str) -> Iterator[tuple[str, bool]]:
 
 
 def _bounds(inside: str, limit: int) -> Iterator[tuple[int, int, int]]:
-    """First, last and width of each range between two brackets."""
+    """Yield the first number, last number and width of each range of a bracketed list."""
     for item in inside.split(","):
         match = _RANGE.fullmatch(item)
         if match is None or len(item) > 40:
@@ -100,12 +100,12 @@ def _choices(inside: str, limit: int) -> list[str]:
 
 
 def compress_numbers(numbers: Iterable[str]) -> str:
-    """``1,2,3,7`` as ``1-3,7``; leading zeros stay."""
+    """Return ``1,2,3,7`` as ``1-3,7``; leading zeros are kept."""
     return ",".join(_ranges(numbers))
 
 
 def _ranges(numbers: Iterable[str]) -> Iterator[str]:
-    # Numbers written with different widths are different names: a range may only cross widths without zeros.
+    # 1 and 01 are different names, so a range crosses widths only without leading zeros (9-10).
     run: list[str] = []
     for text in sorted(numbers, key=lambda n: (len(n), n)):
         if run and _follows(run[-1], text):

@@ -1,18 +1,106 @@
-"""Names that go to Slurm: checked before, so that no text of a user becomes an option or another request."""
+"""Slurm's job IDs as printed: ``123``, ``123_4``, ``123_[1-9%2]``, ``123+1``, with a step ``.batch`` or ``.0+1``.
+
+The raw ID (JobIDRaw) is unique among array tasks and heterogeneous components; people use the printed one (JobID).
+Steps from 0xfffffffa on are Slurm's own and have names. Names in requests to Slurm are validated first, so that no text
+of a user becomes an option or another request.
+"""
 
 from __future__ import annotations
 
 import re
 import signal as signals
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
-from slurm_affinode.errors import InputError
-from slurm_affinode.slurm.faults import BadIdentifierError
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.slurm.interface import BadIdentifierError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+Number = TypeVar("Number", int, "pl.Series")
+
+PATTERN = r"^([0-9]{1,11})(?:_(?:([0-9]{1,7})|\[([^\]|]*)\]?))?(?:\+([0-9]{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
+"""Groups: job ID, array task, array specification, heterogeneous offset, step. Digits are ASCII: those of other
+scripts occur only in names."""
+
+_PATTERN = re.compile(PATTERN)
+
+_TASKS = re.compile(r"(\d{1,7})(?:-(\d{1,7})(?::(\d{1,7}))?)?")
+
+SPECIAL_STEPS = {
+    "4294967290": "interactive",
+    "4294967291": "batch",
+    "4294967292": "extern",
+    "4294967293": "pending",
+    "4294967294": "batch",  # before 19.05
+    "4294967295": "extern",
+    "-5": "batch",
+    "-4": "extern",
+    "-6": "interactive",
+}
+
+MAX = 10**11 - 1
+TASKS = 1 << 24
+"""MaxArraySize is at most 4,000,001."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobId:
+    """A parsed job ID."""
+
+    job_id: int
+    """The number before ``_`` or ``+``: the raw ID of a plain job, or that of the array or the heterogeneous leader."""
+    array_task_id: int | None = None
+    array_spec: str | None = None
+    het_offset: int | None = None
+    step: str | None = None
+
+
+def parse(text: str) -> JobId:
+    """Parse a printed job ID. Raises ``ValueError``."""
+    match = _PATTERN.match(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a job ID")
+    job, task, spec, het, step = match.groups()
+    return JobId(
+        int(job),
+        None if task is None else int(task),
+        spec,
+        None if het is None else int(het),
+        None if step is None else SPECIAL_STEPS.get(step, step),
+    )
+
+
+def tasks_in(spec: str | None) -> tuple[int, int | None]:
+    """Return the number of tasks and the limit of concurrent tasks (``None``: no limit).
+
+    ``0-9:2,14%3`` gives ``(6, 3)``. One task if there is no specification or it is unreadable; of a truncated one
+    (``1,3,...``), the tasks shown.
+    """
+    tasks, _, most = (spec or "").strip("[]").partition("%")
+    count = 0
+    for part in tasks.split(","):
+        match = _TASKS.fullmatch(part)
+        if match is not None:
+            first, last, step = (None if one is None else int(one) for one in match.groups())
+            count += 1 if first is None or last is None else max(0, (last - first) // (step or 1) + 1)
+    return max(1, count), int(most) if most.isdecimal() and int(most) > 0 else None
+
+
+def stand_in(array_job_id: Number, array_task_id: Number) -> Number:
+    """Return a stable ID for an array task without a raw ID in the input: negative, so it never equals a real one.
+
+    ``-(array_job_id * 2**24 + array_task_id + 1)``: 64 bits hold every job ID and task number of Slurm.
+    """
+    return -(array_job_id * TASKS + array_task_id + 1)
+
 
 MAX_COMMENT_BYTES = 1024
-"""Slurm's own limit at submission (MAX_COMMENT_LEN of slurmctld.h)."""
+"""Slurm's limit at submission (MAX_COMMENT_LEN of slurmctld.h)."""
 MAX_ADMIN_COMMENT_BYTES = 64 * 1024
-"""Sites keep machine-readable records there; an argument of a program may have 128 KiB."""
+"""Sites store machine-readable records there. Linux limits an argument of a program to 128 KiB."""
 MAX_MESSAGE_BYTES = 4096
 
 _JOB = re.compile(r"([1-9][0-9]{0,9})(?:_([0-9]{1,7})|\+([0-9]{1,5}))?(?:\.([0-9]{1,10}|batch|extern|interactive))?")
@@ -22,7 +110,7 @@ _LAST_JOB_ID = 0xFFFFFFF0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A job or step that a person named: ``123``, ``123_4``, ``123+1``, each with ``.0``, ``.batch``, ..."""
+    """The job or step that a request names: ``123``, ``123_4``, ``123+1``, each with ``.0``, ``.batch``, ..."""
 
     job_id: int
     """The number before ``_`` or ``+``."""
@@ -32,18 +120,18 @@ class Target:
 
     @property
     def job(self) -> str:
-        """The job without its step."""
+        """The job without the step."""
         if self.task is not None:
             return f"{self.job_id}_{self.task}"
         return str(self.job_id) if self.het_offset is None else f"{self.job_id}+{self.het_offset}"
 
     def __str__(self) -> str:
-        """As Slurm's commands take it."""
+        """Return the form that Slurm's commands accept."""
         return self.job if self.step is None else f"{self.job}.{self.step}"
 
 
 def target(text: int | str) -> Target:
-    """Take a job or step apart. Raises ``BadIdentifierError``."""
+    """Parse a job or step. Raises ``BadIdentifierError``."""
     match = _JOB.fullmatch(str(text)) if str(text).isascii() else None
     if match is None or int(match[1]) > _LAST_JOB_ID:
         raise BadIdentifierError(
@@ -54,7 +142,7 @@ def target(text: int | str) -> Target:
 
 
 def job(text: int | str) -> Target:
-    """A job, not a step. Raises ``BadIdentifierError``."""
+    """Parse a job; steps are refused. Raises ``BadIdentifierError``."""
     found = target(text)
     if found.step is not None:
         raise BadIdentifierError(f"{found} is a step, and a job is needed", hint=f"write {found.job}")
@@ -62,14 +150,14 @@ def job(text: int | str) -> Target:
 
 
 def node(text: str) -> str:
-    """One node's name. Raises ``BadIdentifierError``: also for a list of nodes, so that one request means one node."""
+    """Validate the name of one node. Raises ``BadIdentifierError``, also for a hostlist: a request names one node."""
     if not _NODE.fullmatch(text) or text.upper() == "ALL":
         raise BadIdentifierError(f"{_shown(text)} is not the name of one node")
     return text
 
 
 def text(value: str, what: str, max_bytes: int) -> str:
-    """Free text for Slurm, with any characters but NUL. Raises ``InputError``."""
+    """Validate free text for Slurm: any characters but NUL. Raises ``InputError``."""
     if "\0" in value:
         raise InputError(f"the {what} holds a NUL character")
     try:
@@ -82,7 +170,7 @@ def text(value: str, what: str, max_bytes: int) -> str:
 
 
 def signal(value: int | str) -> int:
-    """The number of a signal given as ``10``, ``USR1`` or ``SIGUSR1``. Raises ``InputError``."""
+    """Return the number of a signal given as ``10``, ``USR1`` or ``SIGUSR1``. Raises ``InputError``."""
     word = str(value).upper()
     if re.fullmatch(r"[0-9]{1,2}", word) and 1 <= int(word) <= signals.SIGRTMAX:
         return int(word)

@@ -1,32 +1,148 @@
-"""What the product asks of a live Slurm, whoever carries it out.
+"""The interface to a live Slurm, and the errors of its requests.
 
-Two implementations: ``commands_client.CommandsClient`` (scontrol, scancel, sinfo) and ``pyslurm_client.PyslurmClient``.
-Accounting is not here: ``sacct.read`` and ``commands.run_sacct`` are the same for both.
+There are two implementations: ``commands_client.CommandsClient`` (scontrol, scancel, squeue) and
+``pyslurm_client.PyslurmClient``. Both pass on the text of ``slurm_strerror``, so one table of texts identifies the
+error. Accounting is not part of it: ``sacct.read`` and ``commands.run_sacct`` serve both.
 
-Every method raises ``BadIdentifierError`` before anything is asked, ``ControllerDownError`` where slurmctld does not
-answer, and where Slurm refuses ``UnknownJobError``, ``UnknownNodeError``, ``NotPermittedError``, ``AlreadyDoneError``,
-``InvalidStateError`` or, for what has no name, ``SlurmError`` (module ``faults``). A job is named ``123``, ``123_4`` or
-``123+1``, a step ``123.0``.
+Every method raises ``BadIdentifierError`` before it sends a request, ``ControllerDownError`` if slurmctld does not
+respond, and, where Slurm refuses, ``UnknownJobError``, ``UnknownNodeError``, ``NotPermittedError``,
+``AlreadyDoneError``, ``InvalidStateError`` or, without a name of its own, ``SlurmError``. A job is named ``123``,
+``123_4`` or ``123+1``, a step ``123.0``.
 
-A number is a raw id and means that one record; text means what it means to Slurm. They differ for the task of an array
-that has the array's own number as its raw id: ``requeue("36")`` requeues every task of array 36, ``requeue(36)`` one.
+A number is a raw ID and means that one record; text means what it means to Slurm. They differ for the array task whose
+raw ID is the number of the array: ``requeue("36")`` requeues every task of array 36, ``requeue(36)`` only one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.model.cluster import Job, Node, Partition, Step
+
+_ABOUT = re.compile(
+    r"^(?:kill job error on job (?:step )?id \S+: |job notify failure: |slurm_\w+ error: )| for job [\w+\[\],-]+$",
+    re.IGNORECASE,
+)
+"""The job as the messages of each command repeat it."""
+
+
+class SlurmError(AffinodeError):
+    """Slurm refused a request. ``target`` is the job, step or node of the request."""
+
+    def __init__(self, message: str, *, target: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.target = target
+
+
+class UnknownJobError(SlurmError):
+    """slurmctld has no such job or step: it never existed, or ended more than MinJobAge ago."""
+
+
+class UnknownNodeError(SlurmError):
+    """The cluster has no such node."""
+
+
+class NotPermittedError(SlurmError):
+    """The user is not permitted to perform this operation on the job or node."""
+
+
+class InvalidStateError(SlurmError):
+    """The state of the job or node does not permit the operation: signaling or requeuing a pending job, ..."""
+
+
+class AlreadyDoneError(InvalidStateError):
+    """The job has already ended."""
+
+
+class BadIdentifierError(InputError):
+    """The text names no job, step or node. No request was sent to Slurm."""
+
+
+class ControllerDownError(UnreachableError):
+    """slurmctld does not respond, or this machine has no configuration that names it."""
+
+
+class BackendUnusableError(UnreachableError):
+    """The chosen backend does not work on this machine."""
+
+
+class WorkerDiedError(UnreachableError):
+    """The pyslurm process ended during a request; the next request starts a new one."""
+
+
+_TABLE: tuple[tuple[type[SlurmError] | type[ControllerDownError], str, str | None], ...] = (
+    (
+        InvalidStateError,
+        r"not permitted on individual component",
+        "name the whole heterogeneous job by its first id",
+    ),
+    (
+        ControllerDownError,
+        r"unable to contact slurm controller|connect failure|connection refused|connection timed out|socket timed out"
+        r"|zero bytes were transmitted|unexpected message received|slurm backup controller in standby"
+        r"|communication (?:connection failure|shutdown)|no response|resource temporarily unavailable"
+        r"|configuration source|cannot stat file|unable to process configuration|dns srv|unable to resolve"
+        r"|no answer within|munge|authentication",
+        "is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
+    ),
+    (UnknownJobError, r"invalid job id|job \S+ not found|no job steps? .*found|invalid step", "see: squeue --all"),
+    (UnknownNodeError, r"invalid node name|node \S+ not found", "see: sinfo --Node"),
+    (
+        NotPermittedError,
+        r"access/permission denied|invalid user id|operation not permitted|permission denied|not (?:an? )?authorized",
+        "only the owner, a Slurm operator or root may",
+    ),
+    (AlreadyDoneError, r"already completing or completed|already (?:finished|completed)|job/step already", None),
+    (
+        InvalidStateError,
+        r"presently disabled",
+        "a requeue needs a batch job that allows it (--requeue, JobRequeue=1), a message a job that runs",
+    ),
+    (
+        InvalidStateError,
+        r"pending execution|no longer pending|invalid node state|can ?not be altered|finishing"
+        r"|not (?:running|suspended|pending)|not supported|in use by|busy|held|transition|batch job|disabled",
+        None,
+    ),
+)
+_COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE), hint) for kind, pattern, hint in _TABLE)
+
+_NOISE = re.compile(
+    r"^(?:(?:scontrol|scancel|sacctmgr|python3?|slurm_\w+)\s*:?\s*)?(?:error|fatal)?\s*:?\s*", re.IGNORECASE
+)
+
+
+def refusal(doing: str, said: str, *, target: str | None = None) -> SlurmError | ControllerDownError:
+    """Return the error for the operation ``doing`` (``cancel job 12``) and Slurm's output ``said``."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    for kind, pattern, hint in _COMPILED:
+        line = next((line for line in lines if pattern.search(line)), None)
+        if line is None:
+            continue
+        if issubclass(kind, ControllerDownError):
+            return ControllerDownError(f"{doing}: {clean(line)}", hint=hint)
+        return kind(f"{doing}: {clean(line)}", target=target, hint=hint)
+    last = clean(lines[-1]) if lines else "Slurm refused without saying why"
+    return SlurmError(f"{doing}: {last}", target=target)
+
+
+def clean(line: str) -> str:
+    """Return a message of a Slurm program without the name of the program and of the job."""
+    bare = _NOISE.sub("", line, count=1).strip()
+    return _ABOUT.sub("", bare).strip() or line.strip()
+
 
 SignalTo = Literal["steps", "batch", "all"]
 """``steps``: all but the batch script; ``batch``: the batch script alone; ``all``: both."""
 
 
 class SlurmClient(Protocol):
-    """A live Slurm. Not for use by several threads at once."""
+    """A live Slurm. Not thread-safe."""
 
     @property
     def backend(self) -> str:
@@ -34,97 +150,96 @@ class SlurmClient(Protocol):
         ...
 
     def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
-        """Every job that slurmctld knows, ended ones too (for MinJobAge), in one request.
+        """Return every job that slurmctld knows, ended ones included (for MinJobAge), with one request.
 
-        ``steps``: with the steps that run, for one more request. ``gpu_detail``: with the numbers of the GPUs on each
-        node (``Job.node_gpus``), for at most one more request.
+        ``steps`` adds the running steps, for one more request. ``gpu_detail`` adds the GPU indices on each node
+        (``Job.node_gpus``), for at most one more request.
         """
         ...
 
     def overview(self) -> tuple[Job, ...]:
-        """Every job that slurmctld knows with the numbers of its GPUs, in two requests and little memory.
+        """Return every job that slurmctld knows with its GPU indices, with two requests and little memory.
 
-        Made for a hundred thousand jobs: output files and administrators' comments are left out (``None``), and
-        ``node_gpus`` is ``None`` where there is a doubt about it. For a pending job ``tres_requested`` is what it asks
-        for.
+        Intended for clusters with 100,000 jobs: output files and admin comments are omitted (``None``), and
+        ``node_gpus`` is ``None`` if it is not certain. ``tres_requested`` of a pending job is the request.
         """
         ...
 
     def job(self, job: int | str) -> Job:
-        """One job, with steps and the numbers of its GPUs.
+        """Return one job, with its steps and GPU indices.
 
-        The id of an array finds the record of its waiting tasks, else its first task; so does a task that has no
-        record of its own.
+        The ID of an array finds the record of its pending tasks, else its first task; so does a task without a record
+        of its own.
         """
         ...
 
     def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
-        """The steps that run now, of one job or of all."""
+        """Return the running steps of one job or of all jobs."""
         ...
 
     def nodes(self) -> tuple[Node, ...]:
-        """Every node."""
+        """Return every node."""
         ...
 
     def partitions(self) -> tuple[Partition, ...]:
-        """Every partition, hidden ones too."""
+        """Return every partition, hidden ones included."""
         ...
 
     def config(self) -> Mapping[str, str]:
-        """slurmctld's configuration as ``scontrol show config`` has it.
+        """Return slurmctld's configuration as ``scontrol show config`` prints it.
 
-        The names are as Slurm writes them (``AccountingStorageTRES``); ``(null)`` is an empty text.
+        The names are spelled as in Slurm (``AccountingStorageTRES``); ``(null)`` is an empty string.
         """
         ...
 
     def version(self) -> str:
-        """Slurm's version on this machine: ``26.05.5``."""
+        """Return Slurm's version on this machine: ``26.05.5``."""
         ...
 
     def ping(self) -> None:
-        """Return where a slurmctld answers. Raises ``ControllerDownError``."""
+        """Check that a slurmctld responds. Raises ``ControllerDownError``."""
         ...
 
     def hold(self, job: int | str, *, by_user: bool = False) -> None:
-        """Keep a pending job from starting. ``by_user``: so that its owner can release it, also where root holds it."""
+        """Hold a pending job. ``by_user``: as a user hold, which the owner can release, even if root sets it."""
         ...
 
     def release(self, job: int | str) -> None:
-        """Undo a hold."""
+        """Release a held job."""
         ...
 
     def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
-        """End a run and put the job back into the queue, held where asked. ``InvalidStateError``: it is pending.
+        """Requeue a job, held if ``hold``. Raises ``InvalidStateError`` if it is pending.
 
-        Slurm does so with a job that has ended, or that was cancelled a moment ago, too. ``running``: only with one
-        that runs, by Slurm's own look at it; with any other nothing is done, and nothing is said of that.
+        Slurm also requeues jobs that have ended or were canceled a moment ago. ``running``: requeue only a job that
+        slurmctld finds running; any other is left as it is, without an error.
         """
         ...
 
     def cancel(self, job: int | str, *, signal: int | str | None = None) -> None:
-        """End a job, array task or step, in whatever state; with ``signal``, see ``signal``.
+        """Cancel a job, array task or step in any state; with ``signal``, see the method ``signal``.
 
-        ``UnknownJobError`` and ``AlreadyDoneError`` are raised where Slurm's own programs stay silent.
+        Raises ``UnknownJobError`` and ``AlreadyDoneError``, also where Slurm's programs report no error.
         """
         ...
 
     def signal(self, job: int | str, signal: int | str, *, to: SignalTo = "steps") -> None:
-        """Send a signal to a running job or step. ``InvalidStateError`` where it does not run."""
+        """Send a signal to a running job or step. Raises ``InvalidStateError`` if it is not running."""
         ...
 
     def set_comment(self, job: int | str, text: str) -> None:
-        """The comment that its owner sees and may change. At most 1024 bytes; empty text takes it away."""
+        """Set the comment, which the owner sees and may change. At most 1024 bytes; empty text removes it."""
         ...
 
     def set_admin_comment(self, job: int | str, text: str) -> None:
-        """The comment that only administrators change. At most 64 KiB.
+        """Set the admin comment, which only administrators may change. At most 64 KiB.
 
-        The third one, the system comment, can only be read: slurmctld refuses to change it.
+        The system comment is read-only: slurmctld refuses to change it.
         """
         ...
 
     def set_begin(self, job: int | str, when: datetime) -> None:
-        """A pending job does not start before ``when``."""
+        """Set the earliest start of a pending job."""
         ...
 
     def notify(self, job: int | str, message: str) -> None:
@@ -132,23 +247,23 @@ class SlurmClient(Protocol):
         ...
 
     def drain(self, node: str, reason: str) -> None:
-        """No new jobs on the node; those there run on."""
+        """Drain a node: it accepts no new jobs, and running jobs continue."""
         ...
 
     def resume(self, node: str) -> None:
-        """Take a drained or downed node into service again. ``InvalidStateError`` where it is neither."""
+        """Return a drained or down node to service. Raises ``InvalidStateError`` if it is neither."""
         ...
 
     def close(self) -> None:
-        """End what was started for this client."""
+        """End the processes started for this client."""
         ...
 
     def __enter__(self) -> Self:
-        """The client."""
+        """Return the client."""
         ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the client."""
         ...

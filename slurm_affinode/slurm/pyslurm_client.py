@@ -1,10 +1,10 @@
-"""Slurm through pyslurm, which runs in a process of its own (``pyslurm_worker``).
+"""Slurm through pyslurm, in a separate process (``pyslurm_worker``).
 
-Whatever happens there, here is an error: a crash, a hang, a missing slurm.conf. The next request starts a new process.
+If that process crashes, hangs or lacks slurm.conf, the request raises an error and the next one starts a new process.
 
-pyslurm does the looking, and the acting on plain jobs and nodes. Slurm's commands do what pyslurm 25.11 cannot do, or
-not in a way that can be trusted: the numbers of a job's GPUs, partitions and configuration in Slurm's own words, hold
-by the user, cancel and signal, and whatever is about an array, a task of one or a heterogeneous job.
+pyslurm is used for queries, and for changes of plain jobs and nodes. Slurm's commands do what pyslurm 25.11 cannot do
+reliably: GPU indices of jobs, the configuration with Slurm's names, user holds, cancel and signal, and all operations
+on arrays, array tasks and heterogeneous jobs.
 """
 
 from __future__ import annotations
@@ -12,46 +12,175 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.model.cluster import Job, Node, Partition, Step
-from slurm_affinode.process import Child, ChildEndedError, of_module
-from slurm_affinode.slurm import faults, identifiers, live_pyslurm
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.process import Child, ChildEndedError, of_module
+from slurm_affinode.model.cluster import ENDED_STATES, GpuCount, Job, Node, Partition, Step
+from slurm_affinode.slurm import identifiers, interface, live_records
 from slurm_affinode.slurm.commands_client import CommandsClient, environment
 from slurm_affinode.slurm.interface import SignalTo
 
+
+def jobs(records: Iterable[Mapping[str, Any]]) -> tuple[Job, ...]:
+    """Return the jobs. ``node_gpus`` is ``None``: pyslurm does not provide it."""
+    return tuple(_job(record) for record in records if isinstance(record.get("id"), int))
+
+
+def steps(records: Iterable[Mapping[str, Any]]) -> tuple[Step, ...]:
+    """Return the steps."""
+    return tuple(_step(record) for record in records)
+
+
+def nodes(records: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
+    """Return the nodes."""
+    return tuple(_node(record) for record in records)
+
+
+def _job(job: Mapping[str, Any]) -> Job:
+    state = str(job["state"] or "UNKNOWN")
+    pending, ended = state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), state in ENDED_STATES
+    array, het = job["array_id"] or None, job["heterogeneous_id"] or None
+    tasks = live_records.word(job["array_tasks_waiting"]) if array else None
+    limit = _minutes(job["time_limit"])
+    start, end = live_records.moment(job["start_time"]), live_records.moment(job["end_time"])
+    requested, allocated = _tres(job["tres_requested"]), _tres(job["tres_allocated"])
+    found = job.get("steps")
+    return Job(
+        job_id=job["id"],
+        array_job_id=array,
+        array_task_id=job["array_task_id"] if array else None,
+        array_tasks=tasks.partition("%")[0] if tasks else None,
+        array_limit=job["array_tasks_parallel"] or None if array else None,
+        het_job_id=het,
+        het_offset=job["heterogeneous_offset"] or 0 if het else None,
+        name=job["name"] or None,
+        user=live_records.word(job["user_name"]),
+        uid=job["user_id"],
+        account=live_records.word(job["account"]),
+        partitions=tuple(part for part in str(job["partition"] or "").split(",") if part),
+        qos=live_records.word(job["qos"]),
+        state=state,
+        reason=live_records.word(job["state_reason"]),
+        priority=job["priority"],
+        held=pending and job["priority"] == 0,
+        submit=live_records.moment(job["submit_time"]),
+        eligible=live_records.moment(job["eligible_time"]),
+        start=None if pending else start,
+        end=end if ended or state == "COMPLETING" else None,
+        expected_start=start if pending else None,
+        time_limit_s=limit,
+        nodes=live_records.nodes(_joined(job["allocated_nodes"])),
+        nodes_required=live_records.nodes(_joined(job.get("required_nodes"))),
+        nodes_excluded=live_records.nodes(_joined(job.get("excluded_nodes"))),
+        nodes_expected=live_records.nodes(_joined(job.get("scheduled_nodes"))) if pending else (),
+        batch_host=live_records.word(job["batch_host"]),
+        node_count=job["num_nodes"],
+        cpus=job["cpus"],
+        requeue=bool(job["is_requeueable"]),
+        restarts=job["requeue_count"] or 0,
+        tres_requested=requested,
+        tres_allocated=allocated,
+        gpus_requested=live_records.gpus(requested),
+        gpus_allocated=live_records.gpus(allocated),
+        node_gpus=None,
+        features=live_records.word(_joined(job["constraints"])),
+        reservation=live_records.word(job["reservation"]),
+        comment=job["comment"] or None,
+        admin_comment=job["admin_comment"] or None,
+        stdout=None if tasks else job["standard_output"] or None,
+        stderr=None if tasks else job["standard_error"] or None,
+        batch=bool(job["is_batch_job"]),
+        steps=steps(found) if found is not None else None,
+    )
+
+
+def _step(step: Mapping[str, Any]) -> Step:
+    tres = _tres(step["tres"])
+    return Step(
+        job_id=step["job_id"],
+        step=str(step["id"]),
+        name=live_records.word(step["name"]),
+        state=live_records.word(step["state"]),
+        nodes=live_records.nodes(_joined(step["allocated_nodes"])),
+        start=live_records.moment(step["start_time"]),
+        tasks=step["ntasks"],
+        gpus=(live_records.gpus(tres) or GpuCount(0)) if tres else None,
+        tres=tres,
+    )
+
+
+def _node(node: Mapping[str, Any]) -> Node:
+    words = str(node["state"] or "UNKNOWN").split("+")
+    configured = live_records.gpus(_gres(node["configured_gres"]))
+    used = live_records.gpus(_gres(node["allocated_gres"])) or GpuCount(0)
+    return Node(
+        name=node["name"],
+        state=words[0],
+        flags=frozenset(words[1:]),
+        reason=node["reason"] or None,
+        reason_user=live_records.word(node["reason_user"]) if node["reason"] else None,
+        reason_time=live_records.moment(node["reason_time"]),
+        gpus=configured,
+        gpus_used=None if configured is None else used,
+        partitions=tuple(node["partitions"] or ()),
+        cpus=node["total_cpus"] or 0,
+        cpus_used=node["allocated_cpus"] or 0,
+        memory_mib=node["real_memory"] or 0,
+        memory_used_mib=node["allocated_memory"] or 0,
+        features=tuple(node["available_features"] or ()),
+        version=live_records.word(node["slurm_version"]),
+    )
+
+
+def _tres(amounts: Mapping[str, int] | None) -> dict[str, str]:
+    # pyslurm returns memory as a number of MiB; Slurm writes the unit.
+    return {name: f"{count}M" if name == "mem" else str(count) for name, count in (amounts or {}).items()}
+
+
+def _gres(amounts: Mapping[str, int] | None) -> dict[str, str]:
+    return {f"gres/{name}": str(count) for name, count in (amounts or {}).items()}
+
+
+def _minutes(value: object) -> int | None:
+    return value * 60 if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _joined(value: str | Sequence[str] | None) -> str | None:
+    return value if value is None or isinstance(value, str) else ",".join(value)
+
+
 TIMEOUT_S = 60.0
 HELLO_TIMEOUT_S = 15.0
-"""libslurm itself looks for a missing slurm.conf for 60 s."""
+"""Without a slurm.conf, libslurm itself would search for 60 s."""
 MAX_AGE_S = 3600.0
-"""A worker is replaced after this time: libslurm reads slurm.conf once."""
+"""Lifetime of a worker process: libslurm reads slurm.conf only once."""
 MODULE = "slurm_affinode.slurm.pyslurm_worker"
 
 
 class Worker(Protocol):
-    """``process.Child``, or a stand-in for it."""
+    """``process.Child``, or a substitute for it."""
 
     def ask(self, line: bytes, *, timeout_s: float) -> bytes:
-        """Ask."""
+        """Send a request and return the response."""
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         ...
 
 
 def start_worker() -> Worker:
-    """Start the process in which pyslurm runs."""
+    """Start the pyslurm process."""
     return Child(of_module(MODULE), env=environment(os.environ) | {"PYSLURM_DISABLE_AUTO_INIT": "1"})
 
 
 class PyslurmClient:
-    """``SlurmClient`` by pyslurm; ``commands`` does the rest. ``clock`` gives seconds that only grow."""
+    """``SlurmClient`` that uses pyslurm, and ``commands`` for the rest. ``clock`` returns monotonic seconds."""
 
     backend = "pyslurm"
 
@@ -70,31 +199,31 @@ class PyslurmClient:
         self._worker: Worker | None = None
         self._born = 0.0
         self.hello: Mapping[str, Any] = {}
-        """What the worker said when it started: pyslurm's version, the path and number of libslurm."""
+        """Response of the worker to its first request: pyslurm's version, path and API version of libslurm."""
 
     def greet(self) -> None:
-        """Start the worker where it does not run. Raises ``BackendUnusableError`` where it cannot import pyslurm."""
+        """Start the worker if it is not running. Raises ``BackendUnusableError`` if it cannot import pyslurm."""
         self._ready()
 
-    # --- looking
+    # --- queries
 
     def jobs(self, *, steps: bool = False, gpu_detail: bool = False) -> tuple[Job, ...]:
-        """See ``SlurmClient``. ``gpu_detail`` is one request more, of Slurm's commands."""
-        found = live_pyslurm.jobs(self._look("list jobs", "jobs", steps=steps))
+        """See ``SlurmClient``. ``gpu_detail`` takes one more request, with Slurm's commands."""
+        found = jobs(self._look("list jobs", "jobs", steps=steps))
         if not gpu_detail:
             return found
         detail = {job.job_id: job.node_gpus for job in self._commands.jobs()}
         return tuple(replace(job, node_gpus=detail.get(job.job_id, ())) for job in found)
 
     def overview(self) -> tuple[Job, ...]:
-        """See ``SlurmClient``. The numbers of the GPUs by Slurm's commands."""
+        """See ``SlurmClient``. The GPU indices come from Slurm's commands."""
         return self._commands.with_gpu_numbers(self.jobs())
 
     def job(self, job: int | str) -> Job:
-        """See ``SlurmClient``. Of an array, a heterogeneous and a held job: by Slurm's commands."""
+        """See ``SlurmClient``. Uses Slurm's commands for arrays, heterogeneous jobs and held jobs."""
         target = identifiers.job(job)
         found = self._plain(target, f"show job {target}")
-        if found is None or found.held:  # pyslurm has Slurm's description in place of who holds it
+        if found is None or found.held:  # pyslurm has a description in place of who holds the job
             return self._commands.job(str(target))
         if found.gpus_allocated is None or not found.allocated:
             return replace(found, node_gpus=())
@@ -103,43 +232,43 @@ class PyslurmClient:
     def steps(self, job: int | str | None = None) -> tuple[Step, ...]:
         """See ``SlurmClient``."""
         if job is None:
-            return live_pyslurm.steps(self._look("list steps", "steps"))
+            return steps(self._look("list steps", "steps"))
         target = identifiers.job(job)
         try:
             found = self._plain(target, f"show steps of {target}")
-        except faults.UnknownJobError:
+        except interface.UnknownJobError:
             return ()
         return self._commands.steps(str(target)) if found is None else found.steps or ()
 
     def nodes(self) -> tuple[Node, ...]:
         """See ``SlurmClient``."""
-        return live_pyslurm.nodes(self._look("list nodes", "nodes"))
+        return nodes(self._look("list nodes", "nodes"))
 
     def partitions(self) -> tuple[Partition, ...]:
-        """See ``SlurmClient``. By Slurm's commands."""
+        """See ``SlurmClient``. Uses Slurm's commands."""
         return self._commands.partitions()
 
     def config(self) -> Mapping[str, str]:
-        """See ``SlurmClient``. By Slurm's commands: pyslurm has other names for the settings."""
+        """See ``SlurmClient``. Uses Slurm's commands: pyslurm has other names for the settings."""
         return self._commands.config()
 
     def version(self) -> str:
-        """See ``SlurmClient``. By Slurm's commands: pyslurm knows only slurmctld's."""
+        """See ``SlurmClient``. Uses Slurm's commands: pyslurm knows only slurmctld's version."""
         return self._commands.version()
 
     def ping(self) -> None:
-        """See ``SlurmClient``. Where the first controller is down, Slurm's commands ask the others."""
+        """See ``SlurmClient``. If pyslurm finds the controller down, Slurm's commands try the backup controllers."""
         try:
             answers = self._look("ask slurmctld", "ping")
-        except (faults.ControllerDownError, faults.SlurmError):
+        except (interface.ControllerDownError, interface.SlurmError):
             answers = []
         if not any(answers):
             self._commands.ping()
 
-    # --- acting
+    # --- changes
 
     def hold(self, job: int | str, *, by_user: bool = False) -> None:
-        """See ``SlurmClient``. ``by_user`` by Slurm's commands: pyslurm crashes."""
+        """See ``SlurmClient``. Uses Slurm's commands if ``by_user``: pyslurm crashes."""
         if by_user or not self._act_on_plain("hold", job, "hold"):
             self._commands.hold(job, by_user=by_user)
 
@@ -149,26 +278,26 @@ class PyslurmClient:
             self._commands.release(job)
 
     def requeue(self, job: int | str, *, hold: bool = False, running: bool = False) -> None:
-        """See ``SlurmClient``. By Slurm's commands where only what runs is meant: pyslurm cannot say so."""
+        """See ``SlurmClient``. Uses Slurm's commands if ``running``: pyslurm has no such option."""
         if running or not self._act_on_plain("requeue", job, "requeue", hold=hold):
             self._commands.requeue(job, hold=hold, running=running)
 
     def cancel(self, job: int | str, *, signal: int | str | None = None) -> None:
-        """See ``SlurmClient``. By Slurm's commands: pyslurm says nothing of an unknown job."""
+        """See ``SlurmClient``. Uses Slurm's commands: pyslurm reports no error for an unknown job."""
         self._commands.cancel(job, signal=signal)
 
     def signal(self, job: int | str, signal: int | str, *, to: SignalTo = "steps") -> None:
-        """See ``SlurmClient``. By Slurm's commands: pyslurm does not see Slurm's answer."""
+        """See ``SlurmClient``. Uses Slurm's commands: pyslurm ignores Slurm's response."""
         self._commands.signal(job, signal, to=to)
 
     def set_comment(self, job: int | str, text: str) -> None:
-        """See ``SlurmClient``. Empty text by Slurm's commands: pyslurm leaves the comment as it is."""
+        """See ``SlurmClient``. Uses Slurm's commands for empty text: pyslurm would not remove the comment."""
         value = identifiers.text(text, "comment", identifiers.MAX_COMMENT_BYTES)
         if not (_sendable(value) and self._act_on_plain("set the comment of", job, "modify", comment=value)):
             self._commands.set_comment(job, text)
 
     def set_admin_comment(self, job: int | str, text: str) -> None:
-        """See ``SlurmClient``. Empty text by Slurm's commands."""
+        """See ``SlurmClient``. Uses Slurm's commands for empty text."""
         value = identifiers.text(text, "admin comment", identifiers.MAX_ADMIN_COMMENT_BYTES)
         if not (
             _sendable(value) and self._act_on_plain("set the admin comment of", job, "modify", admin_comment=value)
@@ -207,22 +336,22 @@ class PyslurmClient:
             worker.close()
 
     def __enter__(self) -> Self:
-        """The client."""
+        """Return the client."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it."""
+        """Close the client."""
         self.close()
 
-    # --- the worker
+    # --- worker process
 
     def _plain(self, target: identifiers.Target, doing: str) -> Job | None:
-        """The job where it is no part of an array or a heterogeneous job, else ``None``."""
+        """Return the job, or ``None`` if it is part of an array or a heterogeneous job."""
         if target.task is not None or target.het_offset is not None:
             return None
-        (found,) = live_pyslurm.jobs([self._look(doing, "job", job=target.job_id)])
+        (found,) = jobs([self._look(doing, "job", job=target.job_id)])
         return None if found.array_job_id is not None or found.het_job_id is not None else found
 
     def _act_on_plain(self, doing: str, job: int | str, call: str, **args: Any) -> bool:
@@ -236,8 +365,8 @@ class PyslurmClient:
     def _look(self, doing: str, call: str, **args: Any) -> Any:
         try:
             return self._ask(doing, None, call, args)
-        except faults.WorkerDiedError:
-            return self._ask(doing, None, call, args)  # looking twice does no harm
+        except interface.WorkerDiedError:
+            return self._ask(doing, None, call, args)  # queries are safe to repeat
 
     def _act(self, doing: str, target: str, call: str, **args: Any) -> None:
         self._ask(doing, target, call, args)
@@ -272,25 +401,25 @@ class PyslurmClient:
             raise _death(doing, str(error)) from None
         except ValueError:
             self.close()
-            raise faults.WorkerDiedError(f"{doing}: the pyslurm process answered with something else") from None
+            raise interface.WorkerDiedError(f"{doing}: the pyslurm process answered with something else") from None
         if not isinstance(answer, dict) or not answer.keys() & {"ok", "error"}:
             self.close()
-            raise faults.WorkerDiedError(f"{doing}: the pyslurm process answered with something else")
+            raise interface.WorkerDiedError(f"{doing}: the pyslurm process answered with something else")
         return answer
 
 
 def _sendable(text: str) -> bool:
-    """Whether it reaches Slurm through pyslurm as it is: text that is not empty, and all of it UTF-8."""
+    """Return whether pyslurm passes the text on unchanged: it is not empty, and valid UTF-8."""
     return bool(text) and not any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
 
 def _death(doing: str, how: str) -> AffinodeError:
     lowered = how.lower()
     if "slurm.conf" in lowered or "s_p_parse_file" in lowered or "configuration" in lowered:
-        return faults.ControllerDownError(
+        return interface.ControllerDownError(
             f"{doing}: the pyslurm process {how}", hint="this machine needs a valid slurm.conf (SLURM_CONF names it)"
         )
-    return faults.WorkerDiedError(
+    return interface.WorkerDiedError(
         f"{doing}: the pyslurm process {how}",
         hint="whether it was done is not known; Slurm's commands instead: --slurm-backend commands",
     )
@@ -299,11 +428,11 @@ def _death(doing: str, how: str) -> AffinodeError:
 def _error(doing: str, target: str | None, error: Mapping[str, Any]) -> AffinodeError:
     message = str(error.get("message", ""))
     if error.get("kind") == "rpc":
-        return faults.refusal(doing, message, target=target)
+        return interface.refusal(doing, message, target=target)
     if error.get("kind") == "import":
-        return faults.BackendUnusableError(
+        return interface.BackendUnusableError(
             f"pyslurm cannot be imported: {message}", hint="pip install 'slurm-affinode[pyslurm]', see docs/slurm.md"
         )
-    return faults.SlurmError(
+    return interface.SlurmError(
         f"{doing}: pyslurm failed: {message}", target=target, hint="Slurm's commands instead: --slurm-backend commands"
     )

@@ -1,12 +1,11 @@
-"""The process in which pyslurm runs: ``python -m slurm_affinode.slurm.pyslurm_worker``.
+"""The pyslurm process: ``python -m slurm_affinode.slurm.pyslurm_worker``.
 
-Requests are lines of JSON on standard input, ``{"call": NAME, "args": {...}}``; each is answered with one line on
-standard output, ``{"ok": ...}`` or ``{"error": {"kind": ..., "message": ...}}``. It ends with its standard input.
+Requests are lines of JSON on standard input, ``{"call": NAME, "args": {...}}``; the response is one line on standard
+output, ``{"ok": ...}`` or ``{"error": {"kind": ..., "message": ...}}``. The process exits at the end of its input.
 
-A process of its own because libslurm ends the process that has no valid slurm.conf, and because some calls of pyslurm
-crash. Only calls that are known to work are made: no ``get_resource_layout_per_node``, no ``hold(mode="user")``
-(segmentation faults), no ``cancel`` and ``send_signal`` (they take an errno of before for Slurm's answer, and are
-silent about an unknown job).
+It is a separate process because libslurm exits without a valid slurm.conf, and because some calls of pyslurm crash.
+Only calls known to work are made: not ``get_resource_layout_per_node`` and ``hold(mode="user")`` (segmentation faults),
+nor ``cancel`` and ``send_signal`` (they report a stale errno as Slurm's response, and no error for an unknown job).
 """
 
 from __future__ import annotations
@@ -38,18 +37,18 @@ NODE = (
 
 
 def main() -> None:
-    """Answer until standard input ends."""
-    # Whatever prints on standard output (pyslurm does for some TRES) must not get between the answers.
+    """Answer requests until the end of standard input."""
+    # Keep other output (pyslurm prints for some TRES) out of the responses.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    worker = Worker()
+    worker = RequestExecutor()
     for line in sys.stdin.buffer:
         answers.write(json.dumps(worker.answer(line), separators=(",", ":"), default=str).encode() + b"\n")
         answers.flush()
 
 
-class Worker:
-    """pyslurm, loaded at the first request."""
+class RequestExecutor:
+    """Executor of requests. pyslurm is loaded at the first one."""
 
     def __init__(self, load: Callable[[str], Any] = importlib.import_module) -> None:
         self._load = load
@@ -65,7 +64,7 @@ class Worker:
         return self._module
 
     def answer(self, line: bytes) -> dict[str, Any]:
-        """The answer to one request. Does not raise: what went wrong is the answer."""
+        """Return the response to one request. Does not raise: errors are part of the response."""
         try:
             request = json.loads(line)
             call = CALLS[request["call"]]
@@ -73,7 +72,7 @@ class Worker:
         except ImportError as error:
             return _error("import", error)
         except Exception as error:
-            # RPCError is pyslurm's for "Slurm said no"; its message is the text of slurm_strerror.
+            # pyslurm raises RPCError if Slurm refuses; its message is the text of slurm_strerror.
             return _error("rpc" if type(error).__name__ == "RPCError" else "bug", error)
 
 
@@ -82,7 +81,7 @@ def _error(kind: str, error: Exception) -> dict[str, Any]:
     return {"error": {"kind": kind, "message": f"{name}{error}", "errno": getattr(error, "errno", None)}}
 
 
-# --- looking
+# --- queries
 
 
 def _hello(pyslurm: Any) -> dict[str, Any]:
@@ -93,7 +92,7 @@ def _hello(pyslurm: Any) -> dict[str, Any]:
 
 
 def _api(library: str | None) -> int | None:
-    """The number of libslurm's interface: 42 in Slurm 24.11, 45 in 26.05. pyslurm knows only what it was built for."""
+    """Return the API version of libslurm: 42 in Slurm 24.11, 45 in 26.05. pyslurm knows only its build's version."""
     try:
         ask = ctypes.CDLL(library).slurm_api_version
     except (OSError, AttributeError):
@@ -127,7 +126,7 @@ def _step(step: Any) -> dict[str, Any]:
 
 
 def _tres(tres: Any) -> dict[str, int]:
-    """Name -> amount; memory in MiB."""
+    """Return name -> amount; memory in MiB."""
     if tres is None:
         return {}
     values = tres.to_dict(recursive=True)
@@ -152,7 +151,7 @@ def _ping(pyslurm: Any) -> list[bool]:
     return [bool(one.is_responding) for one in pyslurm.slurmctld.ping_all()]
 
 
-# --- acting: on a plain job by its raw id, or on a node
+# --- changes: of a plain job by its raw ID, or of a node
 
 
 def _hold(pyslurm: Any, job: int) -> None:
@@ -184,7 +183,7 @@ CALLS: Mapping[str, Callable[..., Any]] = {
     "hold": _hold, "release": _release, "requeue": _requeue, "modify": _modify, "notify": _notify,
     "node": _node_state,
 }  # fmt: skip
-"""The whole of what can be asked."""
+"""All calls that a request may name."""
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Times of accounting records: any zone in, UTC out.
+"""Conversion of times in accounting records to UTC.
 
 Forms: ``2025-05-02T14:09:39`` (local), the same with an offset (``+02:00``, ``+0200``, ``Z``), and epoch seconds
-(``SLURM_TIME_FORMAT=%s``). A local time that a change of the clock makes ambiguous or impossible has two readings,
-the offset before the change and the one after it. ``choose`` decides between them for a whole record.
+(``SLURM_TIME_FORMAT=%s``). A local time that is ambiguous or nonexistent because of a clock change has two readings,
+with the offset before the change and the one after it. ``choose`` decides between them for a whole record.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError
 
 _EPOCH = re.compile(r"^\d{9,11}(?:\.\d+)?$")
 _COMPACT_OFFSET = re.compile(r"([+-]\d{2})(\d{2})$")
 _UNKNOWN = frozenset({"", "unknown", "none", "n/a", "0", "invalid", "(null)"})
 
 POSSIBLE = (datetime(1970, 1, 1), datetime(2500, 1, 1))  # noqa: DTZ001 - of any zone
-"""What lies outside is damaged, and in another zone may be none of the calendar."""
+"""Range of valid times. Values outside are damaged, and may leave the calendar when converted to another zone."""
 
 ORDER = ("submit", "eligible", "start", "end")
-"""The times of a record in the order in which they happen."""
+"""The times of a record in chronological order."""
 
 
 def parse(text: str) -> datetime | None:
-    """The time that ``text`` names, to the second: aware (UTC) where it says its zone, else naive.
+    """Parse a time, truncated to seconds: aware (UTC) if it has a zone, else naive.
 
-    ``None`` for Unknown and None. Raises ``ValueError``.
+    ``Unknown`` and ``None`` are ``None``. Raises ``ValueError``.
     """
     clean = text.strip()
     if clean.lower() in _UNKNOWN:
@@ -51,7 +51,7 @@ def parse(text: str) -> datetime | None:
 
 
 def normalise(text: str) -> str | None:
-    """``text`` as ``YYYY-MM-DDTHH:MM:SS``, with ``Z`` where its zone is known. Raises ``ValueError``."""
+    """Return ``text`` as ``YYYY-MM-DDTHH:MM:SS``, with ``Z`` if its zone is known. Raises ``ValueError``."""
     moment = parse(text)
     if moment is None:
         return None
@@ -60,7 +60,7 @@ def normalise(text: str) -> str | None:
 
 
 def readings(local: datetime, zone: ZoneInfo) -> tuple[datetime, ...]:
-    """The UTC times that the naive ``local`` may mean in ``zone``: one, or two around a change of the clock.
+    """Return the UTC times that the naive ``local`` may mean in ``zone``: one, or two around a clock change.
 
     The first uses the offset in force before the change: for a time that exists twice, the earlier one.
     """
@@ -70,7 +70,7 @@ def readings(local: datetime, zone: ZoneInfo) -> tuple[datetime, ...]:
 
 
 def exists(local: datetime, zone: ZoneInfo) -> bool:
-    """Whether the naive ``local`` is ever shown by the clocks of ``zone``."""
+    """Return whether the naive ``local`` exists in ``zone``."""
     there = local.replace(tzinfo=zone, fold=0).astimezone(UTC)
     return there.astimezone(zone).replace(tzinfo=None) == local
 
@@ -78,10 +78,10 @@ def exists(local: datetime, zone: ZoneInfo) -> bool:
 def choose(
     candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None, *, not_before: datetime | None = None
 ) -> dict[str, datetime]:
-    """Decide the times of one record; ``candidates`` maps names of ``ORDER`` to one or two readings.
+    """Choose the times of one record; ``candidates`` maps names of ``ORDER`` to one or two readings.
 
-    The rule, in this order: the times follow one another (submit, eligible, start, end), a step not before its
-    job (``not_before``); end minus start is the record's own Elapsed; else the offset before the change of the clock.
+    Criteria, in this order: the times are chronological (submit, eligible, start, end), and a step is not before its
+    job (``not_before``); end minus start equals the record's Elapsed; the offset is the one before the clock change.
     """
     names = [name for name in ORDER if name in candidates]
     best: tuple[tuple[int, float, tuple[int, ...]], dict[str, datetime]] | None = None
@@ -93,7 +93,7 @@ def choose(
             wrong += sum(moment < not_before for moment in in_order)
         miss = 0.0
         if elapsed_s is not None and "start" in chosen and "end" in chosen:
-            # Minutes of suspension or of a step's own bookkeeping are no reason to prefer a reading an hour off.
+            # Minutes of suspension or of step bookkeeping do not justify a reading that is an hour off.
             miss = abs((chosen["end"] - chosen["start"]).total_seconds() - elapsed_s) // 900
         rank = (wrong, miss, picks)
         if best is None or rank < best[0]:
@@ -102,24 +102,24 @@ def choose(
 
 
 def site_zone(name: str | None, *, localtime: Path = Path("/etc/localtime")) -> ZoneInfo:
-    """The zone in which people of the site read times: the configured one, else this machine's."""
+    """Return the time zone of the site: the configured one, else this machine's."""
     try:
         found = zone_name(name, localtime=localtime)
-        return ZoneInfo("UTC" if found == "Etc/UTC" else found)  # the usual name of it, where Debian has another
+        return ZoneInfo("UTC" if found == "Etc/UTC" else found)  # Debian's name for UTC is Etc/UTC
     except AffinodeError:
         if name is not None or not localtime.is_file():
             raise
-    with localtime.open("rb") as file:  # a copy, which does not say its name
+    with localtime.open("rb") as file:  # a copy instead of a link has no zone name
         return ZoneInfo.from_file(file, key="local time of this machine")
 
 
 def zone_name(
     asked: str | None, *, env: Mapping[str, str] | None = None, localtime: Path = Path("/etc/localtime")
 ) -> str:
-    """The IANA name of the zone that times without an offset are in: ``asked``, else this machine's.
+    """Return the IANA name of the zone of times without an offset: ``asked``, else this machine's.
 
-    ``sacct`` prints local time, so its default is the local zone of the process that ran it. Raises
-    ``AffinodeError`` where the zone is not known.
+    ``sacct`` prints local time, so the default is the local zone of the process that ran it. Raises ``AffinodeError``
+    if the zone is not known.
     """
     if asked is not None:
         return _checked(asked, f"{asked!r} is not a time zone")

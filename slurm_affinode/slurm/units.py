@@ -1,4 +1,4 @@
-"""Slurm's own units: spans of time, sizes of memory, TRES and GRES strings, exit codes.
+"""Slurm's units: time spans, memory sizes, TRES and GRES strings, exit codes.
 
 ``None`` is unknown. Sources: the manual pages ``sacct(1)`` (Elapsed, ReqMem, AllocTRES), ``sbatch(1)`` (``--time``)
 and ``slurm.conf(5)`` (AccountingStorageTRES).
@@ -14,7 +14,7 @@ from fractions import Fraction
 UNKNOWN_WORDS = frozenset(
     {"", "unknown", "none", "n/a", "invalid", "partition_limit", "not_set", "noval", "?", "(null)"}
 )
-"""Cells, in lower case, with which Slurm says that it does not know."""
+"""Slurm's words for an unknown value, in lower case."""
 
 UNLIMITED_WORDS = frozenset({"unlimited", "infinite"})
 
@@ -28,30 +28,30 @@ NO_VALUE = 1 << 62
 """Slurm stores "not set" as a number near 2**64 (NO_VAL64, INFINITE64); no real quantity is that large."""
 
 MAX_SECONDS = 10**11
-"""Three thousand years: what is longer is damaged."""
+"""Three thousand years; longer spans are damaged."""
 
 MAX_GPUS = 10**7
-"""More than any cluster has: a larger number is damaged."""
+"""More than any cluster has; larger numbers are damaged."""
 
 _SCALED = re.compile(r"(\d+\.\d+)([KMGTPE]?)", re.IGNORECASE)
 SCALE = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50, "E": 1 << 60}
 
 
 def is_unknown(text: str) -> bool:
-    """Whether ``text`` is one of Slurm's words for "not known"."""
+    """Return whether ``text`` is one of Slurm's words for an unknown value."""
     return text.strip().lower() in UNKNOWN_WORDS
 
 
 def is_unlimited(text: str) -> bool:
-    """Whether ``text`` says that there is no limit."""
+    """Return whether ``text`` means no limit."""
     return text.strip().lower() in UNLIMITED_WORDS
 
 
 def parse_duration_s(text: str) -> float | None:
-    """Seconds of ``[DD-[HH:]]MM:SS[.frac]``, ``DD-HH``, ``DD-HH:MM`` or a bare number of minutes.
+    """Return the seconds of ``[DD-[HH:]]MM:SS[.frac]``, ``DD-HH``, ``DD-HH:MM`` or a bare number of minutes.
 
-    With days the first number after the dash is hours (as in ``sbatch --time``); without, two numbers are minutes
-    and seconds. ``None`` where the text says unknown or unlimited. Raises ``ValueError``.
+    With days, the first number after the dash is hours (as in ``sbatch --time``); without, two numbers are minutes
+    and seconds. ``None`` if unknown or unlimited. Raises ``ValueError``.
     """
     clean = text.strip()
     if is_unknown(clean) or is_unlimited(clean):
@@ -75,23 +75,23 @@ def parse_duration_s(text: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """A size as Slurm prints it: ``per`` is ``"n"`` per node, ``"c"`` per CPU, ``""`` for the whole."""
+class MemorySize:
+    """A memory size as Slurm prints it: ``per`` is ``"n"`` (per node), ``"c"`` (per CPU) or ``""`` (whole job)."""
 
     size_bytes: int
     per: str = ""
 
     def total_bytes(self, *, nodes: int | None, cpus: int | None) -> int | None:
-        """Bytes of the whole job; ``None`` where the number of nodes or CPUs is needed and not known."""
+        """Return the bytes of the whole job; ``None`` if the number of nodes or CPUs is needed but unknown."""
         factor = {"n": nodes, "c": cpus}.get(self.per, 1)
         return None if factor is None else self.size_bytes * factor
 
 
-def parse_memory(text: str, *, bare: str = "") -> Memory | None:
-    """A size with one of the suffixes K M G T P E (powers of 1024) and the old endings ``n`` or ``c``.
+def parse_memory(text: str, *, bare: str = "") -> MemorySize | None:
+    """Parse a size with a suffix K M G T P E (powers of 1024) and an ending ``n`` or ``c`` of older releases.
 
-    A number without suffix is in ``bare`` (``""`` bytes, as MaxRSS and TRES usage; ``"M"``, as ReqMem and the
-    ``mem`` of a TRES string). ``None`` where the text says unknown. Raises ``ValueError``.
+    A number without a suffix is in ``bare`` (``""``: bytes, as MaxRSS and TRES usage; ``"M"``: as ReqMem and ``mem`` in
+    TRES strings). ``None`` if unknown. Raises ``ValueError``.
     """
     clean = text.strip()
     if is_unknown(clean):
@@ -104,13 +104,13 @@ def parse_memory(text: str, *, bare: str = "") -> Memory | None:
     size = _scaled(number, scale)
     if size is None or per == "?":
         return None
-    return Memory(size, per.lower())
+    return MemorySize(size, per.lower())
 
 
 def parse_count(text: str) -> int | None:
-    """A count, with a suffix for powers of 1024 where it is large: NNodes ``1.5K``. ``None`` for unknown.
+    """Parse a count; large ones have a suffix for powers of 1024 (NNodes ``1.5K``). ``None`` if unknown.
 
-    A fraction without a suffix is no count. Raises ``ValueError``.
+    Raises ``ValueError``, also for a fraction without a suffix.
     """
     if _FRACTION.fullmatch(text.strip()):
         raise ValueError(f"{text!r} is not a whole number")
@@ -122,7 +122,7 @@ def parse_count(text: str) -> int | None:
 
 
 def parse_joules(text: str) -> int | None:
-    """ConsumedEnergy in joules: ``1.53M``, with powers of 1000, unlike sizes (sacct's print.c). ``None`` for unknown.
+    """Parse ConsumedEnergy in joules: ``1.53M``, in powers of 1000, unlike sizes (sacct's print.c). ``None``: unknown.
 
     Raises ``ValueError``.
     """
@@ -138,13 +138,13 @@ def parse_joules(text: str) -> int | None:
 
 
 def _scaled(number: str, scale: int) -> int | None:
-    """``number``, digits with a point or without, times ``scale``; None where that is no real quantity."""
+    """Return the integer or decimal ``number`` times ``scale``; ``None`` if the product means "not set"."""
     amount = int(number) * scale if number.isdigit() else float(number) * scale
     return None if amount >= NO_VALUE else round(amount)
 
 
 def parse_tres(text: str) -> dict[str, str]:
-    """``billing=19,cpu=1,gres/gpu:a100=1,mem=32G`` as a mapping from name to amount. Raises ``ValueError``."""
+    """Parse ``billing=19,cpu=1,gres/gpu:a100=1,mem=32G`` to a mapping of name to amount. Raises ``ValueError``."""
     clean = text.strip()
     if is_unknown(clean):
         return {}
@@ -158,42 +158,42 @@ def parse_tres(text: str) -> dict[str, str]:
 
 
 def format_tres(amounts: Mapping[str, object]) -> str:
-    """The inverse of ``parse_tres``, names in order."""
+    """Return a TRES string sorted by name: the inverse of ``parse_tres``."""
     return ",".join(f"{name}={amounts[name]}" for name in sorted(amounts))
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
-    """How many GPUs a TRES or GRES string names. ``count`` is ``None`` where it names no GPU at all."""
+class GpuCounts:
+    """The GPUs that a TRES or GRES string names. ``count`` is ``None`` if it names none."""
 
     count: int | None
     kind: str | None = None
-    """The types, sorted and joined by ``+``; ``None`` where no type is named."""
+    """The types, sorted and joined by ``+``; ``None`` if no type is named."""
 
 
-def gpus_of_tres(amounts: Mapping[str, str]) -> Gpus:
-    """The GPUs of a parsed TRES string: typed entries are summed only where the untyped one is absent.
+def gpus_of_tres(amounts: Mapping[str, str]) -> GpuCounts:
+    """Return the GPUs of a parsed TRES string: typed entries are summed only if there is no untyped one.
 
     Raises ``ValueError`` for an amount that is not a number.
     """
     typed = {name[9:]: amount for name, amount in amounts.items() if name.startswith("gres/gpu:")}
     kind = "+".join(sorted(typed)) or None
     if "gres/gpu" in amounts:
-        return Gpus(_whole(amounts["gres/gpu"]), kind)
+        return GpuCounts(_whole(amounts["gres/gpu"]), kind)
     if typed:
-        return Gpus(_believable(sum(_whole(amount) for amount in typed.values())), kind)
-    return Gpus(None)
+        return GpuCounts(_believable(sum(_whole(amount) for amount in typed.values())), kind)
+    return GpuCounts(None)
 
 
-def parse_gres(text: str) -> Gpus:
-    """The GPUs of the old AllocGRES and ReqGRES forms: ``gpu:2``, ``gpu:a100:2(S:0-1)``, ``gres:gpu:2``, ``gpu``.
+def parse_gres(text: str) -> GpuCounts:
+    """Parse the GPUs of AllocGRES and ReqGRES: ``gpu:2``, ``gpu:a100:2(S:0-1)``, ``gres:gpu:2``, ``gpu``.
 
-    Slurm adds these over all nodes of the job. Typed entries are summed only where there is no untyped one, as in TRES.
-    Raises ``ValueError``.
+    These columns of older releases are sums over all nodes of the job. Typed entries are summed only if there is no
+    untyped one, as in TRES. Raises ``ValueError``.
     """
     clean = text.strip()
     if is_unknown(clean):
-        return Gpus(None)
+        return GpuCounts(None)
     untyped: int | None = None
     typed: int | None = None
     kinds: set[str] = set()
@@ -216,11 +216,11 @@ def parse_gres(text: str) -> Gpus:
         else:
             untyped = (untyped or 0) + count
     total = typed if untyped is None else untyped
-    return Gpus(None if total is None else _believable(total), "+".join(sorted(kinds)) or None)
+    return GpuCounts(None if total is None else _believable(total), "+".join(sorted(kinds)) or None)
 
 
 def parse_exit_code(text: str) -> tuple[int | None, int | None]:
-    """Status and signal of ``1:0`` (or a bare status). Unknown is ``(None, None)``. Raises ``ValueError``."""
+    """Return status and signal of ``1:0`` or a bare status. Unknown is ``(None, None)``. Raises ``ValueError``."""
     clean = text.strip()
     if is_unknown(clean):
         return None, None
@@ -235,7 +235,7 @@ def _split_outside_parentheses(text: str) -> list[str]:
 
 
 def _whole(amount: str) -> int:
-    """A number of GPUs, which Slurm prints in full (``uint64``): what a suffix multiplies has to be whole, too."""
+    """Parse a number of GPUs. Slurm prints it in full (``uint64``), so a suffix must also give a whole number."""
     value = int(amount) if amount.isdecimal() else parse_count(amount)
     if value is None:
         raise ValueError(f"{amount!r} is not a count")
@@ -245,7 +245,7 @@ def _whole(amount: str) -> int:
 
 
 def _believable(gpus: int) -> int:
-    """``gpus``, unless it is so large that it must be damaged."""
+    """Return ``gpus``; raise ``ValueError`` if it exceeds ``MAX_GPUS``."""
     if gpus > MAX_GPUS:
         raise ValueError(f"{gpus} GPUs are more than any job has")
     return gpus

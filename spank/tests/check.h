@@ -1,4 +1,4 @@
-/* The least that a test needs. */
+/* Assertions of the unit tests. */
 #ifndef AFFINODE_CHECK_H
 #define AFFINODE_CHECK_H
 
@@ -22,7 +22,7 @@
         }                                                                                                               \
     } while (0)
 
-/* Pseudo-random, the same on every run. */
+/* Pseudo-random numbers, the same in every run. */
 static inline unsigned next_random(unsigned *state)
 {
     *state = *state * 1664525U + 1013904223U;

@@ -1,14 +1,15 @@
-/* Fuzzes what reads texts of others: fuzz TARGET COUNT SEED [ONLY]. Prints how many inputs were refused and accepted.
+/* Fuzzes the parsers of untrusted input: fuzz TARGET COUNT SEED [ONLY]. Prints how many inputs were rejected and accepted.
  *
- * Inputs are mutations of valid ones, each in a buffer of exactly its size, so that AddressSanitizer sees every byte that
- * is read beyond its end. libFuzzer is not needed, and the same seed gives the same inputs. */
+ * Inputs are mutations of valid ones, each in a buffer of exactly its size, so that AddressSanitizer detects every read
+ * beyond its end. libFuzzer is not needed, and the same seed gives the same inputs. */
 #include "cgroup.h"
 #include "channel.h"
 #include "message.h"
 #include "option.h"
 #include "settings.h"
 #include "shepherd.h"
-#include "wake.h"
+#include "time_span.h"
+#include "wake_time.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,7 +106,7 @@ static void mutate(struct input *input)
     }
 }
 
-/* The input with its end, in a buffer of its own size; what stands behind a NUL is not seen by who reads a text. */
+/* Returns the input as a string, in a buffer of its own size. */
 static char *as_text(const struct input *input)
 {
     char *text = malloc(input->length + 1);
@@ -154,16 +155,16 @@ static bool try_option(const struct input *input)
     uint32_t seconds;
     bool good = option_parse(text, &option_builtin, &option, error, sizeof(error));
 
-    wake_is_known(text);
-    if (option_parse_span(text, &seconds)) {
+    wake_time_is_valid(text);
+    if (time_span_parse(text, &seconds)) {
         HOLDS(seconds > 0 && seconds <= 366 * 86400);
-        option_format_span(seconds, span, sizeof(span));
-        /* what is shown of it, where it has no more digits than are read */
-        HOLDS(seconds >= 10000000 || (option_parse_span(span, &option.before_s) && option.before_s == seconds));
+        time_span_format(seconds, span, sizeof(span));
+        /* the formatted span is parsed again, unless it has more digits than the parser accepts */
+        HOLDS(seconds >= 10000000 || (time_span_parse(span, &option.before_s) && option.before_s == seconds));
         option.before_s = 0;
     }
     if (good) {
-        HOLDS(option.window_s > 0 && option.util_centi <= 10000 && wake_is_known(option.wake));
+        HOLDS(option.window_s > 0 && option.util_centi <= 10000 && wake_time_is_valid(option.wake));
         option_format(&option, formatted, sizeof(formatted));
         HOLDS(strlen(formatted) < sizeof(formatted) - 1 && is_line(formatted, sizeof(formatted)));
         option_check(&option, &option_builtin_limits, error, sizeof(error));
@@ -318,7 +319,7 @@ int main(int argc, char **argv)
         memcpy(input.bytes, text, input.length);
         mutate(&input);
         if (index % 1024 == 0) {
-            alarm(60); /* an input that hangs ends it */
+            alarm(60); /* ends the fuzzer if an input hangs */
             fprintf(stderr, "at %llu\n", (unsigned long long)index);
         }
         if (targets[chosen].attempt(&input))

@@ -1,4 +1,4 @@
-/* A shepherd is announced in a directory that only its owner can change, whatever was put into its way. */
+/* A shepherd is announced only in a directory that only its owner can change, with hostile files and links in it. */
 #include "announcement.h"
 #include "check.h"
 
@@ -43,7 +43,7 @@ static size_t read_file(const char *path, char *text, size_t size)
     return (size_t)got;
 }
 
-static void it_names_the_process_and_what_it_executes(void)
+static void announcement_names_process_and_program(void)
 {
     struct announcement made;
     struct stat found;
@@ -74,7 +74,7 @@ static void it_names_the_process_and_what_it_executes(void)
     CHECK(announcement_withdraw(&made));
 }
 
-static void a_later_one_replaces_it_and_is_not_withdrawn_with_it(void)
+static void later_announcement_is_not_withdrawn(void)
 {
     struct announcement first;
     struct announcement second;
@@ -115,7 +115,7 @@ static void refused(const char *socket, const char *why)
         CHECK_TEXT(error, why);
 }
 
-static void a_directory_that_others_can_change_is_refused(void)
+static void writable_directory_is_rejected(void)
 {
     CHECK(rmdir(at("/run/shepherds")) == 0);
     CHECK(mkdir(at("/elsewhere"), 0700) == 0 && symlink(at("/elsewhere"), at("/run/shepherds")) == 0);
@@ -138,7 +138,7 @@ static void a_directory_that_others_can_change_is_refused(void)
     refused("/shepherd.sock", "has no directory of its own");
 }
 
-static void a_program_that_others_can_change_is_refused(void)
+static void writable_program_is_rejected(void)
 {
     struct stat program;
     char error[512] = "";
@@ -157,7 +157,7 @@ static void a_program_that_others_can_change_is_refused(void)
     CHECK(strstr(error, "No such file") != NULL);
 }
 
-static void a_process_that_has_ended_is_not_announced(void)
+static void ended_process_is_not_announced(void)
 {
     kill(child, SIGKILL);
     CHECK(waitid(P_PID, (id_t)child, &(siginfo_t){0}, WEXITED | WNOWAIT) == 0);
@@ -177,12 +177,12 @@ int main(void)
         pause();
         _exit(0);
     }
-    it_names_the_process_and_what_it_executes();
-    a_later_one_replaces_it_and_is_not_withdrawn_with_it();
+    announcement_names_process_and_program();
+    later_announcement_is_not_withdrawn();
     links_are_replaced_and_not_followed();
-    a_directory_that_others_can_change_is_refused();
-    a_program_that_others_can_change_is_refused();
-    a_process_that_has_ended_is_not_announced();
+    writable_directory_is_rejected();
+    writable_program_is_rejected();
+    ended_process_is_not_announced();
     snprintf(command, sizeof(command), "rm -rf %s", top);
     return system(command);
 }

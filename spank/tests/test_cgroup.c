@@ -1,4 +1,4 @@
-/* Where the shepherd is put for cgroups of both versions, from texts as kernels write them. */
+/* The cgroup.procs files for both versions of cgroups, from recorded texts of kernels. */
 #include "cgroup.h"
 #include "check.h"
 
@@ -60,14 +60,14 @@ static void version_1_and_both(void)
                       "/sys/fs/cgroup/unified/u/cgroup.procs\n");
 }
 
-static void mounts_of_a_part_and_odd_names(void)
+static void partial_mounts_and_escaped_names(void)
 {
     CHECK(places("0::/docker/abc/job_7\n", "30 22 0:27 /docker/abc /sys/fs/c\\040g rw - cgroup2 cgroup rw\n", collect));
     CHECK_TEXT(found, "/sys/fs/c g/job_7/cgroup.procs\n");
     CHECK(!places("0::/docker/abcd\n", "30 22 0:27 /docker/abc /sys/fs/cgroup rw - cgroup2 cgroup rw\n", collect));
 }
 
-static void nothing_to_place_is_told(void)
+static void missing_hierarchy_is_reported(void)
 {
     CHECK(!places("0::/a\n", "", collect));
     CHECK(!places("", unified, collect));
@@ -79,7 +79,7 @@ int main(void)
 {
     version_2();
     version_1_and_both();
-    mounts_of_a_part_and_odd_names();
-    nothing_to_place_is_told();
+    partial_mounts_and_escaped_names();
+    missing_hierarchy_is_reported();
     return 0;
 }

@@ -1,5 +1,5 @@
-/* One task becomes a keeper and a shepherd-to-be, with real namespaces: needs root. The shepherd is announced before it is
- * told to go, and as long as it is the shepherd. */
+/* Keeper and shepherd-to-be with real namespaces: needs root. The shepherd is announced before PACKET_GO, and until it
+ * resigns or ends. */
 #include "channel.h"
 #include "check.h"
 #include "keeper.h"
@@ -14,13 +14,13 @@
 #include <unistd.h>
 
 #define NOBODY 65534
-#define HANGS "hangs" /* name of a shepherd that does */
+#define HANGS "hangs" /* name of a shepherd that does not respond */
 
 static char top[64];
 static char path[2][128];
 static char program[96]; /* the shepherd */
 
-static void be_silent(const char *line)
+static void log_to_stderr(const char *line)
 {
     fprintf(stderr, "%s\n", line);
 }
@@ -39,7 +39,7 @@ static void write_program(const char *name, const char *text, size_t length, mod
     close(fd);
 }
 
-/* This program is also a shepherd that says which version it speaks. */
+/* This program also acts as a shepherd: it implements --speaks. */
 static void copy_this(const char *name)
 {
     int fd = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -52,10 +52,10 @@ static void copy_this(const char *name)
     close(fd);
 }
 
-/* The shepherd's side: what it does when it is told to go. */
+/* The actions of the shepherd after PACKET_GO. */
 typedef void shepherd(int channel);
 
-/* The wait status of the task whose shepherd-to-be does this. */
+/* Returns the wait status of a task with this shepherd. */
 static int status_of_task(shepherd *act, const char *socket)
 {
     char error[512] = "";
@@ -69,11 +69,11 @@ static int status_of_task(shepherd *act, const char *socket)
     if (task == 0) {
         struct keeper_job job = {.job_id = 7, .name = "7", .uid = NOBODY, .gid = NOBODY, .shepherd = program,
                                  .socket = socket, .scontrol = "/bin/false", .script = "/no/such/script",
-                                 .stepd_fd = ends[1], .log = be_silent};
+                                 .stepd_fd = ends[1], .log = log_to_stderr};
         int channel = -1;
 
         close(ends[0]);
-        if (!keeper_divide(&job, &channel, error, sizeof(error))) {
+        if (!keeper_fork(&job, &channel, error, sizeof(error))) {
             fprintf(stderr, "%s\n", error);
             _exit(77);
         }
@@ -85,7 +85,7 @@ static int status_of_task(shepherd *act, const char *socket)
     }
     CHECK(task > 0);
     close(ends[1]);
-    keeper_place(ends[0]);
+    keeper_wait_for_placement(ends[0]);
     CHECK(waitpid(task, &status, 0) == task);
     close(ends[0]);
     return status;
@@ -105,7 +105,7 @@ static void ends(int channel)
     _exit(0);
 }
 
-static void lies_about_its_end(int channel)
+static void reports_a_stop_signal(int channel)
 {
     struct packet packet = {.kind = PACKET_STATUS, .number = SIGSTOP};
 
@@ -113,7 +113,7 @@ static void lies_about_its_end(int channel)
     _exit(0);
 }
 
-static void says_nonsense(int channel)
+static void sends_unknown_packets(int channel)
 {
     for (unsigned kind = 0; kind < 64; kind++) {
         struct packet packet = {.kind = kind == PACKET_STATUS || kind == PACKET_EXEC ? 1000 : kind, .number = -1, .group = -1};
@@ -143,21 +143,21 @@ static void cannot_be_executed(int channel)
     script_execute(arguments, false, channel);
 }
 
-static void a_keeper_ends_as_the_script(void)
+static void keeper_exits_as_the_script(void)
 {
     char socket[96];
 
     snprintf(socket, sizeof(socket), "%s/run/shepherd.sock", top);
     CHECK(status_of_task(ends, socket) == 5 << 8);
     CHECK(access(announced(), F_OK) != 0);
-    CHECK(status_of_task(lies_about_its_end, socket) == 1 << 8);
-    CHECK(status_of_task(says_nonsense, socket) == 5 << 8);
+    CHECK(status_of_task(reports_a_stop_signal, socket) == 1 << 8);
+    CHECK(status_of_task(sends_unknown_packets, socket) == 5 << 8);
     CHECK(status_of_task(becomes_the_script, socket) == 6 << 8);
     CHECK(status_of_task(cannot_be_executed, socket) == ENOENT << 8);
     CHECK(access(announced(), F_OK) != 0);
 }
 
-static void a_task_goes_on_where_the_shepherd_cannot_be_announced(void)
+static void task_continues_without_announcement(void)
 {
     char socket[96];
 
@@ -177,32 +177,32 @@ static void a_task_goes_on_where_the_shepherd_cannot_be_announced(void)
     CHECK(status_of_task(ends, socket) == 77 << 8);
 }
 
-static void scontrol_has_an_environment_of_its_own(void)
+static void scontrol_has_a_clean_environment(void)
 {
     static const char script[] = "#!/bin/sh\necho \"$*\"\nenv\n";
     char script_path[96];
     char text[1024];
     int status;
-    int ends_[2];
+    int pipe_ends[2];
     ssize_t got;
     pid_t child;
 
     snprintf(script_path, sizeof(script_path), "%s/scontrol", top);
     write_program(script_path, script, strlen(script), 0755);
-    CHECK(pipe(ends_) == 0);
+    CHECK(pipe(pipe_ends) == 0);
     setenv("LD_LIBRARY_PATH", "/home/user", 1);
     setenv("SLURM_CONF", "/etc/slurm/slurm.conf", 1);
     child = fork();
     if (child == 0) {
-        dup2(ends_[1], 1);
-        put_back(script_path, "7_1");
+        dup2(pipe_ends[1], 1);
+        exec_requeuehold(script_path, "7_1");
     }
-    close(ends_[1]);
+    close(pipe_ends[1]);
     CHECK(waitpid(child, &status, 0) == child && status == 0);
-    got = read(ends_[0], text, sizeof(text) - 1);
+    got = read(pipe_ends[0], text, sizeof(text) - 1);
     CHECK(got > 0);
     text[got] = '\0';
-    close(ends_[0]);
+    close(pipe_ends[0]);
     unsetenv("LD_LIBRARY_PATH");
     CHECK(strncmp(text, "requeuehold incomplete 7_1\n", 27) == 0);
     CHECK(strstr(text, "SLURM_CONF=/etc/slurm/slurm.conf\n") != NULL && strstr(text, "PATH=/usr/sbin:") != NULL);
@@ -220,12 +220,12 @@ int main(int argc, char **argv)
 
     snprintf(top, sizeof(top), "/tmp/affinode-keeper-XXXXXX");
     CHECK(mkdtemp(top) != NULL && chmod(top, 0755) == 0);
-    scontrol_has_an_environment_of_its_own();
+    scontrol_has_a_clean_environment();
     if (geteuid() == 0) {
         snprintf(program, sizeof(program), "%s/shepherd", top);
         copy_this(program);
-        a_keeper_ends_as_the_script();
-        a_task_goes_on_where_the_shepherd_cannot_be_announced();
+        keeper_exits_as_the_script();
+        task_continues_without_announcement();
     } else {
         printf("test_keeper: not root, so no namespaces were made\n");
     }

@@ -1,4 +1,4 @@
-/* What the agent may say is read; whatever else comes is refused, and nothing breaks. */
+/* Messages of the agent are parsed; all other packets are rejected. */
 #include "check.h"
 #include "message.h"
 
@@ -7,7 +7,7 @@ static bool parse(const char *packet, struct message *message)
     return message_parse(packet, strlen(packet), message);
 }
 
-static void messages_of_the_agent_are_read(void)
+static void messages_of_the_agent_are_parsed(void)
 {
     struct message message;
 
@@ -26,7 +26,7 @@ static void messages_of_the_agent_are_read(void)
     CHECK(parse("dance\ntempo=fast", &message) && message.verb == VERB_UNKNOWN);
 }
 
-static void what_is_no_message_is_refused(void)
+static void invalid_messages_are_rejected(void)
 {
     static const char *const packets[] = {"",
                                           "\n",
@@ -60,7 +60,7 @@ static void what_is_no_message_is_refused(void)
     CHECK(!message_parse("start\0\0", 7, &message));
 }
 
-static void long_text_is_cut(void)
+static void long_text_is_truncated(void)
 {
     struct message message;
     char packet[MESSAGE_BYTES];
@@ -71,7 +71,7 @@ static void long_text_is_cut(void)
     CHECK(strlen(message.text) == MESSAGE_TEXT_BYTES - 1);
 }
 
-static void messages_of_the_shepherd_are_written(void)
+static void messages_of_the_shepherd_are_formatted(void)
 {
     struct hello hello = {.job = 4000000000U, .restarts = 2, .image = true, .root = 0, .option = "window=900,util=0"};
     char text[MESSAGE_BYTES];
@@ -86,7 +86,7 @@ static void messages_of_the_shepherd_are_written(void)
     CHECK_TEXT(text, "signalled\nnumber=15");
 }
 
-static void no_packet_breaks_it(void)
+static void random_packets_are_safe(void)
 {
     static const char *const pieces[] = {"start", "restored", "hold", "say", "signal", "\n", "=", "pid", "number", "text",
                                          "reason", "restore_failed", "1", "2", "99", "-", "x"};
@@ -107,7 +107,7 @@ static void no_packet_breaks_it(void)
         }
         if (length > 0 && next_random(&state) % 3 == 0)
             text[next_random(&state) % length] = (char)next_random(&state);
-        packet = malloc(length > 0 ? length : 1); /* exactly as long, so that the sanitizer sees a byte too many */
+        packet = malloc(length > 0 ? length : 1); /* of the exact size, so that the sanitizer detects an overread */
         CHECK(packet != NULL);
         memcpy(packet, text, length);
         taken += message_parse(packet, length, &message);
@@ -118,10 +118,10 @@ static void no_packet_breaks_it(void)
 
 int main(void)
 {
-    messages_of_the_agent_are_read();
-    what_is_no_message_is_refused();
-    long_text_is_cut();
-    messages_of_the_shepherd_are_written();
-    no_packet_breaks_it();
+    messages_of_the_agent_are_parsed();
+    invalid_messages_are_rejected();
+    long_text_is_truncated();
+    messages_of_the_shepherd_are_formatted();
+    random_packets_are_safe();
     return 0;
 }

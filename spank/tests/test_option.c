@@ -1,4 +1,4 @@
-/* The grammar of --gpu-suspend-idle: what is taken, what is refused and with which words, and that no text breaks it. */
+/* The grammar of --gpu-suspend-idle: accepted and rejected values, their messages, and random input. */
 #include "check.h"
 #include "option.h"
 
@@ -116,7 +116,7 @@ static const struct {
     {"15m,signal=@5", "signal '@5'", signals},
 };
 
-static void parses_what_is_allowed(void)
+static void valid_values_are_parsed(void)
 {
     struct suspend_option option;
     char error[OPTION_ERROR_BYTES];
@@ -130,7 +130,7 @@ static void parses_what_is_allowed(void)
     }
 }
 
-static void names_what_is_wrong_and_what_is_allowed(void)
+static void invalid_values_are_reported(void)
 {
     struct suspend_option option;
     char error[OPTION_ERROR_BYTES];
@@ -145,7 +145,7 @@ static void names_what_is_wrong_and_what_is_allowed(void)
     }
 }
 
-static void defaults_of_the_site_hold_where_nothing_is_said(void)
+static void site_defaults_apply(void)
 {
     struct suspend_option site;
     struct suspend_option option;
@@ -160,7 +160,7 @@ static void defaults_of_the_site_hold_where_nothing_is_said(void)
     CHECK(option.window_s == 1800);
 }
 
-static void limits_of_the_site_are_named(void)
+static void site_limits_are_reported(void)
 {
     struct option_limits limits = {.min_window_s = 300, .max_window_s = 7200, .modes = 1U << MODE_REQUEUE};
     struct suspend_option option = option_builtin;
@@ -178,7 +178,7 @@ static void limits_of_the_site_are_named(void)
     CHECK_TEXT(error, "mode 'inplace': this site allows requeue");
 }
 
-static void long_text_is_refused_and_shown_short(void)
+static void long_value_is_truncated_in_the_message(void)
 {
     struct suspend_option option;
     char error[OPTION_ERROR_BYTES];
@@ -190,8 +190,8 @@ static void long_text_is_refused_and_shown_short(void)
     CHECK(strlen(error) < 200 && strstr(error, "...") != NULL);
 }
 
-/* Every text that is taken is taken again in the form that travels, with the same meaning. */
-static void no_text_breaks_it(void)
+/* Random values are rejected with a message of one line, or give an option within its bounds. */
+static void random_values_are_safe(void)
 {
     static const char *const pieces[] = {"15m",    ",",       "=",        "util",   "util=5", "mode=",  "requeue", "inplace", "wake=",
                                          "auto",   "hold",    "when=",    "always", "signal", "USR1@6", "-",       ":",       "0",
@@ -228,11 +228,11 @@ static void no_text_breaks_it(void)
 
 int main(void)
 {
-    parses_what_is_allowed();
-    names_what_is_wrong_and_what_is_allowed();
-    defaults_of_the_site_hold_where_nothing_is_said();
-    limits_of_the_site_are_named();
-    long_text_is_refused_and_shown_short();
-    no_text_breaks_it();
+    valid_values_are_parsed();
+    invalid_values_are_reported();
+    site_defaults_apply();
+    site_limits_are_reported();
+    long_value_is_truncated_in_the_message();
+    random_values_are_safe();
     return 0;
 }

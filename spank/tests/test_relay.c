@@ -1,4 +1,4 @@
-/* A signal that went to the whole container is delivered by the kernel alone; one that went to Slurm's task is passed on. */
+/* A signal to the whole container is delivered only by the kernel; a signal to Slurm's task is passed on. */
 #include "check.h"
 #include "relay.h"
 
@@ -16,7 +16,7 @@ static void begin(void)
     number = 0;
 }
 
-static void to_the_script_alone(void)
+static void signal_to_the_script(void)
 {
     begin();
     relay_told(&relay, SIGUSR1, false, 1000 * MS);
@@ -26,14 +26,14 @@ static void to_the_script_alone(void)
     CHECK(relay_due_ns(&relay) == 0 && !relay_next(&relay, 9000 * MS, &number, &group));
 }
 
-static void to_the_group(void)
+static void signal_to_the_group(void)
 {
     begin();
     relay_told(&relay, SIGTERM, true, 1000 * MS);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGTERM && group);
 }
 
-static void to_the_container_shepherd_first_or_last(void)
+static void signal_to_the_container_in_either_order(void)
 {
     begin();
     relay_direct(&relay, SIGTERM, 990 * MS);
@@ -45,7 +45,7 @@ static void to_the_container_shepherd_first_or_last(void)
     CHECK(!relay_next(&relay, 4000 * MS, &number, &group) && relay_due_ns(&relay) == 0);
 }
 
-static void one_direct_signal_answers_one_that_was_told(void)
+static void direct_signal_matches_one_report(void)
 {
     begin();
     relay_direct(&relay, SIGUSR1, 1000 * MS);
@@ -55,7 +55,7 @@ static void one_direct_signal_answers_one_that_was_told(void)
     CHECK(relay_due_ns(&relay) == 0);
 }
 
-static void an_old_direct_signal_answers_nothing(void)
+static void old_direct_signal_matches_nothing(void)
 {
     begin();
     relay_direct(&relay, SIGUSR1, 1000 * MS);
@@ -63,7 +63,7 @@ static void an_old_direct_signal_answers_nothing(void)
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGUSR1);
 }
 
-static void order_is_kept_and_nonsense_dropped(void)
+static void order_is_kept_and_invalid_numbers_dropped(void)
 {
     begin();
     relay_told(&relay, SIGCONT, false, 1000 * MS);
@@ -82,11 +82,11 @@ static void order_is_kept_and_nonsense_dropped(void)
 
 int main(void)
 {
-    to_the_script_alone();
-    to_the_group();
-    to_the_container_shepherd_first_or_last();
-    one_direct_signal_answers_one_that_was_told();
-    an_old_direct_signal_answers_nothing();
-    order_is_kept_and_nonsense_dropped();
+    signal_to_the_script();
+    signal_to_the_group();
+    signal_to_the_container_in_either_order();
+    direct_signal_matches_one_report();
+    old_direct_signal_matches_nothing();
+    order_is_kept_and_invalid_numbers_dropped();
     return 0;
 }

@@ -1,7 +1,7 @@
-/* The script starts as slurmstepd starts it, and what cannot be executed is said in slurmstepd's words. */
+/* The script starts as slurmstepd starts it, with slurmstepd's messages for scripts that cannot be executed. */
 #include "channel.h"
 #include "check.h"
-#include "complaint.h"
+#include "exec_error.h"
 #include "script.h"
 #include "shepherd.h"
 
@@ -10,17 +10,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static void complaints_are_those_of_slurmstepd(void)
+static void exec_errors_match_slurmstepd(void)
 {
     char text[512];
 
-    exec_complaint("/spool/slurm_script", EACCES, "#!/etc/passwd\n", 14, text, sizeof(text));
+    exec_error_message("/spool/slurm_script", EACCES, "#!/etc/passwd\n", 14, text, sizeof(text));
     CHECK_TEXT(text, "execve(): /spool/slurm_script: Permission denied");
-    exec_complaint("/s", ENOENT, "#!/no/such -x\necho\n", 19, text, sizeof(text));
+    exec_error_message("/s", ENOENT, "#!/no/such -x\necho\n", 19, text, sizeof(text));
     CHECK_TEXT(text, "execve(): bad interpreter(/no/such -x): No such file or directory");
-    exec_complaint("/s", ENOENT, "#!/cut", 6, text, sizeof(text));
+    exec_error_message("/s", ENOENT, "#!/cut", 6, text, sizeof(text));
     CHECK_TEXT(text, "execve(): bad interpreter(/cut): No such file or directory");
-    exec_complaint("/s", ENOENT, "", 0, text, sizeof(text));
+    exec_error_message("/s", ENOENT, "", 0, text, sizeof(text));
     CHECK_TEXT(text, "execve(): /s: No such file or directory");
 }
 
@@ -34,7 +34,7 @@ static int status_of(const char *command, const sigset_t *mask, bool failed)
     return status;
 }
 
-static void the_script_has_its_session_its_mask_and_its_number(void)
+static void script_has_session_mask_and_task_pid(void)
 {
     sigset_t none;
     sigset_t all;
@@ -51,7 +51,7 @@ static void the_script_has_its_session_its_mask_and_its_number(void)
     CHECK(status_of("test \"$SLURM_AFFINODE_RESTORE_FAILED\" = 1", &none, true) == 0);
 }
 
-static void what_detaches_itself_is_a_child_of_the_script(void)
+static void orphans_are_children_of_the_script(void)
 {
     sigset_t none;
 
@@ -60,7 +60,7 @@ static void what_detaches_itself_is_a_child_of_the_script(void)
                     &none, false) == 0);
 }
 
-static void the_keeper_is_told_what_cannot_be_executed(void)
+static void exec_failure_is_reported_to_the_keeper(void)
 {
     char *arguments[] = {"/no/such/script", NULL};
     struct packet packet = {0};
@@ -77,7 +77,7 @@ static void the_keeper_is_told_what_cannot_be_executed(void)
     close(ends[1]);
 }
 
-static void the_command_line_is_read(void)
+static void command_line_is_parsed(void)
 {
     char *good[] = {"s", "20", "7", "1", "1", "300", "/run/x", "window=9", "--", "/spool/script", "a", NULL};
     char *bad[] = {"s", "x", "7", "1", "1", "300", "/run/x", "window=9", "--", "/spool/script", NULL};
@@ -99,10 +99,10 @@ static void the_command_line_is_read(void)
 
 int main(void)
 {
-    complaints_are_those_of_slurmstepd();
-    the_script_has_its_session_its_mask_and_its_number();
-    what_detaches_itself_is_a_child_of_the_script();
-    the_keeper_is_told_what_cannot_be_executed();
-    the_command_line_is_read();
+    exec_errors_match_slurmstepd();
+    script_has_session_mask_and_task_pid();
+    orphans_are_children_of_the_script();
+    exec_failure_is_reported_to_the_keeper();
+    command_line_is_parsed();
     return 0;
 }

@@ -1,8 +1,8 @@
-/* The words of plugstack.conf: each takes hold; a wrong one is named and left out, and the others hold. */
+/* The arguments in plugstack.conf: an invalid one is reported and ignored, and the others apply. */
 #include "check.h"
 #include "settings.h"
 
-/* The plugin keeps its words as long as it is loaded. */
+/* The plugin never frees its settings. */
 const char *__asan_default_options(void) __attribute__((visibility("default"))); // NOLINT: the sanitizer's name
 const char *__asan_default_options(void) // NOLINT
 {
@@ -28,7 +28,7 @@ static void read_words(struct settings *settings, int count, const char **words)
     settings_read(settings, count, copies, collect);
 }
 
-static void without_words_the_built_in_holds(void)
+static void defaults_apply_without_arguments(void)
 {
     struct settings settings;
 
@@ -40,7 +40,7 @@ static void without_words_the_built_in_holds(void)
     CHECK(settings.scontrol == NULL && settings.store_count == 0);
 }
 
-static void every_word_takes_hold(void)
+static void every_argument_is_applied(void)
 {
     const char *words[] = {"default=20m,util=2", "min_window=5m",     "max_window=1-0",        "modes=requeue",
                            "partitions=gpu,big", "partitions=extra",  "store=/a",              "store=/b",
@@ -64,7 +64,7 @@ static void every_word_takes_hold(void)
     CHECK(settings.agent_wait_s == 90);
 }
 
-static void a_wrong_word_is_named_and_left_out(void)
+static void invalid_argument_is_reported_and_ignored(void)
 {
     const char *words[] = {"nonsense",   "min_window=soon", "modes=requeue,fly", "store=relative",
                            "colour=red", "default=5m,x=1",  "=",                 "agent_wait=30"};
@@ -81,7 +81,7 @@ static void a_wrong_word_is_named_and_left_out(void)
     CHECK(settings.limits.modes == (1U << MODES) - 1U && settings.store_count == 0);
 }
 
-static void the_built_in_default_moves_between_the_limits(void)
+static void default_is_adjusted_to_the_limits(void)
 {
     const char *words[] = {"min_window=30m", "modes=inplace"};
     const char *fixed[] = {"min_window=30m", "default=10m"};
@@ -94,7 +94,7 @@ static void the_built_in_default_moves_between_the_limits(void)
     CHECK(strstr(complaints, "the default does not keep the limits: window '10m': this site allows 30m to 7d") != NULL);
 }
 
-static void too_many_are_refused(void)
+static void too_many_values_are_rejected(void)
 {
     const char *words[12];
     char partitions[1024] = "partitions=";
@@ -112,10 +112,10 @@ static void too_many_are_refused(void)
 
 int main(void)
 {
-    without_words_the_built_in_holds();
-    every_word_takes_hold();
-    a_wrong_word_is_named_and_left_out();
-    the_built_in_default_moves_between_the_limits();
-    too_many_are_refused();
+    defaults_apply_without_arguments();
+    every_argument_is_applied();
+    invalid_argument_is_reported_and_ignored();
+    default_is_adjusted_to_the_limits();
+    too_many_values_are_rejected();
     return 0;
 }

@@ -12,14 +12,14 @@ import pytest
 import waste_samples
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from slurm_affinode.report.assemble import render_report
+from slurm_affinode.report.pages import render_report
 
 CHROMIUM = Path("/usr/bin/chromium")
 Open = Callable[..., Page]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything here needs Chromium; it is skipped without one, but never in continuous integration."""
+    """All tests here need Chromium; without it they are skipped, but never in continuous integration."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.browser)
@@ -44,7 +44,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict[str, Path]:
-    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU history, no jobs."""
+    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs."""
     made = {
         "week": samples.make_result(),
         "hostile": samples.make_result(names=samples.HOSTILE),
@@ -62,7 +62,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict
 
 @pytest.fixture
 def open_page(browser: Browser, pages: dict[str, Path]) -> Iterator[Open]:
-    """Open a report by name; the test fails on any console message, page error, dialog or request but for the file."""
+    """Open a report by name; the test fails on console messages, page errors, dialogs and requests beyond the file."""
     contexts = []
     trouble: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Pictures of a page as Chromium shows it: ``python tests/browser/screenshot.py PAGE.html OUT_DIR [--only NAME...]``.
+"""Screenshots of a page in Chromium: ``python tests/browser/screenshot.py PAGE.html OUT_DIR [--only NAME...]``.
 
 Writes ``NAME-light.png``, ``NAME-dark.png``, ``NAME-narrow.png`` (390 px), ``NAME-print.png`` (first A4 pages) and
 ``NAME-top.png`` (the first screen, 1280 x 1600). ``NAME`` is the stem of the page.
@@ -26,7 +26,7 @@ VIEWS: dict[str, dict[str, Any]] = {
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium without a sandbox, so that it also runs as root in a container."""
+    """Start Debian's Chromium without a sandbox, so that it also runs as root in a container."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         try:
@@ -36,7 +36,7 @@ def chromium() -> Iterator[Browser]:
 
 
 def take(page_file: Path, out: Path, names: list[str]) -> list[Path]:
-    """Write the pictures ``names`` of ``page_file`` into ``out``; return their paths."""
+    """Write the screenshots ``names`` of ``page_file`` to ``out``; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
     written = []
     with chromium() as browser:
@@ -54,7 +54,7 @@ def take(page_file: Path, out: Path, names: list[str]) -> list[Path]:
 
 
 def main() -> None:
-    """Take the pictures and print their paths."""
+    """Take the screenshots and print their paths."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("out", type=Path)

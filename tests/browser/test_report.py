@@ -1,4 +1,4 @@
-"""The report in a real browser: quiet, usable by mouse, keyboard and screen reader, in any light, at any width."""
+"""The report in a real browser: no errors or requests, usable by mouse, keyboard and screen reader, at any width."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVERY = ["week", "hostile", "many", "unmeasured", "empty"]
 
 
 def column(page: Page, table: str, index: int) -> list[str]:
-    """The visible texts of a column."""
+    """Return the visible texts of a column."""
     script = """([table, index]) => [...document.querySelector(table).tBodies[0].rows]
         .filter(row => !row.hidden).map(row => row.cells[index].innerText.trim())"""
     found: list[str] = page.evaluate(script, [table, index])
@@ -24,20 +24,20 @@ def column(page: Page, table: str, index: int) -> list[str]:
 
 
 def numbers(texts: list[str]) -> list[float]:
-    """The numbers of a column; what is unknown is left out."""
+    """Return the numbers of a column, without unknown values."""
     return [float(t.replace(",", "").split()[0]) for t in texts if t != "unknown"]
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_the_page_opens_without_a_word_or_a_request(open_page: Open, name: str) -> None:
-    """No console message, no error, no dialog, nothing fetched: the fixture checks."""
+def test_page_opens_without_messages_or_requests(open_page: Open, name: str) -> None:
+    """No console message, error, dialog or request, which the fixture checks."""
     page = open_page(name)
     assert page.title().startswith("GPU waste report: 2026-11-01 00:00 to 2026-11-08 00:00")
     assert page.locator("h1").inner_text() == "GPU waste report"
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_no_width_makes_the_page_scroll_sideways(open_page: Open, name: str) -> None:
+def test_page_does_not_scroll_sideways(open_page: Open, name: str) -> None:
     """From a small phone to a wide screen; wide tables scroll in their own frame."""
     page = open_page(name)
     for width in (320, 390, 800, 1280, 2560):
@@ -45,8 +45,8 @@ def test_no_width_makes_the_page_scroll_sideways(open_page: Open, name: str) -> 
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_nothing_of_a_hostile_name_runs(open_page: Open) -> None:
-    """Shown as text; no element, handler or link came of it."""
+def test_hostile_names_are_not_executed(open_page: Open) -> None:
+    """It is shown as text; it creates no element, handler or link."""
     page = open_page("hostile")
     assert page.get_by_text("<script>alert(1)</script>", exact=True).count() > 0
     assert page.locator("script").count() == 1
@@ -58,8 +58,8 @@ def test_nothing_of_a_hostile_name_runs(open_page: Open) -> None:
     assert all(href.startswith("#") for href in hrefs)
 
 
-def test_a_table_is_sorted_by_a_click_on_its_heading(open_page: Open) -> None:
-    """Numbers from the largest, a second click turns the order; names from A; one column is marked at a time."""
+def test_click_on_heading_sorts_table(open_page: Open) -> None:
+    """Numbers in descending order, a second click reverses it; names from A; one column is marked at a time."""
     page = open_page("week")
     button = page.locator("#jobs thead th", has_text="AllocatedGPU-h").get_by_role("button")
     button.click()
@@ -75,8 +75,8 @@ def test_a_table_is_sorted_by_a_click_on_its_heading(open_page: Open) -> None:
     assert users == sorted(users)
 
 
-def test_what_is_unknown_is_sorted_last_either_way(open_page: Open) -> None:
-    """It is neither small nor large."""
+def test_unknown_values_are_sorted_last(open_page: Open) -> None:
+    """They are neither small nor large."""
     page = open_page("week")
     button = page.locator("#jobs thead th", has_text="Idle share").get_by_role("button")
     for _ in range(2):
@@ -86,8 +86,8 @@ def test_what_is_unknown_is_sorted_last_either_way(open_page: Open) -> None:
         assert set(texts[texts.index("unknown") :]) == {"unknown"}
 
 
-def test_rows_are_filtered_by_words_and_counted_aloud(open_page: Open) -> None:
-    """All words must be there; the count is announced; clearing brings everything back."""
+def test_filter_announces_number_of_rows(open_page: Open) -> None:
+    """All words must match; the count is announced; clearing the box shows all rows again."""
     page = open_page("week")
     box = page.get_by_label("Show rows with")
     box.fill("user00 TIMEOUT")
@@ -100,7 +100,7 @@ def test_rows_are_filtered_by_words_and_counted_aloud(open_page: Open) -> None:
     assert page.get_by_role("status").inner_text() == ""
 
 
-def test_everything_can_be_reached_and_used_with_the_keyboard(open_page: Open) -> None:
+def test_page_is_usable_with_keyboard(open_page: Open) -> None:
     """The skip link comes first; focus is visible; a heading sorts on Enter; help opens on Enter."""
     page = open_page("week")
     page.keyboard.press("Tab")
@@ -121,16 +121,16 @@ def test_everything_can_be_reached_and_used_with_the_keyboard(open_page: Open) -
     assert page.evaluate("document.querySelector('.scroll').tabIndex") == 0
 
 
-def test_headings_come_in_order(open_page: Open) -> None:
-    """One h1, and no level is left out: how a screen reader finds its way."""
+def test_heading_levels_are_in_order(open_page: Open) -> None:
+    """One h1, and no level is skipped: screen readers navigate by headings."""
     levels = open_page("week").evaluate("[...document.querySelectorAll('h1,h2,h3,h4')].map(h => +h.tagName[1])")
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after <= before + 1 for before, after in pairwise(levels))
 
 
-def test_pictures_have_names_in_the_accessibility_tree(open_page: Open) -> None:
-    """Every drawing that is not decoration."""
+def test_figures_have_accessible_names(open_page: Open) -> None:
+    """All figures except decorative ones."""
     page = open_page("week")
     missing = page.evaluate(
         """[...document.querySelectorAll('svg[role=img]')].filter(s => !s.closest('[aria-hidden=true]')
@@ -145,8 +145,8 @@ def test_pictures_have_names_in_the_accessibility_tree(open_page: Open) -> None:
     assert bare == 0
 
 
-def test_without_script_everything_is_there_to_read(open_page: Open) -> None:
-    """Tables, pictures, help; only sorting and filtering are missing."""
+def test_page_is_readable_without_javascript(open_page: Open) -> None:
+    """Tables, figures and help; only sorting and filtering are missing."""
     page = open_page("week", java_script_enabled=False)
     assert page.locator("#jobs tbody tr").count() == 300
     assert page.get_by_label("Show rows with").count() == 0
@@ -158,21 +158,21 @@ def test_without_script_everything_is_there_to_read(open_page: Open) -> None:
 
 
 def luminance(color: str) -> float:
-    """Relative luminance of an ``rgb()`` colour (WCAG 2)."""
+    """Return the relative luminance of an ``rgb()`` color (WCAG 2)."""
     parts = [float(v) / 255 for v in re.findall(r"[\d.]+", color)[:3]]
     linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two colours (WCAG 2)."""
+    """Return the contrast ratio of two colors (WCAG 2)."""
     low, high = sorted((luminance(one), luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_and_marks_stand_out_in_either_scheme(open_page: Open, scheme: Any) -> None:
-    """Texts at least 4.5 to 1 on their ground, marks of the charts at least 3 to 1."""
+def test_contrast_is_sufficient_in_both_schemes(open_page: Open, scheme: Any) -> None:
+    """At least 4.5 to 1 for texts on their background, and 3 to 1 for the marks of charts."""
     page = open_page("week", color_scheme=scheme)
     script = """name => {
         const probe = document.createElement('i');
@@ -192,8 +192,8 @@ def test_texts_and_marks_stand_out_in_either_scheme(open_page: Open, scheme: Any
         assert contrast(colour[mark], colour["panel"]) >= 3, mark
 
 
-def test_print_leaves_out_what_paper_cannot_do(open_page: Open) -> None:
-    """No navigation or search box, black on white, a hundred rows of the long table, no cut-off table; a small file."""
+def test_print_omits_interactive_elements(open_page: Open) -> None:
+    """No navigation or search box, black on white, a hundred rows of the long table, no clipped table; a small file."""
     page = open_page("many", color_scheme="dark", viewport={"width": 794, "height": 1123})
     page.emulate_media(media="print")
     assert not page.locator("ul.contents").is_visible()
@@ -204,12 +204,12 @@ def test_print_leaves_out_what_paper_cannot_do(open_page: Open) -> None:
     assert page.evaluate("getComputedStyle(document.querySelector('#all .scroll')).overflowX") == "visible"
     paper = page.pdf(format="A4")
     assert 10_000 < len(paper) < 1_000_000
-    assert b"/PatternType" not in paper  # each figure with one would be a picture of a whole page
+    assert b"/PatternType" not in paper  # any figure with a pattern would become an image of a whole page
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_paper_is_wide_enough(open_page: Open, name: str) -> None:
-    """No table goes beyond the edge of A4 with the margins of a browser, whatever the names."""
+def test_tables_fit_on_paper(open_page: Open, name: str) -> None:
+    """No table exceeds A4 with a browser's default margins, whatever the names."""
     page = open_page(name, viewport={"width": 718, "height": 1123})
     page.emulate_media(media="print")
     wide = """[...document.querySelectorAll('table, svg, p, dl')].filter(e => e.getBoundingClientRect().right > 719)
@@ -224,8 +224,8 @@ def test_paper_is_wide_enough(open_page: Open, name: str) -> None:
     assert page.evaluate(broken) == 0, "the dates of a job stand in one line"
 
 
-def test_headings_that_paper_repeats_are_painted(open_page: Open) -> None:
-    """Chromium leaves buttons and positioned boxes out of the heads of later pages."""
+def test_repeated_table_heads_are_printed(open_page: Open) -> None:
+    """Chromium does not paint buttons and positioned boxes in the repeated table heads of later pages."""
     page = open_page("many")
     page.emulate_media(media="print")
     inside = """[...document.querySelectorAll('table.data thead *')].filter(e => {
@@ -236,8 +236,8 @@ def test_headings_that_paper_repeats_are_painted(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_labels_of_an_axis_do_not_run_into_each_other(open_page: Open, width: int) -> None:
-    """Neither on a phone nor on a screen."""
+def test_axis_labels_do_not_overlap(open_page: Open, width: int) -> None:
+    """On a phone and on a screen."""
     page = open_page("week", viewport={"width": width, "height": 844})
     boxes = page.evaluate(
         """[...document.querySelectorAll('svg.axes')].map(svg => [...svg.querySelectorAll('text')]
@@ -252,8 +252,8 @@ def test_labels_of_an_axis_do_not_run_into_each_other(open_page: Open, width: in
                 assert apart, (one, other)
 
 
-def test_charts_stay_inside_their_frames(open_page: Open) -> None:
-    """Labels at the ends are not cut off."""
+def test_chart_labels_stay_in_their_frames(open_page: Open) -> None:
+    """Labels at the ends are not clipped."""
     page = open_page("week", viewport={"width": 390, "height": 844})
     outside = page.evaluate(
         """[...document.querySelectorAll('figure.chart')].flatMap(figure => {
@@ -269,8 +269,8 @@ def test_charts_stay_inside_their_frames(open_page: Open) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_independent_checker_finds_no_barrier(open_page: Open, scheme: Any) -> None:
-    """axe-core names no element that a screen reader or a keyboard could not use, in what is shown on demand either."""
+def test_axe_finds_no_violation(open_page: Open, scheme: Any) -> None:
+    """axe-core finds no element unusable with a screen reader or keyboard, including content shown on demand."""
     page = open_page("week", color_scheme=scheme, bypass_csp=True)
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))

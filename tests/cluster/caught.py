@@ -1,4 +1,4 @@
-"""Jobs whose agents stand still where a phase of their suspension, restore or sleep in place begins."""
+"""Jobs with an agent that is stopped at the beginning of a phase of a suspension, restore or in-place sleep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.servers import JOURNAL, NODE, Server, put_to_sleep, serve, wait_awa
 from cluster.sleepers import BY_HAND, SHARED, asleep, idle_job, journals, status, wake
 
 IDLE = 12
-"""Steps that a job makes."""
+"""Steps that the job computes."""
 BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
 WITH_IMAGE = ("dumped", "requeueing", "queued")
 IN_PLACE = ("locking", "locked", "parked", "frozen", "waking")
@@ -24,14 +24,14 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Caught:
-    """A job whose agent stands still where a phase begins."""
+    """A job with an agent that is stopped at the beginning of a phase."""
 
     job: str
     node: str
 
 
 def through(cluster: Cluster, job: str, phase: str) -> bool:
-    """Whether a job is restored, or suspended, its image shared; or has ended before it could be."""
+    """Return whether it is too late for the phase: the job is restored, suspended with a shared image, or over."""
     if phase == "restoring":
         return "restored on" in cluster.output(job)
     seen = cluster.job(job)
@@ -39,7 +39,7 @@ def through(cluster: Cluster, job: str, phase: str) -> bool:
 
 
 def catch(cluster: Cluster, phase: str) -> Caught:
-    """A job that is being suspended, or restored; within ``stopping_at``."""
+    """Return a job that is being suspended or restored; to be used within ``stopping_at``."""
     for _ in range(ATTEMPTS):
         if phase == "restoring":
             job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
@@ -48,7 +48,7 @@ def catch(cluster: Cluster, phase: str) -> Caught:
         else:
             job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
             cluster.wait_for_output(job, "step number=2")
-            # It has ended by now where the machine is very busy.
+            # On a very busy machine it has ended by now.
             cluster.run("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
         node = wait_for_stop(cluster, functools.partial(through, cluster, job, phase))
         if node is not None:
@@ -58,7 +58,7 @@ def catch(cluster: Cluster, phase: str) -> Caught:
 
 
 def beyond(cluster: Cluster, phase: str) -> bool:
-    """Whether the journal of the node is beyond a phase."""
+    """Return whether the journal of the node is past a phase."""
     seen = journals(cluster, NODE)
     if phase == "waking":
         return not seen
@@ -67,13 +67,13 @@ def beyond(cluster: Cluster, phase: str) -> bool:
 
 @contextmanager
 def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
-    """A server whose agent stands still where ``phase`` begins."""
+    """Yield a server with an agent that is stopped at the beginning of ``phase``."""
     server = serve(cluster, 8001, SERVER_BY_HAND)
     for _ in range(ATTEMPTS):
         if phase == "waking":
             put_to_sleep(cluster, server.job)
         with stopping_at(cluster, phase, NODE):
-            # An agent that stands still does not answer who asked.
+            # A stopped agent does not reply to the client.
             verb = "wake" if phase == "waking" else "suspend --no-wait"
             ask_for = f"setsid -f slurm-affinode {verb} {server.job} </dev/null >/dev/null 2>&1"
             cluster.shell("login", ask_for, user="alice")
@@ -87,13 +87,13 @@ def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
 
 
 def row_of(cluster: Cluster, job: str) -> dict[str, Any]:
-    """What status says of a job, as soon as an agent knows it."""
+    """Return the job's row of ``status``, waiting until an agent knows the job."""
     rows: list[dict[str, Any]] = wait_until("an agent knows it", lambda: status(cluster, job).get("jobs") or [])
     return rows[0]
 
 
 def nothing_left(cluster: Cluster, job: str) -> None:
-    """No journal, no claim, no note."""
+    """Assert that no journal, claim or note is left."""
     wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
     left = cluster.run("login", "sh", "-c", f"ls -d {SHARED}/claims/*.{job}.* {SHARED}/asleep/*.{job}.json").stdout
     assert left == ""

@@ -1,4 +1,4 @@
-"""An administrator of the cluster who warns and cleans up, with a store, a policy and a mail program of her own."""
+"""An administrator who warns and cleans up, with a database, a policy and a mail program of the test's own."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
 
 @contextmanager
 def administrator(cluster: Cluster) -> Iterator[None]:
-    """A store, a policy and a mail program of the test's own on the login node."""
+    """Set up a database, a policy and a mail program of the test's own on the login node."""
     cluster.shell("login", f"rm -rf {STATE}; mkdir -p {STATE}")
     cluster.shell("login", f"cat > {STATE}/policy.toml <<'X'\n{POLICY}\nX")
     cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{MAIL}X\nchmod +x {STATE}/mail")
@@ -39,7 +39,7 @@ def administrator(cluster: Cluster) -> Iterator[None]:
 
 
 def allow_resuming(cluster: Cluster) -> None:
-    """The policy says that nodes which Slurm drained itself are put back."""
+    """Have the policy resume nodes that Slurm itself drained."""
     cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
 
 
@@ -49,7 +49,7 @@ def run(cluster: Cluster, *words: str, user: str = "root", **env: str) -> subpro
 
 
 def zombies(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
-    """What a command says as JSON; its exit status is in ``status``."""
+    """Return the JSON output of a command, with its exit status in ``status``."""
     policy = ("--policy", f"{STATE}/policy.toml") if words[0] in ("clean", "warn") else ()
     done = run(cluster, "zombies", *words, *policy, "--state", STATE, "--json", **env)
     assert done.stdout, done.stderr
@@ -64,7 +64,7 @@ def about(found: dict[str, Any], job: str) -> list[tuple[str, str]]:
 def squatting(
     cluster: Cluster, *options: str, script: str = SQUATTER, user: str = "alice", where: tuple[str, ...] = ON_C1
 ) -> str:
-    """A job that squats; it is found."""
+    """Submit a job that holds an idle GPU and wait until it is found; return its ID."""
     job = cluster.submit(*where, *options, wrap=script, user=user)
     wait_until(
         f"job {job} is found",
@@ -79,7 +79,7 @@ def clean(cluster: Cluster, *words: str, **env: str) -> dict[str, Any]:
 
 
 def until(cluster: Cluster, job: str, verb: str, *words: str, **env: str) -> dict[str, Any]:
-    """Runs of the timer until something is done about a job, which is given back."""
+    """Run the timer's command until it takes an action on the job; return its output."""
     return wait_until(
         f"{verb} of job {job}",
         lambda: clean(cluster, *words, **env),
@@ -88,7 +88,7 @@ def until(cluster: Cluster, job: str, verb: str, *words: str, **env: str) -> dic
 
 
 def scancel(cluster: Cluster, text: str) -> dict[str, str]:
-    """A scancel of the test's own, as the environment that it is found in."""
+    """Install a fake scancel; return the environment in which it is found."""
     path = f"{STATE}/bin/scancel"
     cluster.shell("login", f"mkdir {STATE}/bin; cat > {path} <<'X'\n#!/bin/sh\n{text}\nX\nchmod +x {path}")
     return {"PATH": f"{STATE}/bin:/usr/local/bin:/usr/bin:/bin", "SLURM_AFFINODE_SLURM_BACKEND": "commands"}

@@ -1,7 +1,8 @@
-"""Runs commands on a node as ``docker exec`` does, one after the other, without its cost for each.
+"""Run commands on a node as ``docker exec`` does, one after the other, without its cost for each command.
 
-Started by tests/cluster/shells.py with this file's text as program. A request is a line of JSON; ``{}`` says that it is
-taken up, a second line what became of it. Ends with its input.
+Started by tests/cluster/shells.py with the text of this file as the program. A request is one line of JSON. The
+server replies with ``{}`` when it accepts the request, and with a second line that holds the result. It exits at end
+of input.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ import time
 from typing import IO, Any
 
 GRACE_S = 1.0
-"""What a command has left running may hold its output open; after its end that is read for so long."""
+"""How long output is still read after a command has ended: its background processes may hold the output open."""
 
 
 def main() -> None:
-    """Answer until there are no more requests."""
+    """Serve requests until end of input."""
     for line in sys.stdin.buffer:
         _say({})
         _say(run(**json.loads(line)))
 
 
 def run(argv: list[str], user: str, home: str, stdin: str, timeout_s: float) -> dict[str, Any]:
-    """Run ``argv`` as ``user`` in ``home``; its status (None: it took longer than ``timeout_s``) and what it said."""
+    """Run ``argv`` as ``user`` in ``home``; return its status (None: timed out after ``timeout_s``) and its output."""
     me = pwd.getpwuid(os.geteuid()).pw_name
     identity: dict[str, Any] = {}
     if user != me:
@@ -67,7 +68,7 @@ def run(argv: list[str], user: str, home: str, stdin: str, timeout_s: float) -> 
     deadline = time.monotonic() + GRACE_S
     for thread in threads[1:]:
         thread.join(max(0.0, deadline - time.monotonic()))
-    status = 128 - status if status < 0 else status  # as shells and docker show a signal
+    status = 128 - status if status < 0 else status  # signals as shells and Docker report them
     return _answer(status if in_time else None, bytes(said[0]), bytes(said[1]))
 
 
@@ -84,7 +85,7 @@ def _feed(stream: IO[bytes], data: bytes) -> None:
         with stream:
             stream.write(data)
     except BrokenPipeError:
-        pass  # it does not want all of it
+        pass  # it does not read all of its input
 
 
 def _drain(stream: IO[bytes], into: bytearray) -> None:

@@ -1,11 +1,11 @@
-"""One cluster per test run (per worker of `pytest -n 5 --dist worksteal`), a clean queue per test, logs of a failure.
+"""One cluster per test run (per worker of `pytest -n 5 --dist worksteal`), a clean queue per test, logs of failures.
 
-- ``CLUSTER_NAME`` in the environment: that cluster is used, started if need be, and left running. Otherwise the run
-  starts one of its own and takes it down.
+- ``CLUSTER_NAME`` in the environment: use that cluster, start it if necessary, and leave it running. Otherwise the run
+  starts a cluster of its own and removes it.
 - ``SLURM_RELEASE``: 24.11 (default) or 26.05.
-- ``CLUSTER_LOGS``: where the logs of failed tests go (default ``out/cluster-logs``).
+- ``CLUSTER_LOGS``: directory for the logs of failed tests (default ``out/cluster-logs``).
 
-Where no Docker daemon answers the tests are skipped with that reason; with ``CI=true`` they fail.
+Without a Docker daemon the tests are skipped with that reason; with ``CI=true`` they fail.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A test's own time is bounded here; what its fixtures wait for has deadlines of its own."""
+    """Limit the time of each test itself; the waits in its fixtures have deadlines of their own."""
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
@@ -62,7 +62,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def clean_queue(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No job, every node idle, when a test of the cluster begins; its logs when it has failed."""
+    """Before each cluster test, cancel all jobs and wait for idle nodes; after a failure, collect the logs."""
     if request.node.get_closest_marker("cluster") is None:
         yield
         return
@@ -80,7 +80,7 @@ REPORT = pytest.StashKey[pytest.TestReport]()
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[Any]:
-    """Keeps the report of the test itself, for the fixture above to add to."""
+    """Keep the report of the test's call phase, for the fixture above to extend."""
     report = yield
     if call.when == "call":
         item.stash[REPORT] = report
@@ -88,9 +88,9 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> 
 
 
 def _collect(cluster: Cluster, began: float, test: str, failure: str) -> list[tuple[str, str]]:
-    """Writes everything to files; gives the ends of them for the terminal.
+    """Write all logs to files; return the last lines of each for the terminal.
 
-    ``failure`` too: of a test that passes when it is run again, pytest prints none.
+    ``failure`` is written too: pytest does not print it for a test that passes when it is rerun.
     """
     directory = Path(os.environ.get("CLUSTER_LOGS", REPOSITORY / "out" / "cluster-logs"))
     directory = directory / re.sub(r"[^\w.-]+", "_", test.rpartition("/")[2])
@@ -112,7 +112,7 @@ def _collect(cluster: Cluster, began: float, test: str, failure: str) -> list[tu
 
 @pytest.fixture
 def leftovers_stay(cluster: Cluster) -> Iterator[None]:
-    """What a job leaves on the GPUs of c1 is not ended by its epilog."""
+    """Have the epilog of c1 leave a job's leftover GPU processes running."""
     path = "/etc/slurm-affinode/zombies.toml"
     cluster.shell("c1", f"printf '[epilog]\\nkill = false\\n' > {path}")
     yield
@@ -121,6 +121,6 @@ def leftovers_stay(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def administrator(cluster: Cluster) -> Iterator[None]:
-    """A store, a policy and a mail program of the test's own on the login node."""
+    """Set up a database, a policy and a mail program of the test's own on the login node."""
     with cleaners.administrator(cluster):
         yield

@@ -1,4 +1,4 @@
-"""The container cluster as tests see it: run commands on its nodes, submit jobs, wait for what must happen."""
+"""The container cluster for tests: run commands on its nodes, submit jobs, wait for conditions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ COMMAND_S = 60.0
 WAIT_S = 60.0
 POLL_S = 0.2
 POLL_SHARE = 0.2
-"""A wait spends no more than this share of its time in looking: several clusters share two cores."""
+"""Largest share of a wait's time spent polling: several clusters share two cores."""
 POLL_MOST_S = 1.5
 
 T = TypeVar("T")
 
-# Waits where the answer is, so that a wait costs one command and not one for each look; long ones look half as often.
-# Arguments: the job, seconds, the states waited for. Ends with 3 when the job has ended in another way.
+# Waits inside the container, so that a wait costs one command rather than one per poll. Long waits poll half as
+# often. Arguments: the job, seconds, the states waited for. Exits with status 3 if the job ends in another state.
 WAIT_FOR_STATE = r"""
 job=$1 began=$SECONDS deadline=$((SECONDS + $2)) wanted=" $3 "
 ended=" COMPLETED FAILED CANCELLED TIMEOUT NODE_FAIL BOOT_FAIL DEADLINE OUT_OF_MEMORY "
@@ -42,7 +42,7 @@ done
 """
 
 
-# What NVML says of a node's GPUs.
+# Prints the GPUs of a node as NVML reports them.
 READ_GPUS = r"""
 import json, pynvml as nvml
 nvml.nvmlInit()
@@ -61,7 +61,7 @@ print(json.dumps(found))
 
 
 class ClusterError(AssertionError):
-    """A command on the cluster failed, or something did not happen in time."""
+    """A command on the cluster failed, or a condition was not met in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU of a node as NVML shows it at a moment. ``used_mib`` counts what the driver keeps for itself."""
+    """One GPU of a node as NVML shows it at one moment. ``used_mib`` includes the memory that the driver reserves."""
 
     uuid: str
     used_mib: int
@@ -101,11 +101,11 @@ class Cluster:
     _shells: Shells = field(default_factory=Shells)
 
     def close(self) -> None:
-        """Ends what has run commands on the nodes."""
+        """End the shells that run commands on the nodes."""
         self._shells.close()
 
     def container(self, node: str) -> str:
-        """The container id of a node, also while it is stopped."""
+        """Return the container ID of a node, even if it is stopped."""
         if node not in self._containers:
             labels = (f"com.docker.compose.project={self.name}", f"com.docker.compose.service={node}")
             found = docker("ps", "--all", "--quiet", "--no-trunc", *(f"--filter=label={label}" for label in labels))
@@ -117,30 +117,30 @@ class Cluster:
     def run(
         self, node: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = COMMAND_S
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command on a node, whatever its exit status."""
+        """Run a command on a node and return it as completed, whatever its exit status."""
         home = "/root" if user == "root" else f"/home/{user}"
         return self._shells.run(self.container(node), argv, user=user, home=home, stdin=stdin, timeout_s=timeout_s)
 
     def exec(self, node: str, *argv: str, user: str = "root", stdin: str = "", timeout_s: float = COMMAND_S) -> str:
-        """What a command says on a node. A failing command fails the test with what it said."""
+        """Return the output of a command on a node. A failing command fails the test and shows its output."""
         done = self.run(node, *argv, user=user, stdin=stdin, timeout_s=timeout_s)
         if done.returncode != 0:
             raise ClusterError(f"{node}$ {' '.join(argv)} -> {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def shell(self, node: str, script: str, *arguments: str, user: str = "root", timeout_s: float = COMMAND_S) -> str:
-        """What a shell script says on a node."""
+        """Return the output of a shell script on a node."""
         return self.exec(node, "bash", "-c", script, "test", *arguments, user=user, timeout_s=timeout_s)
 
     # --- jobs
 
     def submit(self, *options: str, script: str = "", wrap: str = "", user: str = "alice") -> str:
-        """Submits a batch job, given as script or as one command; the job id. Output goes to the user's home."""
+        """Submit a batch job, given as a script or as one command; return its ID. Output goes to the user's home."""
         text = script or f"#!/bin/bash\n{wrap}\n"
         return self.exec("login", "sbatch", "--parsable", *options, user=user, stdin=text).strip()
 
     def wait_for_state(self, job_id: str, *states: str, timeout_s: float = WAIT_S) -> str:
-        """Waits until the job is in one of the states; which one. Fails at once when it has ended otherwise."""
+        """Wait until the job is in one of the states; return it. Fails at once if the job ends in another state."""
         done = self.run(
             "login", "bash", "-c", WAIT_FOR_STATE, "wait", job_id, str(int(timeout_s)), " ".join(states),
             timeout_s=timeout_s + COMMAND_S,
@@ -153,19 +153,19 @@ class Cluster:
         raise ClusterError(f"job {job_id} {why} {state}, waited for {states}\n{details.stdout}{details.stderr}")
 
     def job(self, job_id: str) -> dict[str, str]:
-        """What scontrol says of a job: its fields as text."""
+        """Return the fields of a job as scontrol prints them."""
         line = self.exec("login", "scontrol", "--oneliner", "show", "job", job_id)
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
     def runs(self, job_id: str, *, duplicates: bool = False) -> list[Run]:
-        """The job's records in accounting, one per run when ``duplicates``."""
+        """Return the job's accounting records, one per attempt if ``duplicates``."""
         fields = "JobID,State,User,Account,Partition,QOS,AllocTRES,Restarts,NodeList,ElapsedRaw,ExitCode"
         options = ("--allusers", "--allocations", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={job_id}")
         text = self.exec("login", "sacct", *options, *(("--duplicates",) if duplicates else ()))
         return [_run_of(line) for line in text.splitlines()]
 
     def wait_for_runs(self, job_id: str, *states: str, duplicates: bool = False) -> list[Run]:
-        """Waits until accounting shows as many runs as states are named, in these states; they arrive a little late."""
+        """Wait until accounting has one record per given state; records arrive slightly late."""
         return wait_until(
             f"accounting shows job {job_id} as {states}",
             lambda: self.runs(job_id, duplicates=duplicates),
@@ -173,11 +173,11 @@ class Cluster:
         )
 
     def output(self, job_id: str, user: str = "alice") -> str:
-        """What a job wrote to its default output file."""
+        """Return the contents of a job's default output file."""
         return self.exec("login", "cat", f"/home/{user}/slurm-{job_id}.out")
 
     def wait_for_output(self, job_id: str, text: str, user: str = "alice", timeout_s: float = WAIT_S) -> str:
-        """Waits until a job has written ``text``; all that it has written."""
+        """Wait until a job has written ``text``; return its whole output."""
         path = f"/home/{user}/slurm-{job_id}.out"
         return wait_until(
             f"job {job_id} has written {text!r}",
@@ -189,17 +189,17 @@ class Cluster:
     # --- the queue and the nodes
 
     def gpus(self, node: str) -> list[GpuReading]:
-        """What NVML says of a node's GPUs now."""
+        """Return the GPUs of a node as NVML reports them now."""
         text = self.exec(node, "/opt/slurm-affinode/bin/python", "-c", READ_GPUS)
         return [GpuReading(**reading) for reading in json.loads(text)]
 
     def nodes(self) -> dict[str, str]:
-        """State of each compute node."""
+        """Return the state of each compute node."""
         text = self.exec("login", "sinfo", "--Node", "--noheader", "--format=%N %T")
         return dict(line.split() for line in text.splitlines())
 
     def clear(self) -> None:
-        """Cancels every job, ends what users left behind, waits until every node is idle, and takes old output away."""
+        """Cancel every job, kill leftover user processes, wait until every node is idle, and delete old output."""
         self.shell("login", 'jobs=$(squeue --noheader --format=%A | sort -u); [ -z "$jobs" ] || scancel $jobs || true')
         for node in GPU_NODES:
             self.shell(node, "for user in alice bob carol; do pkill -KILL -u $user || true; done")
@@ -207,7 +207,7 @@ class Cluster:
         self.shell("login", "rm -f /home/*/slurm-*.out")
 
     def wait_idle(self, timeout_s: float = WAIT_S) -> None:
-        """Waits until no job is left and every node is idle; a node that was set down is resumed."""
+        """Wait until no job is left and every node is idle; nodes that are down or drained are resumed."""
 
         def look() -> dict[str, str]:
             states = self.nodes()
@@ -219,7 +219,7 @@ class Cluster:
         wait_until("every node is idle", look, lambda s: set(s.values()) == {"idle"}, timeout_s=timeout_s)
 
     def logs(self, since: float) -> dict[str, str]:
-        """What each container has said since a time (seconds of the epoch)."""
+        """Return the log of each container since a time (seconds since the epoch)."""
         found: dict[str, str] = {}
         for node in SERVICES:
             done = subprocess.run(
@@ -236,29 +236,29 @@ class Cluster:
     # --- faults
 
     def kill(self, node: str) -> None:
-        """Ends a container as a power failure does."""
+        """Kill a container, as a power failure does."""
         self._shells.drop(self.container(node))
         docker("kill", self.container(node))
 
     def start(self, node: str) -> None:
-        """Starts a stopped container."""
+        """Start a stopped container."""
         docker("start", self.container(node))
 
     def register(self, node: str) -> None:
-        """Has slurmd tell slurmctld anew what runs on a node, which it is else asked for every minute or so.
+        """Have slurmd register with slurmctld now rather than at the next poll, which is up to a minute away.
 
-        slurmctld misses a batch job only then, and not before ``BatchStartTimeout``.
+        Only then does slurmctld notice a missing batch job, and not before ``BatchStartTimeout``.
         """
         self.shell(node, "kill -HUP $(cat /run/slurmd.pid)")
 
     def restart(self, node: str) -> None:
-        """Stops a container in good order and starts it."""
+        """Stop a container in good order and start it again."""
         self._shells.drop(self.container(node))
         docker("restart", "--time=5", self.container(node))
 
 
 def docker(*argv: str, timeout_s: float = COMMAND_S) -> str:
-    """What a docker command says."""
+    """Return the output of a docker command."""
     done = subprocess.run(("docker", *argv), capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode != 0:
         raise ClusterError(f"docker {' '.join(argv)}: {done.stderr.strip()}")
@@ -268,7 +268,7 @@ def docker(*argv: str, timeout_s: float = COMMAND_S) -> str:
 def wait_until(
     what: str, look: Callable[[], T], good: Callable[[T], bool] = bool, *, timeout_s: float = WAIT_S
 ) -> T:  # fmt: skip
-    """Looks again and again until what it sees is good; what it saw. Fails with the last sight after the deadline."""
+    """Poll until the value is good; return it. Fails after the deadline and shows the last value."""
     deadline = time.monotonic() + timeout_s
     while True:
         began = time.monotonic()
@@ -299,7 +299,7 @@ def _run_of(line: str) -> Run:
 
 
 def script(arguments: Sequence[str], name: str, release: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Runs containers/cluster for one cluster."""
+    """Run containers/cluster for one cluster."""
     return subprocess.run(
         ("env", f"CLUSTER_NAME={name}", f"SLURM_RELEASE={release}", str(SCRIPT), *arguments),
         capture_output=True,

@@ -1,8 +1,9 @@
-"""Takes the number of a process that has ended, as a user: PID 1 of namespaces in which its own programs lie.
+"""Reuses the PID of an ended process, as a user: PID 1 of namespaces in which the user's own programs are mounted.
 
-``number_taker.py NUMBER UID DIRECTORY``, run as root on a node. A user gets a number by forking until it comes round;
-here the kernel is told which number is next, so that a story need not wait for that. Everything else is done as the
-user. What is run in place of a root program appends to DIRECTORY/ran, with the user namespace and the uid it has there.
+``number_taker.py NUMBER UID DIRECTORY``, run as root on a node. A user would fork until the PID comes round again.
+Here the kernel's next PID is set instead, to save that time; everything else is done with the user's rights. A
+program that is run in place of one of root's appends a line to DIRECTORY/ran, with the user namespace and the UID it
+has there.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 
 
 def main() -> None:
-    """Try until it has the number, then wait."""
+    """Retry until the PID is reused, then wait."""
     number, uid, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     libc = ctypes.CDLL(None, use_errno=True)
-    (directory / "pid").write_text(str(os.getpid()))  # it leads its session, with all that it starts
+    (directory / "pid").write_text(str(os.getpid()))  # leads the session of all its processes
     own = directory / "own"
     own.mkdir(exist_ok=True)
     for name in NAMES:
@@ -34,7 +35,7 @@ def main() -> None:
             f'echo "$0 uid=$(/usr/bin/id -u) $(/usr/bin/readlink /proc/self/ns/user)" >>{directory}/ran\n'
         )
         program.chmod(0o755)
-    # The kernel's file is read-only in a container; in a mount of our own it is not.
+    # The kernel's file is read-only in a container, but not in a mount of our own.
     os.unshare(os.CLONE_NEWNS)
     libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     libc.mount(b"proc", b"/proc", b"proc", 0, None)
@@ -47,14 +48,14 @@ def main() -> None:
 
 
 def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
-    """One try: a process of the user makes namespaces, and its child is their PID 1."""
+    """Try once: a process of the user creates namespaces, and its child is their PID 1."""
     ready, told = os.pipe(), os.pipe()
     maker = os.fork()
     if maker == 0:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: else its files in /proc are root's
+        libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: otherwise its files in /proc belong to root
         os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWPID | os.CLONE_NEWNS)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
@@ -82,7 +83,7 @@ def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
 
 
 def be_first(libc: ctypes.CDLL, own: Path) -> None:
-    """PID 1: the user's programs lie over those of the node."""
+    """As PID 1, mount the user's programs over those of the node."""
     libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     for place in PLACES:
         libc.mount(os.fsencode(own), place.encode(), None, MS_BIND, None)

@@ -1,4 +1,4 @@
-"""Agents that stand still exactly where a phase begins: its line is in the journal, its effects are not there yet."""
+"""Stop agents exactly at the beginning of a phase: its line is in the journal, its effects have not happened yet."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STOPPER = "/run/phase-stopper.py"
 _ARMED = "/run/phase-armed"
 _STOPPED = "/run/phase-stopped"
 
-# Woken by the kernel when a journal is written to; stops the agent when a line announces the phase, and ends.
+# Woken by the kernel when a journal is written; stops the agent when a line announces the phase, then exits.
 _PROGRAM = r"""
 import ctypes, json, os, pathlib, signal, sys
 phase, armed, stopped = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
@@ -40,9 +40,9 @@ stopped.touch()
 
 @contextmanager
 def stopping_at(cluster: Cluster, phase: str, *nodes: str) -> Iterator[None]:
-    """While the context lasts the agents of these nodes (all: none is named) stand still once ``phase`` begins.
+    """While the context lasts, stop the agents of these nodes (default: all GPU nodes) once ``phase`` begins.
 
-    At its end those that still stand go on.
+    At its end, agents that are still stopped continue.
     """
     nodes = nodes or GPU_NODES
     for node in nodes:
@@ -65,13 +65,13 @@ def stopping_at(cluster: Cluster, phase: str, *nodes: str) -> Iterator[None]:
 
 
 def wait_for_stop(cluster: Cluster, through: Callable[[], bool], *, timeout_s: float = 60) -> str | None:
-    """Waits until an agent stands still; whose it is. ``None``: none did, it was too quick for that on a busy machine.
+    """Wait until an agent is stopped; return its node, or ``None`` if the phase passed too quickly on a busy machine.
 
-    ``through``: whether the suspension or restore has got through.
+    ``through`` returns whether the suspension or restore has completed.
     """
 
     def look() -> str:
-        missed = through()  # before the other look: an agent that stands still does not get through
+        missed = through()  # before the next check: a stopped agent does not complete anything
         stopped = (node for node in GPU_NODES if cluster.run(node, "test", "-e", _STOPPED).returncode == 0)
         return next(stopped, "missed" if missed else "")
 
@@ -80,21 +80,21 @@ def wait_for_stop(cluster: Cluster, through: Callable[[], bool], *, timeout_s: f
 
 
 def open_journals(cluster: Cluster) -> str:
-    """The names of suspensions that are not through."""
+    """Return the names of the journals of incomplete suspensions."""
     return "".join(cluster.run(node, "ls", f"{LOCAL}/journal").stdout for node in GPU_NODES)
 
 
 def go_on(cluster: Cluster, node: str) -> None:
-    """The agent goes on where it stands."""
+    """Continue the stopped agent."""
     cluster.shell(node, f"rm -f {_STOPPED}; kill -CONT $(cat /run/slurm-affinode-agent.pid) || true")
 
 
 def kill_stopped(cluster: Cluster, node: str) -> None:
-    """It never does; another one is started."""
+    """Kill the stopped agent; another one is started."""
     cluster.shell(node, f"rm -f {_STOPPED}")
     kill_agent(cluster, node)
 
 
 def wait_settled(cluster: Cluster, timeout_s: float = 90) -> None:
-    """Waits until no journal is open: every job runs, sleeps with its image shared, or is over."""
+    """Wait until no journal is open: every job runs, is suspended with a shared image, or has ended."""
     wait_until("no journal is open", lambda: open_journals(cluster), lambda names: names == "", timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""Model servers that sleep in place, on shared GPUs of one node, as stories need them."""
+"""Model servers that sleep in place on the shared GPUs of one node."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from cluster.sleepers import CONFIG, SHARED, kill_agent, status, suspend, wait_f
 
 NODE = "c1"
 GPU_MIB = 2000
-"""Of an emulated GPU here."""
+"""Memory of an emulated GPU."""
 CONTEXT_MIB = 414
-"""What a context takes of it."""
+"""GPU memory that one context takes."""
 SERVER_MIB = 800
-"""With its context 60 % of a GPU."""
+"""With its context, 60 % of a GPU."""
 BY_HAND = "--gpu-suspend-idle=1h,mode=inplace,when=always"
-"""Nothing sleeps by itself; a request wakes."""
+"""No server sleeps on its own; a request wakes it."""
 
 JOURNAL = "/var/lib/slurm-affinode/journal"
 
-# Asks a server once, prints what it answered and how long that took. Arguments: URL.
+# Sends a request to a server, and prints its answer and the time that it took. Arguments: URL.
 ASK = r'curl --silent --show-error --max-time 60 --write-out "\n%{time_total}" --request POST "$1/predict"'
 
 
 def init_gpus(cluster: Cluster, *options: str) -> None:
-    """Other emulated GPUs on every node, and daemons that see them."""
+    """Set up other emulated GPUs on every node, and restart the daemons so that they see them."""
     for node in GPU_NODES:
         cluster.exec(
             node, "gpu-emulatorctl", "init", "--force", "--gpus", "2", "--model", "h100-80g", "--seed", node,
@@ -41,7 +41,7 @@ def init_gpus(cluster: Cluster, *options: str) -> None:
 
 @contextmanager
 def fault(cluster: Cluster, kind: str) -> Iterator[None]:
-    """The emulated driver of c1 fails in this way."""
+    """Have the emulated driver of c1 fail in this way."""
     cluster.exec(NODE, "gpu-emulatorctl", "fault", kind)
     try:
         yield
@@ -51,7 +51,7 @@ def fault(cluster: Cluster, kind: str) -> Iterator[None]:
 
 @contextmanager
 def inplace_configured(cluster: Cluster, **keys: object) -> Iterator[None]:
-    """An agent on c1 with these keys in ``[inplace]``."""
+    """Run the agent of c1 with these keys in ``[inplace]``."""
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
     cluster.shell(NODE, 'cp "$1" "$1.own"; printf "\n[inplace]\n%s" "$2" >>"$1"', CONFIG, lines)
     kill_agent(cluster, NODE)
@@ -65,7 +65,7 @@ def inplace_configured(cluster: Cluster, **keys: object) -> Iterator[None]:
 
 
 def ledger(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    """What the ledger of c1 says of a job."""
+    """Return the rows of a job in the ledger of c1."""
     text = cluster.run(NODE, "cat", f"{SHARED}/ledger/{NODE}.jsonl").stdout
     rows = [json.loads(line) for line in text.splitlines()]
     return [row for row in rows if row["job_id"] == int(job)]
@@ -73,7 +73,7 @@ def ledger(cluster: Cluster, job: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Server:
-    """A model server, and what it has to answer."""
+    """A model server and its expected answer."""
 
     job: str
     port: int
@@ -81,18 +81,18 @@ class Server:
 
     @property
     def url(self) -> str:
-        """As the login node reaches it."""
+        """The URL from the login node."""
         return f"http://{NODE}:{self.port}"
 
 
 def ask(cluster: Cluster, url: str) -> tuple[dict[str, int], float]:
-    """One request from the login node: the answer, and the seconds that it took."""
+    """Send one request from the login node; return the answer and how long it took in seconds."""
     body, _, took = cluster.shell("login", ASK, url, user="alice", timeout_s=90).rpartition("\n")
     return json.loads(body), float(took)
 
 
 def serve(cluster: Cluster, port: int, option: str = BY_HAND, *options: str, memory_mib: int = SERVER_MIB) -> Server:
-    """A server on a shared GPU of c1, when it has answered once."""
+    """Start a server on a shared GPU of c1; return it once it has answered a request."""
     job = cluster.submit(
         "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option, *options,
         wrap=f"exec {WORKLOADS}/model_server.py --port {port} --memory-mib {memory_mib} --service-ms 100",
@@ -103,29 +103,32 @@ def serve(cluster: Cluster, port: int, option: str = BY_HAND, *options: str, mem
 
 
 def in_place(cluster: Cluster, job: str) -> dict[str, Any] | None:
-    """What status says of a sleeper; ``None``: it is awake. A new agent knows it when its shepherd has come again."""
+    """Return the ``in_place`` part of a job's status; ``None``: it is awake.
+
+    A new agent knows the job only after its shepherd has reconnected.
+    """
     rows = wait_until(f"an agent knows job {job}", lambda: status(cluster, job).get("jobs"))
     found: dict[str, Any] | None = rows[0]["in_place"]
     return found
 
 
 def put_to_sleep(cluster: Cluster, job: str) -> None:
-    """By hand; it sleeps when this returns."""
+    """Suspend the job with a command and wait until it sleeps."""
     suspend(cluster, job)
     wait_until(f"job {job} sleeps", lambda: in_place(cluster, job), lambda seen: seen is not None)
 
 
 def wait_awake(cluster: Cluster, job: str, timeout_s: float = 60) -> None:
-    """Waits until the job runs, with its GPU memory."""
+    """Wait until the job runs with its GPU memory."""
     wait_until(f"job {job} is awake", lambda: in_place(cluster, job), lambda seen: seen is None, timeout_s=timeout_s)
 
 
 def used_mib(cluster: Cluster) -> list[int]:
-    """GPU memory in use on c1."""
+    """Return the GPU memory in use on c1, per GPU."""
     return [gpu.used_mib for gpu in cluster.gpus(NODE)]
 
 
 def process_states(cluster: Cluster) -> set[str]:
-    """Of the processes of alice's servers on c1."""
+    """Return the process states of alice's servers on c1."""
     said = cluster.shell(NODE, "ps -u alice -o stat=,args= | grep model_server | grep -v shepherd | cut -c1")
     return set(said.split())

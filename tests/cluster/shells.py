@@ -1,6 +1,6 @@
-"""Commands on the nodes without a ``docker exec`` for each of them, which costs more than most of what is run.
+"""Run commands on the nodes without a ``docker exec`` for each, which costs more than most of the commands.
 
-``docker exec`` starts tests/cluster/command_server.py once on a node, with the rights that it gives every command.
+``docker exec`` starts tests/cluster/command_server.py once per node, with the rights that it gives to every command.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("command_server.py").read_text()
 MORE_S = 30.0
-"""What a command may take beyond its own limit, which the node keeps, before nobody waits for the node any longer."""
+"""How long the node may take beyond the command's own time limit, which the node enforces."""
 END_S = 10.0
 KILLED = 137
 
 
 class NodeGoneError(Exception):
-    """The command server has ended. ``taken_up``: whether the command was begun."""
+    """The command server has ended. ``taken_up``: whether it had started the command."""
 
     def __init__(self, taken_up: bool, status: int, said: str) -> None:
         super().__init__(said)
@@ -34,12 +34,12 @@ class NodeGoneError(Exception):
 
 
 def python_of(container: str) -> tuple[str, ...]:
-    """The argv of a Python in a container."""
+    """Return the command line that runs Python in a container."""
     return ("docker", "exec", "--interactive", container, "/usr/bin/python3", "-I", "-S")
 
 
 class Shell:
-    """One command server. It does one thing at a time; ``waiting``: its last answer has not been taken."""
+    """One command server, which runs one command at a time. ``waiting``: its last answer has not been read."""
 
     def __init__(self, python: Sequence[str]) -> None:
         argv = (*python, "-c", SERVER)
@@ -50,7 +50,7 @@ class Shell:
     def run(
         self, argv: Sequence[str], user: str, home: str, stdin: str, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """What becomes of a command. Raises ``TimeoutExpired`` and ``NodeGoneError``."""
+        """Run a command and return its result. Raises ``TimeoutExpired`` and ``NodeGoneError``."""
         assert self._process.stdin is not None
         words = [str(word) for word in argv]
         request = {"argv": words, "user": user, "home": home, "stdin": stdin, "timeout_s": timeout_s}
@@ -87,7 +87,7 @@ class Shell:
         return value
 
     def close(self) -> tuple[int, str]:
-        """Ends it, at once where an answer is outstanding; its status and what it said on standard error."""
+        """End the server, at once if an answer is outstanding; return its exit status and standard error."""
         try:
             _, said = self._process.communicate(timeout=0 if self.waiting else END_S)
         except subprocess.TimeoutExpired:
@@ -98,7 +98,7 @@ class Shell:
 
 @dataclass(slots=True)
 class Shells:
-    """The command servers of all nodes: as many on a node as commands run there at the same time."""
+    """The command servers of all nodes: as many per node as commands run there concurrently."""
 
     python: Callable[[str], Sequence[str]] = python_of
     _idle: dict[str, list[Shell]] = field(default_factory=dict)
@@ -106,11 +106,11 @@ class Shells:
     def run(
         self, container: str, argv: Sequence[str], *, user: str, home: str, stdin: str, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """What becomes of a command, as ``docker exec`` would say it, also of one in a container that does not run."""
+        """Run a command and return its result as ``docker exec`` would, even if the container is not running."""
         idle = self._idle.setdefault(container, [])
         while True:
             try:
-                shell, fresh = idle.pop(), False  # atomic: no other thread gets the same one
+                shell, fresh = idle.pop(), False  # atomic: no other thread gets the same shell
             except IndexError:
                 shell, fresh = Shell(self.python(container)), True
             try:
@@ -118,7 +118,7 @@ class Shells:
             except NodeGoneError as gone:
                 if gone.taken_up or fresh:
                     return subprocess.CompletedProcess(argv, gone.status or KILLED, "", gone.said)
-                # Else the container was started anew since the last command.
+                # The container was restarted after the last command: try again with a new shell.
             finally:
                 if shell.waiting:
                     shell.close()
@@ -126,16 +126,16 @@ class Shells:
                     idle.append(shell)
 
     def drop(self, container: str) -> None:
-        """Ends those of a container."""
+        """End the servers of a container."""
         idle = self._idle.get(container, [])
         while idle:
             idle.pop().close()
 
     def close(self) -> None:
-        """Ends all."""
+        """End all servers."""
         for container in self._idle:
             self.drop(container)
 
 
 def _text(said: bytes) -> str:
-    return said.decode().replace("\r\n", "\n").replace("\r", "\n")  # as subprocess makes text of it
+    return said.decode().replace("\r\n", "\n").replace("\r", "\n")  # as subprocess decodes text

@@ -1,4 +1,4 @@
-"""Jobs that are suspended, and the agents that do it, as stories need them."""
+"""Suspended jobs and their agents, as the cluster tests use them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ CONFIG = "/etc/slurm-affinode/config.toml"
 SHARED = "/shared/slurm-affinode"
 LOCAL = "/var/lib/slurm-affinode"
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
-"""Nothing happens by itself: neither a suspension nor a release."""
+"""Neither suspension nor release happens on its own."""
 
-# A criu that can be stopped before or after its work: while /run/criu-hold-WHEN-VERB exists, it waits there.
+# A criu that can be paused before or after its work: it waits while /run/criu-hold-WHEN-VERB exists.
 PAUSING_CRIU = r"""#!/bin/bash
 verb=
 for word in "$@"; do case "$word" in dump|restore) verb=$word ;; esac; done
@@ -34,21 +34,21 @@ exit "$status"
 
 
 def idle_job(*options: str, busy: float = 1, idle: float = 5, more: str = "") -> str:
-    """A script that computes, idles in counted steps, and checks its host and device memory at its end."""
+    """Return a script that computes, idles in counted steps, and finally verifies its host and device memory."""
     head = "".join(f"#SBATCH {option}\n" for option in ("--partition=gpu", "--gres=gpu:1", *options))
     return f"#!/bin/bash\n{head}{WORKLOADS}/idle_after.py --busy {busy} --idle {idle} --again 1 {more}\n"
 
 
 def steps(output: str) -> list[int]:
-    """The idle steps that a job has counted, in the order in which it wrote them."""
+    """Return the idle steps that a job has counted, in output order."""
     return [int(number) for number in re.findall(r"step number=(\d+)", output)]
 
 
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
-    """By hand, from the login node; returns when the job's tree is gone.
+    """Suspend a job with a command on the login node; returns when its process tree is gone.
 
-    The agent does not ask slurmctld at once about each job that has just begun: until it has, it says so. And each run
-    lasts for ``min_run`` and ``backoff``.
+    The agent does not query slurmctld at once about a job that has just begun, and says so until it has. And each
+    attempt has to last for ``min_run`` and ``backoff``.
     """
     done = wait_until(
         f"slurmctld has told the agent of job {job}",
@@ -59,7 +59,7 @@ def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
 
 
 def wake(cluster: Cluster, job: str, user: str = "alice") -> None:
-    """By hand, from the login node, as soon as its agent has done the last of its suspension."""
+    """Wake the job with a command on the login node, as soon as its agent has completed the suspension."""
     done = wait_until(
         f"the suspension of job {job} is done",
         lambda: cluster.run("login", "slurm-affinode", "wake", job, user=user),
@@ -69,7 +69,7 @@ def wake(cluster: Cluster, job: str, user: str = "alice") -> None:
 
 
 def wait_asleep(cluster: Cluster, job: str, timeout_s: float = 60) -> dict[str, str]:
-    """Waits until the job is in the queue and its image on the shared file system; what scontrol says of it."""
+    """Wait until the job is pending and its image on the shared file system; return its fields from scontrol."""
     cluster.wait_for_state(job, "PENDING", timeout_s=timeout_s)
     wait_until(
         f"the image of job {job} is shared",
@@ -80,7 +80,7 @@ def wait_asleep(cluster: Cluster, job: str, timeout_s: float = 60) -> dict[str, 
 
 
 def asleep(cluster: Cluster, script: str, *options: str, user: str = "alice", after: str = "step number=2") -> str:
-    """Submits a job, suspends it by hand when it has written ``after``; its id."""
+    """Submit a job, suspend it once it has written ``after``, and return its ID."""
     job = cluster.submit(*options, script=script, user=user)
     cluster.wait_for_output(job, after, user=user)
     suspend(cluster, job, user)
@@ -89,7 +89,7 @@ def asleep(cluster: Cluster, script: str, *options: str, user: str = "alice", af
 
 
 def wait_for_no_images(cluster: Cluster, job: str) -> None:
-    """Waits until nothing of the job is left in a store."""
+    """Wait until no store holds anything of the job."""
     listing = f"ls -d {SHARED}/images/*.{job} {LOCAL}/images/*.{job} {SHARED}/asleep/*.{job}.json"
     for node in GPU_NODES:
         wait_until(
@@ -101,14 +101,14 @@ def wait_for_no_images(cluster: Cluster, job: str) -> None:
 
 
 def status(cluster: Cluster, job: str, user: str = "alice") -> dict[str, Any]:
-    """What ``slurm-affinode status`` says of one job; empty where it has nothing to show."""
+    """Return the output of ``slurm-affinode status`` for one job; empty if there is nothing to show."""
     text = cluster.run("login", "slurm-affinode", "status", job, "--json", user=user).stdout
     value: dict[str, Any] = json.loads(text or "{}")
     return value
 
 
 def finish(cluster: Cluster, job: str, user: str = "alice", timeout_s: float = 90) -> str:
-    """Waits until the job has completed with intact memory; all that it has written."""
+    """Wait until the job has completed with intact memory; return its output."""
     cluster.wait_for_state(job, "COMPLETED", timeout_s=timeout_s)
     output = cluster.output(job, user)
     assert "memory=intact" in output, output
@@ -116,30 +116,30 @@ def finish(cluster: Cluster, job: str, user: str = "alice", timeout_s: float = 9
 
 
 def journals(cluster: Cluster, node: str) -> list[str]:
-    """The phases in which the open journals of a node end."""
+    """Return the last phase of each open journal of a node."""
     text = cluster.run(node, "sh", "-c", f"tail -qn 1 {LOCAL}/journal/*.jsonl").stdout
     return [json.loads(line)["phase"] for line in text.splitlines() if line.startswith("{")]
 
 
 def wait_for_phase(cluster: Cluster, node: str, phase: str, timeout_s: float = 30) -> None:
-    """Waits until the node's journal says so."""
+    """Wait until an open journal of the node has reached the phase."""
     wait_until(f"{node} is {phase}", lambda: journals(cluster, node), lambda seen: phase in seen, timeout_s=timeout_s)
 
 
 def agent_pid(cluster: Cluster, node: str) -> int:
-    """The PID of the node's agent."""
+    """Return the PID of the node's agent."""
     return int(cluster.exec(node, "cat", "/run/slurm-affinode-agent.pid"))
 
 
 def kill_agent(cluster: Cluster, node: str) -> None:
-    """SIGKILL, as the kernel does it when memory runs out. It is started again half a second later."""
+    """Send SIGKILL, as the kernel does when memory runs out. The agent is restarted half a second later."""
     before = agent_pid(cluster, node)
     cluster.shell(node, f"kill -KILL {before}")
     wait_until("another agent is there", lambda: agent_pid(cluster, node), lambda pid: pid != before)
 
 
 def wait_for_agents(cluster: Cluster) -> None:
-    """Waits until the agents of all nodes with GPUs answer."""
+    """Wait until the agents of all GPU nodes respond."""
     for node in GPU_NODES:
         wait_until(
             f"the agent of {node} answers",
@@ -149,7 +149,7 @@ def wait_for_agents(cluster: Cluster) -> None:
 
 
 def wait_for_nodes(cluster: Cluster) -> None:
-    """slurmctld is there again, and has heard of its nodes."""
+    """Wait until slurmctld is back and its nodes have registered."""
     known = {"idle", "mixed", "allocated", "planned", "completing"}
     wait_until(
         "the nodes answer",
@@ -160,7 +160,7 @@ def wait_for_nodes(cluster: Cluster) -> None:
 
 @contextmanager
 def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_keys: object) -> Iterator[None]:
-    """Agents with other keys in ``[suspend]`` of their configuration while the context lasts."""
+    """Run agents with other keys in ``[suspend]`` of their configuration while the context lasts."""
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in suspend_keys.items())
     drop = "|".join(suspend_keys)
     for node in nodes:
@@ -182,7 +182,7 @@ def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_k
 
 @contextmanager
 def pausing_criu(cluster: Cluster, **suspend_keys: object) -> Iterator[None]:
-    """Agents that use ``PAUSING_CRIU``, with other keys of their configuration, too."""
+    """Run agents that use ``PAUSING_CRIU``, with other configuration keys as well."""
     for node in GPU_NODES:
         cluster.exec(
             node,
@@ -200,12 +200,12 @@ def pausing_criu(cluster: Cluster, **suspend_keys: object) -> Iterator[None]:
 
 
 def hold_criu(cluster: Cluster, node: str, when: str, verb: str) -> None:
-    """The next criu waits ``before`` or ``after`` its work."""
+    """Make the next criu wait ``before`` or ``after`` its work."""
     cluster.shell(node, f"rm -f /run/criu-held-{when}-{verb}; touch /run/criu-hold-{when}-{verb}")
 
 
 def wait_for_held_criu(cluster: Cluster, node: str, when: str, verb: str) -> None:
-    """Waits until it does."""
+    """Wait until criu is paused there."""
     wait_until(
         f"criu {verb} waits {when} its work",
         lambda: cluster.run(node, "test", "-e", f"/run/criu-held-{when}-{verb}").returncode == 0,
@@ -213,5 +213,5 @@ def wait_for_held_criu(cluster: Cluster, node: str, when: str, verb: str) -> Non
 
 
 def let_criu_go(cluster: Cluster, node: str) -> None:
-    """It goes on."""
+    """Continue the paused criu."""
     cluster.shell(node, "rm -f /run/criu-hold-*")

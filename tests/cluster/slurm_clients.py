@@ -1,4 +1,4 @@
-"""The clients of the live Slurm, from outside the containers: what they run goes through ``docker exec``."""
+"""The clients of a live Slurm, used from outside the containers through ``docker exec``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from cluster.driver import Cluster
 
-from slurm_affinode import process
-from slurm_affinode.process import Child, Completed
+from slurm_affinode.base import process
+from slurm_affinode.base.process import Child, Completed
 from slurm_affinode.slurm.pyslurm_client import MODULE, Worker
 
 HALF_HOUR = "sleep 1800"
@@ -18,7 +18,7 @@ NO_PYSLURM = "pyslurm needs Slurm >= 25.11: the 26.05 cluster runs these"
 
 
 def runner(cluster: Cluster, user: str) -> Callable[..., Completed]:
-    """``process.run`` on the login node."""
+    """Return ``process.run`` for the login node."""
 
     def run(
         argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
@@ -30,7 +30,7 @@ def runner(cluster: Cluster, user: str) -> Callable[..., Completed]:
 
 
 def starter(cluster: Cluster, user: str, *settings: str) -> Callable[[], Worker]:
-    """Starts the process in which pyslurm runs, on the login node."""
+    """Return a function that starts the pyslurm process on the login node."""
     options = [f"--env={setting}" for setting in ("PYSLURM_DISABLE_AUTO_INIT=1", *settings)]
     argv = (
         "docker",

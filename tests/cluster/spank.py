@@ -1,4 +1,4 @@
-"""What the tests of the SPANK plugin share: pairs of jobs, with the option and without, and what became of them."""
+"""Shared by the tests of the SPANK plugin: pairs of jobs, with and without the option, and how they ended."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same job twice."""
+    """The same job twice, without and with the option."""
 
     without: str
     with_option: str
 
     @property
     def both(self) -> tuple[str, str]:
-        """Job ids: without the option, with it."""
+        """Job IDs: without the option, with it."""
         return (self.without, self.with_option)
 
 
 def submit_pair(cluster: Cluster, script: str, *options: str) -> Pair:
-    """Submits a script twice, once with the option; on nodes of their own choice."""
+    """Submit a script twice, once with the option; Slurm chooses the nodes."""
     without = cluster.submit(*options, script=script)
     return Pair(without, cluster.submit(*options, OPTION, script=script))
 
 
 def outcome(cluster: Cluster, job: str) -> Outcome:
-    """Waits until accounting has the end of a job and of its batch step; what it says of them."""
+    """Wait until accounting has the end of a job and of its batch step; return both."""
     argv = ("sacct", "--noheader", "--parsable2", "--format=JobID,State,ExitCode", f"--jobs={job}")
 
     def look() -> dict[str, tuple[str, str]]:
@@ -60,7 +60,10 @@ def outcome(cluster: Cluster, job: str) -> Outcome:
 
 
 def outcomes(cluster: Cluster, pair: Pair) -> tuple[Outcome, Outcome]:
-    """Of both jobs of a pair. slurmctld writes the end of a cancelled step twice, so there is a second look."""
+    """Return the outcomes of both jobs.
+
+    slurmctld writes the end of a canceled step twice, so differences are checked again.
+    """
     deadline = time.monotonic() + SETTLED_S
     while True:
         without, with_option = outcome(cluster, pair.without), outcome(cluster, pair.with_option)
@@ -70,12 +73,12 @@ def outcomes(cluster: Cluster, pair: Pair) -> tuple[Outcome, Outcome]:
 
 
 def outputs(cluster: Cluster, pair: Pair) -> tuple[str, str]:
-    """What both wrote, with job ids, nodes and times of Slurm's own lines replaced."""
+    """Return the output of both jobs, with job IDs, nodes and times in Slurm's own lines replaced."""
     return normal(cluster.output(pair.without)), normal(cluster.output(pair.with_option))
 
 
 def normal(text: str) -> str:
-    """Slurm's own lines name job, node and time, or say that a signal came too late."""
+    """Replace the job, node and time in Slurm's own lines, and drop its errors about signals that came too late."""
     text = re.sub(r"^\[\d{4}-\d\d-\d\dT[^]]*\] ", "", text, flags=re.MULTILINE)
     late = r"^(?:slurmstepd\S*: )?error: _handle_signal_container: failed signal.*\n"
     text = re.sub(late, "", text, flags=re.MULTILINE)
@@ -91,13 +94,13 @@ CONTROL = "/run/slurm-affinode/control.sock"
 
 @dataclass(slots=True)
 class FakeAgent:
-    """tests/spank/fake_agent.py on a node."""
+    """The program tests/spank/fake_agent.py on a node."""
 
     cluster: Cluster
     node: str
 
     def start(self, behaviour: str) -> None:
-        """Starts it, in place of one that runs."""
+        """Start it, replacing one that runs."""
         self.stop()
         self.cluster.exec(self.node, "tee", AGENT_PATH, stdin=AGENT.read_text())
         self.cluster.shell(
@@ -108,17 +111,17 @@ class FakeAgent:
         wait_until("the fake agent serves", self.log, bool)
 
     def make_way(self) -> None:
-        """The node's own agent stands still, without its sockets: to everybody else there is none."""
+        """Stop the node's own agent and remove its sockets, so that no agent can be reached."""
         self.cluster.shell(self.node, f"kill -STOP $(cat /run/slurm-affinode-agent.pid); rm -f {SOCKET} {CONTROL}")
 
     def stop(self) -> None:
-        """Ends it, as a crash would."""
+        """Kill it, as in a crash."""
         self.cluster.shell(
             self.node, f"pkill -KILL -f '^python3 {AGENT_PATH} serve' || true; rm -f /run/fake-agent.log"
         )
 
     def remove(self) -> None:
-        """Ends it and takes away what it left; the node's own agent begins anew."""
+        """Kill it and delete its files; restart the node's own agent."""
         self.stop()
         self.cluster.shell(
             self.node,
@@ -131,15 +134,15 @@ class FakeAgent:
         )
 
     def log(self) -> list[dict[str, str]]:
-        """What it has noted."""
+        """Return the entries of its log."""
         text = self.cluster.run(self.node, "cat", "/run/fake-agent.log").stdout
         return [json.loads(line) for line in text.splitlines()]
 
     def heard(self, verb: str) -> list[dict[str, str]]:
-        """The messages of one verb."""
+        """Return the messages with one verb."""
         return [line for line in self.log() if line.get("verb") == verb]
 
     def suspend(self, job: str) -> None:
-        """Images a job and puts it back into the queue, held."""
+        """Checkpoint a job and requeue it held."""
         done = self.cluster.run(self.node, "python3", AGENT_PATH, "suspend", job)
         assert done.returncode == 0, done.stderr + str(self.log()[-3:])

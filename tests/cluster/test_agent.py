@@ -1,4 +1,4 @@
-"""The agent on a live cluster: what it shows, to whom, and what it survives."""
+"""The agent on a live cluster: the status it reports, access rights, and recovery from failures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIG = "/etc/slurm-affinode/config.toml"
 IDLE = f"exec {WORKLOADS}/idle_after.py --busy 2 --idle 600"
 PID = "/run/slurm-affinode-agent.pid"
 
-# Sends one line to the agent of a node and prints what comes back.
+# Sends one line to the agent of a node and prints the answer.
 SEND = r"""
 import socket, sys
 with socket.create_connection((sys.argv[1], 9403), timeout=10) as sock:
@@ -27,7 +27,7 @@ with socket.create_connection((sys.argv[1], 9403), timeout=10) as sock:
 
 @pytest.fixture(autouse=True)
 def agents_are_there(cluster: Cluster) -> None:
-    """Also after a test that has ended one."""
+    """Wait for the agents, including after a test that has ended one."""
     for node in ("c1", "c2"):
         wait_until(f"the agent of {node} answers", lambda node=node: answers(cluster, node))  # type: ignore[misc]
 
@@ -37,7 +37,7 @@ def answers(cluster: Cluster, node: str) -> bool:
 
 
 def submit(cluster: Cluster, option: str = "20s", *more: str, script: str = IDLE, user: str = "alice") -> str:
-    """A job with one GPU and the option, running; its id."""
+    """Submit a job with one GPU and the option, wait until it runs, and return its ID."""
     job = cluster.submit(
         "--partition=gpu", "--gres=gpu:1", "--nodelist=c1", f"--gpu-suspend-idle={option}", *more,
         wrap=script, user=user,
@@ -47,7 +47,7 @@ def submit(cluster: Cluster, option: str = "20s", *more: str, script: str = IDLE
 
 
 def status(cluster: Cluster, job: str, user: str = "alice", node: str = "login") -> dict[str, Any]:
-    """What status says of one job."""
+    """Return the job's row of ``status``."""
     row: dict[str, Any] = json.loads(cluster.exec(node, "slurm-affinode", "status", job, "--json", user=user))["jobs"][
         0
     ]
@@ -55,13 +55,13 @@ def status(cluster: Cluster, job: str, user: str = "alice", node: str = "login")
 
 
 def watched(cluster: Cluster, job: str, good: Callable[[dict[str, Any]], bool], **where: str) -> dict[str, Any]:
-    """Waits until what status says is good."""
+    """Wait until the job's status satisfies ``good``; return it."""
 
     def look() -> dict[str, Any] | None:
         try:
             row = status(cluster, job, **where)
         except ClusterError:
-            return None  # its shepherd has not said hello yet
+            return None  # its shepherd has not connected yet
         return row if row["idle"] is not None and row["next"] is not None and good(row) else None
 
     found = wait_until(f"status of job {job} is as it has to be", look)
@@ -70,7 +70,7 @@ def watched(cluster: Cluster, job: str, good: Callable[[dict[str, Any]], bool], 
 
 
 def restart_agent(cluster: Cluster, node: str, signal: str = "KILL") -> None:
-    """Ends the agent; what started it starts the next one."""
+    """End the agent, wait for the next one."""
     old = cluster.exec(node, "cat", PID).strip()
     cluster.shell(node, f"kill -{signal} {old}")
     wait_until("another agent runs", lambda: cluster.exec(node, "cat", PID).strip(), lambda pid: pid != old)
@@ -79,7 +79,7 @@ def restart_agent(cluster: Cluster, node: str, signal: str = "KILL") -> None:
 
 @pytest.fixture
 def configured(cluster: Cluster) -> Iterator[Callable[[str], None]]:
-    """Adds a line to the section [suspend] of node c1 and restarts its agent; undone after the test."""
+    """Yield a function that adds a line to section [suspend] on c1 and restarts its agent; undone after the test."""
     saved = cluster.exec("c1", "cat", CONFIG)
 
     def change(line: str) -> None:
@@ -91,8 +91,8 @@ def configured(cluster: Cluster) -> Iterator[Callable[[str], None]]:
     restart_agent(cluster, "c1", "TERM")
 
 
-def test_job_is_shown_through_its_idle_window(cluster: Cluster) -> None:
-    """Busy, then idle for longer and longer, then a full window, and why nothing comes of it."""
+def test_status_follows_job_through_idle_window(cluster: Cluster) -> None:
+    """Busy, then idle for increasing times, then a full window, with the reason why the job is not suspended."""
     job = submit(cluster, "6s", script=f"exec {WORKLOADS}/idle_after.py --busy 8 --idle 600")
     busy = watched(cluster, job, lambda row: row["idle"]["verdict"] == "busy")
     assert busy["next"]["code"] == "busy"
@@ -109,8 +109,8 @@ def test_job_is_shown_through_its_idle_window(cluster: Cluster) -> None:
     assert cluster.job(job)["JobState"] == "RUNNING"
 
 
-def test_status_and_acting_are_for_owner_and_administrators(cluster: Cluster) -> None:
-    """From the login node by munge, on the node by the kernel's word; others are refused by name."""
+def test_commands_are_restricted_to_owner_and_administrators(cluster: Cluster) -> None:
+    """Munge identifies users on the login node, the kernel on the job's node; other users are refused with an error."""
     job = submit(cluster)
     watched(cluster, job, lambda row: True)
     for user in ("root", "admin"):
@@ -126,8 +126,8 @@ def test_status_and_acting_are_for_owner_and_administrators(cluster: Cluster) ->
     assert cluster.job(job)["Restarts"] == "0"
 
 
-def test_what_cannot_be_done_is_said_by_name(cluster: Cluster) -> None:
-    """A job without the option, one that never was, one that is not suspended; and an agent that does not answer."""
+def test_impossible_requests_are_refused_with_reason(cluster: Cluster) -> None:
+    """A job without the option, an unknown job, a job that is not suspended, and an agent that does not respond."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c1", wrap=IDLE)
     cluster.wait_for_state(job, "RUNNING")
     for node in ("login", "c1"):
@@ -147,23 +147,23 @@ def test_what_cannot_be_done_is_said_by_name(cluster: Cluster) -> None:
     assert "cpu1" in nobody.stderr
 
 
-def test_agent_is_restarted(cluster: Cluster) -> None:
-    """Killed or told to end: the job does not notice, and its window begins again."""
+def test_agent_restart_leaves_job_running(cluster: Cluster) -> None:
+    """Neither SIGKILL nor SIGTERM of the agent affects the job; its idle window begins again."""
     job = submit(cluster)
     watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
     for signal in ("KILL", "TERM"):
         restart_agent(cluster, "c1", signal)
-        # Slurm is asked which GPUs it has when the shepherd is back already.
+        # The agent queries Slurm for the job's GPUs only after the shepherd has reconnected.
         watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle" and row["gpus"] is not None)
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert cluster.job(job)["Restarts"] == "0"
 
 
-def test_slurmctld_is_away_and_comes_back(cluster: Cluster) -> None:
-    """The agent goes on watching, shows what it knows, and does nothing on what it does not know."""
+def test_slurmctld_outage_is_survived(cluster: Cluster) -> None:
+    """Meanwhile the agent keeps measuring and reporting, and takes no action on unknown state."""
     job = submit(cluster, "3s")
     watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
-    # In good order: one that is killed before it has written its state for the first time does not come back.
+    # In good order: if slurmctld is killed before it has saved its state for the first time, it does not come back.
     docker("stop", "--time=10", cluster.container("slurmctld"))
     try:
         row = watched(
@@ -177,8 +177,8 @@ def test_slurmctld_is_away_and_comes_back(cluster: Cluster) -> None:
     assert cluster.job(job)["JobState"] == "RUNNING"
 
 
-def test_gpu_is_lost(cluster: Cluster) -> None:
-    """A GPU that has fallen off the bus is unknown, not idle: the job is left alone, and status says why."""
+def test_lost_gpu_is_unknown_not_idle(cluster: Cluster) -> None:
+    """The GPU's state is unknown, not idle: the agent leaves the job alone, and status shows the reason."""
     job = submit(cluster, "5s")
     row = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
     index = row["gpus"][0]["name"].removeprefix("GPU ")
@@ -193,8 +193,8 @@ def test_gpu_is_lost(cluster: Cluster) -> None:
     watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
 
 
-def test_driver_is_lost_and_comes_back(cluster: Cluster) -> None:
-    """NVML answers nobody for a while: unknown; then the window goes on."""
+def test_driver_outage_is_survived(cluster: Cluster) -> None:
+    """Without NVML the state is unknown; once NVML is back, the window continues."""
     job = submit(cluster, "60s")
     watched(cluster, job, lambda row: row["idle"]["verdict"] == "idle")
     cluster.exec("c1", "gpu-emulatorctl", "fault", "nvml-lost")
@@ -206,8 +206,8 @@ def test_driver_is_lost_and_comes_back(cluster: Cluster) -> None:
     assert cluster.job(job)["JobState"] == "RUNNING"
 
 
-def test_dry_run_says_under_pressure_what_it_would_do(cluster: Cluster, configured: Callable[[str], None]) -> None:
-    """Jobs that could not use the GPUs are no pressure; one that could is named, in the log and to the owner."""
+def test_dry_run_reports_intended_suspension(cluster: Cluster, configured: Callable[[str], None]) -> None:
+    """Pending jobs that cannot use the GPUs are no pressure; one that can is named in the log and in status."""
     configured("dry_run = true")
     began = time.time()
     job = submit(cluster, "3s")
@@ -225,16 +225,16 @@ def test_dry_run_says_under_pressure_what_it_would_do(cluster: Cluster, configur
     assert cluster.job(job)["Restarts"] == "0"
 
 
-def test_excluded_partition_and_minimum_run_time(cluster: Cluster, configured: Callable[[str], None]) -> None:
-    """Each rule of the site is shown by its name."""
+def test_status_names_rules_of_the_site(cluster: Cluster, configured: Callable[[str], None]) -> None:
+    """Status shows each rule of the site by its code."""
     configured('exclude_partitions = ["gpu"]\nusers = {alice = {min_run = "1h"}}')
     job = submit(cluster, "2s,when=always")
     row = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
     assert {one["code"] for one in row["next"]["against"]} == {"excluded-partition", "min-run"}
 
 
-def test_credentials_are_good_once_and_for_one_node(cluster: Cluster) -> None:
-    """A request that is sent again, or to another node, is not answered; neither is one without a credential."""
+def test_credential_is_valid_once_and_for_one_node(cluster: Cluster) -> None:
+    """A replayed request, a request for another node, and one without a credential are rejected."""
     request = json.dumps({"service": "slurm-affinode", "verb": "status", "to": "c1"})
     credential = cluster.exec("login", "munge", stdin=request, user="alice").strip()
     assert cluster.exec("login", "python3", "-c", SEND, "c1", stdin=credential, user="alice").startswith("MUNGE:")
@@ -246,8 +246,8 @@ def test_credentials_are_good_once_and_for_one_node(cluster: Cluster) -> None:
     assert cluster.run("login", "unmunge", stdin=answer, user="bob").returncode != 0
 
 
-def test_user_cannot_pass_for_a_shepherd_or_for_a_prolog(cluster: Cluster) -> None:
-    """What a job's own processes say to the sockets is refused, and the agent goes on."""
+def test_user_cannot_impersonate_shepherd_or_epilog(cluster: Cluster) -> None:
+    """Messages of a job's own processes to the sockets are rejected, and the agent keeps running."""
     hello = r"""
 import os, socket
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:

@@ -1,7 +1,7 @@
-"""A user swaps files of a sleeping job for others, and takes what its processes have open while they are restored.
+"""A user swaps files of a suspended job, and takes descriptors of its processes while they are restored.
 
-Real trees and real CRIU in a compute container, which has no Yama: a process may take descriptors of any other of its
-user. The attacks are in `checkpoint/attacks.py`.
+Real process trees and real CRIU in a compute container, which has no Yama: a process may take descriptors from any
+other process of its user. The attacks are in `checkpoint/attacks.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ WORK = "/home/alice/checkpoint-test"
 
 @pytest.fixture
 def attack(programs: Cluster) -> Iterator[Callable[..., Any]]:
-    """Does something on c1."""
+    """Run attacks on c1."""
     made = Drive(programs.container("c1"), program="attacks.py")
     yield made
     made.close()
 
 
 def test_root_file_in_place_of_an_appended_file_is_not_written(attack: Callable[..., Any], programs: Cluster) -> None:
-    """CRIU does not even open it, so nobody can take a descriptor of it."""
+    """CRIU does not even open the file, so that its descriptor cannot be taken."""
     attack("victim", "append")
     attack("dump")
     attack("swap", "file", "file")
@@ -44,7 +44,7 @@ def test_root_file_in_place_of_an_appended_file_is_not_written(attack: Callable[
 
 @pytest.mark.parametrize("victim", ["cwd", "directory"])
 def test_directory_below_a_closed_home_is_not_opened(attack: Callable[..., Any], victim: str) -> None:
-    """Everybody may read it, and its user may not get there."""
+    """Everyone may read the directory, but its user cannot reach it."""
     attack("victim", victim)
     attack("dump")
     attack("swap", "project", "hidden")
@@ -55,7 +55,7 @@ def test_directory_below_a_closed_home_is_not_opened(attack: Callable[..., Any],
 
 @pytest.mark.parametrize("what", ["fifo", "device", "own fifo"])
 def test_special_file_in_place_of_a_file_is_refused_unopened(attack: Callable[..., Any], what: str) -> None:
-    """At once: to open a FIFO may take until the time is over, and to open a device may do something to it."""
+    """At once: opening a FIFO may block until the timeout, and opening a device may have side effects."""
     attack("victim", "file")
     attack("dump")
     attack("swap", "file", what)
@@ -66,7 +66,7 @@ def test_special_file_in_place_of_a_file_is_refused_unopened(attack: Callable[..
 
 
 @pytest.mark.parametrize("victim", ["socket", "datagrams"])
-def test_socket_in_a_directory_of_root_is_neither_removed_nor_made(attack: Callable[..., Any], victim: str) -> None:
+def test_socket_in_root_directory_is_neither_removed_nor_created(attack: Callable[..., Any], victim: str) -> None:
     """Its user may not do that there."""
     attack("victim", victim)
     attack("dump")
@@ -77,8 +77,8 @@ def test_socket_in_a_directory_of_root_is_neither_removed_nor_made(attack: Calla
     assert attack("root_names") == ["place", "socket"]
 
 
-def test_removed_file_is_not_made_in_a_directory_of_root(attack: Callable[..., Any]) -> None:
-    """It is made where its user may make files, and has its contents."""
+def test_removed_file_is_not_created_in_root_directory(attack: Callable[..., Any]) -> None:
+    """It is created where its user may create files, and has its contents."""
     attack("victim", "ghost")
     attack("dump")
     attack("swap", "place", "directory")
@@ -88,14 +88,14 @@ def test_removed_file_is_not_made_in_a_directory_of_root(attack: Callable[..., A
     assert attack("root_names") == ["place", "socket"]
 
 
-def test_dump_makes_no_name_in_a_directory_of_root(attack: Callable[..., Any]) -> None:
-    """For a file that was removed, while its directory and a link are exchanged over and over."""
+def test_dump_creates_no_name_in_root_directory(attack: Callable[..., Any]) -> None:
+    """For a removed file, while its directory is exchanged with a link over and over."""
     attack("victim", "named")
     assert attack("dump_swapped", 8) == []
 
 
 def test_directory_below_a_closed_home_is_not_watched(attack: Callable[..., Any]) -> None:
-    """Who watches it would get the names of its files."""
+    """A watch would report the names of its files."""
     attack("victim", "watch")
     attack("dump")
     attack("swap", "place", "hidden")
@@ -104,8 +104,8 @@ def test_directory_below_a_closed_home_is_not_watched(attack: Callable[..., Any]
     assert attack("members") == []
 
 
-def test_image_that_is_swapped_behind_its_verification_is_not_used(attack: Callable[..., Any]) -> None:
-    """Each small file is read once, and what was read is verified."""
+def test_image_swapped_after_verification_is_not_used(attack: Callable[..., Any]) -> None:
+    """Each small file is read once, and the data read is verified."""
     attack("victim", "plain")
     attack("dump")
     with pytest.raises(DriveError, match=r"ImageDamaged: .*criu/files\.img: its contents have changed"):
@@ -113,16 +113,16 @@ def test_image_that_is_swapped_behind_its_verification_is_not_used(attack: Calla
     assert attack("members") == []
 
 
-def test_image_is_restored_from_a_store_that_others_write_to(attack: Callable[..., Any]) -> None:
-    """With a copy of what CRIU reads itself."""
+def test_image_is_restored_from_store_writable_by_others(attack: Callable[..., Any]) -> None:
+    """From a copy of the files that CRIU reads itself."""
     attack("victim", "plain")
     attack("dump")
     attack("put_back", True)
     assert attack("says") == ["mine", "00000000"]
 
 
-def test_held_tree_has_nothing_that_its_user_may_not_open(attack: Callable[..., Any]) -> None:
-    """Where the kernel lets a user take descriptors of a tree that is held, he gets what is his."""
+def test_held_tree_has_only_files_that_its_user_may_open(attack: Callable[..., Any]) -> None:
+    """Descriptors that a user can take from a held tree are all of files that the user may open."""
     attack("victim", "plain")
     attack("dump")
     attack("steal")
@@ -132,24 +132,24 @@ def test_held_tree_has_nothing_that_its_user_may_not_open(attack: Callable[..., 
     assert found["beyond"] == []
 
 
-def test_hundreds_of_mapped_files_come_back(attack: Callable[..., Any]) -> None:
-    """As a program with many libraries has."""
+def test_hundreds_of_mapped_files_are_restored(attack: Callable[..., Any]) -> None:
+    """As in a program with many libraries."""
     attack("victim", "libraries")
     attack("dump")
     attack("put_back")
     assert attack("says") == 600
 
 
-def test_fifo_comes_back_with_its_contents(attack: Callable[..., Any]) -> None:
-    """Opened for its user, and without waiting for a writer."""
+def test_fifo_is_restored_with_its_contents(attack: Callable[..., Any]) -> None:
+    """It is opened with the user's rights, without waiting for a writer."""
     attack("victim", "fifo")
     attack("dump")
     assert attack("put_back") < 20
     assert attack("says") == "mine"
 
 
-def test_removed_files_come_back(attack: Callable[..., Any]) -> None:
-    """A working directory, a program that runs, a FIFO, a file that has another name still."""
+def test_removed_files_are_restored(attack: Callable[..., Any]) -> None:
+    """A working directory, a running program, a FIFO, and a file that still has another name."""
     attack("victim", "gone")
     attack("dump")
     attack("put_back")
@@ -159,7 +159,7 @@ def test_removed_files_come_back(attack: Callable[..., Any]) -> None:
     ]  # fmt: skip
 
 
-def test_named_sockets_come_back_as_the_user_made_them(attack: Callable[..., Any]) -> None:
+def test_named_sockets_are_restored_as_created(attack: Callable[..., Any]) -> None:
     """Listening, bound by a relative name, bound and removed, and connected to the node's log."""
     attack("victim", "listeners")
     attack("dump")
@@ -169,14 +169,13 @@ def test_named_sockets_come_back_as_the_user_made_them(attack: Callable[..., Any
     assert attack("heard") == "logged"
 
 
-def test_connection_that_is_not_accepted_keeps_a_tree_from_being_dumped(attack: Callable[..., Any]) -> None:
-    """It would have to be made again by a path."""
+def test_unaccepted_connection_prevents_dump(attack: Callable[..., Any]) -> None:
+    """It could only be established again by a path."""
     attack("victim", "waiting")
     with pytest.raises(DriveError, match="DumpFailed: it could not be restored: a connection to its socket"):
         attack("dump")
 
 
-def test_file_of_a_process_keeps_a_tree_from_being_suspended(attack: Callable[..., Any]) -> None:
-    """There is a code for it."""
+def test_open_process_file_prevents_suspension(attack: Callable[..., Any]) -> None:
     attack("victim", "process")
     assert "undumpable" in [one["code"] for one in attack("refusals")]

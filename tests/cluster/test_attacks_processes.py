@@ -1,4 +1,4 @@
-"""Attacks of a user who gives process numbers away, or wants more rights from a restore than its job has."""
+"""Attacks by users who reuse PIDs, or who try to gain rights through a restore."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ALICE = 2001
 
 @pytest.fixture
 def taker(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
-    """Gives a process of alice's a number on a node."""
+    """Yield a function that gives a PID on a node to a process of alice's."""
     nodes: list[str] = []
 
     def take(node: str, number: int) -> None:
@@ -49,12 +49,10 @@ def taker(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
 
 
 @pytest.mark.usefixtures("clean_queue")
-def test_shepherds_number_given_to_a_users_namespace_runs_nothing_of_the_user(
-    cluster: Cluster, taker: Callable[[str, int], None]
-) -> None:
-    """The job is requeued during its restore, and PID 1 of namespaces of alice's gets the number of its shepherd.
+def test_reused_pid_of_shepherd_runs_no_user_program(cluster: Cluster, taker: Callable[[str, int], None]) -> None:
+    """The job is requeued during its restore, and PID 1 of namespaces of alice's gets the PID of its shepherd.
 
-    Nothing that lies there is run by root, and the job resumes from its image afterwards.
+    Root runs no program that is mounted there, and the job resumes from its image afterwards.
     """
     wait_for_agents(cluster)
     with stopping_at(cluster, "restoring"):
@@ -79,12 +77,12 @@ def test_shepherds_number_given_to_a_users_namespace_runs_nothing_of_the_user(
 
 @pytest.fixture
 def rights(drive: Callable[..., Drive]) -> Drive:
-    """Dumps and restores, with groups and keys."""
+    """A drive that dumps and restores, with groups and keys."""
     return drive("c1", program="rights.py")
 
 
-def test_group_that_was_revoked_does_not_come_back(rights: Drive) -> None:
-    """The restore is refused before anything is there; with the group it goes on."""
+def test_revoked_group_is_not_restored(rights: Drive) -> None:
+    """The restore is refused before any process exists; with the group it succeeds."""
     rights("with_groups", [4, 6])
     rights("start", ["memory"])
     assert rights("rights") == [[4, 6]]
@@ -99,8 +97,8 @@ def test_group_that_was_revoked_does_not_come_back(rights: Drive) -> None:
     assert rights("finish")["status"] == "0"
 
 
-def test_tree_without_groups_stays_without(rights: Drive) -> None:
-    """CRIU leaves the groups that it has itself to a tree that has none: they were root's."""
+def test_tree_without_groups_is_restored_without_groups(rights: Drive) -> None:
+    """CRIU leaves its own groups to a tree that has none: they were root's."""
     rights("start", ["memory"])
     rights("dump")
     rights("restore")
@@ -109,7 +107,7 @@ def test_tree_without_groups_stays_without(rights: Drive) -> None:
 
 
 def test_restored_tree_does_not_have_the_keys_of_root(rights: Drive) -> None:
-    """It gets a session keyring of its own, not that of whoever restores it."""
+    """It gets a session keyring of its own instead of the keyring of the restoring process."""
     rights("start", ["keys"])
     rights("dump")
     rights("plant_key")
@@ -120,7 +118,7 @@ def test_restored_tree_does_not_have_the_keys_of_root(rights: Drive) -> None:
 
 
 def test_tree_cannot_be_traced_by_its_user_while_it_is_verified(rights: Drive) -> None:
-    """Another process of alice's asks for descriptors and memory of every new process until that is done."""
+    """Meanwhile another process of alice's requests descriptors and memory of every new process."""
     rights("start", ["memory", "files"])
     rights("dump")
     told = rights("restore_watched")

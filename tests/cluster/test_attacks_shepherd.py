@@ -1,4 +1,4 @@
-"""Attacks: a user's program, started as PID 1 by a setuid program of the site's, speaks to the agent as a shepherd."""
+"""Attacks: a user's program, started as PID 1 by a setuid program of the site, poses as a shepherd to the agent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKEN = re.compile(r"job \d+: (?:starts|runs already|starts again)")
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """The setuid starter, linked statically: the node has another libc than the machine that compiles it."""
+    """Return the setuid starter, linked statically: the node has another libc than the machine that compiles it."""
     compiler = shutil.which("gcc")
     assert compiler is not None, "gcc is not installed"
     built = tmp_path_factory.mktemp("attack") / "setuid_starter"
@@ -39,7 +39,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(autouse=True)
 def node(cluster: Cluster, starter: bytes) -> Iterator[None]:
-    """The site has installed the starter; a new agent, which has logged nothing about the user yet."""
+    """Install the starter on the node, and start a new agent, which has not logged anything about the user."""
     program = (SOURCES / "false_shepherd.py").read_text()
     cluster.exec(NODE, "mkdir", "-p", DIRECTORY)
     cluster.exec(NODE, "sh", "-c", f"base64 -d >{STARTER}", stdin=base64.b64encode(starter).decode())
@@ -52,7 +52,7 @@ def node(cluster: Cluster, starter: bytes) -> Iterator[None]:
 
 
 def attack(cluster: Cluster, command: str, *options: str, lead: str = "") -> tuple[str, str]:
-    """Run a command of ``PROGRAM`` as PID 1 in a job: what the job has written, what the agent has logged."""
+    """Run a command of ``PROGRAM`` as PID 1 in a job; return the output of the job and the log of the agent."""
     began = time.time()
     run = f"python3 {PROGRAM} through {STARTER} {command}".replace("JOB", "$SLURM_JOB_ID")
     script = f"#!/bin/bash\n{lead}\n{run}\necho over\n"
@@ -66,12 +66,12 @@ def attack(cluster: Cluster, command: str, *options: str, lead: str = "") -> tup
 
 
 def refusals(log: str) -> list[str]:
-    """Why the agent has closed connections."""
+    """Return the reasons why the agent has closed connections."""
     return re.findall(r"uid 2001, process \d+: connection closed: (.*)", log)
 
 
 def test_false_shepherd_in_a_job_without_the_option_is_refused(cluster: Cluster) -> None:
-    """PID 1 of a PID namespace of root's making, in a mount namespace of its own, in a job: and no shepherd."""
+    """PID 1 of a PID namespace made by root, in its own mount namespace, in a job, but not a shepherd."""
     output, log = attack(cluster, "hello JOB")
     assert "pid 1: the agent said b''" in output
     assert not TAKEN.search(log)
@@ -79,7 +79,7 @@ def test_false_shepherd_in_a_job_without_the_option_is_refused(cluster: Cluster)
 
 
 def test_false_shepherd_below_a_real_one_is_refused(cluster: Cluster) -> None:
-    """The job has the option and a shepherd, which goes on being the only one."""
+    """The job has the option and a shepherd, which remains the only one."""
     output, log = attack(cluster, "hello JOB", OPTION, lead="sleep 2")
     assert "pid 1: the agent said b''" in output
     assert len(TAKEN.findall(log)) == 1
@@ -87,7 +87,7 @@ def test_false_shepherd_below_a_real_one_is_refused(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("shepherd", [f"{DIRECTORY}/copy", SHEPHERD], ids=["copy", "installed"])
-def test_shepherd_that_a_user_starts_is_refused(cluster: Cluster, shepherd: str) -> None:
+def test_shepherd_started_by_user_is_refused(cluster: Cluster, shepherd: str) -> None:
     """The user starts the shepherd's own program, or a copy of it, as PID 1."""
     _, log = attack(cluster, f"exec {shepherd} JOB")
     assert not TAKEN.search(log)
@@ -95,8 +95,8 @@ def test_shepherd_that_a_user_starts_is_refused(cluster: Cluster, shepherd: str)
 
 
 @pytest.mark.parametrize("arguments", [("hello",), ("exec", SHEPHERD)], ids=["hello", "exec"])
-def test_script_in_the_place_of_its_shepherd_is_refused(cluster: Cluster, arguments: tuple[str, ...]) -> None:
-    """The user may start no process, so the script is PID 1: it speaks to the agent, or becomes a shepherd again."""
+def test_script_in_place_of_its_shepherd_is_refused(cluster: Cluster, arguments: tuple[str, ...]) -> None:
+    """The user may start no process, so the script is PID 1. It connects to the agent, or executes the shepherd."""
     began = time.time()
     words = ", ".join(repr(word) for word in ("python3", PROGRAM, *arguments))
     script = f"#!/usr/bin/python3\nimport os\nos.execv('/usr/bin/python3', ({words}, os.environ['SLURM_JOB_ID']))\n"
@@ -115,13 +115,13 @@ def test_script_in_the_place_of_its_shepherd_is_refused(cluster: Cluster, argume
 
 
 def announcements(cluster: Cluster) -> list[str]:
-    """Owner, mode and name of all files with which shepherds are announced on the node."""
+    """Return owner, mode and name of all files that announce shepherds on the node."""
     script = f"cd {ANNOUNCEMENTS} 2>/dev/null && stat -c '%U %a %n' .[!.]* * 2>/dev/null || true"
     return cluster.shell(NODE, script).splitlines()
 
 
 def test_shepherd_is_announced_as_long_as_its_job_runs(cluster: Cluster) -> None:
-    """By root, for root alone; an agent that comes later accepts the shepherd."""
+    """The file belongs to root and is readable by root alone; an agent that starts later accepts the shepherd."""
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
     cluster.wait_for_output(job, "up")
     assert announcements(cluster) == [f"root 600 {job}"]
@@ -133,16 +133,16 @@ def test_shepherd_is_announced_as_long_as_its_job_runs(cluster: Cluster) -> None
     wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
 
 
-def test_announcement_of_a_keeper_that_was_killed_is_removed(cluster: Cluster) -> None:
-    """By the epilog: the keeper could not."""
+def test_announcement_of_killed_keeper_is_removed(cluster: Cluster) -> None:
+    """The epilog removes it."""
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
     cluster.wait_for_output(job, "up")
     cluster.shell(NODE, f"kill -KILL $(sed -n 's/^keeper=//p' {ANNOUNCEMENTS}/{job})")
     wait_until("the announcement is removed", lambda: announcements(cluster), lambda found: not found)
 
 
-def test_job_starts_without_the_option_where_its_shepherd_cannot_be_announced(cluster: Cluster) -> None:
-    """Others can write to the directory: what it holds could be theirs."""
+def test_job_without_announced_shepherd_runs_without_option(cluster: Cluster) -> None:
+    """Others can write to the directory, so its contents are not trusted."""
     cluster.shell(NODE, f"chmod 777 {ANNOUNCEMENTS}")
     try:
         job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="[ $$ -gt 2 ] && echo plain")
@@ -154,7 +154,6 @@ def test_job_starts_without_the_option_where_its_shepherd_cannot_be_announced(cl
 
 @pytest.mark.parametrize("path", ["/usr/local/lib/slurm/slurm_affinode.so", SHEPHERD], ids=["plugin", "shepherd"])
 def test_binaries_are_hardened(cluster: Cluster, path: str) -> None:
-    """As the node has them."""
     data = base64.b64decode(cluster.exec(NODE, "base64", path))
     found = elf.read(data)
     assert (found.shared, found.relro, found.now, found.executable_stack) == (True, True, True, False)

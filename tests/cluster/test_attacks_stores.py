@@ -1,4 +1,4 @@
-"""Attacks on what the nodes keep together: images, notes and claims of sleeping jobs."""
+"""Attacks on the data that the nodes share: images, notes and claims of suspended jobs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STATE = "/var/lib/slurm/slurmctld"
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def in_state_directory(cluster: Cluster, script: str) -> None:
-    """Runs a shell script where slurmctld, which is stopped, keeps its state."""
+    """Run a shell script in the state directory of the stopped slurmctld."""
     container = cluster.container("slurmctld")
     image = docker("inspect", "--format={{.Config.Image}}", container).strip()
     docker(
@@ -41,8 +41,8 @@ def in_state_directory(cluster: Cluster, script: str) -> None:
 
 @contextmanager
 def lost_state(cluster: Cluster) -> Iterator[None]:
-    """slurmctld runs with an empty StateSaveLocation while the context lasts, and with its own again after it."""
-    # In good order: killed, it would come back with what it had saved last, the job still running.
+    """Run slurmctld with an empty StateSaveLocation while the context lasts, and with its own state afterwards."""
+    # In good order: after a kill it would start from the last saved state, with the job still running.
     docker("stop", "--time=30", cluster.container("slurmctld"), timeout_s=60)
     try:
         in_state_directory(cluster, "mkdir .kept; find . -mindepth 1 -maxdepth 1 ! -name .kept -exec mv {} .kept ';'")
@@ -60,12 +60,12 @@ def lost_state(cluster: Cluster) -> Iterator[None]:
 
 
 def images(cluster: Cluster, job: str) -> str:
-    """The images of a job in the shared store."""
+    """Return the images of a job in the shared store."""
     return cluster.run("login", "sh", "-c", f"ls -d {SHARED}/images/*.{job}/[0-9][0-9][0-9][0-9]").stdout
 
 
-def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
-    """It answers, and knows no job. With its state the job comes back, and resumes from its image."""
+def test_image_survives_loss_of_slurmctld_state(cluster: Cluster) -> None:
+    """slurmctld responds, but knows no job. Once its state is back, the job resumes from its image."""
     job = asleep(cluster, idle_job(BY_HAND, idle=30))
     before = images(cluster, job)
     assert before
@@ -82,7 +82,7 @@ def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
             lambda: cluster.run("login", "test", "-e", record).returncode == 0 or not images(cluster, job),
             timeout_s=180,
         )
-        # Another sweep: each agent makes one a minute.
+        # One more sweep: each agent makes one per minute.
         cluster.shell("c1", "sleep 75", timeout_s=120)
         assert images(cluster, job) == before
         assert cluster.run("login", "test", "-e", f"{SHARED}/asleep/affinode.{job}.json").returncode == 0
@@ -91,8 +91,8 @@ def test_image_outlives_slurmctld_that_lost_its_state(cluster: Cluster) -> None:
     assert "restored on" in finish(cluster, job, timeout_s=180)
 
 
-def test_forged_note_and_claim_change_nothing(cluster: Cluster) -> None:
-    """A writer of the shared store without the key: the image is not given up, and its restore is nobody's."""
+def test_forged_note_and_claim_are_ignored(cluster: Cluster) -> None:
+    """By a writer to the shared store without the key: the image is kept, and its restore remains unclaimed."""
     job = asleep(cluster, idle_job(BY_HAND, idle=30))
     before = images(cluster, job)
     note, claim = f"{SHARED}/asleep/affinode.{job}.json", f"{SHARED}/claims/affinode.{job}.1"
@@ -109,7 +109,7 @@ def test_forged_note_and_claim_change_nothing(cluster: Cluster) -> None:
     listed = cluster.run("c1", "slurm-affinode", "images", "list")
     assert listed.returncode == 1
     assert f"ignored: {note}: was changed" in listed.stderr + listed.stdout
-    # A sweep: each agent makes one a minute.
+    # One sweep: each agent makes one per minute.
     cluster.shell("c1", "sleep 75", timeout_s=120)
     assert images(cluster, job) == before
     assert cluster.job(job)["JobState"] == "PENDING"
@@ -118,8 +118,8 @@ def test_forged_note_and_claim_change_nothing(cluster: Cluster) -> None:
     assert "restored on" in finish(cluster, job, timeout_s=180)
 
 
-def test_suspension_by_hand_cannot_be_repeated_at_once(cluster: Cluster) -> None:
-    """The job has to run for ``suspend.backoff`` first; an administrator may insist."""
+def test_suspend_command_honors_backoff(cluster: Cluster) -> None:
+    """The job has to run for ``suspend.backoff`` first; an administrator may use --force."""
     with configured(cluster, backoff="1h", min_run="1s"):
         job = asleep(cluster, idle_job(BY_HAND, idle=60))
         wake(cluster, job)

@@ -1,7 +1,7 @@
-"""Real trees, real CRIU, the emulated GPU: dumped in one run and restored in another, in a compute container.
+"""Real process trees, real CRIU, emulated GPU: dumped in one process and restored in another, in a compute container.
 
-What is dumped is in `checkpoint/workload.py`, who does it in `checkpoint/session.py`, told by
-`checkpoint/drive.py`; all run in the container.
+The dumped program is `checkpoint/workload.py`. `checkpoint/session.py` dumps and restores it, controlled by
+`checkpoint/drive.py`. All of them run in the container.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FEATURES = (
 
 
 class DriveError(Exception):
-    """What the product said."""
+    """The error reported by slurm-affinode."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -52,7 +52,7 @@ class DriveError(Exception):
 
 
 class Drive:
-    """`drive.py`, or another program like it, in a container."""
+    """`drive.py`, or a similar program, in a container."""
 
     def __init__(self, container: str, *options: str, program: str = "drive.py") -> None:
         self._process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Drive:
         )  # fmt: skip
 
     def __call__(self, what: str, *arguments: object) -> Any:
-        """Do something; its answer."""
+        """Execute a command; return its result."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": what, "with": arguments}) + "\n")
@@ -77,13 +77,13 @@ class Drive:
         return answer["result"]
 
     def close(self) -> None:
-        """End it and all that it started."""
+        """End the program and all processes that it started."""
         self._process.communicate(timeout=60)
 
 
 @pytest.fixture(scope="module")
 def programs(cluster: Cluster) -> Cluster:
-    """The test programs are on both nodes."""
+    """Install the test programs on both nodes."""
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as archive:
         for path in SOURCE.glob("*.py"):
@@ -99,7 +99,7 @@ def programs(cluster: Cluster) -> Cluster:
 
 @pytest.fixture
 def drive(programs: Cluster) -> Iterator[Callable[..., Drive]]:
-    """Drives on nodes."""
+    """Yield a function that starts drives on nodes."""
     made: list[Drive] = []
 
     def on(node: str = "c1", *options: str, program: str = "drive.py") -> Drive:
@@ -113,13 +113,13 @@ def drive(programs: Cluster) -> Iterator[Callable[..., Drive]]:
 
 
 def whole(features: tuple[str, ...]) -> dict[str, str]:
-    """What the workload says when all is as it was."""
+    """Return the workload's report if its state is unchanged."""
     return dict.fromkeys(features, "ok")
 
 
 @pytest.mark.parametrize("feature", FEATURES)
-def test_a_tree_goes_on_where_it_was(drive: Callable[..., Drive], feature: str) -> None:
-    """With what it has: memory, files, shared memory, pipes, sockets, timers, children, GPUs."""
+def test_restored_tree_resumes_where_it_stopped(drive: Callable[..., Drive], feature: str) -> None:
+    """With its memory, files, shared memory, pipes, sockets, timers, children or GPUs."""
     on = drive()
     on("start", [feature])
     assert on("park")["users"] == {"gpu": 1, "gpus": 2}.get(feature, 0)
@@ -131,8 +131,8 @@ def test_a_tree_goes_on_where_it_was(drive: Callable[..., Drive], feature: str) 
 
 
 @pytest.mark.slow
-def test_three_times_in_a_row_with_everything(drive: Callable[..., Drive]) -> None:
-    """Ten processes: the output has each line once, PID 1 sees the end, images are counted."""
+def test_tree_is_restored_three_times_in_a_row(drive: Callable[..., Drive]) -> None:
+    """Ten processes: each output line appears once, PID 1 sees the exit status, images are numbered."""
     on = drive()
     on("start", list(FEATURES))
     for seq in (1, 2, 3):
@@ -149,7 +149,7 @@ def test_three_times_in_a_row_with_everything(drive: Callable[..., Drive]) -> No
     assert done["output"] == "out before\nerr before\nout after\nerr after\n"
 
 
-def test_it_comes_back_on_another_gpu(drive: Callable[..., Drive]) -> None:
+def test_tree_is_restored_on_another_gpu(drive: Callable[..., Drive]) -> None:
     """By pairs of UUIDs; its contents are equal."""
     on = drive()
     on("start", ["gpu"])
@@ -161,8 +161,8 @@ def test_it_comes_back_on_another_gpu(drive: Callable[..., Drive]) -> None:
     assert on("finish")["found"] == whole(("gpu",))
 
 
-def test_it_goes_on_on_another_node(drive: Callable[..., Drive]) -> None:
-    """With all that it has, from the shared store, on GPUs that it has never seen."""
+def test_tree_is_restored_on_another_node(drive: Callable[..., Drive]) -> None:
+    """With all features, from the shared store, on GPUs that it has never used."""
     here = drive("c1")
     here("start", list(FEATURES))
     here("park")
@@ -178,8 +178,8 @@ def test_it_goes_on_on_another_node(drive: Callable[..., Drive]) -> None:
     assert done["output"] == "out before\nerr before\nout after\nerr after\n"
 
 
-def test_files_of_the_node_come_along(drive: Callable[..., Drive]) -> None:
-    """To a node that has none of them; one of another job in their place is left alone, and the restore refused."""
+def test_node_local_files_are_restored(drive: Callable[..., Drive]) -> None:
+    """To a node without these files; a file of another job in their place is left alone, and the restore refused."""
     on = drive()
     on("start", ["named"])
     on("dump")
@@ -192,8 +192,8 @@ def test_files_of_the_node_come_along(drive: Callable[..., Drive]) -> None:
     assert on("local_files", "owner") == [2001]
 
 
-def test_a_dump_can_be_taken_back(drive: Callable[..., Drive]) -> None:
-    """After the dump the tree is stopped; it goes on as if nothing had been."""
+def test_dump_is_rolled_back(drive: Callable[..., Drive]) -> None:
+    """After the dump the tree is stopped; it continues as if nothing had happened."""
     on = drive()
     features = ("memory", "threads", "gpu", "sockets", "children")
     on("start", list(features))
@@ -201,14 +201,14 @@ def test_a_dump_can_be_taken_back(drive: Callable[..., Drive]) -> None:
     on("dump")
     on("resume")
     done = on("finish")
-    # Connections are not closed when nothing was restored: the workload tells so, and all else is as it was.
+    # Without a restore, connections are not closed: the workload reports that, and everything else is unchanged.
     assert {name: said for name, said in done["found"].items() if name != "sockets"} == whole(
         ("memory", "threads", "gpu", "children")
     )
 
 
-def test_a_tree_that_holds_its_gpu_is_not_dumped_and_runs_on(drive: Callable[..., Drive]) -> None:
-    """CRIU's reason in one line; nothing is left in the store."""
+def test_tree_that_holds_gpu_is_not_dumped(drive: Callable[..., Drive]) -> None:
+    """CRIU's reason takes one line; nothing is left in the store."""
     on = drive()
     on("start", ["gpu", "memory"])
     with pytest.raises(DriveError, match="DumpFailed: CRIU could not dump it: ") as caught:
@@ -222,9 +222,7 @@ def test_a_tree_that_holds_its_gpu_is_not_dumped_and_runs_on(drive: Callable[...
     ("fault", "error"),
     [(("lock-timeout", "--count", "1"), "LockTimeout"), (("checkpoint-fails", "--count", "1"), "CudaError")],
 )
-def test_a_fault_of_the_driver_leaves_the_job_running(
-    drive: Callable[..., Drive], fault: tuple[str, ...], error: str
-) -> None:
+def test_driver_fault_leaves_job_running(drive: Callable[..., Drive], fault: tuple[str, ...], error: str) -> None:
     """In the lock or in the checkpoint of one of several processes."""
     on = drive()
     on("start", ["gpu", "gpus"])
@@ -236,7 +234,7 @@ def test_a_fault_of_the_driver_leaves_the_job_running(
     assert on("finish")["found"] == whole(("gpu", "gpus"))
 
 
-def test_a_restore_that_the_driver_fails_can_be_tried_again(drive: Callable[..., Drive]) -> None:
+def test_failed_restore_can_be_retried(drive: Callable[..., Drive]) -> None:
     """From the same image."""
     on = drive()
     on("start", ["gpu"])
@@ -250,8 +248,8 @@ def test_a_restore_that_the_driver_fails_can_be_tried_again(drive: Callable[...,
 
 
 @pytest.mark.parametrize("what", ["bit", "truncate", "symlink", "pstree"])
-def test_a_changed_image_is_not_restored(drive: Callable[..., Drive], what: str) -> None:
-    """Nothing runs in the new namespace; CRIU sees no more of it than the memory of its processes."""
+def test_modified_image_is_not_restored(drive: Callable[..., Drive], what: str) -> None:
+    """Nothing runs in the new namespace; CRIU opens no more of the image than the memory of its processes."""
     on = drive()
     on("start", ["memory"])
     on("dump")
@@ -261,8 +259,8 @@ def test_a_changed_image_is_not_restored(drive: Callable[..., Drive], what: str)
     assert on("members") == []
 
 
-def test_what_cannot_be_restored_leaves_nothing(drive: Callable[..., Drive]) -> None:
-    """A file that the tree has open has changed: that is told, and no process is left."""
+def test_failed_restore_leaves_no_process(drive: Callable[..., Drive]) -> None:
+    """A file that the tree has open has changed: this is reported, and no process is left."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")
@@ -273,8 +271,8 @@ def test_what_cannot_be_restored_leaves_nothing(drive: Callable[..., Drive]) -> 
     assert on("members") == []
 
 
-def test_a_link_in_the_place_of_a_file_opens_nothing(drive: Callable[..., Drive], programs: Cluster) -> None:
-    """It is followed as the user: no process gets a file that its user may not open, and the file is as it was."""
+def test_link_in_place_of_file_is_not_opened(drive: Callable[..., Drive], programs: Cluster) -> None:
+    """It is followed with the user's rights; no process gets a file that its user may not open."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")
@@ -285,7 +283,7 @@ def test_a_link_in_the_place_of_a_file_opens_nothing(drive: Callable[..., Drive]
     assert programs.exec("c1", "cat", theirs) == "root's\n"
 
 
-def test_reasons_against_a_suspension_are_found_in_a_real_tree(drive: Callable[..., Drive]) -> None:
+def test_refusals_are_found_in_real_tree(drive: Callable[..., Drive]) -> None:
     """A daemon that left the tree, a program of another user, a debugger, io_uring, a container, a device."""
     on = drive()
     on("start", ["memory", "gpu"])
@@ -299,14 +297,14 @@ def test_reasons_against_a_suspension_are_found_in_a_real_tree(drive: Callable[.
     ):
         found = on("provoke", what)
         if found is None:
-            continue  # not to be had on this kernel
+            continue  # not available on this kernel
         assert code in [refusal["code"] for refusal in found], what
         assert all("\n" not in refusal["text"] for refusal in found)
     assert on("refusals") == []
 
 
-def test_a_dump_goes_on_when_its_agent_dies(drive: Callable[..., Drive], programs: Cluster) -> None:
-    """CRIU finishes; until then the store says that the image is being written, and what it wrote can be discarded."""
+def test_dump_completes_after_death_of_agent(drive: Callable[..., Drive], programs: Cluster) -> None:
+    """CRIU finishes; until then the store marks the image as being written, and its files can be discarded."""
     on = drive()
     on("start", ["memory", "children"])
     assert on("dump_and_die")
@@ -321,8 +319,8 @@ def test_a_dump_goes_on_when_its_agent_dies(drive: Callable[..., Drive], program
     assert on("finish")["found"] == whole(("memory", "children"))
 
 
-def test_it_is_as_quick_as_it_is_told(drive: Callable[..., Drive]) -> None:
-    """The numbers of a dump are there, for the ledger."""
+def test_dump_reports_its_measurements(drive: Callable[..., Drive]) -> None:
+    """The dump returns the measurements for the ledger."""
     on = drive()
     on("start", ["memory"])
     dumped = on("dump")

@@ -1,4 +1,7 @@
-"""What a restored process inherits from who starts CRIU: why the agent's unit lacks most settings of systemd."""
+"""Attributes that a restored process inherits from the parent of CRIU.
+
+They are the reason why the agent's unit lacks most sandbox settings.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ INHERITED = {
     "Nice": [],
     "LimitCORE": [],
 }
-"""Setting -> what of the restored process is another than before; ``FAILS``: it cannot be restored."""
+"""Setting -> attributes of the restored process that differ from before; ``FAILS``: it cannot be restored."""
 
 
-def test_restored_process_inherits_from_who_starts_criu(cluster: Cluster) -> None:
-    """``unit/test_units.py`` forbids these settings; where CRIU restores more one day, they can be had again."""
+def test_restored_process_inherits_from_parent_of_criu(cluster: Cluster) -> None:
+    """``unit/test_units.py`` forbids these settings; should CRIU restore more attributes, they can be allowed again."""
     container = cluster.container("c1")
     subprocess.run(("docker", "cp", "--quiet", str(SOURCE), f"{container}:{TARGET}"), check=True, timeout=60)
     done = subprocess.run(

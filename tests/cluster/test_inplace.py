@@ -1,4 +1,4 @@
-"""Jobs that sleep in place: servers that share a GPU, woken by requests, by hand, by Slurm; whatever dies meanwhile."""
+"""Jobs that sleep in place: servers that share a GPU, woken by requests, commands or Slurm, also after failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(scope="module", autouse=True)
 def small_gpus(cluster: Cluster) -> Iterator[None]:
-    """GPUs whose memory fits into the host's several times."""
+    """Use GPUs with so little memory that it fits into host memory several times."""
     cluster.clear()
     init_gpus(cluster, "--memory-mib", str(GPU_MIB))
     yield
@@ -44,8 +44,8 @@ def small_gpus(cluster: Cluster) -> Iterator[None]:
     init_gpus(cluster)
 
 
-def test_a_server_gives_its_gpu_back_and_wakes_for_a_request(cluster: Cluster) -> None:
-    """Frozen, its GPU memory free, shown as asleep; the next request is answered as if nothing had been."""
+def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> None:
+    """The server is frozen, its GPU memory free, its status asleep; the next request is answered as usual."""
     server = serve(cluster, 8001)
     held = sum(used_mib(cluster))
     put_to_sleep(cluster, server.job)
@@ -69,7 +69,7 @@ def test_a_server_gives_its_gpu_back_and_wakes_for_a_request(cluster: Cluster) -
     assert sum(used_mib(cluster)) == held
 
 
-# Opens a connection, says so, asks on it when told. Arguments: host, port.
+# Opens a connection, reports that, and sends a request on it on command. Arguments: host, port.
 ASK_LATE = r"""
 exec 3<>/dev/tcp/$1/$2
 touch /home/alice/inplace-open
@@ -79,8 +79,8 @@ timeout 30 cat <&3
 """
 
 
-def test_it_sleeps_by_itself_and_an_open_connection_wakes_it(cluster: Cluster) -> None:
-    """Idle for its window; bytes on a connection that was open all the time are a request as well."""
+def test_idle_server_sleeps_and_open_connection_wakes_it(cluster: Cluster) -> None:
+    """It sleeps after its idle window; data on a connection that was open all the time counts as a request."""
     server = serve(cluster, 8001, "--gpu-suspend-idle=2s,mode=inplace,when=always")
     cluster.shell("login", "rm -f /home/alice/inplace-*")
     with ThreadPoolExecutor(1) as pool:
@@ -97,7 +97,7 @@ def test_it_sleeps_by_itself_and_an_open_connection_wakes_it(cluster: Cluster) -
     wait_until("it sleeps again", lambda: in_place(cluster, server.job), lambda one: one is not None)
 
 
-# A server whose master ends workers that have not moved for three seconds.
+# A server with a master that kills workers which have not moved for three seconds.
 WATCHED = """#!/opt/slurm-affinode/bin/python
 #SBATCH --partition=gpu --nodelist={node} --gres=shard:6
 import mmap, os, selectors, signal, socket, struct, sys, time
@@ -148,14 +148,14 @@ while True:
 """
 
 
-def test_a_master_that_watches_its_workers_finds_them_well(cluster: Cluster) -> None:
-    """They have stood still for longer than it has patience for; it sees them after they have moved again."""
+def test_watchdog_does_not_kill_workers_after_sleep(cluster: Cluster) -> None:
+    """The workers were frozen longer than its timeout, but it sees them only after they have moved again."""
     job = cluster.submit(BY_HAND, script=WATCHED.format(node=NODE, workloads=WORKLOADS))
     cluster.wait_for_output(job, "listening")
     wait_until("all listen", lambda: cluster.output(job).count("listening"), lambda found: found == 3)
     for _ in range(3):
         put_to_sleep(cluster, job)
-        time.sleep(4)  # its patience is at an end
+        time.sleep(4)  # longer than its timeout
         said = cluster.shell("login", f"curl --silent --show-error --max-time 60 http://{NODE}:8001/", user="alice")
         assert said == "answered"
         wait_awake(cluster, job)
@@ -163,7 +163,7 @@ def test_a_master_that_watches_its_workers_finds_them_well(cluster: Cluster) -> 
 
 
 def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
-    """Each with 60 % of its memory, asked in bursts: every request is answered, rightly, in bounded time and moves."""
+    """Each uses 60 % of the memory, with bursts of requests: all are answered correctly, in bounded time and moves."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     servers = []
     for number in range(4):
@@ -197,7 +197,7 @@ def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
     assert max(used_mib(cluster)) <= GPU_MIB
 
 
-# A server whose script says which signals it gets. Arguments: port.
+# A server with a script that reports the signals it receives.
 TELLS = """#!/bin/bash
 #SBATCH --partition=gpu --nodelist={node} --gres=shard:6
 trap 'echo got USR1' USR1
@@ -209,7 +209,7 @@ while kill -0 $child 2>/dev/null; do wait $child; done
 
 
 def telling(cluster: Cluster, *options: str) -> str:
-    """A job that tells of signals, asleep."""
+    """Return a sleeping job that reports signals."""
     script = TELLS.format(node=NODE, workloads=WORKLOADS, memory=SERVER_MIB)
     job = cluster.submit(BY_HAND, *options, script=script)
     cluster.wait_for_output(job, "listening")
@@ -217,8 +217,8 @@ def telling(cluster: Cluster, *options: str) -> str:
     return job
 
 
-def test_one_that_is_cancelled_while_it_sleeps_ends_in_order(cluster: Cluster) -> None:
-    """Its script hears of it, as it would awake; nothing of it is left."""
+def test_canceled_sleeper_ends_in_order(cluster: Cluster) -> None:
+    """Its script receives the signal as if it were awake; nothing of the job is left."""
     job = telling(cluster)
     cluster.exec("login", "scancel", "--full", job, user="alice")
     cluster.wait_for_output(job, "got TERM")
@@ -227,11 +227,11 @@ def test_one_that_is_cancelled_while_it_sleeps_ends_in_order(cluster: Cluster) -
     wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
 
 
-def test_its_signal_and_its_time_limit_reach_it_while_it_sleeps(cluster: Cluster) -> None:
-    """--signal wakes it and is taken; put to sleep again it runs into its limit."""
+def test_sleeper_receives_signal_and_time_limit(cluster: Cluster) -> None:
+    """The signal of --signal wakes the job and is delivered; asleep again, the job reaches its time limit."""
     began = time.monotonic()
     job = telling(cluster, "--time=60", "--signal=B:USR1@35")
-    # Slurm may send it a minute early: only now, that it sleeps, its limit comes near.
+    # Slurm may send the signal a minute early, so the limit is lowered only now that the job sleeps.
     minutes = int(time.monotonic() - began + 40) // 60 + 1
     cluster.exec("login", "scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
     cluster.wait_for_output(job, "got USR1", timeout_s=100)
@@ -241,8 +241,8 @@ def test_its_signal_and_its_time_limit_reach_it_while_it_sleeps(cluster: Cluster
     cluster.wait_for_output(job, "got TERM")
 
 
-def test_wake_by_hand(cluster: Cluster) -> None:
-    """Awake, its memory on the GPU, as often as it is asked; only its owner may."""
+def test_wake_command_is_restricted_to_owner(cluster: Cluster) -> None:
+    """The command restores the GPU memory; only the owner of the job may use it."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     refused = cluster.run("login", "slurm-affinode", "wake", server.job, user="bob")
@@ -256,8 +256,8 @@ def test_wake_by_hand(cluster: Cluster) -> None:
     assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
 
 
-def test_a_continue_that_nobody_told_of_does_not_leave_it_half_asleep(cluster: Cluster) -> None:
-    """SIGCONT from outside: it is noticed, and the job gets its GPU back."""
+def test_sigcont_from_outside_wakes_sleeper(cluster: Cluster) -> None:
+    """A SIGCONT from outside is detected, and the job gets its GPU back."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     cluster.shell(NODE, "pkill -CONT -u alice -f [m]odel_server.py")
@@ -265,8 +265,8 @@ def test_a_continue_that_nobody_told_of_does_not_leave_it_half_asleep(cluster: C
     assert ask(cluster, server.url)[0]["number"] == 2
 
 
-def test_a_request_that_came_while_there_was_no_agent_is_answered(cluster: Cluster) -> None:
-    """It waits in the kernel until the next agent looks."""
+def test_request_without_agent_is_answered_later(cluster: Cluster) -> None:
+    """The request waits in the kernel until the next agent runs."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     with ThreadPoolExecutor(1) as pool:
@@ -276,8 +276,8 @@ def test_a_request_that_came_while_there_was_no_agent_is_answered(cluster: Clust
         assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
 
 
-def test_a_restore_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
-    """It sleeps on, whole; status and comment say why; when the driver can again the request is answered."""
+def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
+    """The job stays asleep and intact, with the reason in status and comment; later the request is answered."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     with ThreadPoolExecutor(1) as pool:
@@ -298,8 +298,8 @@ def test_a_restore_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
     assert ledger(cluster, server.job)[-1].get("restored_ms") is not None
 
 
-def test_memory_that_somebody_else_has_taken_is_waited_for(cluster: Cluster) -> None:
-    """The reason is shown with its numbers; when it is free the request is answered."""
+def test_wake_waits_for_occupied_gpu_memory(cluster: Cluster) -> None:
+    """Status shows the reason and the sizes; once the memory is free, the request is answered."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     gpu = json.loads(cluster.shell("login", 'curl --silent --max-time 30 "$1/health"', server.url))["gpu"]
@@ -323,8 +323,8 @@ def test_memory_that_somebody_else_has_taken_is_waited_for(cluster: Cluster) -> 
         cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.pid) 2>/dev/null || true")
 
 
-def test_what_cannot_sleep_in_place_is_refused_by_name(cluster: Cluster) -> None:
-    """srun steps are another slurmstepd's; a request that is being answered is not interrupted."""
+def test_job_with_srun_steps_is_refused(cluster: Cluster) -> None:
+    """The steps of srun belong to another slurmstepd."""
     job = cluster.submit(
         "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND,
         wrap=f"srun {WORKLOADS}/model_server.py --port 8001 --memory-mib {SERVER_MIB}",
@@ -335,8 +335,8 @@ def test_what_cannot_sleep_in_place_is_refused_by_name(cluster: Cluster) -> None
     assert "srun" in refused.stderr
 
 
-def test_a_prolog_wakes_what_sleeps_on_its_gpus(cluster: Cluster) -> None:
-    """Where the site wants that: before the job begins, the sleeper is awake."""
+def test_prolog_wakes_sleepers_on_its_gpus(cluster: Cluster) -> None:
+    """If the site enables it, the sleeper is awake before the new job begins."""
     with inplace_configured(cluster, wake_at_prolog=True):
         server = serve(cluster, 8001)
         put_to_sleep(cluster, server.job)
@@ -347,8 +347,8 @@ def test_a_prolog_wakes_what_sleeps_on_its_gpus(cluster: Cluster) -> None:
         assert json.loads(cluster.output(job))["jobs"][0]["in_place"] is None
 
 
-def test_servers_that_are_submitted_at_once_start_one_after_the_other(cluster: Cluster) -> None:
-    """Where the site wants room for a start: none runs out of GPU memory, each is let in when another one sleeps."""
+def test_simultaneous_servers_start_one_after_the_other(cluster: Cluster) -> None:
+    """With a minimum of free memory for a start, none runs out of GPU memory: each starts once another one sleeps."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     with inplace_configured(cluster, start_free_pct=62):
         jobs = [

@@ -1,4 +1,4 @@
-"""Agent and helper that die where a phase of a sleep in place begins: the server lives on."""
+"""Agent or CUDA helper killed at the beginning of a phase of in-place sleep: the server survives."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ HELPER = "[c]heckpoint.cuda_helper"
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def answers(cluster: Cluster, server: Server, number: int) -> None:
-    """It is asked, and answers rightly, awake or asleep; then it is awake, and nothing is left of its sleep."""
+    """Assert that the server answers, is awake then, and that nothing is left of its sleep."""
     assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": number}
     wait_awake(cluster, server.job)
     nothing_left(cluster, server.job)
 
 
 @pytest.mark.parametrize("phase", IN_PLACE)
-def test_agent_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
-    """The next one has it running, or asleep and ready to wake; status says what happened; it can sleep once more."""
+def test_server_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> None:
+    """The next agent finds the job running, or asleep and able to wake; status shows the event; it can sleep again."""
     with caught_in_place(cluster, phase) as server:
         kill_stopped(cluster, NODE)
     wait_for_agents(cluster)
@@ -38,7 +38,7 @@ def test_agent_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None
     answers(cluster, server, 2)
     row = row_of(cluster, server.job)
     if phase == "locking":
-        assert row["said"].startswith("runs on: the agent was stopped: taken back: it was locking")
+        assert row["said"].startswith("runs on: the agent was stopped: rolled back: it was locking")
     else:
         assert row["last"]["text"].startswith("awake after ")
     put_to_sleep(cluster, server.job)
@@ -47,8 +47,8 @@ def test_agent_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None
 
 
 @pytest.mark.parametrize("phase", IN_PLACE)
-def test_helper_for_the_driver_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
-    """What it was about to do is taken back with that reason, or done by another one."""
+def test_server_survives_cuda_helper_killed_at_phase(cluster: Cluster, phase: str) -> None:
+    """The step is rolled back with that reason, or another helper completes it."""
     with caught_in_place(cluster, phase) as server:
         cluster.shell(NODE, f"kill -KILL $(pgrep -f {HELPER})")
         go_on(cluster, NODE)
@@ -56,7 +56,7 @@ def test_helper_for_the_driver_killed_where_a_phase_begins(cluster: Cluster, pha
     row = row_of(cluster, server.job)
     if phase in ("parked", "frozen"):
         assert row["state"] == "asleep"
-    elif phase != "waking" and row["state"] != "asleep":  # else it had done that, and its answer was on the way
+    elif phase != "waking" and row["state"] != "asleep":  # else it had completed the step
         assert "the helper for the CUDA driver was ended by signal 9" in row["last"]["text"]
     answers(cluster, server, 2)
     assert cluster.job(server.job)["Restarts"] == "0"

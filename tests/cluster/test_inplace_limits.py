@@ -1,4 +1,4 @@
-"""Sleeping in place where there is not enough: of host memory, of time to wake, of what may be awake at once."""
+"""In-place sleep under limits: host memory, wake deadline, number of jobs awake at once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cluster
 
 @contextmanager
 def gpus_of(cluster: Cluster, mib: int) -> Iterator[None]:
-    """Emulated GPUs with so much memory, for as long as the context lasts."""
+    """Use emulated GPUs with this much memory while the context lasts."""
     cluster.clear()
     init_gpus(cluster, "--memory-mib", str(mib))
     try:
@@ -44,7 +44,7 @@ def gpus_of(cluster: Cluster, mib: int) -> Iterator[None]:
 
 @contextmanager
 def taken(cluster: Cluster, mib: int) -> Iterator[None]:
-    """Somebody who is no job holds so much memory on each GPU of the node."""
+    """Have processes outside any job hold this much memory on each GPU of the node."""
     for gpu in (0, 1):
         begin = f"CUDA_VISIBLE_DEVICES={gpu} {WORKLOADS}/squatter.py --memory-mib {mib} & echo $! >/tmp/taker.{gpu}.pid"
         cluster.shell(NODE, f"setsid sh -c '{begin}' </dev/null >/dev/null 2>&1")
@@ -55,8 +55,8 @@ def taken(cluster: Cluster, mib: int) -> Iterator[None]:
         cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid) || true")
 
 
-def test_too_little_host_memory_is_refused_before_anything_is_touched(cluster: Cluster) -> None:
-    """By hand and by policy, with the numbers; status says so; the server never notices."""
+def test_insufficient_host_memory_is_refused_without_side_effects(cluster: Cluster) -> None:
+    """By command and by policy, with the sizes; status shows the reason; the server is not affected."""
     free_mib = int(cluster.shell(NODE, "awk '/^MemAvailable:/ {print int($2 / 1024)}' /proc/meminfo"))
     with gpus_of(cluster, 3 * free_mib):
         option = "--gpu-suspend-idle=1s,mode=inplace,when=always"
@@ -77,8 +77,8 @@ def test_too_little_host_memory_is_refused_before_anything_is_touched(cluster: C
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_one_that_waits_longer_than_the_deadline(cluster: Cluster, ends: bool) -> None:
-    """As the site has chosen it keeps its place, shown as overdue, or is ended; its comment says why."""
+def test_wake_deadline_is_enforced(cluster: Cluster, ends: bool) -> None:
+    """As configured, the job stays in the queue, shown as overdue, or is ended, with the reason in its comment."""
     rules = {"wake_deadline": "3s", "on_deadline": "end" if ends else "wait"}
     with gpus_of(cluster, GPU_MIB), inplace_configured(cluster, **rules):
         server = serve(cluster, 8001, BY_HAND)
@@ -104,8 +104,8 @@ def test_one_that_waits_longer_than_the_deadline(cluster: Cluster, ends: bool) -
                 assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
 
 
-def test_the_line_outlives_the_agent(cluster: Cluster) -> None:
-    """Who asked first is first with the next agent, too, whatever its number; both are answered."""
+def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None:
+    """After an agent restart, the first requester is still first, whatever its job ID; both requests are answered."""
     with gpus_of(cluster, GPU_MIB):
         later = serve(cluster, 8001, BY_HAND)
         put_to_sleep(cluster, later.job)
@@ -127,13 +127,13 @@ def test_the_line_outlives_the_agent(cluster: Cluster) -> None:
             assert "is left there" in waits(first)
             cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.0.pid) $(cat /tmp/taker.1.pid)")
             wait_until("the first one is awake", lambda: in_place(cluster, first.job), lambda seen: seen is None)
-            put_to_sleep(cluster, first.job)  # it makes room
+            put_to_sleep(cluster, first.job)  # this frees memory for the other one
             answers = [one.result()[0] for one in asked]
         assert answers == [{"prediction": one.prediction, "number": 2} for one in (first, later)]
 
 
-def test_no_more_is_awake_at_once_than_the_policy_says(cluster: Cluster) -> None:
-    """Two that would fit together take turns where the site bounds what may be awake."""
+def test_awake_limit_is_enforced(cluster: Cluster) -> None:
+    """Two servers that would fit together take turns if the site limits the jobs that are awake."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     with gpus_of(cluster, 2 * GPU_MIB), inplace_configured(cluster, awake_limit_pct=50):
         one = serve(cluster, 8001, option, memory_mib=SERVER_MIB)
@@ -147,8 +147,8 @@ def test_no_more_is_awake_at_once_than_the_policy_says(cluster: Cluster) -> None
                 assert max(used_mib(cluster)) < 2 * (SERVER_MIB + CONTEXT_MIB)
 
 
-def test_a_plain_scancel_ends_a_sleeper_at_once(cluster: Cluster) -> None:
-    """Within a second or two, also where its GPU memory could not come back; nothing is left."""
+def test_scancel_ends_sleeper_at_once(cluster: Cluster) -> None:
+    """Within seconds, even if its GPU memory could not be restored; nothing is left."""
     with gpus_of(cluster, GPU_MIB):
         server = serve(cluster, 8001, BY_HAND)
         put_to_sleep(cluster, server.job)

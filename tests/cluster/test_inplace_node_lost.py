@@ -1,4 +1,4 @@
-"""A node that is lost where a phase of a sleep in place begins: the server starts anew, or is over."""
+"""A node lost at the beginning of a phase of in-place sleep: the server starts afresh, or has ended."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def miss(cluster: Cluster, missed: Callable[[], bool]) -> None:
-    """Waits until Slurm has seen that the job is not on the node that is back."""
+    """Wait until Slurm notices that the job is missing on the recovered node."""
     for _ in range(30):
         cluster.register(NODE)
         with contextlib.suppress(ClusterError):
@@ -31,8 +31,8 @@ def miss(cluster: Cluster, missed: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("phase", IN_PLACE)
-def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
-    """There is no image: Slurm starts it from its beginning; comment and status say why, nothing of before is left."""
+def test_server_starts_afresh_after_node_loss_at_phase(cluster: Cluster, phase: str) -> None:
+    """Without an image Slurm restarts the job from the beginning; comment and status say why, nothing old is left."""
     with caught_in_place(cluster, phase) as server:
         cluster.kill(NODE)
         cluster.start(NODE)
@@ -56,8 +56,8 @@ def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
     assert ask(cluster, server.url)[0] == {"prediction": answer["prediction"], "number": 2}
 
 
-def test_node_lost_and_the_job_may_not_be_requeued(cluster: Cluster) -> None:
-    """It is over, as Slurm does it; nothing of it is left."""
+def test_job_without_requeue_ends_after_node_loss(cluster: Cluster) -> None:
+    """Slurm ends the job; nothing of it is left."""
     server = serve(cluster, 8001, BY_HAND, "--no-requeue")
     put_to_sleep(cluster, server.job)
     cluster.kill(NODE)

@@ -1,4 +1,4 @@
-"""Sleepers in place that others stop, kill or signal: Slurm, the kernel, a person on the node."""
+"""Jobs asleep in place that are stopped, killed or signaled by Slurm, the kernel or a person on the node."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from cluster.sleepers import agent_pid, status, wait_for_agents
 pytestmark = pytest.mark.cluster
 
 MEMORY_MIB = 200
-# The script hears what becomes of its server, and of SIGTERM. Arguments: port.
+# The script reports how its server ended, and SIGTERM.
 SCRIPT = f"""trap 'echo it was told' TERM
 {WORKLOADS}/model_server.py --memory-mib {MEMORY_MIB} --port {{port}} &
 while wait $!; status=$?; kill -0 $! 2>/dev/null; do :; done
 echo ended with $status"""
 
-# Signals that wait for the processes of scripts, as the kernel writes them.
+# Pending signals of the processes of scripts, as the kernel prints them.
 WAITING = "for pid in $(pgrep -u alice -f '[s]lurm_script'); do grep ShdPnd: /proc/$pid/status; done"
 
 
 def told(said: str) -> bool:
-    """SIGTERM is among them."""
+    """Return whether SIGTERM is pending."""
     return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in said.split()[1::2])
 
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def scripted(cluster: Cluster, port: int) -> str:
-    """A server below a script that looks after it, asleep."""
+    """Return a sleeping job: a server below a script that supervises it."""
     script = "#!/bin/bash\n" + SCRIPT.format(port=port)
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND, script=script)
     cluster.wait_for_output(job, "listening")
@@ -43,9 +43,11 @@ def scripted(cluster: Cluster, port: int) -> str:
     return job
 
 
-def test_one_that_slurm_suspends_sleeps_on_until_it_is_resumed(cluster: Cluster) -> None:
-    """A request waits, also in the two seconds before Slurm stops it, and status says for what; nothing runs meanwhile;
-    then it is answered."""
+def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None:
+    """A request waits, even in the two seconds before Slurm stops the job, and status shows why.
+
+    Meanwhile no process runs; after the resume the request is answered.
+    """
     server = serve(cluster, 8001, memory_mib=MEMORY_MIB)
     put_to_sleep(cluster, server.job)
     cluster.exec("login", "scontrol", "suspend", server.job)
@@ -58,7 +60,7 @@ def test_one_that_slurm_suspends_sleeps_on_until_it_is_resumed(cluster: Cluster)
         )
         assert seen is not None
         assert not seen["overdue"]
-        resume = f"it goes on with: scontrol resume {server.job}"
+        resume = f"resume it with: scontrol resume {server.job}"
         assert seen["waits"] in (f"Slurm {does} it; {resume}" for does in ("has suspended", "is about to suspend"))
         assert process_states(cluster) == {"T"}
         cluster.exec("login", "scontrol", "resume", server.job)
@@ -66,16 +68,16 @@ def test_one_that_slurm_suspends_sleeps_on_until_it_is_resumed(cluster: Cluster)
     wait_awake(cluster, server.job)
 
 
-def test_one_whose_process_is_killed_wakes(cluster: Cluster) -> None:
-    """As the kernel does it where memory is short: its script hears of it, and ends."""
+def test_sleeper_with_killed_process_wakes(cluster: Cluster) -> None:
+    """As by the OOM killer: the script notices the end of its server, and ends."""
     job = scripted(cluster, 8001)
     cluster.shell(NODE, "kill -KILL $(pgrep -u alice -f '[m]odel_server.py.*--port 8001')")
     cluster.wait_for_state(job, "COMPLETED")
     assert "ended with 137" in cluster.output(job)
 
 
-def test_a_signal_that_came_while_there_was_no_agent_is_taken(cluster: Cluster) -> None:
-    """The next one sees that it waits, and lets the job go."""
+def test_signal_without_agent_is_delivered_later(cluster: Cluster) -> None:
+    """The next agent detects the pending signal and wakes the job."""
     job = scripted(cluster, 8001)
     agent = agent_pid(cluster, NODE)
     cluster.shell(NODE, f"kill -STOP {agent}")

@@ -1,4 +1,4 @@
-"""A server on a UNIX socket that sleeps in place: the kernel does not count what comes on its open connections."""
+"""A server on a UNIX socket that sleeps in place: the kernel does not count data on its open connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATH = r"\0inplace-unix"
 GO, SAID = "/run/inplace-unix.go", "/run/inplace-unix.said"
 ATTEMPTS = 5
 
-# Answers each line on a connection, which stays open.
+# Answers each line on a connection that stays open.
 SERVER = f"""#!/opt/slurm-affinode/bin/python
 import socket, sys
 sys.path.insert(0, "{WORKLOADS}")
@@ -34,7 +34,7 @@ while True:
         connection.sendall(said.upper())
 """
 
-# Asks once, and on the same connection again when it is told to.
+# Sends a request, and a second one on the same connection on command.
 CLIENT = f"""
 import os, socket, time
 client = socket.socket(socket.AF_UNIX)
@@ -50,14 +50,14 @@ print(client.recv(100).decode(), flush=True)
 
 
 def start_client(cluster: Cluster) -> None:
-    """It has its first answer."""
+    """Start the client and wait for its first answer."""
     cluster.shell(NODE, 'rm -f "$1"; setsid -f python3 -c "$3" >"$2" 2>&1 </dev/null', GO, SAID, CLIENT)
     wait_until("it was answered", lambda: cluster.run(NODE, "cat", SAID).stdout, lambda said: said == "FIRST\n")
 
 
 @pytest.mark.parametrize("phase", ["locked", "parked", "frozen"])
-def test_what_it_reads_while_it_is_put_to_sleep_is_answered(cluster: Cluster, phase: str) -> None:
-    """Its client has a connection that was open before. One that says nothing lets it sleep."""
+def test_data_received_while_falling_asleep_is_answered(cluster: Cluster, phase: str) -> None:
+    """On a connection that was open before. An idle connection does not wake the server."""
     wait_for_agents(cluster)
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND, script=SERVER)
     cluster.wait_for_output(job, "listening")

@@ -1,4 +1,4 @@
-"""From real jobs to a report: slurmdbd and a live sampler on one side, hours on the other that are known beforehand."""
+"""From real jobs to a report: slurmdbd and a live sampler as input, compared with hours that are known in advance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 STEP_S = 1.0
 """The exporters of the cluster sample every second."""
 WINDOW_S = 0.2
-"""What the emulated driver says of a moment is its mean over this time before it."""
+"""The emulated driver reports the mean over this time before a sample."""
 SPOOL = "/shared/gpu-history"
 PRODUCT = "/usr/local/bin/slurm-affinode"
 
@@ -42,23 +42,23 @@ print(json.dumps([
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A job of which it is known how long its GPUs are busy."""
+    """A job with GPUs that are busy for a known time."""
 
     job_id: str
     busy_s: float
-    """Of each GPU."""
+    """Per GPU."""
     changes: int
-    """Times that a GPU goes from busy to idle: each is seen no better than to one sample."""
+    """Number of changes between busy and idle; each is observed with an error of at most one sampling interval."""
     gpus: int = 1
 
 
 def workload(name: str, *arguments: str) -> str:
-    """The command line of a workload."""
+    """Return the command line of a workload."""
     return " ".join(("exec", f"{WORKLOADS}/{name}.py", *arguments))
 
 
 def collect(cluster: Cluster) -> None:
-    """Have the exporters close their files, and wait until these are Parquet."""
+    """Make the exporters close their files, and wait until these are converted to Parquet."""
     for node in GPU_NODES:
         opened = cluster.shell(node, f"cd {SPOOL} && ls gpu-{node}-*.csv.part").split()
         cluster.shell(node, "kill -HUP $(cat /run/slurm-affinode-exporter.pid)")
@@ -67,7 +67,7 @@ def collect(cluster: Cluster) -> None:
 
 
 def wait_for_file(cluster: Cluster, path: str) -> None:
-    """Waits until a file is there, as the login node sees it."""
+    """Wait until the login node sees the file."""
     wait_until(f"{path} is there", lambda: cluster.run("login", "test", "-e", path).returncode == 0)
 
 
@@ -80,12 +80,12 @@ def state(cluster: Cluster) -> Iterator[str]:
 
 
 def product(cluster: Cluster, state: str, *arguments: str) -> str:
-    """What the program says on the login node."""
+    """Run slurm-affinode on the login node; return its output."""
     return cluster.exec("login", "env", f"SLURM_AFFINODE_STATE={state}", PRODUCT, *arguments, timeout_s=120)
 
 
 def submit_known(cluster: Cluster) -> list[Known]:
-    """One of each kind, as different users."""
+    """Submit one job of each kind, as different users."""
 
     def submit(name: str, *arguments: str, node: str, gpus: int = 1, user: str = "alice") -> str:
         options = ("--partition=gpu", f"--nodelist={node}", f"--gres=gpu:{gpus}")
@@ -99,8 +99,8 @@ def submit_known(cluster: Cluster) -> list[Known]:
     return [Known(idle, 7, 2), Known(squatter, 0, 0), Known(bursty, 6, 3), Known(nothing, 0, 0), Known(both, 5, 2, 2)]
 
 
-def test_known_workloads_give_known_hours(cluster: Cluster, state: str) -> None:
-    """Allocated is what sacct says; idle is what the workload did not compute, to one sampling step at each change."""
+def test_known_workloads_yield_known_hours(cluster: Cluster, state: str) -> None:
+    """Allocated hours are those of sacct; idle hours match the workloads, to one sampling interval per change."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     known = submit_known(cluster)
     runs = {}
@@ -126,7 +126,7 @@ def test_known_workloads_give_known_hours(cluster: Cluster, state: str) -> None:
         assert seconds["allocated"] == pytest.approx(held_s, abs=1e-6), row
         assert seconds["unknown"] <= 2 * STEP_S * job.gpus, row
         truth_s = held_s - job.busy_s * job.gpus
-        # A change between busy and idle lies somewhere between two samples; the first sample comes within one step.
+        # A change happens somewhere between two samples; the first sample comes within one interval.
         tolerance_s = (max(1, job.changes) * (STEP_S + WINDOW_S)) * job.gpus
         missing_s = seconds["unknown"] + seconds["low"]
         assert truth_s - missing_s - tolerance_s <= seconds["idle"] <= truth_s + tolerance_s, (truth_s, row)
@@ -136,7 +136,7 @@ def test_known_workloads_give_known_hours(cluster: Cluster, state: str) -> None:
 
 
 def test_metrics_name_the_job_that_has_the_gpu(cluster: Cluster) -> None:
-    """Over HTTP from another node, while it runs; not any more when it has ended."""
+    """Over HTTP from another node, while the job runs; afterwards the metrics name no job."""
     job = cluster.submit(
         "--partition=gpu", "--nodelist=c2", "--gres=gpu:1", wrap=workload("squatter", "--memory-mib=60000")
     )
@@ -158,7 +158,7 @@ def test_metrics_name_the_job_that_has_the_gpu(cluster: Cluster) -> None:
 
 
 def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
-    """Without a mapping directory and without cgroups, by the process tree."""
+    """Without a mapping directory and without cgroups, through the process tree."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("squatter"))
     cluster.wait_for_output(job, " squatting ")
     found = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
@@ -168,8 +168,8 @@ def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("leftovers_stay")
-def test_a_leftover_is_of_no_job_that_runs(cluster: Cluster) -> None:
-    """Its environment names the job that started it; that is no reason to say that the job has the GPU."""
+def test_leftover_process_belongs_to_no_running_job(cluster: Cluster) -> None:
+    """Its environment names the job that started it, but that job no longer has the GPU."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("leaking"))
     cluster.wait_for_state(job, "COMPLETED")
     found = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
@@ -178,8 +178,8 @@ def test_a_leftover_is_of_no_job_that_runs(cluster: Cluster) -> None:
     assert [(ref[0], ref[2]) for ref in held["refs"]] == [(int(job), "environment")]
 
 
-def test_a_node_that_loses_power_keeps_its_samples(cluster: Cluster, state: str) -> None:
-    """What the exporter had written before is there after the node is back."""
+def test_samples_survive_power_failure_of_node(cluster: Cluster, state: str) -> None:
+    """Samples that the exporter wrote before the failure are available once the node is back."""
     [part] = cluster.shell("c2", f"cd {SPOOL} && ls gpu-c2-*.csv.part").split()
     wait_until("some samples are there", lambda: len(cluster.exec("c2", "cat", f"{SPOOL}/{part}").splitlines()) > 4)
     cluster.kill("c2")
@@ -192,8 +192,8 @@ def test_a_node_that_loses_power_keeps_its_samples(cluster: Cluster, state: str)
 
 
 @pytest.mark.slow
-def test_the_demo_of_the_cluster_writes_a_report(cluster: Cluster, tmp_path: Path) -> None:
-    """Real jobs of three people; a line for each stage; the report and its figures outside of the cluster."""
+def test_cluster_demo_writes_report(cluster: Cluster, tmp_path: Path) -> None:
+    """Real jobs of three users, one line per stage; the report and its figures are outside the cluster."""
     environment = {**os.environ, "CLUSTER_NAME": cluster.name, "SLURM_RELEASE": cluster.release}
     done = subprocess.run(
         [SCRIPT.parent / "cluster-demo", tmp_path / "out"], env=environment, capture_output=True, text=True,

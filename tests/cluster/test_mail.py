@@ -1,4 +1,4 @@
-"""Mails about suspensions, on the cluster: sent by the agents of the nodes, through the site's own program."""
+"""Mails about suspensions, sent by the agents of the cluster through the site's own program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESTORE = f"if [ -e {BOX}/policy ]; then mv {BOX}/policy {POLICY}; else rm -f {P
 
 @pytest.fixture
 def mailed(cluster: Cluster) -> Iterator[None]:
-    """Agents that tell owners of everything."""
+    """Run agents that mail owners about all events."""
     wait_for_agents(cluster)
     for node in GPU_NODES:
         cluster.shell(node, SETUP)
@@ -39,7 +39,7 @@ def mailed(cluster: Cluster) -> Iterator[None]:
 
 
 def subjects(cluster: Cluster) -> dict[str, str]:
-    """Subject and text of what was sent."""
+    """Return the subject and text of each mail sent."""
     found = {}
     for node in GPU_NODES:
         for name in cluster.run(node, "sh", "-c", f"ls {BOX}/*.mail 2>/dev/null").stdout.split():
@@ -53,17 +53,17 @@ def subjects(cluster: Cluster) -> dict[str, str]:
 
 
 def wait_for_mail(cluster: Cluster, subject: str) -> str:
-    """Its text, when it has come."""
+    """Return the text of the mail once it has arrived."""
     return wait_until(
         f"the mail {subject!r} has come", lambda: subjects(cluster), lambda seen: subject in seen, timeout_s=60
     )[subject]
 
 
 @pytest.mark.usefixtures("mailed")
-def test_an_owner_is_told_that_a_job_sleeps_is_held_and_goes_on(cluster: Cluster) -> None:
-    """Three mails for three events: the driver fails in the first restore, and not in the second."""
+def test_owner_is_mailed_about_suspension_failure_and_restore(cluster: Cluster) -> None:
+    """Three mails for three events: the driver fails in the first restore but not in the second."""
     job = asleep(cluster, idle_job("--job-name=training", idle=8), BY_HAND)
-    text = wait_for_mail(cluster, f"[affinode] Job {job} sleeps")
+    text = wait_for_mail(cluster, f"[affinode] Job {job} is suspended")
     assert f"Job {job} (training): Suspended" in text
     assert f"slurm-affinode wake {job}" in text
     for node in GPU_NODES:
@@ -79,24 +79,24 @@ def test_an_owner_is_told_that_a_job_sleeps_is_held_and_goes_on(cluster: Cluster
         "it is held", lambda: cluster.job(job), lambda seen: (seen["JobState"], seen["Priority"]) == ("PENDING", "0")
     )
     wake(cluster, job)
-    assert "where it had stopped" in wait_for_mail(cluster, f"[affinode] Job {job} goes on")
+    assert "where it had stopped" in wait_for_mail(cluster, f"[affinode] Job {job} has resumed")
     finish(cluster, job)
     assert len(subjects(cluster)) == 3
 
 
 @pytest.mark.usefixtures("mailed")
-def test_an_owner_is_told_that_a_job_sleeps_in_place_cannot_wake_and_is_awake(cluster: Cluster) -> None:
-    """Three mails as well; the second once, however often it is tried again."""
+def test_owner_is_mailed_about_in_place_sleep_failure_and_wake(cluster: Cluster) -> None:
+    """Three mails as well; the second one is sent once, however often the wake is retried."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
-    text = wait_for_mail(cluster, f"[affinode] Job {server.job} sleeps")
+    text = wait_for_mail(cluster, f"[affinode] Job {server.job} is suspended")
     assert "Asleep in place" in text
-    assert "A request to it wakes it." in text
+    assert "The next request wakes it." in text
     with ThreadPoolExecutor(1) as pool:
         with fault(cluster, "restore-fails"):
             asked = pool.submit(ask, cluster, server.url)
-            text = wait_for_mail(cluster, f"[affinode] Job {server.job} could not be woken and sleeps on")
+            text = wait_for_mail(cluster, f"[affinode] Job {server.job} could not be woken and remains asleep")
             assert "Reason: cannot move the GPU memory of process" in text
         assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
-    assert "It runs again on c1" in wait_for_mail(cluster, f"[affinode] Job {server.job} goes on")
+    assert "It runs again on c1" in wait_for_mail(cluster, f"[affinode] Job {server.job} has resumed")
     assert len(subjects(cluster)) == 3

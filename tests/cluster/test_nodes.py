@@ -1,4 +1,4 @@
-"""The containers behave as nodes do: no privileges, shared files, restarts, processes that can be checkpointed."""
+"""The containers behave like nodes: no privileges, shared files, restarts, processes that can be checkpointed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 NEEDED_BY_CRIU = {"SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN", "DAC_READ_SEARCH"}
 
-# A process of another user, dumped and restored: it counts, and must go on from where it was.
+# Dumps and restores a process of another user, which counts and has to continue where it stopped.
 CHECKPOINT = r"""
 set -eu
 directory=$(mktemp -d)
@@ -42,7 +42,7 @@ echo "$before $after $(sort -n log | uniq -d | wc -l)"
 
 
 def test_no_container_is_privileged(cluster: Cluster) -> None:
-    """Capabilities are named one by one, and CAP_SYS_RESOURCE, which some hosts lack, is not among them."""
+    """Capabilities are listed one by one, without CAP_SYS_RESOURCE, which some hosts lack."""
     for node in SERVICES:
         host = json.loads(docker("inspect", cluster.container(node)))[0]["HostConfig"]
         added = {name.removeprefix("CAP_") for name in host["CapAdd"] or []}
@@ -52,7 +52,7 @@ def test_no_container_is_privileged(cluster: Cluster) -> None:
 
 
 def test_homes_and_the_store_are_shared(cluster: Cluster) -> None:
-    """What a job writes on one node is there on the others; the node-local store is not shared."""
+    """A file that a job writes on one node is visible on the others; the node-local store is not shared."""
     cluster.exec("c1", "sh", "-c", "date >/home/alice/shared-home", user="alice")
     cluster.shell("c1", "date >/shared/probe && date >/var/lib/slurm-affinode/probe")
     for node in ("c2", "cpu1", "login"):
@@ -62,13 +62,13 @@ def test_homes_and_the_store_are_shared(cluster: Cluster) -> None:
 
 
 def test_slurm_affinode_runs_on_every_node(cluster: Cluster) -> None:
-    """The checkout's own version is installed, and Slurm's accounting is in its reach."""
+    """The version of this checkout is installed."""
     for node in ("login", *COMPUTE_NODES):
         assert cluster.exec(node, "slurm-affinode", "--version", user="alice").startswith("slurm-affinode")
 
 
-def test_pyslurm_is_there_where_it_can_be_built(cluster: Cluster) -> None:
-    """It reads the cluster's nodes on 26.05; on 24.11 it is not installed."""
+def test_pyslurm_is_installed_where_supported(cluster: Cluster) -> None:
+    """On 26.05 it reads the cluster's nodes; on 24.11 it is not installed."""
     program = "import pyslurm; print(*sorted(pyslurm.Nodes.load()))"
     said = cluster.run("login", "/opt/slurm-affinode/bin/python", "-c", program)
     if cluster.release == "26.05":
@@ -78,14 +78,14 @@ def test_pyslurm_is_there_where_it_can_be_built(cluster: Cluster) -> None:
 
 
 def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) -> None:
-    """CRIU works with the capabilities that the nodes have."""
+    """CRIU works with the capabilities of the nodes."""
     before, after, repeated = map(int, cluster.shell("c1", CHECKPOINT).split())
     assert after > before + 3
     assert repeated == 0
 
 
 def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
-    """slurmctld comes back with its state; the job never noticed."""
+    """slurmctld starts with its saved state; the job is not affected."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 1800")
     cluster.wait_for_state(job, "RUNNING")
     cluster.restart("slurmctld")
@@ -95,8 +95,8 @@ def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_lost_node_comes_back_and_its_job_is_requeued(cluster: Cluster) -> None:
-    """A node that loses power is set down and its job goes back to the queue; powered on, the node serves again."""
+def test_job_of_lost_node_is_requeued(cluster: Cluster) -> None:
+    """After a power failure the node is set down and its job requeued; powered on, the node serves again."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c2", wrap="sleep 1800")
     cluster.wait_for_state(job, "RUNNING")
     cluster.kill("c2")
@@ -105,14 +105,14 @@ def test_lost_node_comes_back_and_its_job_is_requeued(cluster: Cluster) -> None:
     finally:
         cluster.start("c2")
     wait_until("c2 serves again", lambda: cluster.nodes()["c2"], lambda state: state == "idle")
-    # Not started any sooner: the end of the lost run is told to the node when it is back, by job id alone, and would
-    # end a new run that is there already. The delay after a requeue keeps the two apart.
+    # The job must not start earlier: the node learns of the end of the lost attempt when it is back, by job ID alone,
+    # and would end a new attempt too. The delay after a requeue separates the two.
     cluster.wait_for_state(job, "RUNNING")
     assert cluster.job(job)["NodeList"] == "c2"
 
 
 def test_status_names_containers_nodes_and_jobs(cluster: Cluster) -> None:
-    """`containers/cluster status` is enough to see how the cluster is."""
+    """`containers/cluster status` shows the whole state of the cluster."""
     job = cluster.submit("--partition=cpu", wrap="sleep 1800")
     cluster.wait_for_state(job, "RUNNING")
     said = script(("status",), cluster.name, cluster.release, 60)
@@ -121,7 +121,7 @@ def test_status_names_containers_nodes_and_jobs(cluster: Cluster) -> None:
         assert word in said.stdout
 
 
-def test_status_of_a_cluster_that_is_not_up_says_so(cluster: Cluster) -> None:
+def test_status_reports_cluster_that_is_not_up(cluster: Cluster) -> None:
     """Another name is another cluster."""
     said = script(("status",), f"{cluster.name}-other", cluster.release, 60)
     assert said.returncode == 3

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes the nodes: what it has of a job is what the exporters measured, and can be reported."""
+"""A real Prometheus scrapes the nodes: its samples of a job equal those of the exporters, and can be reported."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ import polars as pl
 import pytest
 from cluster.driver import WORKLOADS, Cluster, docker, wait_until
 
-from slurm_affinode.history import aliases, promingest
-from slurm_affinode.history.promclient import Client
-from slurm_affinode.history.prometheus import Question
-from slurm_affinode.history.promserver import Server
-from slurm_affinode.history.reading import ReadOptions
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.metrics import aliases
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.prometheus import importer
+from slurm_affinode.metrics.prometheus.client import Client
+from slurm_affinode.metrics.prometheus.queries import Question
+from slurm_affinode.metrics.prometheus.server import Server
+from slurm_affinode.metrics.readers.common import ReadOptions
 
 pytestmark = pytest.mark.cluster
 
 WITHIN = "http://prometheus:9090"
 SECONDS = 8
 SLACK = timedelta(seconds=3)
-"""A scrape shows the exporter's last sweep: a second old, and a little more where the machine is busy."""
+"""A scrape returns the exporter's last sweep, which is about a second old, or slightly more on a busy machine."""
 
 
 @pytest.fixture
 def url(cluster: Cluster) -> str:
-    """The server as this machine reaches it, once it scrapes both nodes."""
+    """The URL of the server from this machine, once it scrapes both nodes."""
     network = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     address = docker("inspect", "--format", network, cluster.container("prometheus")).strip()
     client = Client(Server(f"http://{address}:9090"))
@@ -55,7 +56,7 @@ def _now_ms() -> int:
 
 
 def busy_job(cluster: Cluster, url: str) -> tuple[str, datetime, datetime]:
-    """A job that keeps a GPU busy, its begin and its end; Prometheus has scraped its nodes since."""
+    """Run a job that keeps a GPU busy; return its ID, start, and end, once Prometheus has scraped the nodes again."""
     began = datetime.now(UTC)
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap=f"{WORKLOADS}/busy.py --seconds {SECONDS}")
     cluster.wait_for_state(job, "COMPLETED")
@@ -71,7 +72,7 @@ def busy_job(cluster: Cluster, url: str) -> tuple[str, datetime, datetime]:
 
 
 def measured(cluster: Cluster) -> pl.DataFrame:
-    """What the exporters wrote down themselves."""
+    """Return the samples that the exporters wrote to files."""
     text = cluster.shell("login", "cat /shared/gpu-history/gpu-c[12]-*.csv*")
     header, *lines = text.splitlines()
     rows = "\n".join([header, *(line for line in lines if line != header)])
@@ -84,12 +85,12 @@ def measured(cluster: Cluster) -> pl.DataFrame:
     )
 
 
-def test_scraped_history_is_what_the_exporters_measured(cluster: Cluster, url: str, tmp_path: Path) -> None:
-    """Every sample of a job's GPU is one that the exporter made just before, and they span the job."""
+def test_scraped_samples_equal_those_of_exporters(cluster: Cluster, url: str, tmp_path: Path) -> None:
+    """Each sample equals one that the exporter took shortly before, and the samples span the job."""
     job, began, ended = busy_job(cluster, url)
     with_history = SampleStore(tmp_path / "history")
     question = Question(round(began.timestamp() * 1000), round(ended.timestamp() * 1000))
-    outcome = promingest.ingest(with_history, Client(Server(url)), question, ReadOptions(aliases=aliases.load()))
+    outcome = importer.ingest(with_history, Client(Server(url)), question, ReadOptions(aliases=aliases.load()))
     assert outcome.failure is None
     assert (outcome.summary.devices, outcome.summary.nodes) == (4, 2)
     assert outcome.summary.steps_s[0][0] == pytest.approx(1, abs=0.2)
@@ -110,8 +111,8 @@ def test_scraped_history_is_what_the_exporters_measured(cluster: Cluster, url: s
     assert explained.filter(~pl.col("util_pct")).is_empty()
 
 
-def test_the_commands_read_it(cluster: Cluster, url: str, state: str) -> None:
-    """ingest gpu, again, a report straight from the server, and doctor, on the login node."""
+def test_commands_read_prometheus(cluster: Cluster, url: str, state: str) -> None:
+    """ingest gpu, twice, a report straight from the server, and doctor, on the login node."""
     job, _, _ = busy_job(cluster, url)
     affinode = ("slurm-affinode",)
     ingest = (*affinode, "ingest", "gpu", "--state", state, "--prometheus", WITHIN, "--json")
@@ -133,8 +134,8 @@ def test_the_commands_read_it(cluster: Cluster, url: str, state: str) -> None:
     assert checks["Prometheus"]["status"] == "ok"
 
 
-def test_a_server_that_is_gone_is_one_line(cluster: Cluster, state: str) -> None:
-    """Exit status 3."""
+def test_unreachable_server_is_reported_in_one_line(cluster: Cluster, state: str) -> None:
+    """Exit status 3 and no traceback."""
     done = cluster.run("login", "slurm-affinode", "ingest", "gpu", "--state", state, "--prometheus", "http://c1:9")
     assert done.returncode == 3
     assert "http://c1:9: cannot be reached" in done.stderr

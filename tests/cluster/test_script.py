@@ -1,4 +1,4 @@
-"""containers/cluster refuses what it cannot do in one line, before it touches Docker."""
+"""containers/cluster rejects invalid usage in one line, before it uses Docker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from cluster.driver import script
         (("dance",), "affinode", "24.11", "no command 'dance'"),
     ],
 )
-def test_misuse_is_answered_in_one_line(arguments: tuple[str, ...], name: str, release: str, complaint: str) -> None:
-    """Exit status 2, what is wrong, and where to read more."""
+def test_misuse_is_reported_in_one_line(arguments: tuple[str, ...], name: str, release: str, complaint: str) -> None:
+    """Exit status 2, the error, and a pointer to the help."""
     said = script(arguments, name, release, 30)
     assert said.returncode == 2
     assert complaint in said.stderr

@@ -1,4 +1,4 @@
-"""Slurm runs as it does at a site: accounting with GPUs, arrays, requeue, accounts, QOS, preemption, prolog, epilog."""
+"""Slurm as at a site: accounting with GPUs, arrays, requeue, accounts, QOS, preemption, prolog, epilog."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ HALF_HOUR = "sleep 1800"
 
 
 def test_every_node_is_idle_and_has_its_gpus(cluster: Cluster) -> None:
-    """Two nodes with two GPUs each and one without, all at work."""
+    """Two nodes with two GPUs each and one without, all in service."""
     assert cluster.nodes() == dict.fromkeys(COMPUTE_NODES, "idle")
     gres = cluster.exec("login", "sinfo", "--Node", "--noheader", "--format=%N %G", "--partition=gpu,cpu")
     assert sorted(gres.splitlines()) == ["c1 gpu:h100:2,shard:h100:60", "c2 gpu:h100:2,shard:h100:60", "cpu1 (null)"]
 
 
-def test_release_is_the_one_asked_for(cluster: Cluster) -> None:
-    """The commands and the daemons are of the release that the run is for."""
+def test_slurm_release_is_the_requested_one(cluster: Cluster) -> None:
+    """Commands and daemons belong to the Slurm release of this test run."""
     assert f" {cluster.release}." in cluster.exec("login", "sinfo", "--version")
     assert f"= {cluster.release}." in cluster.shell("login", "scontrol show config | grep SLURM_VERSION")
 
 
 def test_job_runs_as_its_user_and_is_accounted_with_its_gpus(cluster: Cluster) -> None:
-    """Accounting knows the GPU both typed and untyped, the job's user and account, and its exit status."""
+    """Accounting has the GPUs both typed and untyped, the job's user and account, and its exit status."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:2", wrap='id -un; echo "gpus $CUDA_VISIBLE_DEVICES"; exit 3')
     cluster.wait_for_state(job, "FAILED")
     (run,) = cluster.wait_for_runs(job, "FAILED")
@@ -42,8 +42,8 @@ def test_array_has_a_record_for_every_task(cluster: Cluster) -> None:
     assert cluster.output(f"{job}_3") == "task 3\n"
 
 
-def test_requeued_job_keeps_its_id_and_both_runs_are_accounted(cluster: Cluster) -> None:
-    """With --duplicates accounting shows the run before the requeue and the one after it, under one job id."""
+def test_requeued_job_keeps_its_id_and_both_attempts_are_accounted(cluster: Cluster) -> None:
+    """With --duplicates, accounting shows the attempts before and after the requeue under one job ID."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="[ $SLURM_RESTART_COUNT ] || sleep 1800; echo again")
     cluster.wait_for_state(job, "RUNNING")
     cluster.exec("login", "scontrol", "requeue", job, user="alice")
@@ -57,7 +57,7 @@ def test_requeued_job_keeps_its_id_and_both_runs_are_accounted(cluster: Cluster)
 
 
 def test_requeue_frees_the_gpus_for_a_waiting_job(cluster: Cluster) -> None:
-    """A job that is requeued and held lets another one start on its GPUs."""
+    """A job that is requeued and held lets another job start on its GPUs."""
     holders = [cluster.submit("--partition=gpu", "--gres=gpu:2", wrap=HALF_HOUR) for _ in range(2)]
     for holder in holders:
         cluster.wait_for_state(holder, "RUNNING")
@@ -70,7 +70,7 @@ def test_requeue_frees_the_gpus_for_a_waiting_job(cluster: Cluster) -> None:
 
 
 def test_accounts_decide_who_may_submit(cluster: Cluster) -> None:
-    """A user submits under accounts that list him and under no other."""
+    """Users can submit only under the accounts that list them."""
     job = cluster.submit("--account=language", wrap="true", user="alice")
     (run,) = cluster.wait_for_runs(job, "COMPLETED")
     assert run.account == "language"
@@ -80,7 +80,7 @@ def test_accounts_decide_who_may_submit(cluster: Cluster) -> None:
 
 
 def test_qos_limits_the_gpus_of_a_user(cluster: Cluster) -> None:
-    """Carol's QOS gives her one GPU at a time; the others are not held up by it."""
+    """Carol's QOS allows her one GPU at a time; other users are not affected."""
     first = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap=HALF_HOUR, user="carol")
     cluster.wait_for_state(first, "RUNNING")
     second = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap=HALF_HOUR, user="carol")
@@ -95,7 +95,7 @@ def test_qos_limits_the_gpus_of_a_user(cluster: Cluster) -> None:
 
 
 def test_preemptible_job_is_requeued_when_its_gpus_are_needed(cluster: Cluster) -> None:
-    """A job in gpu-preempt gives way to one in gpu and comes back after it."""
+    """A job in gpu-preempt is preempted by one in gpu and restarts after it."""
     low = [cluster.submit("--partition=gpu-preempt", "--gres=gpu:2", wrap=HALF_HOUR) for _ in range(2)]
     for job in low:
         cluster.wait_for_state(job, "RUNNING")
@@ -107,11 +107,11 @@ def test_preemptible_job_is_requeued_when_its_gpus_are_needed(cluster: Cluster) 
 
 
 def test_prolog_and_epilog_run_and_map_gpus_to_the_job(cluster: Cluster) -> None:
-    """While the job runs, dcgm-exporter's mapping names it for its GPUs; afterwards it does not."""
+    """While the job runs, dcgm-exporter's mapping assigns its GPUs to it; afterwards no longer."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:2", "--nodelist=c2", wrap=HALF_HOUR)
     cluster.wait_for_state(job, "RUNNING")
 
-    # Slurm calls it running while the prolog still runs.
+    # Slurm reports the job as running while the prolog still runs.
     def mapped() -> list[str]:
         return cluster.run("c2", "cat", "/run/dcgm-job-mapping/0", "/run/dcgm-job-mapping/1").stdout.split()
 
@@ -124,7 +124,7 @@ def test_prolog_and_epilog_run_and_map_gpus_to_the_job(cluster: Cluster) -> None
 
 
 def test_sampled_memory_of_a_step_is_accounted(cluster: Cluster) -> None:
-    """JobAcctGather sees what a user's process holds, which needs leave to look at other users' processes."""
+    """JobAcctGather measures the memory of a user's process, which requires access to processes of other users."""
     script = "#!/bin/bash\nexec python3 -c 'import time; held = bytes([1]) * 200_000_000; time.sleep(5)'\n"
     job = cluster.submit("--partition=cpu", script=script)
     cluster.wait_for_state(job, "COMPLETED")

@@ -1,4 +1,4 @@
-"""The two ways of speaking to Slurm beside each other on a live cluster, and a pyslurm process that is in trouble."""
+"""Both Slurm backends side by side on a live cluster, and failures of the pyslurm process."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from cluster.driver import Cluster, wait_until
 from cluster.slurm_clients import CPU, GPU, HALF_HOUR, NO_PYSLURM, runner, starter
 
-from slurm_affinode.slurm import faults
-from slurm_affinode.slurm.backends import examine, open_client
+from slurm_affinode.slurm import interface
+from slurm_affinode.slurm.client import examine, open_client
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.pyslurm_client import PyslurmClient
@@ -19,28 +19,28 @@ pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 
 def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:
-    """Both implementations, as root."""
+    """Return both implementations, as root."""
     if cluster.release != "26.05":
         pytest.skip(NO_PYSLURM)
     commands = CommandsClient(runner(cluster, "root"))
     return commands, PyslurmClient(commands, starter(cluster, "root"))
 
 
-def test_both_see_the_same(cluster: Cluster) -> None:
-    """Every field of every job and node, but what pyslurm does not tell: the status of a job that failed."""
+def test_backends_report_the_same(cluster: Cluster) -> None:
+    """Every field of every job and node, except the exit status of a failed job, which pyslurm does not report."""
     commands, pyslurm = both(cluster)
     cluster.wait_for_state(cluster.submit(*GPU, "--array=1-3%1", wrap=HALF_HOUR) + "_1", "RUNNING")
     team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:
-        # Slurm plans anew every two seconds: until both have looked at the same plan.
+        # Slurm plans every two seconds: wait until both have read the same plan.
         wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found, timeout_s=20)
         assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
         commands.cancel(team)
 
 
 def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
-    """What the two say differently of the jobs."""
+    """Return the differences between the jobs that both clients report."""
     first, second = ({job.id: job for job in client.jobs(steps=True, gpu_detail=True)} for client in (one, other))
     found = [f"only one has {name}" for name in first.keys() ^ second.keys()]
     for name in first.keys() & second.keys():
@@ -51,7 +51,7 @@ def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
     return found
 
 
-def test_auto_takes_pyslurm_where_it_is_and_says_why_where_it_is_not(cluster: Cluster) -> None:
+def test_auto_selects_pyslurm_or_reports_reason(cluster: Cluster) -> None:
     """On 26.05 it is built for the site's Slurm; on 24.11 it cannot be imported."""
     run, start = runner(cluster, "root"), starter(cluster, "root")
     commands, pyslurm = examine(run, start)
@@ -62,26 +62,26 @@ def test_auto_takes_pyslurm_where_it_is_and_says_why_where_it_is_not(cluster: Cl
             return
         assert client.backend == "commands"
     assert "No module named 'pyslurm'" in str(pyslurm.reason)
-    with pytest.raises(faults.BackendUnusableError, match="No module named"):
+    with pytest.raises(interface.BackendUnusableError, match="No module named"):
         open_client("pyslurm", run=run, start=start)
 
 
-def test_a_machine_without_configuration_costs_the_pyslurm_process_and_not_ours(cluster: Cluster) -> None:
-    """libslurm ends its process there; here that is an error with a reason, and auto goes on with the commands."""
+def test_missing_configuration_ends_only_pyslurm_process(cluster: Cluster) -> None:
+    """libslurm exits the pyslurm process; the client reports an error, and auto falls back to commands."""
     commands, _ = both(cluster)
     lost = starter(cluster, "root", "SLURM_CONF=/nonexistent/slurm.conf")
-    with PyslurmClient(commands, lost) as client, pytest.raises(faults.ControllerDownError, match=r"slurm\.conf"):
+    with PyslurmClient(commands, lost) as client, pytest.raises(interface.ControllerDownError, match=r"slurm\.conf"):
         client.jobs()
     with open_client("auto", run=runner(cluster, "root"), start=lost) as client:
         assert client.backend == "commands"
 
 
-def test_pyslurm_process_that_is_killed_is_replaced(cluster: Cluster) -> None:
-    """In between and in the middle of a request."""
+def test_killed_pyslurm_process_is_replaced(cluster: Cluster) -> None:
+    """Between requests and during one."""
     _, client = both(cluster)
     with client:
         assert len(client.nodes()) == 3
-        worker = "[p]yslurm_worker"  # so that the pattern does not find the shell that has it in its own arguments
+        worker = "[p]yslurm_worker"  # so that the pattern does not match the shell that contains it
         cluster.shell("login", f"pkill -KILL -f {worker}")
         assert len(client.nodes()) == 3
         began = time.monotonic()
@@ -90,7 +90,7 @@ def test_pyslurm_process_that_is_killed_is_replaced(cluster: Cluster) -> None:
         assert time.monotonic() - began < 30
 
 
-def test_doctor_says_how_slurm_is_spoken_to(cluster: Cluster) -> None:
+def test_doctor_reports_slurm_backend(cluster: Cluster) -> None:
     """On the login node, as installed there."""
     said = cluster.run("login", "slurm-affinode", "doctor").stdout
     used = "pyslurm (auto was asked for)" if cluster.release == "26.05" else "commands (auto was asked for)"

@@ -1,6 +1,6 @@
-"""The contract of ``slurm/interface.py``, kept by each implementation on a live cluster.
+"""The contract of ``slurm/interface.py``, tested for each implementation on a live cluster.
 
-Each client speaks as a user of the cluster.
+Each client acts as a user of the cluster.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cluster.driver import COMPUTE_NODES, Cluster, docker, wait_until
 from cluster.slurm_clients import CPU, GPU, HALF_HOUR, NO_PYSLURM, runner, starter
 
 from slurm_affinode.model.cluster import GpuCount, NodeGpus
-from slurm_affinode.slurm import faults
+from slurm_affinode.slurm import interface
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.pyslurm_client import PyslurmClient
@@ -33,7 +33,7 @@ def backend(request: pytest.FixtureRequest, cluster: Cluster) -> str:
 
 @pytest.fixture
 def connect(backend: str, cluster: Cluster) -> Iterator[Open]:
-    """Opens clients of the implementation under test, as a user."""
+    """Yield a function that opens clients of the implementation under test, as a user."""
     opened: list[SlurmClient] = []
 
     def open_as(user: str) -> SlurmClient:
@@ -49,12 +49,12 @@ def connect(backend: str, cluster: Cluster) -> Iterator[Open]:
 
 @pytest.fixture
 def root(connect: Open) -> SlurmClient:
-    """As the administrator."""
+    """A client of the administrator."""
     return connect("root")
 
 
 def started(cluster: Cluster, *options: str, script: str = "") -> str:
-    """A job that runs."""
+    """Submit a job and wait until it runs."""
     job = cluster.submit(*options, script=script, wrap="" if script else HALF_HOUR)
     cluster.wait_for_state(job, "RUNNING")
     return job
@@ -64,7 +64,7 @@ def started(cluster: Cluster, *options: str, script: str = "") -> str:
 
 
 def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root: SlurmClient) -> None:
-    """What the agent needs of a job: whose it is, where it runs, on which GPUs by number, with which steps."""
+    """The data that the agent needs: owner, nodes, GPUs by index, steps."""
     text = "#!/bin/bash\nsrun --gres=gpu:1 --mem=50 --ntasks=1 sleep 1800 &\nwait\n"
     options = ("--job-name=tr|ain 'x' é", "--comment=a = b", "--gres=gpu:h100:2", "--time=10", "--output=out-%j.txt")
     number = started(cluster, "--partition=gpu", "--nodelist=c1", "--mem=200", *options, script=text)
@@ -88,8 +88,8 @@ def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root
     assert {step.step for step in root.steps(number)} == set(steps)
 
 
-def test_waiting_jobs_say_why_and_until_when(cluster: Cluster, root: SlurmClient) -> None:
-    """Held, to begin later, and several partitions."""
+def test_pending_jobs_have_reason_and_expected_start(cluster: Cluster, root: SlurmClient) -> None:
+    """Held, with a later begin time, and in several partitions."""
     held = cluster.submit(*CPU, "--hold", wrap="true")
     later = cluster.submit(
         "--partition=gpu,gpu-preempt", "--gres=gpu:1", "--begin=now+1hour", "--no-requeue", wrap="true"
@@ -106,8 +106,8 @@ def test_waiting_jobs_say_why_and_until_when(cluster: Cluster, root: SlurmClient
     assert jobs[held].gpus_requested is None
 
 
-def test_array_tasks_and_components_are_found_by_the_names_that_people_use(cluster: Cluster, root: SlurmClient) -> None:
-    """``7_2``, ``7_[3-4]`` and ``9+1``: those that run, and tasks that share a record."""
+def test_array_tasks_and_components_are_found_by_name(cluster: Cluster, root: SlurmClient) -> None:
+    """``7_2``, ``7_[3-4]`` and ``9+1``: running tasks, and tasks that share a record."""
     array = cluster.submit(*CPU, "--array=1-4%1", wrap=HALF_HOUR)
     cluster.wait_for_state(f"{array}_1", "RUNNING")
     team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
@@ -118,14 +118,14 @@ def test_array_tasks_and_components_are_found_by_the_names_that_people_use(clust
     ids = {job.id for job in root.jobs()}
     assert {f"{array}_1", f"{array}_[2-4]", f"{team}+0", f"{team}+1"} <= ids
     for missing in (f"{array}_9", f"{team}+5", "4000000"):
-        with pytest.raises(faults.UnknownJobError):
+        with pytest.raises(interface.UnknownJobError):
             root.job(missing)
-    root.cancel(team)  # by the first id: all of it
+    root.cancel(team)  # the ID of the first component names the whole job
     assert {root.job(f"{team}+{offset}").state for offset in (0, 1)} == {"CANCELLED"}
 
 
-def test_ended_job_says_when(cluster: Cluster, root: SlurmClient) -> None:
-    """Ended jobs stay visible for MinJobAge, with when they ended."""
+def test_ended_job_has_end_time(cluster: Cluster, root: SlurmClient) -> None:
+    """Ended jobs stay visible for MinJobAge, with their end time."""
     number = cluster.submit(*CPU, wrap="true")
     cluster.wait_for_state(number, "COMPLETED")
     job = root.job(number)
@@ -133,8 +133,8 @@ def test_ended_job_says_when(cluster: Cluster, root: SlurmClient) -> None:
     assert job.end is not None
 
 
-def test_nodes_partitions_and_configuration(cluster: Cluster, root: SlurmClient) -> None:
-    """GPUs configured and in use by node, the default partition, the settings that the product looks at."""
+def test_nodes_partitions_and_configuration_are_read(cluster: Cluster, root: SlurmClient) -> None:
+    """Configured and used GPUs per node, the default partition, and the settings that slurm-affinode uses."""
     started(cluster, *GPU, "--nodelist=c2")
     nodes = {node.name: node for node in root.nodes()}
     assert sorted(nodes) == sorted(COMPUTE_NODES)
@@ -156,12 +156,12 @@ def test_nodes_partitions_and_configuration(cluster: Cluster, root: SlurmClient)
 
 
 def test_hold_and_release(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
-    """A job that the administrator holds is released by the administrator, one held for the user also by its owner."""
+    """Only an administrator releases a job held by an administrator; the owner may release one held for the user."""
     alice = connect("alice")
     number = cluster.submit(*CPU, "--begin=now+1hour", wrap="true")
     root.hold(number)
     assert (root.job(number).held, root.job(number).reason) == (True, "JobHeldAdmin")
-    with pytest.raises(faults.NotPermittedError):
+    with pytest.raises(interface.NotPermittedError):
         alice.release(number)
     root.release(number)
     assert not root.job(number).held
@@ -171,26 +171,26 @@ def test_hold_and_release(cluster: Cluster, root: SlurmClient, connect: Open) ->
     assert not root.job(number).held
 
 
-def test_requeue_gives_the_gpus_back_and_a_held_one_waits_for_its_release(cluster: Cluster, root: SlurmClient) -> None:
-    """The way to suspend: the same job, later. A pending job cannot be requeued, nor one that does not allow it."""
+def test_requeue_frees_gpus_and_held_job_waits_for_release(cluster: Cluster, root: SlurmClient) -> None:
+    """Requeue and hold suspend the same job. A pending job cannot be requeued, nor one submitted with --no-requeue."""
     number = started(cluster, *GPU, "--nodelist=c1")
     root.requeue(number, hold=True)
     job = wait_until("it is back in the queue", lambda: root.job(number), lambda job: job.state == "PENDING")
     assert (job.held, job.restarts, job.node_gpus) == (True, 1, ())
     wait_until("its GPU is free", lambda: {node.name: node for node in root.nodes()}["c1"].gpus_used == GpuCount(0))
-    with pytest.raises(faults.InvalidStateError, match="pending"):
+    with pytest.raises(interface.InvalidStateError, match="pending"):
         root.requeue(number)
     root.release(number)
     cluster.wait_for_state(number, "RUNNING")
     root.requeue(number)
     wait_until("it was requeued", lambda: root.job(number), lambda job: job.restarts == 2)
     never = started(cluster, *CPU, "--no-requeue")
-    with pytest.raises(faults.InvalidStateError):
+    with pytest.raises(interface.InvalidStateError):
         root.requeue(never)
 
 
-def test_requeue_of_what_runs_leaves_alone_what_was_cancelled(cluster: Cluster, root: SlurmClient) -> None:
-    """Also a moment before, while Slurm is ending it: without that condition it would come back."""
+def test_requeue_of_running_jobs_spares_canceled_job(cluster: Cluster, root: SlurmClient) -> None:
+    """Even if Slurm is still ending it: without this condition the job would be requeued."""
     deaf = "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.1; done\n"
     number = started(cluster, *GPU, "--nodelist=c1", script=deaf)
     wait_until("its prolog is over", lambda: root.job(number), lambda job: job.reason != "Prolog")
@@ -205,8 +205,8 @@ def test_requeue_of_what_runs_leaves_alone_what_was_cancelled(cluster: Cluster, 
     assert (job.held, job.restarts) == (True, 1)
 
 
-def test_cancel_ends_jobs_tasks_and_steps_alone(cluster: Cluster, root: SlurmClient) -> None:
-    """Nothing but what was named; an ended and an unknown job are told apart."""
+def test_cancel_ends_only_the_named_job_task_or_step(cluster: Cluster, root: SlurmClient) -> None:
+    """Only the named ones; errors distinguish ended and unknown jobs."""
     text = "#!/bin/bash\nsrun --ntasks=1 --mem=50 sleep 1800\necho went on\nsleep 1800\n"
     number = started(cluster, *CPU, script=text)
     wait_until("its step runs", lambda: root.steps(number), lambda steps: any(step.step == "0" for step in steps))
@@ -217,35 +217,35 @@ def test_cancel_ends_jobs_tasks_and_steps_alone(cluster: Cluster, root: SlurmCli
     assert root.job(f"{array}_3").array_tasks == "1,3"  # a task that never started leaves no record
     root.cancel(number)
     wait_until("it has ended", lambda: root.job(number).state == "CANCELLED")
-    with pytest.raises(faults.AlreadyDoneError):
+    with pytest.raises(interface.AlreadyDoneError):
         root.cancel(number)
-    with pytest.raises(faults.InvalidStateError):
+    with pytest.raises(interface.InvalidStateError):
         root.cancel(f"{array}_3.0")
     for missing in ("4000000", f"{array}_77"):
-        with pytest.raises(faults.UnknownJobError):
+        with pytest.raises(interface.UnknownJobError):
             root.cancel(missing)
 
 
 def test_signal_reaches_the_batch_script(cluster: Cluster, root: SlurmClient) -> None:
-    """To the script alone, by name or number; a pending or ended job has no process to take it."""
+    """Only the script is signaled, by name or number; a pending or ended job has no process to signal."""
     text = "#!/bin/bash\ntrap 'echo got one' USR1\necho ready\nwhile :; do sleep 0.1; done\n"
     number = started(cluster, *CPU, script=text)
     cluster.wait_for_output(number, "ready")
     root.signal(number, "USR1", to="batch")
     cluster.wait_for_output(number, "got one")
-    with pytest.raises(faults.UnknownJobError):
+    with pytest.raises(interface.UnknownJobError):
         root.signal(f"{number}.7", "USR1")
     root.cancel(f"{number}.batch")
     wait_until("its script was killed", lambda: root.job(number).ended)
-    with pytest.raises(faults.AlreadyDoneError):
+    with pytest.raises(interface.AlreadyDoneError):
         root.signal(number, 10)
     waiting = cluster.submit(*CPU, "--hold", wrap="true")
-    with pytest.raises(faults.InvalidStateError):
+    with pytest.raises(interface.InvalidStateError):
         root.signal(waiting, "USR1")
 
 
 def test_comments_hold_any_text(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
-    """What looks like an option or another setting is text; only the owner sees to the one, administrators to both."""
+    """Text like options or other settings is kept as is. Owners may set the comment, administrators both comments."""
     number = cluster.submit(*CPU, "--hold", wrap="true")
     for text in ("suspended: idle 15m, 52 GiB, wake with ...", "a \"b\" 'c' = d Priority=9", "--all -v é\N{SNOWMAN}"):
         root.set_comment(number, text)
@@ -256,46 +256,46 @@ def test_comments_hold_any_text(cluster: Cluster, root: SlurmClient, connect: Op
     assert root.job(number).comment == "mine"
     root.set_comment(number, "")
     assert root.job(number).comment is None
-    with pytest.raises(faults.NotPermittedError):
+    with pytest.raises(interface.NotPermittedError):
         connect("bob").set_comment(number, "x")
 
 
 def test_begin_time_is_set(cluster: Cluster, root: SlurmClient) -> None:
-    """A time is a time, whatever the zone; a running job has begun."""
+    """In any time zone; a running job has already begun."""
     number = cluster.submit(*CPU, "--begin=now+1hour", wrap="true")
     when = (datetime.now(UTC) + timedelta(hours=3)).replace(microsecond=0)
     root.set_begin(number, when)
     assert root.job(number).expected_start == when
-    with pytest.raises(faults.InvalidStateError):
+    with pytest.raises(interface.InvalidStateError):
         root.set_begin(started(cluster, *CPU), when)
 
 
-def test_notice_arrives_in_the_jobs_output(cluster: Cluster, root: SlurmClient) -> None:
-    """As text, also where it looks like an option."""
+def test_notice_appears_in_job_output(cluster: Cluster, root: SlurmClient) -> None:
+    """As text, even if it looks like an option."""
     number = cluster.submit(*CPU, wrap=f"echo begun; {HALF_HOUR}")
-    # Slurm drops a notice for a job whose script is not launched yet, and says nothing.
+    # Slurm silently drops a notice for a job before its script is launched.
     cluster.wait_for_output(number, "begun")
     root.notify(number, "--verbose: your job is idle")
     cluster.wait_for_output(number, "--verbose: your job is idle")
 
 
 def test_drain_and_resume(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
-    """With the reason, for administrators alone; what is in service needs no resume."""
+    """Only administrators may drain, with a reason; a node in service cannot be resumed."""
     root.drain("cpu1", "GPU 0: memory held by no process")
     node = {node.name: node for node in root.nodes()}["cpu1"]
     assert (node.draining, node.reason) == (True, "GPU 0: memory held by no process")
     root.resume("cpu1")
     assert not {node.name: node for node in root.nodes()}["cpu1"].draining
-    with pytest.raises(faults.InvalidStateError):
+    with pytest.raises(interface.InvalidStateError):
         root.resume("cpu1")
-    with pytest.raises(faults.UnknownNodeError):
+    with pytest.raises(interface.UnknownNodeError):
         root.drain("c99", "x")
-    with pytest.raises(faults.NotPermittedError):
+    with pytest.raises(interface.NotPermittedError):
         connect("alice").drain("cpu1", "x")
 
 
-def test_what_a_user_may_not_do_is_refused_by_name(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
-    """Each of the actions, on another user's job, leaves it as it is."""
+def test_actions_on_jobs_of_others_are_not_permitted(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
+    """No action on another user's job has an effect."""
     bob = connect("bob")
     number = started(cluster, *CPU)
     when = datetime.now(UTC) + timedelta(hours=1)
@@ -309,13 +309,13 @@ def test_what_a_user_may_not_do_is_refused_by_name(cluster: Cluster, root: Slurm
         lambda: bob.set_begin(number, when),
         lambda: bob.notify(number, "x"),
     ):
-        with pytest.raises(faults.NotPermittedError):
+        with pytest.raises(interface.NotPermittedError):
             act()
     assert (root.job(number).state, root.job(number).admin_comment) == ("RUNNING", None)
 
 
-def test_unknown_jobs_are_refused_by_name(root: SlurmClient) -> None:
-    """Each of the actions."""
+def test_unknown_jobs_are_reported(root: SlurmClient) -> None:
+    """By every action."""
     when = datetime.now(UTC) + timedelta(hours=1)
     for act in (
         lambda: root.hold(4000000),
@@ -328,7 +328,7 @@ def test_unknown_jobs_are_refused_by_name(root: SlurmClient) -> None:
         lambda: root.notify(4000000, "x"),
         lambda: root.job(4000000),
     ):
-        with pytest.raises(faults.UnknownJobError):
+        with pytest.raises(interface.UnknownJobError):
             act()
     assert root.steps(4000000) == ()
 
@@ -337,13 +337,13 @@ def test_unknown_jobs_are_refused_by_name(root: SlurmClient) -> None:
 
 
 @pytest.mark.slow
-def test_controller_that_is_down_is_one_clear_error_and_nothing_more(cluster: Cluster, root: SlurmClient) -> None:
-    """The client lives on and works again when slurmctld is back."""
+def test_controller_outage_is_reported_and_survived(cluster: Cluster, root: SlurmClient) -> None:
+    """The client survives and works again when slurmctld is back."""
     root.ping()
     docker("stop", "--time=5", cluster.container("slurmctld"))
     try:
         for look in (root.jobs, root.ping, lambda: root.hold(1)):
-            with pytest.raises(faults.ControllerDownError):
+            with pytest.raises(interface.ControllerDownError):
                 look()
     finally:
         cluster.start("slurmctld")

@@ -1,4 +1,4 @@
-"""Shepherd and agent: the loop of suspension and restore end to end, and agents that are absent, mad or restarted."""
+"""Shepherd and agent: suspension and restore end to end, and agents that are absent, faulty or restarted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
 
 @pytest.fixture
 def agents(cluster: Cluster) -> Iterator[dict[str, FakeAgent]]:
-    """One for each node with GPUs; none runs yet. They are gone after the test, and images with them."""
+    """One fake agent per GPU node, not started yet. Agents and images are removed after the test."""
     agents = {node: FakeAgent(cluster, node) for node in ("c1", "c2")}
     for agent in agents.values():
         agent.make_way()
@@ -33,7 +33,7 @@ def agents(cluster: Cluster) -> Iterator[dict[str, FakeAgent]]:
 
 @pytest.fixture
 def short_wait(cluster: Cluster) -> Iterator[None]:
-    """The nodes wait two seconds for an agent when there is an image."""
+    """Have the nodes wait only two seconds for an agent if there is an image."""
     saved = cluster.exec("c1", "cat", PLUGSTACK)
     for node in ("c1", "c2"):
         cluster.shell(node, f"sed -i 's/$/ agent_wait=2s/' {PLUGSTACK}")
@@ -43,7 +43,7 @@ def short_wait(cluster: Cluster) -> Iterator[None]:
 
 
 def suspended_on_c2(cluster: Cluster, agents: dict[str, FakeAgent]) -> str:
-    """A job that has counted a while on c2 and is held in the queue with an image."""
+    """Return a job that has counted for a while on c2 and is held in the queue with an image."""
     agents["c2"].start("restore")
     job = cluster.submit(*ON, "--nodelist=c2", script="#!/bin/bash\n" + COUNT)
     cluster.wait_for_output(job, "\n10\n")
@@ -54,14 +54,14 @@ def suspended_on_c2(cluster: Cluster, agents: dict[str, FakeAgent]) -> str:
 
 
 def move_to(cluster: Cluster, job: str, node: str) -> None:
-    """Lets a held job run on a node."""
+    """Release a held job to a node."""
     wait_until("the node is free", lambda: cluster.nodes()[node], lambda state: state == "idle")
     cluster.exec("login", "scontrol", "update", f"jobid={job}", f"reqnodelist={node}")
     cluster.exec("login", "scontrol", "release", job)
 
 
-def test_suspended_on_one_node_restored_on_the_other(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """One job: it counts on c2, is imaged, requeued, goes on counting on c1; its output and its status are whole."""
+def test_job_suspended_on_one_node_is_restored_on_another(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """The job counts on c2, is dumped and requeued, and continues on c1; its output and exit status are complete."""
     job = suspended_on_c2(cluster, agents)
     agents["c1"].start("restore")
     move_to(cluster, job, "c1")
@@ -74,8 +74,8 @@ def test_suspended_on_one_node_restored_on_the_other(cluster: Cluster, agents: d
     assert [run.state for run in cluster.runs(job, duplicates=True)][-1] == "FAILED"
 
 
-def test_restored_job_gets_its_signals(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """After a restore `scancel --batch --signal` reaches the script, and scancel ends it."""
+def test_restored_job_receives_signals(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """After a restore, `scancel --batch --signal` reaches the script, and scancel ends it."""
     job = suspended_on_c2(cluster, agents)
     agents["c1"].start("restore")
     move_to(cluster, job, "c1")
@@ -86,10 +86,10 @@ def test_restored_job_gets_its_signals(cluster: Cluster, agents: dict[str, FakeA
     assert outcome(cluster, job).state == "CANCELLED"
 
 
-def test_image_and_no_agent_is_held_not_begun_anew(
+def test_job_with_image_but_without_agent_is_held(
     cluster: Cluster, agents: dict[str, FakeAgent], short_wait: None
 ) -> None:
-    """Where nobody can restore the image the job is put back, held; released to a node with an agent it goes on."""
+    """Without an agent to restore the image, the job is requeued held; released to a node with an agent, it resumes."""
     job = suspended_on_c2(cluster, agents)
     move_to(cluster, job, "c1")
     wait_until(
@@ -101,8 +101,8 @@ def test_image_and_no_agent_is_held_not_begun_anew(
     assert cluster.output(job) == COUNTED
 
 
-def test_image_and_agent_that_comes_late(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """A job with an image waits for an agent that is being restarted."""
+def test_job_with_image_waits_for_agent(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """A job with an image waits for an agent that is restarting."""
     job = suspended_on_c2(cluster, agents)
     move_to(cluster, job, "c1")
     cluster.wait_for_state(job, "RUNNING")
@@ -111,8 +111,8 @@ def test_image_and_agent_that_comes_late(cluster: Cluster, agents: dict[str, Fak
     assert outcome(cluster, job).exit_code == "5:0", agents["c1"].log()
 
 
-def test_failed_restore_starts_afresh_and_says_so(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """The agent may say: start, the restore failed; the script finds that in its environment."""
+def test_job_starts_afresh_after_failed_restore(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """If the agent reports a failed restore and starts the job, the script finds that in its environment."""
     agents["c2"].start("start")
     job = cluster.submit(*ON, "--nodelist=c2", script=AGAIN)
     cluster.wait_for_output(job, "run 0")
@@ -123,8 +123,8 @@ def test_failed_restore_starts_afresh_and_says_so(cluster: Cluster, agents: dict
     assert cluster.output(job) == "run 1 1\n"
 
 
-def test_agent_that_holds(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """The job is not started; the reason stands in its output."""
+def test_agent_can_hold_job(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """The job is not started; its output contains the reason."""
     job = cluster.submit(*ON, "--nodelist=c2", script=AGAIN)
     cluster.wait_for_output(job, "run 0")
     agents["c2"].start("hold")
@@ -137,8 +137,8 @@ def test_agent_that_holds(cluster: Cluster, agents: dict[str, FakeAgent]) -> Non
 
 
 @pytest.mark.parametrize("behaviour", ["silent", "garbage", "truncated", "close", "flood", "absent"])
-def test_mad_agent_does_not_stop_a_job(cluster: Cluster, agents: dict[str, FakeAgent], behaviour: str) -> None:
-    """First start and requeued start both run, whatever sits on the socket."""
+def test_faulty_agent_does_not_stop_job(cluster: Cluster, agents: dict[str, FakeAgent], behaviour: str) -> None:
+    """The first start and the start after a requeue both run."""
     if behaviour != "absent":
         agents["c2"].start(behaviour)
     job = cluster.submit(*ON, "--nodelist=c2", script=AGAIN)
@@ -148,8 +148,8 @@ def test_mad_agent_does_not_stop_a_job(cluster: Cluster, agents: dict[str, FakeA
     assert cluster.output(job) == "run 1\n"
 
 
-def test_agent_is_told_of_start_and_end_and_heard(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """Hello with the option and the root's number, a line and a signal for the job, the wait status at the end."""
+def test_agent_and_shepherd_exchange_messages(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """It receives hello with the option and the root's PID, sends a line and a signal, and receives the wait status."""
     agents["c2"].start("say")
     body = "import signal, sys\nsignal.signal(10, lambda *_: sys.exit(3))\nwhile True:\n    signal.pause()\n"
     job = cluster.submit(*ON, "--nodelist=c2", script="#!/usr/bin/python3\n" + body)
@@ -162,8 +162,8 @@ def test_agent_is_told_of_start_and_end_and_heard(cluster: Cluster, agents: dict
     assert ended["status"] == str(3 << 8)
 
 
-def test_restarted_agent_hears_again_and_the_job_runs_on(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """The connection is made again, with the root's number; the job notices nothing."""
+def test_shepherd_reconnects_to_restarted_agent(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
+    """The shepherd reconnects with the root's PID; the job is not affected."""
     agents["c2"].start("start")
     job = cluster.submit(*ON, "--nodelist=c2", script="#!/bin/bash\n" + COUNT)
     cluster.wait_for_output(job, "\n5\n")

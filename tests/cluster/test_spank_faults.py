@@ -1,4 +1,4 @@
-"""A broken plugin does not stop a job: it is logged, and the job starts as if it had not asked."""
+"""A broken plugin does not stop a job: the fault is logged, and the job starts as if without the option."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SCRIPT = "#!/bin/bash\n[ $$ -gt 2 ] && echo plain; [ $$ = $SLURM_TASK_PID ] && e
 
 @pytest.fixture
 def plugstack(cluster: Cluster) -> Iterator[str]:
-    """The file on c1; it is put back after the test."""
+    """The path of plugstack.conf on c1; the file is restored after the test."""
     saved = cluster.exec("c1", "cat", PLUGSTACK)
     yield PLUGSTACK
     cluster.exec("c1", "tee", PLUGSTACK, stdin=saved)
 
 
 def starts_plainly(cluster: Cluster, why: str) -> None:
-    """The job runs outside of a namespace and ends with its own status; one line of its output has the reason."""
+    """Assert that the job runs outside a namespace with its own exit status; one line of its output has the reason."""
     job = cluster.submit(*ON_C1, script=SCRIPT)
     found = outcome(cluster, job)
     assert (found.state, found.exit_code) == ("FAILED", "6:0")
@@ -37,14 +37,14 @@ def starts_plainly(cluster: Cluster, why: str) -> None:
     assert why in said[0]
 
 
-def test_shepherd_is_missing(cluster: Cluster, plugstack: str) -> None:
-    """The file that plugstack.conf names is not there."""
+def test_missing_shepherd_is_reported(cluster: Cluster, plugstack: str) -> None:
+    """The file that plugstack.conf names does not exist."""
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/no/such/shepherd\n")
     starts_plainly(cluster, "/no/such/shepherd cannot be run, or is of another version")
 
 
-def test_what_was_suspended_comes_back_where_the_site_has_changed_its_mind(cluster: Cluster, plugstack: str) -> None:
-    """Its partition and window are not allowed any more: that is for jobs to come, and not for one with an image."""
+def test_suspended_job_is_restored_after_policy_change(cluster: Cluster, plugstack: str) -> None:
+    """Its partition and window are no longer allowed, which applies to new jobs but not to one with an image."""
     wait_for_agents(cluster)
     job = cluster.submit(BY_HAND, script=idle_job("--nodelist=c1", idle=20))
     wait_until("its agent knows it", lambda: status(cluster, job))
@@ -56,9 +56,8 @@ def test_what_was_suspended_comes_back_where_the_site_has_changed_its_mind(clust
     assert steps(finish(cluster, job)) == list(range(1, 21))
 
 
-def test_what_was_suspended_is_not_begun_anew_without_a_shepherd(cluster: Cluster, plugstack: str) -> None:
-    """It goes back to the queue, held, with its image; the other task of its array, whose number is not that of the
-    array, runs on."""
+def test_suspended_job_is_held_without_shepherd(cluster: Cluster, plugstack: str) -> None:
+    """It is requeued held, with its image; the other task of its array, which has another raw ID, keeps running."""
     wait_for_agents(cluster)
     array = cluster.submit("--array=1-2", BY_HAND, script=idle_job("--nodelist=c1", idle=60))
     job, other = f"{array}_2", f"{array}_1"
@@ -101,15 +100,15 @@ UNUSABLE = "/opt/shepherd cannot be run, or is of another version"
     ],
     ids=["no program", "not for users", "another version", "readable", "writable", "owner"],
 )
-def test_shepherd_is_broken(cluster: Cluster, plugstack: str, make: str, why: str) -> None:
-    """It is there, and cannot be used."""
+def test_unusable_shepherd_is_reported(cluster: Cluster, plugstack: str, make: str, why: str) -> None:
+    """It exists, but cannot be used."""
     cluster.shell("c1", f"rm -f $1; {make}", "/opt/shepherd")
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/opt/shepherd\n")
     starts_plainly(cluster, why)
 
 
-def test_namespace_cannot_be_made(cluster: Cluster) -> None:
-    """The kernel gives no PID namespace."""
+def test_missing_namespace_is_reported(cluster: Cluster) -> None:
+    """The kernel refuses a PID namespace."""
     limit = "/proc/sys/user/max_pid_namespaces"
     if cluster.run("c1", "sh", "-c", f"echo 0 >{limit}").returncode != 0:
         pytest.skip(f"{limit} is read-only in the containers")
@@ -119,8 +118,8 @@ def test_namespace_cannot_be_made(cluster: Cluster) -> None:
         cluster.shell("c1", f"echo 10000 >{limit}")
 
 
-def test_plugin_is_missing(cluster: Cluster) -> None:
-    """plugstack.conf has it as optional: without the file on the node the job runs."""
+def test_missing_plugin_does_not_stop_job(cluster: Cluster) -> None:
+    """The plugin is optional in plugstack.conf: without the file on the node, the job runs."""
     path = "/usr/local/lib/slurm/slurm_affinode.so"
     cluster.exec("c1", "mv", path, f"{path}.away")
     try:
@@ -131,16 +130,16 @@ def test_plugin_is_missing(cluster: Cluster) -> None:
         cluster.exec("c1", "mv", f"{path}.away", path)
 
 
-def test_wrong_words_on_the_node(cluster: Cluster, plugstack: str) -> None:
-    """A mistake in the node's plugstack.conf leaves the job under its shepherd, with what is right."""
+def test_invalid_plugin_argument_on_node_is_ignored(cluster: Cluster, plugstack: str) -> None:
+    """With a mistake in the node's plugstack.conf, the job has a shepherd and the valid settings apply."""
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} colour=red min_window=1s\n")
     job = cluster.submit(*ON_C1, wrap="echo $$")
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.output(job).endswith("2\n")
 
 
-def test_no_process_left_for_the_user(cluster: Cluster) -> None:
-    """A user at the limit of processes still has the script started, in the shepherd's place."""
+def test_script_starts_at_process_limit(cluster: Cluster) -> None:
+    """For a user at the process limit, the script is started in place of the shepherd."""
     script = "#!/bin/bash\necho started\nexit 4\n"
     argv = ("prlimit", "--nproc=1:1", "sbatch", "--parsable", "--propagate=NPROC", *ON_C1)
     job = cluster.exec("login", *argv, user="alice", stdin=script).strip()

@@ -1,4 +1,4 @@
-"""What a job sees and writes with the option is what it sees and writes without."""
+"""A job sees and writes the same with the option as without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 PIPE = "/run/spank-pipe"
 PARTITION = ("--partition=gpu", "--nodelist=c1")
 
-# What names the run itself: its id, its times, its processes.
+# Variables that differ between jobs: IDs, times, processes.
 OWN = (
     "SLURM_JOB_ID|SLURM_JOBID|SLURM_JOB_START_TIME|SLURM_JOB_END_TIME|SLURM_TASK_PID|SLURM_TRES_PER_TASK|TMPDIR|_|SLURMD_DEBUG"
     "|SLURM_TOPOLOGY_ADDR|SLURM_JOB_SLUID|SLURM_SLUID"
@@ -29,8 +29,8 @@ def small_disk(cluster: Cluster) -> Iterator[str]:
     cluster.shell("c1", "umount -l $1", path)
 
 
-def test_environment(cluster: Cluster) -> None:
-    """The same variables and values, but for those that name the run; shell functions as modules export them."""
+def test_environment_is_unchanged(cluster: Cluster) -> None:
+    """The same variables and values, except those that identify the job; shell functions as modules export them."""
     script = (
         "#!/bin/bash\nmodule() { echo loaded $1; }\nexport -f module\nexport ODD=$'a\\nb=c'\n"
         f"bash -c 'module gcc'\nenv -0 | sort -z | grep -zvE '^({OWN})=' | tr '\\0' '\\n'\n"
@@ -43,16 +43,16 @@ def test_environment(cluster: Cluster) -> None:
     assert with_option == without
 
 
-def test_no_variable_of_ours(cluster: Cluster) -> None:
-    """Names of variables are the same too, also those that are left out above."""
+def test_no_variable_is_added(cluster: Cluster) -> None:
+    """The names of all variables are the same, including those excluded above."""
     pair = submit_pair(cluster, "#!/bin/bash\nenv -0 | sed -z 's/=.*//' | sort -z | tr '\\0' '\\n'\n", *PARTITION)
     outcomes(cluster, pair)
     without, with_option = outputs(cluster, pair)
     assert with_option == without
 
 
-def test_limits_descriptors_signals_identity(cluster: Cluster) -> None:
-    """ulimit, open descriptors, signal masks and dispositions, ids, umask, nice, working directory, CPUs, OOM score."""
+def test_limits_descriptors_signals_and_identity_are_unchanged(cluster: Cluster) -> None:
+    """ulimit, descriptors, signal masks and dispositions, IDs, umask, nice, working directory, CPUs, OOM score."""
     script = """#!/bin/bash
 ulimit -a; ls /proc/self/fd | wc -l; readlink /proc/self/fd/0; cd /proc/self; pwd >/dev/null
 while read -r line; do  # by no other program: in the moment of a fork glibc blocks all signals of the shell
@@ -67,8 +67,8 @@ cd; id; umask; nice; pwd
     assert with_option == without
 
 
-def test_arguments_of_the_script(cluster: Cluster) -> None:
-    """As they were given, with blanks, empty ones and what looks like an option."""
+def test_script_receives_its_arguments(cluster: Cluster) -> None:
+    """Unchanged, with spaces, empty arguments and one that looks like an option."""
     cluster.exec("login", "tee", "/home/alice/arguments.sh", user="alice", stdin='#!/bin/bash\nprintf "<%s>" "$@"\n')
     argv = ("sbatch", "--parsable", OPTION, "arguments.sh", "a b", "", "--", "-x", "$HOME")
     job = cluster.exec("login", *argv, user="alice").strip()
@@ -76,8 +76,8 @@ def test_arguments_of_the_script(cluster: Cluster) -> None:
     assert cluster.output(job) == "<a b><><--><-x><$HOME>"
 
 
-def test_shepherd_is_nobodys_to_trace(cluster: Cluster) -> None:
-    """It speaks for the job to keeper and agent; the job's own processes can be traced as ever."""
+def test_shepherd_cannot_be_traced(cluster: Cluster) -> None:
+    """It acts for the job towards keeper and agent; the job's own processes can be traced as usual."""
     script = """#!/bin/bash
 cat /proc/1/environ >/dev/null 2>&1 && echo it can be read
 sleep 100 & python3 -c 'import ctypes, sys
@@ -90,16 +90,16 @@ kill $!
     assert cluster.output(job) == "-1 0\n"
 
 
-def test_namespace_facts(cluster: Cluster) -> None:
-    """As documented: the script is PID 2, its parent PID 1; it leads its session."""
+def test_pids_in_namespace(cluster: Cluster) -> None:
+    """As documented: the script is PID 2, its parent PID 1, and it leads its session."""
     script = "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID $(ps -o sid= -p $$)\n"
     job = cluster.submit(*PARTITION, OPTION, script=script)
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.output(job).split() == ["2", "1", "2", "2"]
 
 
-def test_slurm_sees_the_processes(cluster: Cluster) -> None:
-    """`scontrol listpids` knows the processes of a job with the option, accounting its memory and CPU time."""
+def test_slurm_tracks_processes_in_namespace(cluster: Cluster) -> None:
+    """`scontrol listpids` lists the processes of a job with the option; accounting has its memory and CPU time."""
     body = "python3 -c 'import time; x = bytearray(200 << 20); t = time.time()\nwhile time.time() < t + 4: pass'\n"
     pair = submit_pair(cluster, "#!/bin/bash\necho ready\n" + body, *PARTITION)
     cluster.wait_for_output(pair.with_option, "ready")
@@ -114,8 +114,8 @@ def test_slurm_sees_the_processes(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("mode", ["truncate", "append"])
-def test_open_mode(cluster: Cluster, mode: str) -> None:
-    """What was in the file before stays or goes as Slurm says."""
+def test_open_mode_is_honored(cluster: Cluster, mode: str) -> None:
+    """The previous contents of the file are kept or truncated as Slurm specifies."""
     texts = []
     for option in ((), (OPTION,)):
         cluster.shell("login", "echo before >/home/alice/slurm-mode.out", user="alice")
@@ -127,8 +127,8 @@ def test_open_mode(cluster: Cluster, mode: str) -> None:
     assert texts[0].startswith("before\n") == (mode == "append")
 
 
-def test_patterns_of_file_names(cluster: Cluster) -> None:
-    """%j, %x, %a and separate error files."""
+def test_file_name_patterns_are_expanded(cluster: Cluster) -> None:
+    """%j, %x and separate error files."""
     options = (OPTION, "--job-name=name", "--output=slurm-%x-%j.out", "--error=slurm-%x-%j-err.out")
     job = cluster.submit(*PARTITION, *options, wrap="echo to out; echo to err >&2")
     assert outcome(cluster, job).state == "COMPLETED"
@@ -136,16 +136,16 @@ def test_patterns_of_file_names(cluster: Cluster) -> None:
     assert cluster.exec("login", "cat", f"/home/alice/slurm-name-{job}-err.out") == "to err\n"
 
 
-def test_output_to_null(cluster: Cluster) -> None:
-    """--output=/dev/null: the job's descriptors are that device."""
+def test_output_goes_to_null(cluster: Cluster) -> None:
+    """With --output=/dev/null, the job's descriptors are that device."""
     wrap = "readlink /proc/$$/fd/1 | tee /home/alice/slurm-null.out"
     job = cluster.submit(*PARTITION, OPTION, "--output=/dev/null", wrap=wrap)
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.exec("login", "cat", "/home/alice/slurm-null.out") == "/dev/null\n"
 
 
-def test_many_bytes_in_order(cluster: Cluster) -> None:
-    """Both streams, many writes, from children at once: byte for byte."""
+def test_large_output_stays_in_order(cluster: Cluster) -> None:
+    """Both streams, many writes, from concurrent children: byte for byte."""
     script = """#!/bin/bash
 for i in $(seq 20000); do echo line $i; [ $((i % 100)) -ne 0 ] || echo err $i >&2; done
 head -c 3000000 /dev/zero | tr '\\0' x
@@ -157,8 +157,8 @@ head -c 3000000 /dev/zero | tr '\\0' x
     assert with_option == without
 
 
-def test_bytes_before_a_kill_are_kept(cluster: Cluster) -> None:
-    """What was written when SIGKILL comes is in the file."""
+def test_output_before_kill_is_kept(cluster: Cluster) -> None:
+    """Output written before SIGKILL is in the file."""
     pair = submit_pair(cluster, "#!/bin/bash\nseq 1000\necho ready\nexec sleep 100\n", *PARTITION)
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
@@ -169,7 +169,7 @@ def test_bytes_before_a_kill_are_kept(cluster: Cluster) -> None:
     assert with_option == without
 
 
-def test_full_disk(cluster: Cluster, small_disk: str) -> None:
+def test_full_disk_is_reported_to_script(cluster: Cluster, small_disk: str) -> None:
     """The script itself gets the error, after the same number of bytes."""
     script = """#!/bin/bash
 note() { echo failed $? >/home/alice/slurm-full-$SLURM_JOB_ID.out; exit 28; }
@@ -186,8 +186,8 @@ for i in $(seq 100); do head -c 1000 /dev/zero || note; done
     assert results[0][0].exit_code == "28:0"
 
 
-def test_output_to_a_pipe(cluster: Cluster) -> None:
-    """Who reads a named pipe sees its end when the job ends."""
+def test_output_goes_to_pipe(cluster: Cluster) -> None:
+    """The reader of a named pipe sees end of file when the job ends."""
     cluster.shell("c1", f"rm -f {PIPE}; mkfifo -m 666 {PIPE}")
     cluster.shell("c1", f"setsid -f sh -c 'cat {PIPE} >{PIPE}.out; echo end >>{PIPE}.out' >/dev/null 2>&1 </dev/null")
     job = cluster.submit(*PARTITION, OPTION, f"--output={PIPE}", wrap="echo through the pipe")

@@ -1,4 +1,4 @@
-"""A job ends with the option as it ends without: the same State and ExitCode, the same output."""
+"""A job ends with the option as without it: the same State and ExitCode, the same output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job, and what is done to it once it has written ``ready``."""
+    """A job, and the signals sent to it once it has written ``ready``."""
 
     name: str
     body: str
@@ -21,12 +21,12 @@ class Case:
     act: tuple[str, ...] = ()
     state: str | None = "COMPLETED"
     exit_code: str | None = "0:0"
-    """``None``: whatever Slurm makes of it, the same for both."""
+    """``None``: any exit code, the same for both jobs."""
     interpreter: str = "#!/bin/bash"
 
 
 TRAP = "trap 'echo got {0}' {0}\necho ready\n"
-# One process: where bash and its child get the same signal, which of them is seen to end first is chance.
+# A single process: if bash and its child receive the same signal, it is random which of them ends first.
 PYTHON = """import signal, sys, time
 def got(number, frame):
     print("got", number, flush=True)
@@ -145,7 +145,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_same_end_and_output(cluster: Cluster, case: Case) -> None:
+def test_outcome_and_output_are_the_same(cluster: Cluster, case: Case) -> None:
     """State and ExitCode of job and batch step are equal, and so is every byte of the output."""
     pair = submit_pair(cluster, f"{case.interpreter}\n{case.body}\n", "--requeue", *case.options)
     if case.act:
@@ -160,8 +160,8 @@ def test_same_end_and_output(cluster: Cluster, case: Case) -> None:
 
 
 @pytest.mark.slow
-def test_time_limit(cluster: Cluster) -> None:
-    """TERM at the limit, KILL after KillWait: TIMEOUT, and the trap has run."""
+def test_time_limit_is_enforced(cluster: Cluster) -> None:
+    """SIGTERM at the limit, SIGKILL after KillWait: TIMEOUT, and the trap has run."""
     body = "#!/usr/bin/python3\n" + OUTLIVES_TERM
     pair = submit_pair(cluster, body, "--time=1")
     for job in pair.both:
@@ -175,14 +175,14 @@ def test_time_limit(cluster: Cluster) -> None:
     assert "got 15" in with_option
 
 
-def test_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
-    """`scontrol suspend` stops the job's processes, `resume` lets them go on; the job completes."""
+def test_job_is_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
+    """`scontrol suspend` stops the job's processes, `resume` continues them; the job completes."""
     cluster.exec("login", "rm", "-f", "/home/alice/go", user="alice")
     counts = "until [ -e go ]; do echo >>ticks.$SLURM_JOB_ID; sleep 0.1; done"
     pair = submit_pair(cluster, f"#!/bin/bash\necho ready\n{counts}\necho end\n")
 
     def stands_still(job: str) -> bool:
-        """Slurm says so before its node has done it."""
+        """Slurm reports the state before the node has stopped the processes."""
         size = f"stat -c %s /home/alice/ticks.{job}; sleep 1; stat -c %s /home/alice/ticks.{job}"
         before, after = cluster.run("login", "sh", "-c", size).stdout.split()
         return before == after
@@ -201,8 +201,8 @@ def test_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
     assert outputs(cluster, pair) == ("ready\nend\n", "ready\nend\n")
 
 
-def test_requeued_job_begins_anew(cluster: Cluster) -> None:
-    """`scontrol requeue` starts it again from the beginning, as nothing was suspended."""
+def test_requeued_job_starts_afresh(cluster: Cluster) -> None:
+    """`scontrol requeue` restarts the job from the beginning, as there is no image."""
     script = '#!/bin/bash\necho ready $SLURM_RESTART_COUNT\n[ -n "$SLURM_RESTART_COUNT" ] || sleep 300\n'
     pair = submit_pair(cluster, script, "--requeue")
     for job in pair.both:
@@ -213,7 +213,7 @@ def test_requeued_job_begins_anew(cluster: Cluster) -> None:
     assert outputs(cluster, pair) == ("ready 1\n", "ready 1\n")
 
 
-def test_array(cluster: Cluster) -> None:
+def test_array_tasks_end_independently(cluster: Cluster) -> None:
     """Each task has the option; one fails, the others do not."""
     job = cluster.submit(
         "--array=1-3", "--gpu-suspend-idle", wrap="echo task $SLURM_ARRAY_TASK_ID; exit $((SLURM_ARRAY_TASK_ID == 2))"
@@ -223,8 +223,8 @@ def test_array(cluster: Cluster) -> None:
     assert [cluster.output(f"{job}_{task}") for task in (1, 2, 3)] == [f"task {task}\n" for task in (1, 2, 3)]
 
 
-def test_killed_shepherd_is_a_killed_job(cluster: Cluster) -> None:
-    """Whoever kills PID 1 of the namespace kills the job: FAILED with signal 9, and nothing of it is left."""
+def test_killed_shepherd_ends_job(cluster: Cluster) -> None:
+    """SIGKILL to PID 1 of the namespace ends the job as FAILED with signal 9; no process is left."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="echo ready; sleep 301")
     cluster.wait_for_output(job, "ready")
     pid = cluster.shell("c1", "pgrep -f slurm-affinode-shepherd").strip()
@@ -233,8 +233,8 @@ def test_killed_shepherd_is_a_killed_job(cluster: Cluster) -> None:
     assert cluster.run("c1", "pgrep", "-f", "sleep 301").stdout == ""
 
 
-def test_killed_task_takes_the_job_with_it(cluster: Cluster) -> None:
-    """Where Slurm's task is killed the namespace goes too: nothing runs on outside of Slurm's sight."""
+def test_killed_task_ends_job(cluster: Cluster) -> None:
+    """If Slurm's task is killed, the namespace ends too: no process escapes Slurm."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="echo ready; sleep 302")
     cluster.wait_for_output(job, "ready")
     shepherd = cluster.shell("c1", "pgrep -f slurm-affinode-shepherd").strip()
@@ -244,8 +244,8 @@ def test_killed_task_takes_the_job_with_it(cluster: Cluster) -> None:
     assert cluster.run("c1", "pgrep", "-f", "sleep 302").stdout == ""
 
 
-def test_nothing_is_left_when_the_script_ends(cluster: Cluster) -> None:
-    """A daemon that a script leaves behind ends with the job."""
+def test_daemons_end_with_script(cluster: Cluster) -> None:
+    """A daemon left behind by a script ends with the job."""
     job = cluster.submit(
         "--partition=gpu",
         "--nodelist=c1",
@@ -256,8 +256,8 @@ def test_nothing_is_left_when_the_script_ends(cluster: Cluster) -> None:
     assert cluster.run("c1", "pgrep", "-f", "sleep 303").stdout == ""
 
 
-def test_pair_ran_in_a_namespace_only_with_the_option(cluster: Cluster) -> None:
-    """The option is what makes the difference: PID 2 with it, Slurm's own number without."""
+def test_only_job_with_option_runs_in_namespace(cluster: Cluster) -> None:
+    """Only the option makes the difference: PID 2 with it, an ordinary PID without it."""
     pair: Pair = submit_pair(cluster, "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID\n")
     outcomes(cluster, pair)
     without, with_option = (cluster.output(job).split() for job in pair.both)

@@ -1,4 +1,4 @@
-"""The option at submission: what is refused and how that is said, help, #SBATCH lines, limits of the site."""
+"""The option at submission: error messages, help, #SBATCH lines, limits of the site."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ WRONG = {
 
 @pytest.fixture
 def site(cluster: Cluster) -> Iterator[str]:
-    """Where the login node's line of plugstack.conf is written; it is put back after the test."""
+    """The path of the login node's plugstack.conf; the file is restored after the test."""
     saved = cluster.exec("login", "cat", PLUGSTACK)
     yield PLUGSTACK
     cluster.exec("login", "tee", PLUGSTACK, stdin=saved)
 
 
 def refused(cluster: Cluster, *argv: str) -> str:
-    """What a submission that must fail says."""
+    """Return the error of a submission that must fail."""
     done = cluster.run("login", *argv, user="alice")
     assert done.returncode != 0, done.stdout
     assert "Submitted" not in done.stdout
@@ -50,18 +50,19 @@ def refused(cluster: Cluster, *argv: str) -> str:
 
 
 @pytest.mark.parametrize("value", WRONG, ids=repr)
-def test_wrong_value_is_refused_with_what_is_allowed(cluster: Cluster, value: str) -> None:
-    """Nothing is submitted; one line names the value and what may stand there."""
+def test_invalid_value_is_refused_with_allowed_values(cluster: Cluster, value: str) -> None:
+    """Nothing is submitted; one line names the value and the allowed ones."""
     said = refused(cluster, "sbatch", f"--gpu-suspend-idle={value}", "--wrap=true")
     assert said.splitlines()[0].startswith(f"sbatch: error: --gpu-suspend-idle: {WRONG[value]}")
     assert cluster.exec("login", "squeue", "--noheader", "--user=alice") == ""
 
 
 @pytest.mark.parametrize("command", ["sbatch", "salloc", "srun"])
-def test_help_explains_the_option(cluster: Cluster, command: str) -> None:
-    """Each command's help has it, with every key."""
+def test_help_describes_option(cluster: Cluster, command: str) -> None:
+    """The help of each command contains it, with every key."""
     said = " ".join(cluster.exec("login", command, "--help").split())
-    assert "--gpu-suspend-idle=WINDOW[,key=value...] checkpoint the job when its GPUs have been idle for WINDOW" in said
+    purpose = "checkpoint and requeue the job when its GPUs have been idle for WINDOW"
+    assert f"--gpu-suspend-idle=WINDOW[,key=value...] {purpose}" in said
     for key in (
         "util=PCT",
         "mode=requeue|inplace",
@@ -72,8 +73,8 @@ def test_help_explains_the_option(cluster: Cluster, command: str) -> None:
         assert key in said
 
 
-def test_line_of_the_script(cluster: Cluster) -> None:
-    """`#SBATCH --gpu-suspend-idle=...` works, and a wrong one is refused."""
+def test_sbatch_line_sets_option(cluster: Cluster) -> None:
+    """`#SBATCH --gpu-suspend-idle=...` works, and an invalid value is refused."""
     line = "#!/bin/bash\n#SBATCH --gpu-suspend-idle={}\n#SBATCH --partition=gpu\necho $$\n"
     job = cluster.submit(script=line.format("90s,util=5"))
     assert outcome(cluster, job).state == "COMPLETED"
@@ -86,22 +87,22 @@ def test_line_of_the_script(cluster: Cluster) -> None:
 @pytest.mark.parametrize(
     "value", ["", "=90s", "=20", "=1:30", "=01:00:00", "=1-0", "=2h,util=2.5,wake=now+1hour,when=always"]
 )
-def test_right_values_are_taken(cluster: Cluster, value: str) -> None:
-    """Without a value too; the job runs under a shepherd."""
+def test_valid_values_are_accepted(cluster: Cluster, value: str) -> None:
+    """The value may be omitted; the job runs under a shepherd."""
     job = cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $$")
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.output(job) == "2\n"
 
 
-def test_option_from_the_environment_of_nothing(cluster: Cluster) -> None:
+def test_option_works_without_exported_environment(cluster: Cluster) -> None:
     """With --export=NONE the option still reaches the node."""
     job = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $$")
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.output(job) == "2\n"
 
 
-def test_limits_of_the_site(cluster: Cluster, site: str) -> None:
-    """Window and modes outside of what plugstack.conf allows are refused; the default of the site keeps them."""
+def test_site_limits_are_enforced(cluster: Cluster, site: str) -> None:
+    """Windows and modes that plugstack.conf does not allow are refused; the site's default is valid."""
     cluster.exec(
         "login", "tee", site, stdin=f"{PLUGIN} default=20m,util=3 min_window=10m max_window=2h modes=requeue\n"
     )
@@ -115,8 +116,8 @@ def test_limits_of_the_site(cluster: Cluster, site: str) -> None:
     cluster.exec("login", *sbatch, "--gpu-suspend-idle=10m", user="alice")
 
 
-def test_partitions_of_the_site(cluster: Cluster, site: str) -> None:
-    """Named on the command line, in the script or in the environment: a partition that is not allowed is refused."""
+def test_site_partitions_are_enforced(cluster: Cluster, site: str) -> None:
+    """On the command line, in the script or in the environment: a partition that is not allowed is refused."""
     cluster.exec("login", "tee", site, stdin=f"{PLUGIN} min_window=1s partitions=gpu,gpu-preempt\n")
     sbatch = ("sbatch", "--gpu-suspend-idle=15m", "--test-only")
     message = "--gpu-suspend-idle: partition 'cpu': this site allows gpu, gpu-preempt"
@@ -129,8 +130,8 @@ def test_partitions_of_the_site(cluster: Cluster, site: str) -> None:
     cluster.exec("login", "sbatch", "--test-only", "--wrap=true", "--partition=cpu", user="alice")
 
 
-def test_partition_that_only_the_node_knows(cluster: Cluster) -> None:
-    """The default partition is known when the job starts: it runs without the option, and its output says why."""
+def test_default_partition_is_checked_on_node(cluster: Cluster) -> None:
+    """The default partition is known only when the job starts; the job runs without the option, its output says why."""
     saved = cluster.exec("cpu1", "cat", PLUGSTACK)
     cluster.exec("cpu1", "tee", PLUGSTACK, stdin=f"{PLUGIN} partitions=gpu\n")
     try:
@@ -142,8 +143,8 @@ def test_partition_that_only_the_node_knows(cluster: Cluster) -> None:
     assert said.endswith("--gpu-suspend-idle has no effect: partition 'cpu': this site allows gpu\nran\n")
 
 
-def test_wrong_word_of_the_site_is_named_and_the_rest_holds(cluster: Cluster, site: str) -> None:
-    """A mistake in plugstack.conf is said, and does not stop a submission."""
+def test_invalid_plugin_argument_is_reported_and_ignored(cluster: Cluster, site: str) -> None:
+    """A mistake in plugstack.conf is reported and does not prevent a submission."""
     cluster.exec("login", "tee", site, stdin=f"{PLUGIN} colour=red min_window=10m\n")
     done = cluster.run("login", "sbatch", "--test-only", "--wrap=true", "--gpu-suspend-idle=10m", user="alice")
     assert done.returncode == 0
@@ -152,8 +153,8 @@ def test_wrong_word_of_the_site_is_named_and_the_rest_holds(cluster: Cluster, si
 
 
 @pytest.mark.parametrize("command", ["srun", "salloc"])
-def test_interactive_jobs_are_told(cluster: Cluster, command: str) -> None:
-    """The option is taken and has no effect; a line says so, and the steps run as ever."""
+def test_interactive_jobs_get_warning(cluster: Cluster, command: str) -> None:
+    """The option has no effect, which one line reports; the steps run as usual."""
     argv = (command, "--gpu-suspend-idle=15m", "--partition=cpu")
     run = ("sh", "-c", "echo $$") if command == "srun" else ("srun", "sh", "-c", "echo $$")
     done = cluster.run("login", *argv, *run, user="alice")
@@ -163,8 +164,8 @@ def test_interactive_jobs_are_told(cluster: Cluster, command: str) -> None:
     assert done.stderr.count("has no effect") == 1
 
 
-def test_what_is_submitted_from_salloc_does_not_inherit_the_option(cluster: Cluster) -> None:
-    """Nobody has asked that it be suspended: neither its shell nor what that submits knows of the option."""
+def test_jobs_submitted_in_salloc_do_not_inherit_option(cluster: Cluster) -> None:
+    """The option was not given for the inner job: neither the shell nor the jobs it submits inherit it."""
     inner = "env | grep SPANK; sbatch --parsable --partition=cpu --wrap='echo $$'"
     done = cluster.run("login", "salloc", "--gpu-suspend-idle=15m", "--partition=cpu", "sh", "-c", inner, user="alice")
     assert "has no effect here" in done.stderr
@@ -174,8 +175,8 @@ def test_what_is_submitted_from_salloc_does_not_inherit_the_option(cluster: Clus
     assert int(cluster.output(job)) > 2
 
 
-def test_sbatch_by_another_name(cluster: Cluster) -> None:
-    """Behind a wrapper of the site, as many have: the option works, and nothing else is said."""
+def test_renamed_sbatch_is_recognized(cluster: Cluster) -> None:
+    """Behind a wrapper of the site, as is common: the option works, without any message."""
     cluster.shell("login", "cp $(command -v sbatch) /usr/local/bin/sbatch.slurm")
     done = cluster.run(
         "login", "/usr/local/bin/sbatch.slurm", "--parsable", "--partition=gpu", "--gpu-suspend-idle=15m",
@@ -189,7 +190,7 @@ def test_sbatch_by_another_name(cluster: Cluster) -> None:
 
 @pytest.fixture
 def crontabs(cluster: Cluster) -> Iterator[str]:
-    """A file for a crontab of alice's; scrontab works, until the end of the test."""
+    """Enable scrontab until the end of the test; yield the path for a crontab of alice's."""
     for machine in ("slurmctld", "login"):
         cluster.shell(machine, "echo ScronParameters=enable >>/etc/slurm/slurm.conf")
     cluster.exec("slurmctld", "scontrol", "reconfigure")
@@ -200,8 +201,8 @@ def crontabs(cluster: Cluster) -> Iterator[str]:
     cluster.exec("slurmctld", "scontrol", "reconfigure")
 
 
-def test_crontab_is_told_that_the_option_has_no_effect(cluster: Cluster, crontabs: str) -> None:
-    """scrontab reads the option and hands it to nobody; a wrong value is refused all the same."""
+def test_scrontab_warns_that_option_has_no_effect(cluster: Cluster, crontabs: str) -> None:
+    """scrontab parses the option but does not pass it on; an invalid value is refused nevertheless."""
     entry = "#SCRON --gpu-suspend-idle={}\n0 0 1 1 * true\n"
     cluster.exec("login", "tee", crontabs, stdin=entry.format("15m"))
     done = cluster.run("login", "scrontab", crontabs, user="alice")
@@ -210,7 +211,7 @@ def test_crontab_is_told_that_the_option_has_no_effect(cluster: Cluster, crontab
     assert "--gpu-suspend-idle: window 'soon'" in cluster.run("login", "scrontab", crontabs, user="alice").stderr
 
 
-def test_without_the_option_nothing_changes(cluster: Cluster) -> None:
+def test_job_without_option_is_unchanged(cluster: Cluster) -> None:
     """The process tree of a job is slurmstepd, script, command: no shepherd, no namespace."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", wrap="echo ready; sleep 1234")
     cluster.wait_for_output(job, "ready")

@@ -1,4 +1,4 @@
-"""A job with --gpu-suspend-idle sleeps, gives its GPU to others, and goes on where it was: same id, same memory."""
+"""A job with --gpu-suspend-idle is suspended, frees its GPU, and resumes where it stopped: same ID, same memory."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
-def test_idle_job_gives_its_gpu_to_a_waiting_one_and_goes_on_at_another_node(cluster: Cluster) -> None:
-    """Idle under pressure: suspended, the waiting job starts on its GPU, and it completes on the other node."""
+def test_idle_job_frees_gpu_and_resumes_on_another_node(cluster: Cluster) -> None:
+    """Idle under pressure: it is suspended, the pending job starts on its GPU, and it resumes on the other node."""
     job = cluster.submit("--gpu-suspend-idle=2s", script=idle_job(idle=12, more="--host-mib 64 --memory-mib 512"))
     cluster.wait_for_output(job, "step number=2")
     first = cluster.job(job)["BatchHost"]
@@ -50,8 +50,8 @@ def test_idle_job_gives_its_gpu_to_a_waiting_one_and_goes_on_at_another_node(clu
     assert cluster.job(job).get("Comment", "") == ""
 
 
-def test_three_suspensions_in_a_row(cluster: Cluster) -> None:
-    """By hand, each time; every step is made once, and the ledger has all three."""
+def test_job_is_suspended_three_times(cluster: Cluster) -> None:
+    """By command each time; every step is computed once, and the ledger has all three suspensions."""
     job = cluster.submit(BY_HAND, script=idle_job(idle=16))
     cluster.wait_for_output(job, "step number=2")
     for times in (1, 2, 3):
@@ -70,15 +70,15 @@ def test_three_suspensions_in_a_row(cluster: Cluster) -> None:
     wait_for_no_images(cluster, job)
 
 
-def test_a_job_with_shards_sleeps_and_wakes(cluster: Cluster) -> None:
-    """Slurm's table does not number the GPU that it shares: the prolog tells the agent."""
+def test_job_with_shards_is_suspended_and_restored(cluster: Cluster) -> None:
+    """Slurm does not report the index of a shared GPU: the prolog sends it to the agent."""
     job = asleep(cluster, idle_job(idle=8), "--gres=shard:1", BY_HAND)
     wake(cluster, job)
     assert steps(finish(cluster, job)) == list(range(1, 9))
 
 
-def test_tasks_of_an_array_sleep_and_wake_by_themselves(cluster: Cluster) -> None:
-    """Each task has its own image, output and life. Two of them share a node, which suspends one at a time."""
+def test_array_tasks_are_suspended_independently(cluster: Cluster) -> None:
+    """Each task has its own image, output and state. Two of them share a node, which suspends one at a time."""
     array = cluster.submit("--array=1-3", "--gpu-suspend-idle=2s,when=always", script=idle_job(idle=12))
     for task in (1, 2, 3):
         cluster.wait_for_state(f"{array}_{task}", "COMPLETED", timeout_s=120)
@@ -88,8 +88,8 @@ def test_tasks_of_an_array_sleep_and_wake_by_themselves(cluster: Cluster) -> Non
         assert "slurm-affinode: restored" in output
 
 
-def test_one_task_of_an_array_sleeps_alone(cluster: Cluster) -> None:
-    """Slurm gives one task the number of the whole array: the other one runs on, and wakes with nobody."""
+def test_array_task_with_raw_id_of_array_is_suspended_alone(cluster: Cluster) -> None:
+    """Slurm gives one task the raw ID of the array: the other task keeps running and is not woken."""
     array = cluster.submit("--array=1-2", BY_HAND, script=idle_job(idle=20))
     tasks = [f"{array}_{number}" for number in (1, 2)]
     for task in tasks:
@@ -116,8 +116,8 @@ done
 
 
 @pytest.mark.parametrize("mode", ["truncate", "append"])
-def test_output_is_the_same_byte_for_byte(cluster: Cluster, mode: str) -> None:
-    """In one file, in two, truncated or appended to: as without a suspension, but for our own lines."""
+def test_output_is_unchanged_by_suspension(cluster: Cluster, mode: str) -> None:
+    """In one file or two, truncated or appended: as without a suspension, except for the lines of slurm-affinode."""
 
     def writer(*options: str) -> str:
         job = cluster.submit(BY_HAND, f"--open-mode={mode}", *options, script=WRITER)
@@ -141,8 +141,8 @@ def test_output_is_the_same_byte_for_byte(cluster: Cluster, mode: str) -> None:
     assert lines(f"slurm-{two}.err.out") == [f"err {n}" for n in range(1, 13)]
 
 
-def test_slurm_ending_the_old_run_runs_nothing_of_it(cluster: Cluster) -> None:
-    """SIGCONT and SIGTERM of the requeue do not reach a script that was dumped already."""
+def test_requeue_does_not_run_traps_of_dumped_script(cluster: Cluster) -> None:
+    """SIGCONT and SIGTERM of the requeue do not reach a script that has already been dumped."""
     script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\ntrap 'date >>~/slurm-trapped.out' TERM CONT\n"
     job = asleep(cluster, script + "for n in $(seq 8); do echo step number=$n; sleep 1; done\n", BY_HAND)
     wake(cluster, job)
@@ -150,8 +150,8 @@ def test_slurm_ending_the_old_run_runs_nothing_of_it(cluster: Cluster) -> None:
     assert cluster.run("login", "test", "-e", "/home/alice/slurm-trapped.out").returncode == 1
 
 
-def test_others_may_not_suspend_wake_or_see(cluster: Cluster) -> None:
-    """Bob gets nothing of alice's job; an administrator may."""
+def test_other_users_have_no_access(cluster: Cluster) -> None:
+    """Bob has no access to alice's job; an administrator has."""
     job = cluster.submit(BY_HAND, script=idle_job(idle=9))
     cluster.wait_for_output(job, "step number=1")
     refused = cluster.run("login", "slurm-affinode", "suspend", job, user="bob")
@@ -167,8 +167,8 @@ def test_others_may_not_suspend_wake_or_see(cluster: Cluster) -> None:
     finish(cluster, job)
 
 
-def test_a_job_that_is_cancelled_in_its_sleep_leaves_nothing(cluster: Cluster) -> None:
-    """Its images go, in both stores."""
+def test_images_of_canceled_job_are_removed(cluster: Cluster) -> None:
+    """Its images are removed from both stores."""
     job = asleep(cluster, idle_job(idle=9), BY_HAND)
     cluster.exec("login", "scancel", job, user="alice")
     wait_for_no_images(cluster, job)
@@ -235,10 +235,12 @@ exit 7
 """
 
 
-def test_daemons_come_along(cluster: Cluster) -> None:
-    """Processes that have left their parents go on counting on the other node, and after a second time, with one that
-    did so in between; none outlives the script, whose exit code is Slurm's. The one of a session that another process
-    leads becomes a child of that one."""
+def test_daemons_are_restored(cluster: Cluster) -> None:
+    """Detached processes continue on the other node, also after a second suspension, with one that detached in between.
+
+    No process outlives the script, and Slurm gets the exit code of the script. A process in the session of another
+    process becomes a child of the session leader.
+    """
     job = cluster.submit(BY_HAND, script=DAEMONS)
     name = f"/home/alice/slurm-daemon-{job}"
 
@@ -277,7 +279,7 @@ def test_daemons_come_along(cluster: Cluster) -> None:
         return [line.split() for line in cluster.exec("login", "cat", f"{name}-{kind}.out").splitlines()]
 
     parents = {kind: list(dict.fromkeys(row[2] for row in rows(kind) if len(row) > 2)) for kind in kinds}
-    touch("end")  # then they have another one, until they are ended, too
+    touch("end")  # afterwards they have another parent until they are killed
     runs = cluster.wait_for_runs(job, "REQUEUED", "REQUEUED", "FAILED", duplicates=True)
     assert runs[-1].exit_code == "7:0"
     for kind in kinds:
@@ -291,8 +293,8 @@ def test_daemons_come_along(cluster: Cluster) -> None:
     cluster.exec("login", "rm", f"/home/alice/daemon-{job}.py", user="alice")
 
 
-def test_files_memory_pipes_sockets_children_threads_and_timers_survive(cluster: Cluster) -> None:
-    """All that a script can hold; and its exit code is Slurm's."""
+def test_process_state_is_restored(cluster: Cluster) -> None:
+    """Everything that a script can hold; Slurm gets its exit code."""
     cluster.run("login", "rm", "-f", "/home/alice/appended", user="alice")
     job = asleep(cluster, EVERYTHING, BY_HAND)
     wake(cluster, job)
@@ -319,8 +321,8 @@ print(file.read() == name + "\n", os.fstat(file.fileno()).st_nlink, flush=True)
 """
 
 
-def test_jobs_with_removed_files_sleep_in_one_directory(cluster: Cluster) -> None:
-    """CRIU calls the file of each alike: all of them sleep and wake, and one that is cancelled leaves no name of it."""
+def test_jobs_with_removed_files_share_directory(cluster: Cluster) -> None:
+    """CRIU gives all removed files the same name: all jobs are restored, and a canceled one leaves no file."""
     names = "ls -A /home/alice | grep link_remap"
     jobs = [asleep(cluster, REMOVED, BY_HAND, after="ready") for _ in range(3)]
     assert len(cluster.run("login", "sh", "-c", names).stdout.split()) == 3

@@ -1,4 +1,4 @@
-"""Agents, slurmctld and nodes that die while a job is suspended or restored: it is never lost and never doubled."""
+"""Agents, slurmctld and nodes that fail during a suspension or restore: the job is never lost and never duplicated."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ RUNS_ON = ("RUNNING", "COMPLETING", "COMPLETED")
 
 @pytest.fixture(scope="module")
 def paused(cluster: Cluster) -> Iterator[None]:
-    """Agents whose criu can be held before and after its work."""
+    """Run agents with a criu that can be paused before and after its work."""
     wait_for_agents(cluster)
     with pausing_criu(cluster):
         yield
 
 
 def begin_to_suspend(cluster: Cluster) -> tuple[str, str]:
-    """A job that is about to be dumped; its id and node."""
+    """Start a job to be suspended; return its ID and node."""
     job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
     cluster.wait_for_output(job, "step number=2")
     return job, cluster.job(job)["BatchHost"]
@@ -51,7 +51,7 @@ def ask_for_suspension(cluster: Cluster, job: str) -> None:
 
 
 def goes_on(cluster: Cluster, job: str) -> None:
-    """Whatever it is now, it runs to its end, and has made each step once."""
+    """Assert that the job completes from any state, with each step computed once."""
     if cluster.job(job)["JobState"] not in RUNS_ON:
         wait_asleep(cluster, job)
         wake(cluster, job)
@@ -60,8 +60,8 @@ def goes_on(cluster: Cluster, job: str) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_agent_killed_while_criu_dumps(cluster: Cluster, paused: None, when: str) -> None:
-    """The dump that outlives the agent is waited for and thrown away; the job runs on unharmed."""
+def test_job_survives_agent_killed_during_dump(cluster: Cluster, paused: None, when: str) -> None:
+    """The next agent waits for the dump that survived the old agent, and deletes it; the job keeps running."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, when, "dump")
     ask_for_suspension(cluster, job)
@@ -74,8 +74,8 @@ def test_agent_killed_while_criu_dumps(cluster: Cluster, paused: None, when: str
     goes_on(cluster, job)
 
 
-def test_agent_killed_while_it_locks(cluster: Cluster, paused: None) -> None:
-    """A lock that does not come; the agent dies in it; the job runs on."""
+def test_job_survives_agent_killed_during_lock(cluster: Cluster, paused: None) -> None:
+    """The lock does not complete, and the agent dies meanwhile; the job keeps running."""
     job, node = begin_to_suspend(cluster)
     cluster.exec(node, "gpu-emulatorctl", "fault", "lock-timeout")
     try:
@@ -87,8 +87,8 @@ def test_agent_killed_while_it_locks(cluster: Cluster, paused: None) -> None:
     goes_on(cluster, job)
 
 
-def test_agent_killed_while_it_asks_for_the_requeue(cluster: Cluster, paused: None) -> None:
-    """slurmctld does not answer, the image is complete, the agent dies: the next one asks again."""
+def test_requeue_is_retried_after_agent_killed(cluster: Cluster, paused: None) -> None:
+    """slurmctld does not respond, the image is complete, the agent dies: the next agent requests the requeue again."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "after", "dump")
     ask_for_suspension(cluster, job)
@@ -105,8 +105,8 @@ def test_agent_killed_while_it_asks_for_the_requeue(cluster: Cluster, paused: No
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_agent_killed_while_criu_restores(cluster: Cluster, paused: None, when: str) -> None:
-    """What the first restore has made is ended; the image is put in place once more."""
+def test_restore_is_repeated_after_agent_killed(cluster: Cluster, paused: None, when: str) -> None:
+    """The processes of the first restore are killed; the image is restored again."""
     job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
     for node in ("c1", "c2"):
         hold_criu(cluster, node, when, "restore")
@@ -122,8 +122,8 @@ def test_agent_killed_while_criu_restores(cluster: Cluster, paused: None, when: 
     assert running == ""
 
 
-def test_slurmctld_restarted_while_a_job_is_dumped_and_while_it_sleeps(cluster: Cluster, paused: None) -> None:
-    """It comes back with its state, and so does the job."""
+def test_suspension_survives_slurmctld_restarts(cluster: Cluster, paused: None) -> None:
+    """slurmctld recovers its state, and the job resumes."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "before", "dump")
     ask_for_suspension(cluster, job)
@@ -137,8 +137,8 @@ def test_slurmctld_restarted_while_a_job_is_dumped_and_while_it_sleeps(cluster: 
     goes_on(cluster, job)
 
 
-def test_node_lost_while_a_job_of_it_sleeps(cluster: Cluster, paused: None) -> None:
-    """Its image is on the shared file system: it goes on at the other node."""
+def test_suspended_job_resumes_after_node_loss(cluster: Cluster, paused: None) -> None:
+    """The image is on the shared file system: the job resumes on the other node."""
     job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
     node = "c1" if "suspended on c1" in cluster.exec("login", "cat", f"/home/alice/slurm-{job}.out") else "c2"
     cluster.kill(node)
@@ -149,8 +149,8 @@ def test_node_lost_while_a_job_of_it_sleeps(cluster: Cluster, paused: None) -> N
         wait_for_agents(cluster)
 
 
-def test_node_lost_while_a_job_is_dumped(cluster: Cluster, paused: None) -> None:
-    """There is no image yet: Slurm requeues it, and it starts from its beginning."""
+def test_job_starts_afresh_after_node_loss_during_dump(cluster: Cluster, paused: None) -> None:
+    """There is no image yet: Slurm requeues the job, and it starts from the beginning."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "before", "dump")
     ask_for_suspension(cluster, job)
@@ -165,8 +165,8 @@ def test_node_lost_while_a_job_is_dumped(cluster: Cluster, paused: None) -> None
     assert steps(output)[-IDLE:] == list(range(1, IDLE + 1))
 
 
-def test_node_lost_while_slurm_is_asked_for_the_requeue(cluster: Cluster, paused: None) -> None:
-    """The image is complete on the lost node: when the node is back, so is the job, from where it was."""
+def test_job_resumes_after_node_loss_during_requeue(cluster: Cluster, paused: None) -> None:
+    """The complete image is on the lost node: once the node is back, the job resumes where it stopped."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "after", "dump")
     ask_for_suspension(cluster, job)
@@ -182,7 +182,7 @@ def test_node_lost_while_slurm_is_asked_for_the_requeue(cluster: Cluster, paused
     assert cluster.run("c1", "sh", "-c", f"ls {SHARED}/claims").returncode == 0
 
 
-def test_restored_run_that_is_lost_goes_back_to_its_image(cluster: Cluster, paused: None) -> None:
+def test_restored_job_is_restored_again_after_node_loss(cluster: Cluster, paused: None) -> None:
     """The node dies after a restore: the job is requeued and restored from the same image again."""
     job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
     wake(cluster, job)

@@ -1,4 +1,4 @@
-"""Every reason why a job cannot be suspended, live: ``status`` names it, and the job runs on."""
+"""Every reason why a job cannot be suspended, on a live cluster: ``status`` shows it, and the job keeps running."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ IDLE = f"{WORKLOADS}/idle_after.py --busy 0 --idle 15 --again 0"
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def reasons(cluster: Cluster, job: str) -> dict[str, str]:
-    """What ``status`` says against a suspension: code -> line."""
+    """Return the refusals of a suspension in ``status``: code -> text."""
     rows = status(cluster, job).get("jobs", ())
     return {one["code"]: one["text"] for row in rows for one in (row["next"] or {}).get("against", ())}
 
 
 def wait_for_reason(cluster: Cluster, job: str, code: str) -> str:
-    """Waits until ``status`` names it; its line."""
+    """Wait until ``status`` shows the code; return its text."""
     return wait_until(f"status names {code}", lambda: reasons(cluster, job), lambda found: code in found)[code]
 
 
 def runs_on(cluster: Cluster, job: str, code: str) -> str:
-    """``status`` and ``suspend`` name the reason, and the job completes in its first run; the line."""
+    """Assert that the job completes in its first attempt, and that all commands give the reason; return its text."""
     said = wait_for_reason(cluster, job, code)
     text = cluster.exec("login", "slurm-affinode", "status", job, user="alice")
     assert f"{code}: {said}" in text
@@ -45,7 +45,7 @@ def runs_on(cluster: Cluster, job: str, code: str) -> str:
     return said
 
 
-# --- what is in the process tree
+# --- reasons in the process tree
 
 IO_URING = r"""
 import ctypes, sys, time
@@ -56,8 +56,8 @@ time.sleep(15 if ring >= 0 else 0)
 """
 
 
-def test_io_uring(cluster: Cluster) -> None:
-    """A process that has a ring. Where the kernel has no io_uring there is nothing to refuse."""
+def test_io_uring_is_refused(cluster: Cluster) -> None:
+    """A process with a ring. On kernels without io_uring there is nothing to refuse."""
     job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/usr/bin/python3\n{IO_URING}")
     output = cluster.wait_for_output(job, "io_uring")
     if "errno" in output:
@@ -65,8 +65,8 @@ def test_io_uring(cluster: Cluster) -> None:
     assert "uses io_uring" in runs_on(cluster, job, "io-uring")
 
 
-def test_setuid_process(cluster: Cluster) -> None:
-    """A program with carol's setuid bit, in alice's job: it could not be restored as it is."""
+def test_setuid_process_is_refused(cluster: Cluster) -> None:
+    """A program with carol's setuid bit in alice's job: it could not be restored unchanged."""
     program = "/usr/local/bin/sleep-as-carol"
     cluster.shell("c1", f"cp /usr/bin/sleep {program}; chown carol {program}; chmod 4755 {program}")
     try:
@@ -76,8 +76,8 @@ def test_setuid_process(cluster: Cluster) -> None:
         cluster.exec("c1", "rm", "-f", program)
 
 
-def test_rdma(cluster: Cluster) -> None:
-    """An open InfiniBand device; here a node of that name, since there is no adapter."""
+def test_rdma_is_refused(cluster: Cluster) -> None:
+    """An open InfiniBand device; here a device node of that name, as there is no adapter."""
     device = "/dev/infiniband/uverbs0"
     cluster.shell("c1", f"mkdir -p /dev/infiniband; [ -e {device} ] || mknod -m 0666 {device} c 1 3")
     try:
@@ -96,19 +96,19 @@ exec setsid -f nsenter -t $pid -p -m setpriv --reuid alice --regid alice --clear
 """
 
 
-def test_process_that_is_not_below_the_script(cluster: Cluster) -> None:
-    """One that has come into the job's namespaces from outside would not be dumped."""
+def test_process_outside_script_is_refused(cluster: Cluster) -> None:
+    """A process that entered the job's namespaces from outside would not be dumped."""
     job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n")
     cluster.wait_for_output(job, "step number=1")
     cluster.shell("c1", ENTER, job)
     assert "outside of the script" in runs_on(cluster, job, "left-tree")
 
 
-# --- what node and site can take
+# --- limits of node and site
 
 
-def test_more_gpu_memory_than_the_node_has_host_memory(cluster: Cluster) -> None:
-    """60 GB on the GPU, which have to move through host memory: refused with both numbers."""
+def test_gpu_memory_beyond_host_memory_is_refused(cluster: Cluster) -> None:
+    """60000 MiB of GPU memory have to be moved through host memory: refused with both sizes."""
     script = f"#!/bin/bash\n{IDLE} --memory-mib 60000\n"
     said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "host-memory")
     assert "59 GiB" in said
@@ -130,7 +130,7 @@ echo $top
 
 @contextmanager
 def memory_limit(cluster: Cluster, node: str, limit: int, used: int) -> Iterator[None]:
-    """A memory limit above a node's jobs as the kernel would show it; the containers' own cgroups are read-only."""
+    """Simulate a memory limit above a node's jobs as the kernel shows it; the containers' own cgroups are read-only."""
     done = cluster.run(node, "bash", "-ec", LIMIT, "limit", str(limit), str(used))
     if done.returncode == 9:
         pytest.skip("the containers see themselves at the root of their cgroups: no limit can be shown to them")
@@ -141,8 +141,8 @@ def memory_limit(cluster: Cluster, node: str, limit: int, used: int) -> Iterator
         cluster.exec(node, "umount", done.stdout.strip())
 
 
-def test_memory_limit_below_the_gpu_memory(cluster: Cluster) -> None:
-    """The GPU memory would count against the job's ``--mem``, and the job would be ended: refused with what is left."""
+def test_gpu_memory_beyond_memory_limit_is_refused(cluster: Cluster) -> None:
+    """The GPU memory would count against the job's ``--mem`` and the job be killed: refused with the size left."""
     with memory_limit(cluster, "c1", 600 << 20, 100 << 20):
         script = f"#!/bin/bash\n{IDLE} --memory-mib 1024\n"
         said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "host-memory")
@@ -151,7 +151,7 @@ def test_memory_limit_below_the_gpu_memory(cluster: Cluster) -> None:
 
 @contextmanager
 def over_memory_kill(cluster: Cluster) -> Iterator[None]:
-    """slurmctld says that jobs above their memory limit are ended; the agent of c1 has heard of it."""
+    """Configure slurmctld to kill jobs above their memory limit, and let the agent of c1 read that."""
     conf, line = "/etc/slurm/slurm.conf", "JobAcctGatherParams=OverMemoryKill"
 
     def known(wanted: bool) -> None:
@@ -173,8 +173,8 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
         known(False)
 
 
-def test_memory_limit_that_slurm_itself_watches_over(cluster: Cluster) -> None:
-    """Without cgroups: Slurm would end the job above its ``--mem`` while its GPU memory is in host memory."""
+def test_gpu_memory_beyond_over_memory_kill_limit_is_refused(cluster: Cluster) -> None:
+    """Without cgroups: Slurm would kill the job above its ``--mem`` while its GPU memory is in host memory."""
     with over_memory_kill(cluster):
         script = f"#!/bin/bash\n{IDLE} --memory-mib 1024\n"
         said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, "--mem=600M", script=script), "host-memory")
@@ -183,7 +183,7 @@ def test_memory_limit_that_slurm_itself_watches_over(cluster: Cluster) -> None:
 
 @contextmanager
 def driver(cluster: Cluster, node: str, version: str) -> Iterator[None]:
-    """A node whose driver poses as another version; its agent and the driver's users begin anew."""
+    """Run a node with another driver version; its agent and the users of the driver are restarted."""
 
     def make(*more: str) -> None:
         argv = ("--force", "--gpus", "2", "--model", "h100-80g", "--seed", node, "--sample-period-ms", "200", *more)
@@ -198,7 +198,7 @@ def driver(cluster: Cluster, node: str, version: str) -> Iterator[None]:
         make()
 
 
-def test_driver_that_cannot_checkpoint(cluster: Cluster) -> None:
+def test_driver_without_checkpoint_is_refused(cluster: Cluster) -> None:
     """Older than 570: refused with both versions."""
     with driver(cluster, "c1", "550.54.15"):
         said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "driver")
@@ -206,18 +206,18 @@ def test_driver_that_cannot_checkpoint(cluster: Cluster) -> None:
     assert "570" in said
 
 
-def test_store_without_room(cluster: Cluster) -> None:
+def test_full_store_is_refused(cluster: Cluster) -> None:
     """The site's budget is used up."""
     with configured(cluster, nodes=("c1",), budget="1M"):
         said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "no-room")
     assert "1 MiB" in said
 
 
-# --- what kind of job it is
+# --- kinds of jobs
 
 
-def test_several_nodes(cluster: Cluster) -> None:
-    """Also asked on the node that does not run the script."""
+def test_multi_node_job_is_refused(cluster: Cluster) -> None:
+    """Also if requested on the node that does not run the script."""
     job = cluster.submit(
         BY_HAND, "--partition=gpu", "--nodes=2", "--gres=gpu:1", "--ntasks-per-node=1", script=f"#!/bin/bash\n{IDLE}\n"
     )
@@ -227,8 +227,8 @@ def test_several_nodes(cluster: Cluster) -> None:
     assert "2 nodes" in runs_on(cluster, job, "multi-node")
 
 
-def test_steps_of_srun(cluster: Cluster) -> None:
-    """As long as they run; afterwards there is no such reason."""
+def test_srun_steps_are_refused(cluster: Cluster) -> None:
+    """As long as the steps run; afterwards no longer."""
     script = f"#!/bin/bash\nsrun --overlap sleep 8\necho steps are over\n{IDLE}\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
@@ -237,14 +237,13 @@ def test_steps_of_srun(cluster: Cluster) -> None:
     assert cluster.job(job)["Restarts"] == "0"
 
 
-def test_heterogeneous_job(cluster: Cluster) -> None:
-    """Both its parts are told so."""
+def test_heterogeneous_job_is_refused(cluster: Cluster) -> None:
     script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
     job = cluster.submit(script=f"{script}{IDLE}\n")
     assert "heterogeneous" in runs_on(cluster, job, "heterogeneous")
 
 
-def test_second_part_of_a_heterogeneous_job(cluster: Cluster) -> None:
+def test_second_component_of_heterogeneous_job_is_refused(cluster: Cluster) -> None:
     """It has no script of its own; the reason is the same."""
     script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
     job = cluster.submit(script=f"{script}{IDLE}\n")
@@ -255,7 +254,7 @@ def test_second_part_of_a_heterogeneous_job(cluster: Cluster) -> None:
 
 
 def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
-    """A command of alice's on the login node that goes on."""
+    """Start a command as alice on the login node in the background."""
     return subprocess.Popen(
         ("docker", "exec", "--user=alice", "--workdir=/home/alice", cluster.container("login"), *argv),
         stdout=subprocess.PIPE,
@@ -265,8 +264,8 @@ def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("command", ["salloc", "srun"])
-def test_interactive_job(cluster: Cluster, command: str) -> None:
-    """They say that the option has no effect and go on; ``status`` says why, on the login node and on its own."""
+def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
+    """The commands warn that the option has no effect; ``status`` gives the reason on both nodes."""
     running = interactive(cluster, command, BY_HAND, *ON_C1, f"--job-name={command}-kind", "sleep", "15")
     try:
         listing = ("squeue", "--noheader", "--states=RUNNING", "--format=%A", f"--name={command}-kind")

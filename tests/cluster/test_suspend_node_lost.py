@@ -1,4 +1,4 @@
-"""A node that is lost exactly where a phase begins: the job is never lost and never doubled. Every phase."""
+"""A node lost exactly at the beginning of each phase: the job is never lost and never duplicated."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
-def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
-    """Without an image it starts from its beginning, with one from the image; from its node's when that is back."""
+def test_job_survives_node_loss_at_phase(cluster: Cluster, phase: str) -> None:
+    """Without an image the job starts afresh, with one it is restored, if necessary once its node is back."""
     before = 1 if phase == "restoring" else 0
     with stopping_at(cluster, phase):
         caught = catch(cluster, phase)
         cluster.kill(caught.node)
         try:
-            # A requeue that Slurm has not been asked for would let it start elsewhere, from its beginning. Else it
-            # is quicker to wait until Slurm has seen that the node is gone.
+            # If Slurm has not received the requeue request, the requeue would let the job start afresh elsewhere. In
+            # the other phases it is faster to wait until Slurm has noticed the loss of the node.
             if phase not in ("dumped", "requeueing"):
                 wait_for_requeue(cluster, caught.job, before)
         finally:
@@ -34,7 +34,7 @@ def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
         wait_for_agents(cluster)
     wait_for_requeue(cluster, caught.job, before)
     if phase in WITH_IMAGE and held_or_runs(cluster, caught.job) == "held":
-        # Slurm had been asked to hold it, or was when the node was back.
+        # Slurm received the hold request before the loss, or once the node was back.
         wait_asleep(cluster, caught.job, timeout_s=150)
         wake(cluster, caught.job)
     output = finish(cluster, caught.job, timeout_s=150)
@@ -44,12 +44,12 @@ def test_node_lost_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
 
 
 def wait_for_requeue(cluster: Cluster, job: str, before: int) -> None:
-    """Waits until Slurm has seen that the run is gone."""
+    """Wait until Slurm has noticed the loss of the attempt."""
     wait_until("it is requeued", lambda: int(cluster.job(job)["Restarts"]), lambda count: count > before, timeout_s=150)
 
 
 def held_or_runs(cluster: Cluster, job: str) -> str:
-    """Waits until a requeued job runs again, or is held."""
+    """Wait until a requeued job runs again or is held."""
 
     def look() -> str:
         found = cluster.job(job)

@@ -1,4 +1,4 @@
-"""Agent or slurmctld that die exactly where a phase begins: the job is never lost and never doubled. Every phase."""
+"""Agent killed or slurmctld restarted at the beginning of each phase: the job is never lost and never duplicated."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ RUNS = ("RUNNING", "COMPLETING", "COMPLETED")
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def completes(cluster: Cluster, job: str, restarts: int) -> None:
-    """It makes each step once, with its memory intact; accounting has so many requeued runs, and one that completed."""
+    """Assert that the job computes each step once, with intact memory, and that accounting has this many requeues."""
     if restarts and cluster.job(job)["JobState"] not in ("RUNNING", "COMPLETED"):
         wait_asleep(cluster, job)
         wake(cluster, job)
@@ -36,8 +36,8 @@ def completes(cluster: Cluster, job: str, restarts: int) -> None:
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
-def test_agent_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
-    """Before there is an image it is taken back and the job runs on; from then on it sleeps, or is restored again."""
+def test_job_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> None:
+    """Before there is an image, the suspension is rolled back; afterwards the job is suspended, or restored again."""
     with stopping_at(cluster, phase):
         caught = catch(cluster, phase)
         kill_stopped(cluster, caught.node)
@@ -48,8 +48,8 @@ def test_agent_killed_where_a_phase_begins(cluster: Cluster, phase: str) -> None
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
-def test_slurmctld_restarted_where_a_phase_begins(cluster: Cluster, phase: str) -> None:
-    """It is suspended, or restored, as if nothing had been."""
+def test_job_survives_slurmctld_restart_at_phase(cluster: Cluster, phase: str) -> None:
+    """The job is suspended or restored as usual."""
     with stopping_at(cluster, phase):
         caught = catch(cluster, phase)
         cluster.restart("slurmctld")

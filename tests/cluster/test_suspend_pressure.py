@@ -1,4 +1,4 @@
-"""How many jobs give way to one that waits: one."""
+"""For one pending job, exactly one job is suspended."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ HELD = "/run/criu-held-before-dump"
 
 @pytest.fixture(scope="module")
 def paused(cluster: Cluster) -> Iterator[None]:
-    """Agents whose criu can be held before its work."""
+    """Run agents with a criu that can be paused before its work."""
     wait_for_agents(cluster)
     with pausing_criu(cluster):
         yield
 
 
 def next_code(cluster: Cluster, job: str) -> str:
-    """What comes next for a job, or the first reason why nothing does."""
+    """Return the code of the next action for a job, or of the first reason against one."""
     rows = status(cluster, job).get("jobs", ())
     return str(rows[0]["next"]["code"]) if rows and rows[0]["next"] else ""
 
 
 def dumps(cluster: Cluster) -> list[str]:
-    """The nodes on which a dump has begun."""
+    """Return the nodes on which a dump has begun."""
     return [node for node in ("c1", "c2") if cluster.run(node, "test", "-e", HELD).returncode == 0]
 
 
 def full_node(cluster: Cluster, node: str, *, idle: int) -> str:
-    """Both GPUs of a node held: one computes, the other's job idles for ``idle`` seconds; that job's id."""
+    """Fill a node with a busy job and one that idles for ``idle`` seconds, one GPU each; return the latter's ID."""
     computes = f"{WORKLOADS}/busy.py --seconds 280"
     options = ("--partition=gpu", "--gres=gpu:1", f"--nodelist={node}")
     busy = cluster.submit(*options, wrap=computes, user="bob")
     idle_one = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=idle))
     for job in (busy, idle_one):
-        cluster.wait_for_state(job, "RUNNING")  # a job of others that comes now finds no GPU free
+        cluster.wait_for_state(job, "RUNNING")  # a job of another user submitted now finds no free GPU
     return idle_one
 
 
-def test_two_idle_jobs_and_one_that_waits(cluster: Cluster, paused: None) -> None:
-    """On two nodes, each with an agent of its own: exactly one sleeps; the other's status says why it does not."""
+def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> None:
+    """On two nodes, each with its own agent: exactly one job is suspended, and the status of the other shows why."""
     jobs = {}
     for node in ("c1", "c2"):
         jobs[node] = full_node(cluster, node, idle=60)
@@ -82,11 +82,11 @@ def test_two_idle_jobs_and_one_that_waits(cluster: Cluster, paused: None) -> Non
     assert "suspended" not in finish(cluster, jobs[other])
 
 
-def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: None) -> None:
-    """On each node the first attempt fails: the promise is free again, and in the end exactly one job sleeps."""
+def test_promise_of_aborted_suspension_is_released(cluster: Cluster, paused: None) -> None:
+    """On each node the first attempt fails: the promise is released, and finally exactly one job is suspended."""
     jobs = {}
     for node in ("c1", "c2"):
-        # Longer than the waiting job is waited for: one that just ended would give it the GPU without a suspension.
+        # Longer than the wait for the pending job: a job that ended would free a GPU without a suspension.
         jobs[node] = full_node(cluster, node, idle=200)
         cluster.exec(node, "gpu-emulatorctl", "fault", "checkpoint-fails", "--count", "1")
     try:
@@ -95,7 +95,7 @@ def test_promise_of_a_suspension_that_is_taken_back(cluster: Cluster, paused: No
     finally:
         for node in jobs:
             cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
-    # It may be awake again by now.
+    # The job may be running again by now.
     assert sorted(cluster.job(job)["Restarts"] for job in jobs.values()) == ["0", "1"]
     wait_until(
         "no promise is left",

@@ -1,4 +1,4 @@
-"""What cannot be suspended, and images that must not be restored: refused, with the reason, and nothing is lost."""
+"""Jobs that cannot be suspended and images that must not be restored: refused with a reason, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ pytestmark = pytest.mark.cluster
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
 def refused(cluster: Cluster, job: str) -> str:
-    """What ``suspend`` says when it refuses; the job runs on."""
+    """Return the error of ``suspend``; the job keeps running."""
     done = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
     assert done.returncode == 1, done.stdout + done.stderr
     assert cluster.job(job)["JobState"] == "RUNNING"
@@ -51,8 +51,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("code", sorted(CASES))
-def test_job_that_cannot_be_suspended_runs_on(cluster: Cluster, code: str) -> None:
-    """Each kind is told by a code of its own in ``status``, and by a line when it is asked for."""
+def test_job_that_cannot_be_suspended_keeps_running(cluster: Cluster, code: str) -> None:
+    """Each kind has a code of its own in ``status``, and ``suspend`` prints a line."""
     command, options, said = CASES[code]
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", *options, script=f"#!/bin/bash\n{command}\n")
     cluster.wait_for_output(job, "step number=1")
@@ -61,8 +61,8 @@ def test_job_that_cannot_be_suspended_runs_on(cluster: Cluster, code: str) -> No
     assert codes
 
 
-def test_lock_that_times_out_is_taken_back(cluster: Cluster) -> None:
-    """The GPU does not come to rest: the job runs on and completes."""
+def test_lock_timeout_is_rolled_back(cluster: Cluster) -> None:
+    """The GPU does not become idle: the job keeps running and completes."""
     job = cluster.submit(BY_HAND, script=idle_job(idle=24))
     cluster.wait_for_output(job, "step number=1")
     node = cluster.job(job)["BatchHost"]
@@ -76,8 +76,8 @@ def test_lock_that_times_out_is_taken_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("fault", ["checkpoint-fails"])
-def test_checkpoint_that_fails_is_taken_back(cluster: Cluster, fault: str) -> None:
-    """The driver refuses to move the memory: the job runs on and completes."""
+def test_failed_checkpoint_is_rolled_back(cluster: Cluster, fault: str) -> None:
+    """The driver refuses to move the memory: the job keeps running and completes."""
     job = cluster.submit(BY_HAND, script=idle_job(idle=8))
     cluster.wait_for_output(job, "step number=1")
     node = cluster.job(job)["BatchHost"]
@@ -86,8 +86,8 @@ def test_checkpoint_that_fails_is_taken_back(cluster: Cluster, fault: str) -> No
     finish(cluster, job)
 
 
-def test_no_room_in_the_store(cluster: Cluster) -> None:
-    """The site's budget is used up: refused with the numbers."""
+def test_full_store_is_refused(cluster: Cluster) -> None:
+    """The site's budget is used up: refused with the sizes."""
     with configured(cluster, budget="1M"):
         job = cluster.submit(BY_HAND, script=idle_job(idle=10))
         cluster.wait_for_output(job, "step number=1")
@@ -109,14 +109,14 @@ done
 
 
 @pytest.mark.parametrize("harm", ["bit", "uid", "link"])
-def test_image_that_was_tampered_with_is_not_restored(cluster: Cluster, harm: str) -> None:
-    """One flipped bit, another user in the manifest, a link in its place: the job is held, with the reason."""
+def test_tampered_image_is_not_restored(cluster: Cluster, harm: str) -> None:
+    """A flipped bit, another user in the manifest, a link in its place: the job is held, with the reason."""
     job = asleep(cluster, idle_job(idle=8), BY_HAND)
     done = steps(cluster.output(job))
     for node in ("c1", "c2"):
         cluster.shell(node, FLIP, job, harm)
     cluster.run("login", "slurm-affinode", "wake", job, user="alice")
-    # Where the agents do not release what is damaged, an administrator who does gets it held again.
+    # The agents do not release a job with a damaged image. If an administrator does, the job is held again.
     cluster.run("login", "scontrol", "release", job)
     held = wait_until(
         "it is held with a reason",
@@ -125,11 +125,11 @@ def test_image_that_was_tampered_with_is_not_restored(cluster: Cluster, harm: st
         timeout_s=90,
     )
     assert held["JobState"] in ("PENDING", "COMPLETING")
-    assert set(steps(cluster.output(job))) <= set(done)  # nothing of it ran; its output so far is in the image
+    assert set(steps(cluster.output(job))) <= set(done)  # the job did not run again; its output so far is in the image
 
 
-def test_restore_that_fails_starts_afresh_where_the_site_says_so(cluster: Cluster) -> None:
-    """The script sees it in its environment."""
+def test_job_starts_afresh_after_failed_restore_if_configured(cluster: Cluster) -> None:
+    """The script finds the reason in its environment."""
     script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\necho failed=$SLURM_AFFINODE_RESTORE_FAILED\n"
     with configured(cluster, on_restore_failure="fresh"):
         job = asleep(cluster, script + "for n in $(seq 6); do echo step number=$n; sleep 1; done\n", BY_HAND)
@@ -140,8 +140,8 @@ def test_restore_that_fails_starts_afresh_where_the_site_says_so(cluster: Cluste
     assert "failed=1" in cluster.output(job)
 
 
-def test_memory_that_cannot_be_put_back_on_the_gpu_holds_the_job(cluster: Cluster) -> None:
-    """The driver fails in the restore; later it does not: the job goes on from its image."""
+def test_job_is_held_after_failed_gpu_restore(cluster: Cluster) -> None:
+    """The driver fails in the first restore but not later: the job resumes from its image."""
     job = asleep(cluster, idle_job(idle=8), BY_HAND)
     for node in ("c1", "c2"):
         cluster.exec(node, "gpu-emulatorctl", "fault", "restore-fails")
@@ -163,8 +163,8 @@ def test_memory_that_cannot_be_put_back_on_the_gpu_holds_the_job(cluster: Cluste
 
 @pytest.mark.slow
 @pytest.mark.timeout(900, func_only=True)
-def test_fifty_jobs_at_once(cluster: Cluster) -> None:
-    """More than there are GPUs: all of them sleep and wake, and all complete with their memory."""
+def test_fifty_jobs_share_gpus(cluster: Cluster) -> None:
+    """More jobs than GPUs: all of them complete with intact memory, after suspensions."""
     script = idle_job("--gpu-suspend-idle=1s", busy=0.5, idle=6)
     jobs = [cluster.submit(script=script) for _ in range(50)]
     for job in jobs:

@@ -1,4 +1,4 @@
-"""Images in three tiers on live nodes: a bad copy in the fast one, and a fast one that is full."""
+"""Images in three tiers on live nodes: damaged copies in the fast tier, a full fast tier, compressed images."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEMORY = "/mnt/affinode-images"
 
 @pytest.fixture(autouse=True)
 def agents(cluster: Cluster) -> None:
-    """They answer."""
+    """Wait until the agents respond."""
     wait_for_agents(cluster)
 
 
@@ -44,7 +44,7 @@ def memory_tier(
     agents: Callable[..., AbstractContextManager[None]] = configured,
     **more: object,
 ) -> Iterator[None]:
-    """A tmpfs of so many bytes on each node with GPUs, used by the agents; ``more``: other keys of ``[suspend]``."""
+    """Mount a tmpfs on each GPU node as the memory tier of the agents; ``more``: other keys of ``[suspend]``."""
     for node in GPU_NODES:
         cluster.shell(node, f"mkdir -p {MEMORY} && mount -t tmpfs -o size={size},mode=0700 tmpfs {MEMORY}")
     keys = {"tiers.memory": MEMORY, "tiers.memory_size": "4G", "tiers.memory_reserve": "64M", **more}
@@ -57,18 +57,18 @@ def memory_tier(
 
 
 def tiers_of(cluster: Cluster, node: str, job: str) -> list[str]:
-    """Where that node sees the job's image complete."""
+    """Return the tiers in which that node sees a complete image of the job."""
     text = cluster.run(node, "slurm-affinode", "images", "list", job, "--json").stdout
     return [image["tier"] for image in json.loads(text)["images"]]
 
 
 def compressed(cluster: Cluster, job: str) -> list[str]:
-    """Paths of the compressed files of the job's image in the shared store."""
+    """Return the paths of the compressed files of the job's image in the shared store."""
     return cluster.shell("login", f"ls {SHARED}/images/*.{job}/0001/criu/*.zst").split()
 
 
-def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster) -> None:
-    """The copies in host memory and on the disk are bad: the shared one is used, the bad ones are apart and told of."""
+def test_damaged_copy_is_replaced_by_another_tier(cluster: Cluster) -> None:
+    """The copies in memory and on disk are damaged: the shared one is used, the others are set aside and reported."""
     with memory_tier(cluster, "1g"):
         job = asleep(cluster, idle_job(idle=15), BY_HAND)
         node = cluster.job(job).get("BatchHost") or next(
@@ -85,7 +85,7 @@ def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster)
         cluster.exec("login", "scontrol", "update", f"JobId={job}", f"ReqNodeList={node}")
         wake(cluster, job)
         cluster.wait_for_state(job, "RUNNING", timeout_s=90)
-        # Said when the pages are verified, while the tree is still held.
+        # Printed when the pages are verified, while the tree is still held.
         cluster.wait_for_output(job, "restored on")
         wait_until("status says it while it runs", lambda: str(status(cluster, job)), lambda said: "is damaged" in said)
         listed = cluster.run(node, "slurm-affinode", "images", "list", job)
@@ -95,8 +95,8 @@ def test_bit_flipped_in_the_fast_tier_is_restored_from_another(cluster: Cluster)
         assert steps(output) == list(range(1, 16))
 
 
-def test_fast_tier_that_is_full_leaves_it_to_the_next(cluster: Cluster) -> None:
-    """The image does not fit into host memory: it goes to the disk, and the job comes back all the same."""
+def test_full_memory_tier_falls_back_to_disk(cluster: Cluster) -> None:
+    """The image does not fit into the memory tier: it is written to disk, and the job is restored from there."""
     with memory_tier(cluster, "1m"):
         job = asleep(cluster, idle_job(idle=15), BY_HAND)
         seen = wait_until(
@@ -109,8 +109,8 @@ def test_fast_tier_that_is_full_leaves_it_to_the_next(cluster: Cluster) -> None:
         assert steps(finish(cluster, job)) == list(range(1, 16))
 
 
-def test_fast_tier_that_runs_full_during_the_dump_leaves_it_to_the_next(cluster: Cluster) -> None:
-    """Something else takes the tmpfs while CRIU is about to write there: the tree is dumped again, to the disk."""
+def test_memory_tier_filled_during_dump_falls_back_to_disk(cluster: Cluster) -> None:
+    """Another writer fills the tmpfs when CRIU is about to write there: the tree is dumped again, to disk."""
     with memory_tier(cluster, "768m", pausing_criu):
         job = cluster.submit(BY_HAND, script=idle_job(idle=12))
         cluster.wait_for_output(job, "step number=2")
@@ -130,8 +130,8 @@ def test_fast_tier_that_runs_full_during_the_dump_leaves_it_to_the_next(cluster:
         assert steps(finish(cluster, job)) == list(range(1, 13))
 
 
-def test_compressed_image_is_brought_to_the_node_that_slurm_plans(cluster: Cluster) -> None:
-    """Suspended on c1, planned on c2: unpacked in c2's memory while the job still waits, and restored from there."""
+def test_compressed_image_is_prefetched_to_planned_node(cluster: Cluster) -> None:
+    """Suspended on c1, planned for c2: unpacked into c2's memory while the job is pending, and restored from there."""
     with memory_tier(cluster, "1g", **{"tiers.compress": 3, "tiers.prefetch": "1h"}):
         job = asleep(cluster, idle_job("--nodelist=c1", idle=15), BY_HAND)
         packed = compressed(cluster, job)
@@ -147,7 +147,7 @@ def test_compressed_image_is_brought_to_the_node_that_slurm_plans(cluster: Clust
             lambda found: found == ["memory", "shared"],
         )
         assert cluster.job(job)["JobState"] == "PENDING"
-        # Whoever read the shared copy now would not get far.
+        # From here on, the shared copy cannot be read.
         cluster.shell("login", 'for file; do truncate -s 0 "$file"; done', *packed)
         cluster.exec("login", "scancel", others, user="bob")
         output = finish(cluster, job)
@@ -155,8 +155,8 @@ def test_compressed_image_is_brought_to_the_node_that_slurm_plans(cluster: Clust
         assert "restored on c2" in output
 
 
-def test_compressed_image_is_unpacked_where_there_is_only_a_disk(cluster: Cluster) -> None:
-    """Nothing was brought ahead: the restore on another node brings it to that node's disk."""
+def test_compressed_image_is_unpacked_to_disk(cluster: Cluster) -> None:
+    """Without prefetch, the restore on another node copies the image to that node's disk."""
     with configured(cluster, **{"tiers.compress": 3, "tiers.prefetch": "0s"}):
         job = asleep(cluster, idle_job("--nodelist=c1", idle=15), BY_HAND)
         assert compressed(cluster, job)

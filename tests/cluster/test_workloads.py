@@ -1,4 +1,4 @@
-"""The workloads do on the emulated GPUs what their names say, seen through the real NVML bindings."""
+"""The workloads behave on the emulated GPUs as their names say, observed through the real NVML bindings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ON_C1 = ("--partition=gpu", "--nodelist=c1")
 
 
 def workload(name: str, *arguments: str) -> str:
-    """The command line of a workload."""
+    """Return the command line of a workload."""
     return " ".join(("exec", f"{WORKLOADS}/{name}.py", *arguments))
 
 
 def reading_of(cluster: Cluster, written: str) -> GpuReading:
-    """What NVML says of the GPU that a workload on c1 wrote it had opened."""
+    """Return NVML's reading of the GPU that a workload on c1 uses, according to its output."""
     found = re.search(r"gpu=(GPU-\S+)", written)
     assert found is not None, written
     return next(gpu for gpu in cluster.gpus("c1") if gpu.uuid == found[1])
 
 
-def test_every_gpu_has_an_identity_of_its_own(cluster: Cluster) -> None:
-    """Four GPUs, four UUIDs, the same after a restart of the node."""
+def test_every_gpu_has_its_own_uuid(cluster: Cluster) -> None:
+    """Four GPUs have four UUIDs, which do not change when a node restarts."""
     seen = {node: [gpu.uuid for gpu in cluster.gpus(node)] for node in GPU_NODES}
     assert len({uuid for uuids in seen.values() for uuid in uuids}) == 4
     cluster.restart("c2")
@@ -36,14 +36,14 @@ def test_every_gpu_has_an_identity_of_its_own(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_workload_explains_itself(cluster: Cluster, name: str) -> None:
-    """Each has a help text that begins with what it does."""
+def test_workload_has_help(cluster: Cluster, name: str) -> None:
+    """Each has a help text."""
     said = cluster.exec("login", f"{WORKLOADS}/{name}.py", "--help", user="alice")
     assert "--memory-mib" in said
 
 
 def test_two_jobs_on_a_node_see_different_gpus(cluster: Cluster) -> None:
-    """Each job sees one GPU, as its device 0, and they are not the same."""
+    """Each job sees one GPU as its device 0, and the GPUs differ."""
     command = (
         "/opt/slurm-affinode/bin/python -c 'import sys; sys.path.append(sys.argv[1]); import gpu; \
 print(gpu.call(gpu.driver.cuInit, 0), gpu.call(gpu.driver.cuDeviceGetCount), gpu.Gpu().uuid)' "
@@ -56,7 +56,7 @@ print(gpu.call(gpu.driver.cuInit, 0), gpu.call(gpu.driver.cuDeviceGetCount), gpu
 
 
 def test_busy_job_shows_as_utilization(cluster: Cluster) -> None:
-    """While it computes its GPU is busy and lists its process; when it has ended the GPU is empty."""
+    """While the job computes, its GPU is busy and lists its process; afterwards the GPU is empty."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("busy", "--seconds=4", "--memory-mib=1000"))
     written = cluster.wait_for_output(job, " busy ")
     reading = wait_until("the GPU is busy", lambda: reading_of(cluster, written), lambda gpu: gpu.utilization_pct > 90)
@@ -68,8 +68,8 @@ def test_busy_job_shows_as_utilization(cluster: Cluster) -> None:
     assert (after.pids, after.used_mib < 1000) == ([], True)
 
 
-def test_idle_job_computes_then_idles_then_proves_its_memory(cluster: Cluster) -> None:
-    """Busy, then memory held and nothing computed, then its memory is what it was."""
+def test_idle_job_computes_idles_and_verifies_memory(cluster: Cluster) -> None:
+    """Busy, then idle with memory allocated, then the memory is verified."""
     arguments = ("--busy=1", "--idle=3", "--again=1", "--every=0.5")
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("idle_after", *arguments))
     written = cluster.wait_for_output(job, " step number=3")
@@ -79,8 +79,8 @@ def test_idle_job_computes_then_idles_then_proves_its_memory(cluster: Cluster) -
     assert cluster.output(job).strip().endswith("end memory=intact")
 
 
-def test_squatter_pins_memory_and_computes_nothing(cluster: Cluster) -> None:
-    """Most of the memory, no utilization; cancelled, it gives the memory back."""
+def test_squatter_holds_memory_without_computing(cluster: Cluster) -> None:
+    """Most of the memory and no utilization; when canceled, it frees the memory."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("squatter", "--memory-mib=60000"))
     written = cluster.wait_for_output(job, " squatting ")
     reading = reading_of(cluster, written)
@@ -93,7 +93,7 @@ def test_squatter_pins_memory_and_computes_nothing(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("leftovers_stay")
 def test_leaking_job_leaves_a_process_on_the_gpu(cluster: Cluster) -> None:
-    """The job has completed and its node is idle, but a process of its user still holds the GPU's memory."""
+    """The job has completed and its node is idle, but a process of its user still holds GPU memory."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("leaking", "--memory-mib=5000"))
     cluster.wait_for_state(job, "COMPLETED")
     cluster.wait_idle()
@@ -105,7 +105,7 @@ def test_leaking_job_leaves_a_process_on_the_gpu(cluster: Cluster) -> None:
 
 
 def test_job_out_of_device_memory_fails(cluster: Cluster) -> None:
-    """It takes what there is, then fails with status 1."""
+    """It allocates all memory, then fails with status 1."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("out_of_memory", "--step-mib=20000", "--compute=0"))
     cluster.wait_for_state(job, "FAILED")
     (run,) = cluster.wait_for_runs(job, "FAILED")
@@ -114,7 +114,7 @@ def test_job_out_of_device_memory_fails(cluster: Cluster) -> None:
 
 
 def test_model_server_answers_over_the_network(cluster: Cluster) -> None:
-    """A request from another node makes the GPU compute; the server goes on until it is stopped."""
+    """A request from another node makes the GPU compute; the server runs until it is stopped."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("model_server", "--port=8123", "--service-ms=50"))
     cluster.wait_for_output(job, " listening port=8123")
     first, second = (
@@ -128,7 +128,7 @@ def test_model_server_answers_over_the_network(cluster: Cluster) -> None:
 
 
 def test_multi_process_job_uses_both_gpus(cluster: Cluster) -> None:
-    """Two ranks, one on each GPU of the node."""
+    """Two ranks, one per GPU of the node."""
     arguments = ("--processes=2", "--gpus=2", "--busy=3", "--idle=0", "--again=0.1")
     job = cluster.submit(*ON_C1, "--gres=gpu:2", wrap=workload("multi_process", *arguments))
     cluster.wait_for_output(job, " busy rank=1")
@@ -141,7 +141,6 @@ def test_multi_process_job_uses_both_gpus(cluster: Cluster) -> None:
 
 
 def test_array_of_workloads_runs_each_task_on_a_gpu(cluster: Cluster) -> None:
-    """Each task does its share."""
     job = cluster.submit(
         "--partition=gpu", "--array=1-3", "--gres=gpu:1", wrap=workload("task_array", "--unit=0.5", "--memory-mib=64")
     )
@@ -149,8 +148,7 @@ def test_array_of_workloads_runs_each_task_on_a_gpu(cluster: Cluster) -> None:
     assert " busy task=3 seconds=1.5" in cluster.output(f"{job}_3")
 
 
-def test_bursty_job_is_never_idle_for_long(cluster: Cluster) -> None:
-    """Bursts and pauses follow one another."""
+def test_bursty_job_alternates_bursts_and_pauses(cluster: Cluster) -> None:
     arguments = ("--burst=0.3", "--pause=0.3", "--count=3")
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("bursty", *arguments))
     cluster.wait_for_state(job, "COMPLETED")

@@ -1,4 +1,4 @@
-"""What is done about squatters and orphans on a live cluster: warned, warned, cancelled; and everything against it."""
+"""Actions against squatters and orphans on a live cluster: two warnings, then cancellation; and all exceptions."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HOSTILE = "<script>alert(1)</script>$(touch /home/alice/z)`id` {{ 7*7 }} \t'\";-
 
 
 @pytest.mark.main
-def test_squatter_is_warned_warned_and_cancelled_and_the_others_run_on(cluster: Cluster) -> None:
-    """In that order, with a mail for each, written down; a dry run does nothing."""
+def test_squatter_is_warned_twice_and_canceled(cluster: Cluster) -> None:
+    """In that order, with a mail and an audit entry for each; a dry run has no effect."""
     busy = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
     cluster.wait_for_state(busy, "RUNNING")
     job = squatting(cluster)
@@ -47,8 +47,8 @@ def test_squatter_is_warned_warned_and_cancelled_and_the_others_run_on(cluster: 
     assert all("alice@example.org" in name for name in sent)
 
 
-def test_task_of_an_array_is_cancelled_alone(cluster: Cluster) -> None:
-    """The last one, whose raw id is the id of the array."""
+def test_array_task_is_canceled_alone(cluster: Cluster) -> None:
+    """The last task, which has the raw ID of the array."""
     busy = f"exec {WORKLOADS}/busy.py --seconds 300"
     script = f'[ "$SLURM_ARRAY_TASK_ID" = 2 ] || {busy}\n{SQUATTER}'
     array = cluster.submit(*ON_C1, "--array=1-2", wrap=script)
@@ -57,8 +57,8 @@ def test_task_of_an_array_is_cancelled_alone(cluster: Cluster) -> None:
     assert cluster.job(f"{array}_1")["JobState"] == "RUNNING"
 
 
-def test_an_idle_part_of_a_heterogeneous_job_is_not_cancelled_while_another_computes(cluster: Cluster) -> None:
-    """With its first part Slurm ends the whole. When all of it is idle, all of it is cancelled."""
+def test_idle_component_is_spared_while_another_computes(cluster: Cluster) -> None:
+    """Slurm would end the whole job with its first component. Once all components are idle, all are canceled."""
     until_told = "until [ -e /home/alice/idle-$SLURM_JOB_ID ]; do sleep 1; done"
     busy = f"{WORKLOADS}/busy.py --seconds 300 & {until_told}; kill $!; {SQUATTER}"
     parts = [f"#SBATCH --partition=gpu --nodelist={node} --gres=gpu:1\n" for node in ("c1", "c2")]
@@ -67,7 +67,7 @@ def test_an_idle_part_of_a_heterogeneous_job_is_not_cancelled_while_another_comp
     spared = until(cluster, f"{job}+0", "none")
     assert [(one["code"], one["job"]) for one in spared["actions"]] == [("part", f"{job}+0")]
     assert history(cluster, f"{job}+0") == [("warn-user", "done"), ("warn-user", "done")]
-    assert "cancelled after" not in cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-*")
+    assert "canceled after" not in cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-*")
     cluster.exec("login", "touch", f"/home/alice/idle-{job}", user="alice")
     until(cluster, f"{job}+1", "warn-user")
     until(cluster, f"{job}+0", "cancel")
@@ -75,8 +75,8 @@ def test_an_idle_part_of_a_heterogeneous_job_is_not_cancelled_while_another_comp
     cluster.exec("login", "rm", f"/home/alice/idle-{job}", user="alice")
 
 
-def test_node_drained_for_a_failed_kill_is_resumed_when_it_is_clean(cluster: Cluster) -> None:
-    """One that is drained for another reason stays."""
+def test_node_drained_for_failed_kill_is_resumed(cluster: Cluster) -> None:
+    """A node that is drained for another reason stays drained."""
     allow_resuming(cluster)
     for node, reason in (("c1", "Kill task failed"), ("c2", "disk is full")):
         cluster.exec("login", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")
@@ -91,12 +91,12 @@ def test_node_drained_for_a_failed_kill_is_resumed_when_it_is_clean(cluster: Clu
         cluster.run("login", "scontrol", "update", "nodename=c2", "state=resume")
 
 
-def test_job_that_woke_up_is_spared(cluster: Cluster) -> None:
-    """The evidence is of the stored history; when it is acted on the job computes again."""
+def test_job_that_computes_again_is_spared(cluster: Cluster) -> None:
+    """The evidence comes from stored samples; at the time of the action the job computes again."""
     script = f"exec {WORKLOADS}/idle_after.py --memory-mib 60000 --busy 1 --idle 14 --again 300"
     job = cluster.submit(*ON_C1, wrap=script)
     cluster.wait_for_output(job, "number=10")
-    # However long it takes to read it: the history ends while the job is idle.
+    # The stored samples end while the job is idle, however long the ingestion takes.
     end = cluster.exec("login", "date", "--utc", "+%Y-%m-%dT%H:%M:%SZ").strip()
     prometheus = ("--prometheus", "http://prometheus:9090", "--since", "10m", "--until", end)
     for words in (("ingest", "sacct", "--since", "1h"), ("ingest", "gpu", *prometheus)):
@@ -121,8 +121,8 @@ def test_job_that_woke_up_is_spared(cluster: Cluster) -> None:
     assert [one["code"] for one in gone["actions"] if one["job"] == job] == ["ended"]
 
 
-def test_scancel_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
-    """The exit status says it; the next run may do it."""
+def test_failed_scancel_is_reported_and_retried(cluster: Cluster) -> None:
+    """The exit status reports it; the next run may succeed."""
     job = squatting(cluster)
     broken = scancel(cluster, "echo scancel: error: busy >&2; exit 1")
     failed = until(cluster, job, "cancel", **broken)
@@ -133,8 +133,8 @@ def test_scancel_that_fails_is_told_and_tried_again(cluster: Cluster) -> None:
     cluster.wait_for_state(job, "CANCELLED")
 
 
-def test_another_administrator_is_quicker(cluster: Cluster) -> None:
-    """Cancelled by another at the same moment: that is no failure."""
+def test_cancellation_by_another_administrator_is_no_failure(cluster: Cluster) -> None:
+    """A job canceled by someone else at the same moment is no failure."""
     job = squatting(cluster)
     other = scancel(cluster, f'/usr/bin/scancel {job}; exec /usr/bin/scancel "$@"')
     found = until(cluster, job, "cancel", **other)
@@ -143,8 +143,8 @@ def test_another_administrator_is_quicker(cluster: Cluster) -> None:
     cluster.wait_for_state(job, "CANCELLED")
 
 
-def test_two_runs_at_once_do_not_act_twice(cluster: Cluster) -> None:
-    """One of them cancels, and one mail tells of it."""
+def test_concurrent_runs_do_not_act_twice(cluster: Cluster) -> None:
+    """One of them cancels, and one mail reports it."""
     job = squatting(cluster)
     both: list[tuple[str, str]] = []
     with ThreadPoolExecutor(2) as pool:
@@ -157,7 +157,7 @@ def test_two_runs_at_once_do_not_act_twice(cluster: Cluster) -> None:
 
 
 def test_owner_postpones_once(cluster: Cluster) -> None:
-    """By the job's comment; others may not, and not a second time."""
+    """In the job's comment; other users may not, and the owner only once."""
     job = squatting(cluster)
     why = ("--for", "1h", "--why", "the debugger is attached")
     other = run(cluster, "keep", job, *why, user="bob")
@@ -174,7 +174,7 @@ def test_owner_postpones_once(cluster: Cluster) -> None:
 
 
 def test_job_that_opted_in_is_suspended(cluster: Cluster) -> None:
-    """Its GPU is given back and it is not cancelled."""
+    """Its GPU is freed, and the job is not canceled."""
     small = f"exec {WORKLOADS}/squatter.py --memory-mib 300"
     job = squatting(cluster, "--gpu-suspend-idle=1h", script=small)
     done = until(cluster, job, "suspend")
@@ -183,8 +183,8 @@ def test_job_that_opted_in_is_suspended(cluster: Cluster) -> None:
     assert "suspended" in cluster.job(job)["Comment"]
 
 
-def test_job_that_opted_in_and_cannot_be_suspended_is_cancelled(cluster: Cluster) -> None:
-    """Its GPU memory does not fit into the node's memory: the option is no shelter."""
+def test_job_that_cannot_be_suspended_is_canceled(cluster: Cluster) -> None:
+    """Its GPU memory does not fit into the node's memory: the option does not protect the job."""
     job = squatting(cluster, "--gpu-suspend-idle=1h")
     done = until(cluster, job, "cancel")
     assert about(done, job) == [("cancel", "done")]
@@ -192,8 +192,8 @@ def test_job_that_opted_in_and_cannot_be_suspended_is_cancelled(cluster: Cluster
 
 
 @pytest.mark.usefixtures("leftovers_stay")
-def test_orphan_is_ended_and_its_memory_is_free(cluster: Cluster) -> None:
-    """The epilog had left it; a process of a job that runs is not touched."""
+def test_orphan_is_killed_and_its_memory_freed(cluster: Cluster) -> None:
+    """The epilog had left the process; processes of running jobs are not touched."""
     runs = cluster.submit(*ON_C1, wrap=SQUATTER, user="bob")
     cluster.wait_for_output(runs, "squatting", user="bob")
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
@@ -213,8 +213,8 @@ def test_orphan_is_ended_and_its_memory_is_free(cluster: Cluster) -> None:
     assert left[0].used_mib >= 60000
 
 
-def test_epilog_ends_what_a_job_left(cluster: Cluster) -> None:
-    """Before the node is given to others, and says so."""
+def test_epilog_kills_leftover_processes(cluster: Cluster) -> None:
+    """Before the node is available to others, with a log message."""
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
     cluster.wait_for_state(job, "COMPLETED")
     cluster.wait_idle()
@@ -225,8 +225,8 @@ def test_epilog_ends_what_a_job_left(cluster: Cluster) -> None:
     assert history(cluster, job) == [("epilog", "done")]
 
 
-def test_node_with_a_dirty_gpu_is_drained_where_the_policy_says_so(cluster: Cluster) -> None:
-    """With the GPU and the job in the reason."""
+def test_node_with_dirty_gpu_is_drained_if_configured(cluster: Cluster) -> None:
+    """The reason names the GPU and the job."""
     path = "/etc/slurm-affinode/zombies.toml"
     cluster.shell("c1", f'printf \'[epilog]\\nkill = false\\ndirty = "drain"\\nwait = "1s"\\n\' > {path}')
     try:
@@ -241,7 +241,7 @@ def test_node_with_a_dirty_gpu_is_drained_where_the_policy_says_so(cluster: Clus
         cluster.run("login", "scontrol", "update", "nodename=c1", "state=resume")
 
 
-def test_hostile_job_names_stay_names(cluster: Cluster) -> None:
+def test_hostile_job_names_are_escaped(cluster: Cluster) -> None:
     """In the mail, the page, the table and the audit."""
     job = squatting(cluster, "--job-name", HOSTILE)
     until(cluster, job, "warn-user")
@@ -255,8 +255,8 @@ def test_hostile_job_names_stay_names(cluster: Cluster) -> None:
     assert "\x1b" not in shown
 
 
-def test_policy_mistakes_are_shown_by_line(cluster: Cluster) -> None:
-    """And nothing is done."""
+def test_policy_mistakes_are_reported_by_line(cluster: Cluster) -> None:
+    """And no action is taken."""
     cluster.shell("login", f"printf '[limits]\\n\\ncancle = 3\\n' > {STATE}/policy.toml")
     done = run(cluster, "zombies", "clean", "--live", "--yes", "--policy", f"{STATE}/policy.toml", "--state", STATE)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What cleaning up leaves alone on a live cluster: shared GPUs, sleepers, what others drained; what is broken off."""
+"""Limits of clean-up on a live cluster: shared GPUs, sleeping jobs, nodes drained by others, interrupted runs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def kinds(found: dict[str, Any], job: str) -> list[str]:
     return [one["kind"] for one in found["findings"] if one["subject"].get("id") == job]
 
 
-def test_a_squatter_with_a_part_of_a_gpu_is_cancelled_and_the_other_part_runs_on(cluster: Cluster) -> None:
-    """While nobody computes on the GPU the history says since when; a part that holds little is no squatter."""
+def test_squatter_on_gpu_share_is_canceled_alone(cluster: Cluster) -> None:
+    """While no job computes on the GPU, the samples show since when; a small part of the memory is no squatting."""
     small = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 500", user="bob")
     cluster.wait_for_output(small, "squatting", user="bob")
     job = squatting(cluster, where=SHARED)
@@ -47,10 +47,10 @@ def test_a_squatter_with_a_part_of_a_gpu_is_cancelled_and_the_other_part_runs_on
     assert history(cluster, job) == [("warn-user", "done"), ("warn-user", "done"), ("cancel", "done")]
 
 
-def test_beside_one_that_computes_a_squatter_is_told_once_and_not_cancelled_on_what_is_unknown(
+def test_squatter_beside_busy_job_is_warned_but_not_canceled(
     cluster: Cluster,
 ) -> None:
-    """Its own processes say that it does nothing while the run looks; what it did between two runs nobody saw."""
+    """Its processes are seen idle only while a run watches; between two runs nothing is measured."""
     whole = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="carol")
     cluster.wait_for_state(whole, "RUNNING")
     busy = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
@@ -65,8 +65,8 @@ def test_beside_one_that_computes_a_squatter_is_told_once_and_not_cancelled_on_w
     assert {cluster.job(one)["JobState"] for one in (whole, busy, job)} == {"RUNNING"}
 
 
-def test_a_job_that_sleeps_in_place_is_left_alone(cluster: Cluster) -> None:
-    """Its GPUs are idle, as it was asked to be: neither a warning nor an end."""
+def test_job_asleep_in_place_is_left_alone(cluster: Cluster) -> None:
+    """Its GPUs are idle on request: neither a warning nor a cancellation."""
     wait_for_agents(cluster)
     job = cluster.submit(*ON_C1, "--gpu-suspend-idle=1h,mode=inplace,when=always,wake=hold",
                          wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 300")  # fmt: skip
@@ -81,8 +81,8 @@ def test_a_job_that_sleeps_in_place_is_left_alone(cluster: Cluster) -> None:
     assert cluster.job(job)["JobState"] == "RUNNING"
 
 
-def test_what_a_person_has_drained_is_not_resumed(cluster: Cluster) -> None:
-    """Although Slurm's words are in the reason."""
+def test_node_drained_by_administrator_is_not_resumed(cluster: Cluster) -> None:
+    """Although Slurm's own words are in the reason."""
     allow_resuming(cluster)
     reason = "Kill task failed twice; the vendor comes on Monday"
     cluster.exec("login", "scontrol", "update", "nodename=c2", "state=drain", f"reason={reason}")
@@ -94,8 +94,8 @@ def test_what_a_person_has_drained_is_not_resumed(cluster: Cluster) -> None:
         cluster.run("login", "scontrol", "update", "nodename=c2", "state=resume")
 
 
-def test_no_job_starts_on_a_node_whose_gpu_is_dirty(cluster: Cluster) -> None:
-    """It is drained before the epilog returns; another administrator's reason stays."""
+def test_no_job_starts_on_node_with_dirty_gpu(cluster: Cluster) -> None:
+    """The node is drained before the epilog returns; another administrator's reason is kept."""
     cluster.shell("c1", f"cat > {POLICY_C1} <<'X'\n{DIRTY}X")
     try:
         leaks = cluster.submit(*ON_C1, "--exclusive", wrap=f"sleep 5; exec {WORKLOADS}/leaking.py --memory-mib 5000")
@@ -111,8 +111,8 @@ def test_no_job_starts_on_a_node_whose_gpu_is_dirty(cluster: Cluster) -> None:
         cluster.run("login", "scontrol", "update", "nodename=c1", "state=resume")
 
 
-def test_what_is_under_way_when_a_run_is_ended_is_in_the_audit(cluster: Cluster) -> None:
-    """systemd does so after a time; the next run does what was left."""
+def test_interrupted_action_is_in_audit(cluster: Cluster) -> None:
+    """systemd stops a run after its timeout; the next run completes the rest."""
     job = squatting(cluster)
     for number in (1, 2):
         wait_until(f"warning {number}", lambda: clean(cluster), lambda found: about(found, job))
@@ -134,8 +134,8 @@ def test_what_is_under_way_when_a_run_is_ended_is_in_the_audit(cluster: Cluster)
     cluster.wait_for_state(job, "CANCELLED")
 
 
-def test_who_cannot_be_told_does_not_keep_the_others_from_it(cluster: Cluster) -> None:
-    """The exit status says that somebody was not, and who was not told is not cancelled."""
+def test_failed_mail_does_not_affect_other_owners(cluster: Cluster) -> None:
+    """The exit status reports the failed mail, and a job without a delivered warning is not canceled."""
     refusing = f"#!/bin/sh\n[ $1 != alice@example.org ] || exit 1\nexec cat > {STATE}/mail-$1-x"
     cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{refusing}\nX")
     mine, other = squatting(cluster), squatting(cluster, user="bob")

@@ -1,5 +1,7 @@
-"""What is wrong with nodes on a live cluster: memory that nobody holds, jobs that do not end, reports that outlive the
-agent; and jobs whose shape does not fit, as they are now."""
+"""Faults of nodes on a live cluster: memory without a process, stuck jobs, leftovers reported across agent restarts.
+
+Also jobs with shapes that do not fit, found while they run.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ grace = "0s"
 
 @pytest.fixture(autouse=True)
 def settings(cluster: Cluster) -> Iterator[None]:
-    """A store of the test's own, and limits that do not take a quarter of an hour."""
+    """Set up a database of the test's own, and limits shorter than a quarter of an hour."""
     cluster.shell("login", f"rm -rf {STATE}; mkdir -p {STATE}; cp /etc/slurm-affinode/config.toml {CONFIG}")
     text = '[zombies]\\ncompleting = "2s"\\n[zombies.misfits]\\nmin_run = "2s"\\nuser_min_gpu_hours = 0.0001\\n'
     cluster.shell("login", f"printf '\\n{text}' >> {CONFIG}; cat > {STATE}/policy.toml <<'X'\n{POLICY}\nX")
@@ -40,7 +42,7 @@ def settings(cluster: Cluster) -> Iterator[None]:
 
 
 def zombies(cluster: Cluster, *words: str) -> dict[str, Any]:
-    """What a command says as JSON."""
+    """Return the JSON output of a command."""
     policy = ("--policy", f"{STATE}/policy.toml") if words[0] == "clean" else ()
     argv = ("slurm-affinode", "zombies", *words, *policy, "--config", CONFIG, "--state", STATE, "--json")
     done = cluster.run("login", *argv)
@@ -50,7 +52,7 @@ def zombies(cluster: Cluster, *words: str) -> dict[str, Any]:
 
 
 def until_found(cluster: Cluster, kind: str, *words: str) -> dict[str, Any]:
-    """The first finding of a kind."""
+    """Wait for a finding of a kind; return the first one."""
     found = wait_until(
         f"{kind} is found",
         lambda: zombies(cluster, "list", "--live", "--kind", kind, *words)["findings"],
@@ -81,8 +83,8 @@ def stranger(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("stranger")
-def test_memory_that_no_process_holds_is_found_and_the_node_drained(cluster: Cluster) -> None:
-    """With what the driver said last; where it is free again the node is left alone."""
+def test_memory_without_process_is_found_and_node_drained(cluster: Cluster) -> None:
+    """The finding includes the driver's last XID error."""
     cluster.exec("c1", "gpu-emulatorctl", "fault", "xid", "79", "--gpu", "1")
     one = until_found(cluster, "orphan-memory")
     assert (one["subject"]["type"], one["nodes"], one["gpus"][0]["gpu"]) == ("node", ["c1"], "1")
@@ -99,7 +101,7 @@ def test_memory_that_no_process_holds_is_found_and_the_node_drained(cluster: Clu
 
 @pytest.fixture
 def hanging(cluster: Cluster) -> Iterator[None]:
-    """An epilog of c1 that does not end."""
+    """Have an epilog of c1 hang."""
     script = f"#!/bin/sh\nwhile [ -e {FLAG} ]; do sleep 0.2; done"
     cluster.shell("c1", f"touch {FLAG}; cp -p {EPILOG} /root/epilog; printf '%s\n' '{script}' > {EPILOG}")
     yield
@@ -107,8 +109,8 @@ def hanging(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hanging")
-def test_a_job_that_does_not_get_out_of_completing(cluster: Cluster) -> None:
-    """Since when, and on which node; when its epilog ends it is none any more."""
+def test_job_stuck_in_completing_is_found(cluster: Cluster) -> None:
+    """The finding has the duration and the node; once the epilog ends, it disappears."""
     job = cluster.submit(*ON_C1, wrap="true")
     one = until_found(cluster, "completing")
     assert (one["subject"]["id"], one["subject"]["state"], one["nodes"]) == (job, "COMPLETING", ["c1"])
@@ -119,8 +121,8 @@ def test_a_job_that_does_not_get_out_of_completing(cluster: Cluster) -> None:
     assert zombies(cluster, "list", "--live", "--kind", "completing")["findings"] == []
 
 
-def test_shapes_that_do_not_fit_are_found_while_the_jobs_run(cluster: Cluster) -> None:
-    """By what the agents measure; the job whose cores work is left alone."""
+def test_misfits_are_found_while_jobs_run(cluster: Cluster) -> None:
+    """From the measurements of the agents; a job with busy cores is left alone."""
     idle = cluster.submit(*ON_C1, "--cpus-per-task=6", "--mem=12000", wrap="exec sleep 300")
     wide = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodes=2", "--mem=1000", wrap="exec sleep 300",
                           user="bob")  # fmt: skip
@@ -130,7 +132,7 @@ def test_shapes_that_do_not_fit_are_found_while_the_jobs_run(cluster: Cluster) -
     misfits = {(idle, "cpu-cores-per-gpu"), (idle, "memory-per-gpu"), (wide, "fragmentation"),
                (alone, "cpu-only-in-gpu-partition")}  # fmt: skip
     wait_until(
-        "they are found",  # jobs of other stories, too: what has just ended is looked at as well
+        "they are found",  # jobs of other tests may be found as well: recently ended jobs are also checked
         lambda: {
             (one["subject"]["id"], one["kind"])
             for one in zombies(cluster, "list", "--live")["findings"]
@@ -149,8 +151,8 @@ def test_shapes_that_do_not_fit_are_found_while_the_jobs_run(cluster: Cluster) -
     assert all(row["subject"]["id"] != idle for row in rows)
 
 
-def test_what_a_job_left_is_known_after_the_agent_was_restarted(cluster: Cluster) -> None:
-    """Until it is in the audit: then the agent forgets it."""
+def test_leftovers_are_known_after_agent_restart(cluster: Cluster) -> None:
+    """The agent forgets them once they are in the audit."""
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 3000")
     cluster.wait_for_state(job, "COMPLETED")
     cluster.wait_idle()
@@ -169,8 +171,8 @@ def test_what_a_job_left_is_known_after_the_agent_was_restarted(cluster: Cluster
     assert f'"job": {job}' not in cluster.exec("c1", "cat", path)
 
 
-def test_the_owner_sees_what_is_held_against_a_job(cluster: Cluster) -> None:
-    """Without a store that she may read: from Slurm, by the numbers of its GPUs, and from Prometheus."""
+def test_owner_sees_findings_about_own_job(cluster: Cluster) -> None:
+    """Without access to the database: from Slurm, with the indexes of the GPUs, and from Prometheus."""
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 60000")
     cluster.wait_for_output(job, "squatting")
     words = ("slurm-affinode", "zombies", "explain", job, "--prometheus", "http://prometheus:9090", "--window", "3s")
@@ -182,8 +184,8 @@ def test_the_owner_sees_what_is_held_against_a_job(cluster: Cluster) -> None:
     assert "GPU memory is held and nothing computes" in cluster.exec("login", *words, user="alice")
 
 
-def test_hostile_names_are_names_on_the_page_of_a_job(cluster: Cluster) -> None:
-    """Nothing that its owner wrote is more than text there."""
+def test_hostile_names_are_escaped_on_job_page(cluster: Cluster) -> None:
+    """All text from the owner of the job is escaped."""
     job = cluster.submit(*ON_C1, "--job-name", HOSTILE, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 60000")
     cluster.wait_for_output(job, "squatting")
     prometheus = "http://prometheus:9090"

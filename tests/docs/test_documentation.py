@@ -1,4 +1,4 @@
-"""The documentation is true: its commands run, its links resolve, its generated parts are current."""
+"""The documentation: its commands run, its links resolve, and its generated parts are current."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _SRC = re.compile(r'(?:src|srcset|href)="([^"#][^"]*)"')
 
 
 def blocks(page: Path) -> list[str]:
-    """The shell blocks of a page."""
+    """Return the shell blocks of a page."""
     return re.findall(r"^```(?:sh|bash|shell)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(REPOSITORY)))
 def test_links_resolve(page: Path) -> None:
-    """Every relative link and picture of a page exists."""
+    """Every relative link and image of a page exists."""
     text = page.read_text()
     targets = [t for t in (*_LINK.findall(text), *_SRC.findall(text)) if not re.match(r"[a-z]+:", t)]
     missing = [t for t in targets if t.split("#")[0] and not (page.parent / t.split("#")[0]).exists()]
     assert missing == []
 
 
-def test_every_reason_against_a_suspension_is_explained() -> None:
-    """The names that ``status`` shows and the commands refuse with, each in a table or sentence of its own."""
-    only_text = {"gpu-count", "gpu-model"}  # of a restore, which tells what it says and not its name
+def test_every_refusal_is_documented() -> None:
+    """The names that ``status`` shows and commands report, each in a table or sentence."""
+    only_text = {"gpu-count", "gpu-model"}  # refusals of a restore are shown with their text, not their name
     said = {
         str(call.args[0].value)
         for file in (REPOSITORY / "slurm_affinode").rglob("*.py")
@@ -50,7 +50,7 @@ def test_every_reason_against_a_suspension_is_explained() -> None:
 
 
 def test_generated_pages_are_current() -> None:
-    """docs/commands.md and docs/metrics.md are what `make docs` would write."""
+    """docs/commands.md and docs/metrics.md are up to date with ``make docs``."""
     done = subprocess.run(
         [sys.executable, "docs/generate.py", "--check"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
@@ -58,7 +58,7 @@ def test_generated_pages_are_current() -> None:
 
 
 def test_make_targets_of_the_readme_exist() -> None:
-    """Each `make` that the README names is a target."""
+    """Each ``make`` target in the README exists."""
     named = set(re.findall(r"\bmake ([a-z][a-z-]*)", (REPOSITORY / "README.md").read_text()))
     targets = set(re.findall(r"^([a-z][a-z-]*):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     assert {"demo", "test"} <= named
@@ -67,7 +67,7 @@ def test_make_targets_of_the_readme_exist() -> None:
 
 @pytest.mark.slow
 def test_commands_of_the_readme_run(tmp_path: Path) -> None:
-    """The README's own commands, typed as they stand, on files of the names that it uses."""
+    """The commands of the README, unchanged, on files with the names used there."""
     script = "\n".join(b for b in blocks(REPOSITORY / "README.md") if "slurm-affinode" in b)
     assert script.count("slurm-affinode ") >= 3
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}

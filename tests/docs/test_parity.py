@@ -1,4 +1,4 @@
-"""The table of job_defense_shield in ``docs/zombies.md``: complete, and what it names is there."""
+"""The table of job_defense_shield in ``docs/zombies.md`` is complete and names only existing features."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import click
 import pytest
 
+from slurm_affinode.base.config import MisfitConfig
 from slurm_affinode.cli.main import cli
 from slurm_affinode.core import cleanup_policy
 from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.model.finding import KINDS, VARIANTS
-from slurm_affinode.zombieconfig import MisfitConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "zombies.md").read_text(encoding="utf-8")
 TABLE = PAGE[PAGE.index("## Coming from job_defense_shield") :]
@@ -23,7 +23,7 @@ ALERTS = """cancel-zero-gpu-jobs zero-util-gpu-hours zero-cpu-utilization low-cp
 excess-cpu-memory gpu-model-too-powerful multinode-cpu-fragmentation multinode-gpu-fragmentation excessive-time-cpu
 excessive-time-gpu serial-allocating-multiple too-many-cores-per-gpu too-much-cpu-mem-per-gpu usage-overview
 usage-by-slurm-account longest-queued most-cores most-gpus jobs-overview"""
-"""The options of its command that choose an alert or a report, of version 1.1.1."""
+"""The command-line options of version 1.1.1 that select an alert or a report."""
 OPTIONS = """--days --starttime --endtime --clusters --partition --config-file --email --no-emails-to-users
 --no-emails-to-admins --report --check --strict-start jobstats-module-path jobstats-config-path violation-logs-path
 email-files-path email-domain-name sender reply-to greeting-method workday-method holidays-file report-emails verbose
@@ -38,12 +38,12 @@ gpu_util_target overall_ratio_threshold mean_ratio_threshold median_ratio_thresh
 cores_per_gpu_target cores_per_gpu_limit cpu_eff_threshold cpu_mem_per_node cpu_mem_per_gpu_target
 cpu_mem_per_gpu_limit mem_eff_thres tb_hours_threshold ratio_threshold cores_fraction mem_per_node cpu_hours_threshold
 lower_ratio safety_fraction min_nodes_thres"""
-"""Every setting of its documentation and of its example files."""
+"""Every setting in its documentation and example files."""
 
 
 @pytest.mark.parametrize("name", [*(f"--{one}" for one in ALERTS.split()), *OPTIONS.split()])
-def test_every_alert_and_option_has_its_row(name: str) -> None:
-    """In the first column, or in the second where the first names the alert."""
+def test_every_alert_and_option_has_a_row(name: str) -> None:
+    """In the first column, or in the second if the first names the alert."""
     cells = [cell for row in TABLE.splitlines() if row.startswith("|") for cell in row.split("|")[1:3]]
     assert any(f"`{name}`" in cell for cell in cells), name
 
@@ -53,12 +53,11 @@ def _commands() -> list[str]:
 
 
 @pytest.mark.parametrize("line", _commands())
-def test_the_commands_are_there_with_their_options(line: str) -> None:
-    """Each command can be called, and has each option with that choice."""
+def test_named_commands_and_options_exist(line: str) -> None:
     words = line.split()
     command: click.Command = cli
     context = click.Context(cli)
-    while words and isinstance(command, click.Group):
+    while words and isinstance(command, click.Group) and not words[0].startswith("--"):
         found = command.get_command(context, words.pop(0))
         assert found is not None, line
         command = found
@@ -71,7 +70,7 @@ def test_the_commands_are_there_with_their_options(line: str) -> None:
                 assert following in kind.choices, (line, word, following)
 
 
-def test_the_settings_of_misfits_are_there() -> None:
+def test_named_misfit_settings_exist() -> None:
     """Names that follow ``misfits:`` in a cell."""
     fields = {field.name for field in dataclasses.fields(MisfitConfig)}
     for cell in re.findall(r"misfits: ([^|;]*)", TABLE):
@@ -80,8 +79,8 @@ def test_the_settings_of_misfits_are_there() -> None:
         assert named <= fields, named - fields
 
 
-def test_the_settings_of_the_policy_are_there() -> None:
-    """Names that follow ``policy`` in a cell are keys of a policy, its tables or its mail."""
+def test_named_policy_settings_exist() -> None:
+    """Names that follow ``policy`` in a cell are keys of a policy, its tables or its mail settings."""
     known = {*cleanup_policy._SETTINGS, *cleanup_policy._MATCH, *cleanup_policy._STAGES, *cleanup_policy._INTERACTIVE}
     known |= {field.name for field in dataclasses.fields(MailPolicy)}
     known |= {"until", "reason", "working_days", "hours", "holidays", *KINDS, *VARIANTS}

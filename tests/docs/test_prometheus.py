@@ -1,4 +1,4 @@
-"""docs/prometheus.md is true: its commands run against a real Prometheus, its files pass Prometheus' own checks."""
+"""docs/prometheus.md: its commands run against a real Prometheus, and promtool accepts its files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ URL, DATA = "http://prometheus:9090", "/var/lib/prometheus/metrics2"
 
 
 def blocks(kind: str) -> list[str]:
-    """The blocks of the page in a language."""
+    """Return the blocks of the page in a language."""
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
-def test_its_commands_run(prometheus_of: Callable[..., str], tmp_path: Path) -> None:
-    """As they stand, but for the server's address and directory; what was written back are blocks of Prometheus."""
+def test_commands_of_the_page_run(prometheus_of: Callable[..., str], tmp_path: Path) -> None:
+    """Unchanged except for the server's address and directory; the written-back samples are TSDB blocks."""
     labels = 'gpu="0",UUID="GPU-1",Hostname="gpu01",cluster="alpha"'
     begin = int(time.time()) // 60 * 60 - 86400
     lines = [f"DCGM_FI_DEV_GPU_UTIL{{{labels}}} 50 {at}\n" for at in range(begin, begin + 70_000, 60)]
@@ -50,8 +50,8 @@ def test_its_commands_run(prometheus_of: Callable[..., str], tmp_path: Path) -> 
     assert list(data.glob("*/meta.json"))
 
 
-def test_its_files_are_valid(tmp_path: Path) -> None:
-    """Prometheus takes the configuration and the rules."""
+def test_files_of_the_page_are_valid(tmp_path: Path) -> None:
+    """promtool accepts the configuration and the rules."""
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")

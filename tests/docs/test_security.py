@@ -1,4 +1,4 @@
-"""The threat model names what exists: every module, every test, and for every boundary at least one of each."""
+"""The threat model names existing modules and tests, at least one of each for every boundary."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def functions(file: Path) -> frozenset[str]:
 
 
 def rows() -> list[list[str]]:
-    """Cells of the tables of boundaries."""
+    """Return the cells of the tables of boundaries."""
     section = TEXT.partition("\n## Trust boundaries\n")[2].partition("\n## ")[0]
     found = [line.strip("|\n ").split(" | ") for line in section.splitlines() if line.startswith("| ")]
     return [cells for cells in found if cells[0] not in ("crosses", "---")]
 
 
 def test_every_boundary_has_an_entry() -> None:
-    """As many as there are; one that is added is counted here."""
+    """The number must be updated with the tables."""
     assert len(rows()) == 30
 
 
@@ -61,6 +61,5 @@ def test_named_modules_exist() -> None:
     } == set()
 
 
-def test_nothing_is_left_to_be_named() -> None:
-    """Markers of the drafts."""
+def test_no_draft_markers_are_left() -> None:
     assert re.findall(r"TODO-\w+\([^)]*\)|TODO", TEXT) == []

@@ -1,4 +1,4 @@
-"""The emulated driver, built once, and a node of its own for each test."""
+"""The emulated driver, built once, and a separate node for each test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "containers" / "gpu-emulator"
 
 @pytest.fixture(scope="session")
 def emulator_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The libraries and the tool."""
+    """Build the libraries and the tool."""
     for tool in ("make", "gcc"):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
@@ -31,7 +31,7 @@ def emulator_build(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bare_node(emulator_build: Path) -> Iterator[Node]:
-    """A node on which nothing is set up yet; every user may enter its directory."""
+    """A node that is not set up yet; every user may enter its directory."""
     with tempfile.TemporaryDirectory(prefix="gpu-node-") as directory:
         Path(directory).chmod(0o755)
         node = Node(emulator_build, Path(directory))
@@ -42,6 +42,6 @@ def bare_node(emulator_build: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def node(bare_node: Node) -> Node:
-    """A node with two GPUs of 4096 MiB, of which a context takes 100."""
+    """A node with two GPUs of 4096 MiB; a context takes 100 MiB."""
     bare_node.init()
     return bare_node

@@ -15,7 +15,7 @@ from waiting import DEADLINE_S, wait_until
 
 
 class DriverError(Exception):
-    """An error of NVIDIA's library in a program, by its name."""
+    """An error of NVIDIA's library in a program, by name."""
 
 
 @dataclass
@@ -26,13 +26,13 @@ class Program:
     pid: int
 
     def send(self, code: str) -> None:
-        """Code to run, without waiting for it."""
+        """Send code without waiting for the answer."""
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(code) + "\n")
         self.process.stdin.flush()
 
     def receive(self) -> Any:
-        """The answer to the code sent before."""
+        """Return the answer to the code sent before."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -43,25 +43,25 @@ class Program:
         return answer["result"]
 
     def do(self, code: str) -> Any:
-        """Statements; those that set `result` have an answer."""
+        """Execute statements; return the value of `result` if they set it."""
         self.send(code)
         return self.receive()
 
     def get(self, expression: str) -> Any:
-        """The value of an expression."""
+        """Return the value of an expression."""
         return self.do(f"result = {expression}")
 
     def until(self, expression: str, wanted: Callable[[Any], bool]) -> Any:
-        """Asks again until the value is as wanted."""
+        """Poll until the value is as wanted; return it."""
         return wait_until(f"{expression} is as wanted", lambda: self.get(expression), wanted)
 
     def kill(self) -> None:
-        """Ends it at once, with no chance to clean up."""
+        """Kill it, without a chance to clean up."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """Ends it, and its pipes."""
+        """Kill it and close its pipes."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()
@@ -77,28 +77,28 @@ class Node:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a program needs to use the node's GPUs."""
+        """Return the environment in which programs use the node's GPUs."""
         kept = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
         return {**kept, "LD_LIBRARY_PATH": str(self.build), "GPU_EMULATOR_STATE": str(self.directory / "state")}
 
     def ctl(self, *arguments: str) -> str:
-        """Runs gpu-emulatorctl."""
+        """Run gpu-emulatorctl; return its output."""
         tool = [str(self.build / "gpu-emulatorctl"), *arguments]
         return subprocess.run(tool, env=self.env, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
 
     def init(self, *arguments: str) -> None:
-        """Sets the node up: two small GPUs unless told otherwise."""
+        """Set the node up, by default with two small GPUs."""
         self.ctl(
             "init", "--seed", "test", *(arguments or ("--gpus", "2", "--memory-mib", "4096", "--context-mib", "100"))
         )
 
     def show(self) -> dict[str, Any]:
-        """What `gpu-emulatorctl show --json` says."""
+        """Return the output of `gpu-emulatorctl show --json`."""
         shown: dict[str, Any] = json.loads(self.ctl("show", "--json"))
         return shown
 
     def start(self, *before: str, **environment: str) -> Program:
-        """Starts a program; `before` is a command to run it under."""
+        """Start a program; `before` is a command to run it under."""
         process = subprocess.Popen(
             [*before, sys.executable, str(Path(__file__).with_name("session.py"))],
             env={**self.env, **environment},
@@ -111,13 +111,13 @@ class Node:
         return program
 
     def user(self, ordinal: int = 0) -> Program:
-        """A program with a context on a GPU."""
+        """Start a program with a context on a GPU."""
         program = self.start()
         program.do(f"use({ordinal})")
         return program
 
     def agent(self) -> Program:
-        """A program that watches through NVML and has no context."""
+        """Start a program that monitors through NVML and has no context."""
         program = self.start()
         program.do("n.nvmlInit()")
         return program

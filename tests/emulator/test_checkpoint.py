@@ -1,4 +1,4 @@
-"""A process is taken off its GPU and put back, by another one, through `cuCheckpointProcess*`."""
+"""Another process suspends and resumes a process on a GPU through `cuCheckpointProcess*`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ MIB = 1 << 20
 
 
 def suspend(agent: Program, pid: int) -> None:
-    """To the state in which the process holds no GPU."""
+    """Lock and checkpoint the process, so that it holds no GPU."""
     agent.do(f"lock({pid}, 10_000); ok(d.cuCheckpointProcessCheckpoint({pid}, None))")
 
 
 def resume(agent: Program, pid: int, pairs: list[tuple[str, str]] | None = None) -> None:
-    """And back."""
+    """Restore and unlock the process."""
     agent.do(f"restore({pid}, {pairs!r}); ok(d.cuCheckpointProcessUnlock({pid}, None))")
 
 
-def test_contents_are_equal_and_the_memory_is_free_between(node: Node) -> None:
-    """Three times in a row: the GPU is free for others, the process's own memory grows instead."""
+def test_checkpoint_frees_memory_and_restore_keeps_contents(node: Node) -> None:
+    """Three times in a row; meanwhile the GPU is free for others, and the process's own memory grows."""
     agent, user = node.agent(), node.user()
     user.do("a, b = alloc(64), alloc(2000)")
     written = user.get("[fill(a, 64 * MIB, 3), fill(b + 1000 * MIB, 77, 4)]")
@@ -48,8 +48,8 @@ def test_contents_are_equal_and_the_memory_is_free_between(node: Node) -> None:
         assert user.get("resident('RssAnon')") - before < 20 * MIB
 
 
-def test_calls_of_a_locked_process_wait_until_it_is_unlocked(node: Node) -> None:
-    """Neither failing nor getting through, whether or not it was checkpointed between."""
+def test_calls_of_locked_process_wait_for_unlock(node: Node) -> None:
+    """They neither fail nor complete, whether or not the process is checkpointed meanwhile."""
     agent, user = node.agent(), node.user()
     for between in ("pass", f"ok(d.cuCheckpointProcessCheckpoint({user.pid}, None)); restore({user.pid})"):
         agent.do(f"lock({user.pid})")
@@ -63,8 +63,8 @@ def test_calls_of_a_locked_process_wait_until_it_is_unlocked(node: Node) -> None
         assert len(user.get("done")) == 1
 
 
-def test_a_process_holds_nothing_of_the_driver_between(node: Node) -> None:
-    """No descriptor and no mapping that only this node has."""
+def test_checkpointed_process_holds_no_driver_resources(node: Node) -> None:
+    """No descriptor and no mapping of this node alone."""
     agent, user = node.agent(), node.user()
     user.do("alloc(10)")
     held = user.get("opened()")
@@ -77,8 +77,8 @@ def test_a_process_holds_nothing_of_the_driver_between(node: Node) -> None:
     assert len(user.get("opened()")) == len(held)
 
 
-def test_steps_have_an_order(node: Node) -> None:
-    """RUNNING, LOCKED, CHECKPOINTED, LOCKED, RUNNING; each step out of it is refused and changes nothing."""
+def test_steps_out_of_order_are_rejected(node: Node) -> None:
+    """RUNNING, LOCKED, CHECKPOINTED, LOCKED, RUNNING; any other step is refused and changes nothing."""
     agent, user = node.agent(), node.user()
     steps = {
         "lock": f"lock({user.pid})",
@@ -103,8 +103,8 @@ def test_steps_have_an_order(node: Node) -> None:
             agent.do(steps[following])
 
 
-def test_a_lock_waits_for_the_kernel_and_gives_up_in_time(node: Node) -> None:
-    """A kernel that ends is waited for; one that does not leaves the process running."""
+def test_lock_waits_for_kernel_or_times_out(node: Node) -> None:
+    """The lock waits for a kernel that ends; one that does not end leaves the process running."""
     agent, user = node.agent(), node.user()
     user.do("busy(200)")
     agent.do(f"lock({user.pid}, 10_000)")
@@ -116,7 +116,7 @@ def test_a_lock_waits_for_the_kernel_and_gives_up_in_time(node: Node) -> None:
     user.do("alloc(1)")
 
 
-def test_a_lock_timeout_can_be_injected(node: Node) -> None:
+def test_lock_timeout_is_injected(node: Node) -> None:
     """For one process, a number of times."""
     agent, user, other = node.agent(), node.user(), node.user()
     node.ctl("fault", "lock-timeout", "--pid", str(user.pid), "--count", "1")
@@ -127,8 +127,8 @@ def test_a_lock_timeout_can_be_injected(node: Node) -> None:
     agent.do(f"lock({user.pid}, 20)")
 
 
-def test_a_checkpoint_can_fail(node: Node) -> None:
-    """The process stays locked and can be unlocked unharmed; or it has failed for good."""
+def test_checkpoint_failure_is_injected(node: Node) -> None:
+    """The process stays locked and can be unlocked intact; with a fatal fault it has failed for good."""
     agent, user = node.agent(), node.user()
     user.do("a = alloc(1)")
     written = user.get("fill(a, MIB, 5)")
@@ -149,8 +149,8 @@ def test_a_checkpoint_can_fail(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("fatal", "state"), [((), "checkpointed"), (("--fatal",), "failed")])
-def test_a_restore_can_fail(node: Node, fatal: tuple[str, ...], state: str) -> None:
-    """The process stays as it was, to be tried again; or it has failed for good."""
+def test_restore_failure_is_injected(node: Node, fatal: tuple[str, ...], state: str) -> None:
+    """The process stays checkpointed, for another attempt; with a fatal fault it has failed for good."""
     agent, user = node.agent(), node.user()
     user.do("a = alloc(1)")
     written = user.get("fill(a, MIB, 5)")
@@ -164,8 +164,8 @@ def test_a_restore_can_fail(node: Node, fatal: tuple[str, ...], state: str) -> N
         assert user.get("digest(a, MIB)") == written
 
 
-def test_a_restore_needs_room_and_is_lost_without(node: Node) -> None:
-    """As with the driver: out of memory once, then never again. So whoever restores looks first."""
+def test_restore_without_free_memory_is_lost(node: Node) -> None:
+    """As with the driver: out of memory at first, impossible afterwards. So free memory is to be checked in advance."""
     agent, user, other = node.agent(), node.user(), node.user()
     user.do("alloc(3000)")
     suspend(agent, user.pid)
@@ -180,8 +180,8 @@ def test_a_restore_needs_room_and_is_lost_without(node: Node) -> None:
     assert agent.get(f"state({user.pid})") == "checkpointed"
 
 
-def test_pairs_put_the_process_on_another_gpu(node: Node) -> None:
-    """They name every GPU that the driver shows, or are refused; the program then sees the new GPU as its own."""
+def test_pairs_move_process_to_another_gpu(node: Node) -> None:
+    """The pairs must name every GPU of the driver; the program then sees the new GPU as its own."""
     agent, user = node.agent(), node.user()
     first, second = (gpu["uuid"] for gpu in node.show()["gpus"])
     user.do("a = alloc(5)")
@@ -201,8 +201,8 @@ def test_pairs_put_the_process_on_another_gpu(node: Node) -> None:
     assert user.get("bytes(ok(d.cuDeviceGetUuid(0)).bytes).hex()") == second.removeprefix("GPU-").replace("-", "")
 
 
-def test_only_the_same_chip_will_do(bare_node: Node) -> None:
-    """Of two models on a node."""
+def test_pairs_of_different_models_are_rejected(bare_node: Node) -> None:
+    """Tested with two models on a node."""
     bare_node.init("--model", "a100-80g", "--model", "h100-80g")
     agent, user = bare_node.agent(), bare_node.user()
     first, second = (gpu["uuid"] for gpu in bare_node.show()["gpus"])
@@ -213,7 +213,7 @@ def test_only_the_same_chip_will_do(bare_node: Node) -> None:
 
 
 def test_managed_memory_and_old_drivers_are_not_supported(bare_node: Node) -> None:
-    """Each says so by its own error, and the program goes on."""
+    """Each fails with its own error, and the program continues."""
     bare_node.init("--gpus", "1")
     agent, user = bare_node.agent(), bare_node.user()
     user.do("ok(d.cuMemAllocManaged(MIB, 1))")
@@ -229,8 +229,8 @@ def test_managed_memory_and_old_drivers_are_not_supported(bare_node: Node) -> No
         bare_node.agent().do(f"lock({user.pid})")
 
 
-def test_processes_without_cuda_are_told_apart_by_the_restore_thread(node: Node) -> None:
-    """Their state is "running" nonetheless; a process that is not there is an error."""
+def test_processes_without_cuda_have_no_restore_thread(node: Node) -> None:
+    """Their state is "running" nevertheless; a missing process is an error."""
     agent, user, idler = node.agent(), node.user(), node.agent()
     tid = agent.get(f"ok(d.cuCheckpointProcessGetRestoreThreadId({user.pid}))")
     assert str(tid) in [task.name for task in Path(f"/proc/{user.pid}/task").iterdir()]
@@ -242,8 +242,8 @@ def test_processes_without_cuda_are_told_apart_by_the_restore_thread(node: Node)
         agent.do(f"lock({user.pid})")
 
 
-def test_whoever_asks_a_stopped_process_waits(node: Node) -> None:
-    """Also for its state, as with real drivers; its restore thread is known all the same."""
+def test_query_of_stopped_process_waits(node: Node) -> None:
+    """Also for the state, as with real drivers; the restore thread can be determined without waiting."""
     agent, user = node.agent(), node.user()
     suspend(agent, user.pid)
     stop(user.pid)
@@ -256,8 +256,7 @@ def test_whoever_asks_a_stopped_process_waits(node: Node) -> None:
     resume(agent, user.pid)
 
 
-def test_a_checkpointed_process_can_be_killed(node: Node) -> None:
-    """And is gone then."""
+def test_checkpointed_process_can_be_killed(node: Node) -> None:
     agent, user = node.agent(), node.user()
     suspend(agent, user.pid)
     user.kill()
@@ -266,8 +265,8 @@ def test_a_checkpointed_process_can_be_killed(node: Node) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a PID namespace")
-def test_a_process_of_a_nested_namespace_is_seen_under_its_outer_pid(node: Node) -> None:
-    """By whoever stands outside; it sees itself under its own PID, and its outer siblings not at all."""
+def test_process_in_nested_namespace_has_its_outer_pid(node: Node) -> None:
+    """From the outer namespace; in its own namespace it has its own PID, and processes outside are not listed."""
     agent, outer = node.agent(), node.user()
     probe = subprocess.run(["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False)
     if probe.returncode:
@@ -289,8 +288,8 @@ def test_a_process_of_a_nested_namespace_is_seen_under_its_outer_pid(node: Node)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
-def test_another_users_process_is_out_of_reach(node: Node) -> None:
-    """A user's processes use the GPUs like root's; root suspends anyone's, a user no stranger's."""
+def test_processes_of_other_users_are_not_permitted(node: Node) -> None:
+    """Processes of any user can use the GPUs; root suspends any process, a user none of others."""
     become = "d.cuDriverGetVersion(); os.setgid({0}); os.setuid({0})"
     root, user, stranger = node.agent(), node.start(), node.agent()
     user.do(become.format(65534))

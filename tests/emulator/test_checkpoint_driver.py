@@ -1,4 +1,4 @@
-"""The product's way to the CUDA driver, against the emulated one: its helper, its errors, its deadlines."""
+"""The interface to the CUDA driver (``Cuda``) on the emulated driver: its helper, errors and deadlines."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def cuda(node: Node) -> Iterator[Cuda]:
 
 
 def suspend(cuda: Cuda, user: Program) -> None:
-    """Off its GPU."""
+    """Lock and checkpoint the process."""
     cuda.lock(user.pid, timeout_ms=5000)
     cuda.checkpoint(user.pid)
 
 
-def test_a_process_goes_out_and_comes_back(cuda: Cuda, node: Node) -> None:
-    """Its memory as it was, its GPU free meanwhile."""
+def test_process_is_checkpointed_and_restored(cuda: Cuda, node: Node) -> None:
+    """Its memory is unchanged, and its GPU is free meanwhile."""
     user = node.user()
     user.do("a = alloc(30)")
     written = user.get("fill(a, 30 * MIB, 1)")
@@ -53,8 +53,8 @@ def test_a_process_goes_out_and_comes_back(cuda: Cuda, node: Node) -> None:
     assert user.get("digest(a, 30 * MIB)") == written
 
 
-def test_only_users_of_cuda_are_found(cuda: Cuda, node: Node) -> None:
-    """Not those that only watch, nor others, nor such as are not there."""
+def test_only_cuda_processes_are_found(cuda: Cuda, node: Node) -> None:
+    """Not processes that only use NVML, other processes, or missing ones."""
     user, watcher = node.user(), node.agent()
     assert cuda.users([user.pid, watcher.pid, os.getpid(), 2**22 - 1]) == {user.pid}
     assert cuda.users([]) == frozenset()
@@ -62,8 +62,8 @@ def test_only_users_of_cuda_are_found(cuda: Cuda, node: Node) -> None:
     assert thread in [int(task.name) for task in Path(f"/proc/{user.pid}/task").iterdir()]
 
 
-def test_a_busy_gpu_is_no_error_of_the_driver(cuda: Cuda, node: Node) -> None:
-    """The lock gives up in time, the process runs on."""
+def test_lock_times_out_on_busy_gpu(cuda: Cuda, node: Node) -> None:
+    """The lock times out, and the process keeps running."""
     user = node.user()
     user.do("busy(600_000)")
     with pytest.raises(LockTimeout, match=r"within 0\.05 s"):
@@ -73,7 +73,7 @@ def test_a_busy_gpu_is_no_error_of_the_driver(cuda: Cuda, node: Node) -> None:
         cuda.lock(user.pid, timeout_ms=0)
 
 
-def test_an_injected_time_out(cuda: Cuda, node: Node) -> None:
+def test_injected_lock_timeout_is_reported(cuda: Cuda, node: Node) -> None:
     """As of a process that hangs in NCCL."""
     user = node.user()
     node.ctl("fault", "lock-timeout", "--count", "1")
@@ -83,8 +83,8 @@ def test_an_injected_time_out(cuda: Cuda, node: Node) -> None:
     cuda.unlock(user.pid)
 
 
-def test_errors_have_the_drivers_names(cuda: Cuda, node: Node) -> None:
-    """And one line for people."""
+def test_errors_have_names_of_driver(cuda: Cuda, node: Node) -> None:
+    """And a message of one line."""
     user = node.user()
     user.do("alloc(1)")
     for code, action in (
@@ -109,8 +109,8 @@ def test_errors_have_the_drivers_names(cuda: Cuda, node: Node) -> None:
     cuda.unlock(user.pid)
 
 
-def test_what_cannot_be_checkpointed_says_so(cuda: Cuda, node: Node) -> None:
-    """Managed memory; the process can be let go on."""
+def test_managed_memory_is_reported(cuda: Cuda, node: Node) -> None:
+    """Managed memory; the process can be unlocked and continues."""
     user = node.user()
     user.do("ok(d.cuMemAllocManaged(MIB, 1))")
     cuda.lock(user.pid, timeout_ms=5000)
@@ -120,8 +120,8 @@ def test_what_cannot_be_checkpointed_says_so(cuda: Cuda, node: Node) -> None:
     user.do("alloc(1)")
 
 
-def test_pairs_move_it_to_another_gpu(cuda: Cuda, node: Node) -> None:
-    """All that the driver shows are named, by the UUIDs that it gives."""
+def test_pairs_move_process_to_another_gpu(cuda: Cuda, node: Node) -> None:
+    """All GPUs of the driver are named, by the driver's UUIDs."""
     first, second = cuda.devices()
     assert [first, second] == [gpu["uuid"] for gpu in node.show()["gpus"]]
     user = node.user()
@@ -133,8 +133,8 @@ def test_pairs_move_it_to_another_gpu(cuda: Cuda, node: Node) -> None:
     assert [len(gpu["processes"]) for gpu in node.show()["gpus"]] == [0, 1]
 
 
-def test_a_helper_that_was_killed_is_replaced(cuda: Cuda, node: Node) -> None:
-    """The call under way fails and says so; the process is where it was; the next call works."""
+def test_killed_helper_is_replaced(cuda: Cuda, node: Node) -> None:
+    """The current call fails with that reason, the process's state is unchanged, and the next call works."""
     user = node.user()
     suspend(cuda, user)
     helper = cuda._child
@@ -147,8 +147,8 @@ def test_a_helper_that_was_killed_is_replaced(cuda: Cuda, node: Node) -> None:
     cuda.unlock(user.pid)
 
 
-def test_a_driver_that_hangs_is_left(node: Node) -> None:
-    """A call past its deadline fails, and takes the helper with it."""
+def test_hanging_call_is_abandoned(node: Node) -> None:
+    """A call that exceeds its deadline fails, and the helper is killed."""
     cuda = Cuda(driver_version=lambda: VERSION, env=node.env, deadlines=Deadlines(move=0.2))
     user = node.user()
     assert cuda.users([user.pid]) == {user.pid}
@@ -171,8 +171,8 @@ def test_a_driver_that_hangs_is_left(node: Node) -> None:
         ("615.71.05", "LOCK CHECKPOINT RESTORE MIGRATION IPC CUSTOM_STORAGE"),
     ],
 )
-def test_drivers_are_told_apart_by_what_they_have(node: Node, version: str, has: str) -> None:
-    """The node poses as each; what is not there has a reason that names it and the driver that has it."""
+def test_features_follow_driver_version(node: Node, version: str, has: str) -> None:
+    """The node emulates each driver; a missing feature has a reason that names it and the driver that has it."""
     node.ctl("driver", version)
     cuda = Cuda(driver_version=lambda: version, env=node.env)
     can = cuda.capabilities()
@@ -193,8 +193,8 @@ def test_drivers_are_told_apart_by_what_they_have(node: Node, version: str, has:
     cuda.close()
 
 
-def test_a_library_older_or_newer_than_the_kernels_driver(node: Node) -> None:
-    """What has no function of its own goes by the older of the two; what has one, by the function."""
+def test_features_follow_older_of_library_and_kernel_driver(node: Node) -> None:
+    """Features without a function of their own follow the older of the two; the others follow the function."""
     node.ctl("driver", "615.71.05")
     older_kernel = Cuda(driver_version=lambda: "570.124.06", env=node.env)
     can = older_kernel.capabilities()
@@ -207,8 +207,8 @@ def test_a_library_older_or_newer_than_the_kernels_driver(node: Node) -> None:
     older_library.close()
 
 
-def test_mig_and_an_unknown_version_are_no_basis(node: Node) -> None:
-    """Whatever functions there are."""
+def test_mig_and_unknown_version_disable_checkpoints(node: Node) -> None:
+    """Regardless of the available functions."""
     mig = Cuda(driver_version=lambda: VERSION, mig=lambda: True, env=node.env)
     assert mig.capabilities().why_not == "MIG is on, and MIG instances cannot be checkpointed"
     mig.close()
@@ -217,8 +217,8 @@ def test_mig_and_an_unknown_version_are_no_basis(node: Node) -> None:
     unknown.close()
 
 
-def test_without_a_driver_it_is_said(node: Node) -> None:
-    """Nothing is raised by asking what can be done; doing it fails with a reason."""
+def test_missing_driver_is_reported(node: Node) -> None:
+    """Querying the capabilities raises nothing; using them fails with a reason."""
     env = {key: value for key, value in node.env.items() if key != "LD_LIBRARY_PATH"}
     cuda = Cuda(driver_version=lambda: None, env=env)
     assert not cuda.capabilities().checkpoint

@@ -1,4 +1,4 @@
-"""A checkpointed process is dumped with CRIU on one node and goes on, on another one's GPUs."""
+"""A checkpointed process is dumped with CRIU on one node and restored on the GPUs of another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def criu() -> str:
-    """A CRIU that can do it: 4.0 or newer, named by the variable CRIU or found by its name."""
+    """A CRIU that supports this: 4.0 or newer, from the variable CRIU or the path."""
     if os.geteuid() != 0:
         pytest.skip("CRIU needs root")
     program = os.environ.get("CRIU") or shutil.which("criu")
@@ -31,8 +31,8 @@ def criu() -> str:
 
 
 @pytest.mark.slow
-def test_a_process_goes_on_on_another_node(emulator_build: Path, tmp_path: Path, criu: str) -> None:
-    """With real CRIU, pynvml and cuda-bindings: device memory equal, other GPUs, refused while it held its own."""
+def test_process_is_restored_on_another_node(emulator_build: Path, tmp_path: Path, criu: str) -> None:
+    """With real CRIU, pynvml and cuda-bindings; a dump while it holds a GPU is refused; device memory is unchanged."""
     for side in ("dump", "restore"):
         script = [HERE / "criu-roundtrip.sh", side, emulator_build, tmp_path, sys.executable, HERE / "traveller.py"]
         ran = subprocess.run(

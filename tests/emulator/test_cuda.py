@@ -1,4 +1,4 @@
-"""What a program sees through NVIDIA's own `cuda-bindings`."""
+"""The emulated GPUs as a program sees them through NVIDIA's own `cuda-bindings`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from emulator.node import DriverError, Node
 MIB = 1 << 20
 
 
-def test_memory_has_contents(node: Node) -> None:
-    """What was copied or set is there again, also through copies within the GPU."""
+def test_memory_keeps_its_contents(node: Node) -> None:
+    """Data that was copied or set can be read back, also after copies within the GPU."""
     user = node.user()
     user.do("a, b = alloc(3), alloc(3)")
     written = user.get("fill(a, 3 * MIB - 7, 1)")
@@ -22,8 +22,8 @@ def test_memory_has_contents(node: Node) -> None:
     assert user.get("digest(alloc(2), 100) == hashlib.sha256(bytes(100)).hexdigest()")
 
 
-def test_a_gpu_has_only_so_much_memory(node: Node) -> None:
-    """Too large an allocation fails and takes nothing; two programs share what there is."""
+def test_gpu_memory_is_limited(node: Node) -> None:
+    """An allocation that is too large fails without effect; two programs share the memory."""
     first, second = node.user(), node.user()
     assert first.get("list(ok(d.cuMemGetInfo()))") == [(4096 - 200) * MIB, 4096 * MIB]
     first.do("a = alloc(3000)")
@@ -37,8 +37,8 @@ def test_a_gpu_has_only_so_much_memory(node: Node) -> None:
         first.do("ok(d.cuMemFree(a))")
 
 
-def test_a_killed_program_frees_its_memory(node: Node) -> None:
-    """Nobody has to notice for it."""
+def test_killed_program_frees_its_memory(node: Node) -> None:
+    """No other process has to clean up."""
     user, agent = node.user(), node.agent()
     user.do("alloc(1000)")
     assert agent.get("n.nvmlDeviceGetMemoryInfo(handle(), n.nvmlMemory_v2).used") == 1100 * MIB
@@ -47,8 +47,8 @@ def test_a_killed_program_frees_its_memory(node: Node) -> None:
     assert agent.get("processes()") == {}
 
 
-def test_a_context_given_back_frees_its_memory(node: Node) -> None:
-    """The primary context, when its last user is gone."""
+def test_released_context_frees_its_memory(node: Node) -> None:
+    """The primary context is destroyed when its last user releases it."""
     user = node.user()
     user.do("alloc(1000); ok(d.cuDevicePrimaryCtxRelease(0))")
     assert node.show()["gpus"][0]["free_bytes"] == 4096 * MIB
@@ -56,8 +56,8 @@ def test_a_context_given_back_frees_its_memory(node: Node) -> None:
         user.do("alloc(1)")
 
 
-def test_visible_devices_are_chosen_and_ordered(node: Node) -> None:
-    """CUDA_VISIBLE_DEVICES by index, UUID and the beginning of a UUID."""
+def test_visible_devices_are_selected_in_order(node: Node) -> None:
+    """CUDA_VISIBLE_DEVICES by index, UUID and prefix of a UUID."""
     uuids = [gpu["uuid"] for gpu in node.show()["gpus"]]
     seen = "[bytes(ok(d.cuDeviceGetUuid(i)).bytes).hex() for i in range(ok(d.cuDeviceGetCount()))]"
     for visible, expected in (("1,0", [1, 0]), ("1", [1]), (uuids[1], [1]), (uuids[1][:12], [1]), ("0,7,1", [0])):
@@ -67,8 +67,8 @@ def test_visible_devices_are_chosen_and_ordered(node: Node) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", "2", "0,0"])
-def test_a_program_may_see_no_gpu(node: Node, visible: str) -> None:
-    """Then CUDA does not start, and NVML sees all the same."""
+def test_program_without_visible_gpu_gets_error(node: Node, visible: str) -> None:
+    """Then CUDA does not start, but NVML still lists the GPUs."""
     program = node.start(CUDA_VISIBLE_DEVICES=visible)
     with pytest.raises(DriverError, match="CUDA_ERROR_NO_DEVICE"):
         program.do("ok(d.cuInit(0))")
@@ -76,8 +76,8 @@ def test_a_program_may_see_no_gpu(node: Node, visible: str) -> None:
     assert program.get("n.nvmlDeviceGetCount()") == 2
 
 
-def test_devices_describe_themselves(node: Node) -> None:
-    """Name, size, capability, address: the same as NVML's."""
+def test_device_attributes_equal_those_of_nvml(node: Node) -> None:
+    """Name, size, capability and address equal those of NVML."""
     user = node.user()
     user.do("n.nvmlInit()")
     assert user.get("ok(d.cuDeviceGetName(64, 0)).rstrip(b' \\0').decode()") == "NVIDIA A100-SXM4-80GB"
@@ -89,8 +89,8 @@ def test_devices_describe_themselves(node: Node) -> None:
     assert user.get("ok(d.cuDriverGetVersion())") == 13000
 
 
-def test_kernels_run_one_after_another_and_calls_wait_for_them(node: Node) -> None:
-    """A stream is busy until its kernel ends; events tell how long it took."""
+def test_kernels_run_in_order_and_calls_wait(node: Node) -> None:
+    """A stream is busy until its kernel ends; events measure the duration."""
     user = node.user()
     user.do("s = ok(d.cuStreamCreate(0)); a, b = ok(d.cuEventCreate(0)), ok(d.cuEventCreate(0))")
     user.do("ok(d.cuEventRecord(a, s)); busy(150, s); ok(d.cuEventRecord(b, s))")
@@ -101,8 +101,8 @@ def test_kernels_run_one_after_another_and_calls_wait_for_them(node: Node) -> No
     assert user.get("d.cuStreamQuery(s)[0].name") == "CUDA_ERROR_NOT_READY"
 
 
-def test_a_kernel_can_change_memory(node: Node) -> None:
-    """So that work done can be told from work not done."""
+def test_kernel_changes_memory(node: Node) -> None:
+    """So that tests can verify that work was done."""
     user = node.user()
     user.do("a = alloc(1); ok(d.cuMemsetD32(a, 40, 1000)); u32, u64 = ctypes.c_uint32, ctypes.c_uint64")
     user.do("launch(b'add_u32', (a, 1000, 2, 1000), (u64, u64, u32, u64))")
@@ -117,14 +117,14 @@ def test_a_kernel_can_change_memory(node: Node) -> None:
     ("image", "error"),
     [("b'hello\\0'", "CUDA_ERROR_INVALID_PTX"), ("b'\\x7fELF' + bytes(64)", "CUDA_ERROR_NO_BINARY_FOR_GPU")],
 )
-def test_what_is_no_ptx_is_no_module(node: Node, image: str, error: str) -> None:
-    """Neither text nor machine code for a GPU that is not there."""
+def test_invalid_module_is_rejected(node: Node, image: str, error: str) -> None:
+    """Neither text nor machine code for a missing GPU is accepted."""
     with pytest.raises(DriverError, match=error):
         node.user().do(f"ok(d.cuModuleLoadData({image}))")
 
 
-def test_a_lost_gpu_ends_what_ran_on_it(node: Node) -> None:
-    """Its contexts fail for good; a program that starts then sees the other GPU only."""
+def test_lost_gpu_invalidates_its_contexts(node: Node) -> None:
+    """Its contexts fail for good; a program that starts then sees only the other GPU."""
     user, other = node.user(), node.user(1)
     node.ctl("fault", "gpu-lost", "--gpu", "0")
     with pytest.raises(DriverError, match="CUDA_ERROR_UNKNOWN"):
@@ -138,8 +138,8 @@ def test_a_lost_gpu_ends_what_ran_on_it(node: Node) -> None:
         user.do("alloc(1)")
 
 
-def test_an_xid_can_kill_contexts(node: Node) -> None:
-    """Those on its GPU, with the error that belongs to it; a new program gets on."""
+def test_xid_invalidates_contexts(node: Node) -> None:
+    """Those on its GPU, with the corresponding error; a new program works."""
     user, other = node.user(), node.user(1)
     node.ctl("fault", "xid", "31", "--gpu", "0", "--kill")
     with pytest.raises(DriverError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
@@ -149,7 +149,7 @@ def test_an_xid_can_kill_contexts(node: Node) -> None:
 
 
 def test_cuda_does_not_survive_fork(node: Node) -> None:
-    """A child cannot use its parent's GPU, and its end frees nothing of the parent's."""
+    """A child cannot use its parent's GPU, and its end frees none of the parent's memory."""
     user = node.user()
     user.do(
         "alloc(100); r, w = os.pipe(); pid = os.fork()\n"
@@ -160,14 +160,14 @@ def test_cuda_does_not_survive_fork(node: Node) -> None:
     assert [p["pid"] for p in node.show()["gpus"][0]["processes"]] == [user.pid]
 
 
-def test_without_a_driver_cuda_does_not_start(bare_node: Node) -> None:
-    """A node on which nothing was set up."""
+def test_cuda_does_not_start_without_driver(bare_node: Node) -> None:
+    """On a node that is not set up."""
     with pytest.raises(DriverError, match="CUDA_ERROR_NO_DEVICE"):
         bare_node.start().do("ok(d.cuInit(0))")
 
 
 def test_functions_are_found_by_name_and_version(node: Node) -> None:
-    """cuGetProcAddress: what is not emulated is not there, and a driver too old has no checkpoint."""
+    """cuGetProcAddress: functions that are not emulated are missing, and an old driver has no checkpoint functions."""
     program = node.start()
 
     def ask(name: str, version: int) -> str:
@@ -181,8 +181,8 @@ def test_functions_are_found_by_name_and_version(node: Node) -> None:
         ask("cuMemAlloc", 13010)
 
 
-def test_a_node_in_use_is_not_set_up_anew(node: Node) -> None:
-    """Unless told to."""
+def test_node_in_use_is_not_set_up_again(node: Node) -> None:
+    """Setup fails while a program uses the node."""
     user = node.user()
     with pytest.raises(Exception, match="returned non-zero exit status 1"):
         node.init()

@@ -1,4 +1,4 @@
-"""Driver 615: GPU memory goes to files that we write, and comes back from them."""
+"""Driver 615: GPU memory is written to files of slurm-affinode, and restored from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def cuda(node: Node) -> Iterator[Cuda]:
-    """A node with that driver."""
+    """The driver of a node with that version."""
     node.ctl("driver", VERSION)
     made = Cuda(driver_version=lambda: VERSION, env=node.env)
     yield made
@@ -25,24 +25,24 @@ def cuda(node: Node) -> Iterator[Cuda]:
 
 
 def user_of(node: Node, ordinal: int = 0) -> tuple[Program, list[str]]:
-    """A program with two allocations; their digests."""
+    """Start a program with two allocations; return it with their digests."""
     user = node.user(ordinal)
     user.do("a, b = alloc(70), alloc(3)")
     return user, [user.get("fill(a, 70 * MIB, 1)"), user.get("fill(b, 3 * MIB, 2)")]
 
 
 def digests(user: Program) -> list[str]:
-    """What they hold now."""
+    """Return the current digests of both allocations."""
     return [user.get("digest(a, 70 * MIB)"), user.get("digest(b, 3 * MIB)")]
 
 
 def free(node: Node) -> bool:
-    """No process holds a GPU."""
+    """Return whether no process holds a GPU."""
     return not any(gpu["processes"] for gpu in node.show()["gpus"])
 
 
-def test_memory_goes_to_a_file_and_comes_back(cuda: Cuda, node: Node, tmp_path: Path) -> None:
-    """It is in the file and neither on the GPU nor in the process; no context of ours is left on the GPU."""
+def test_memory_is_written_to_file_and_restored(cuda: Cuda, node: Node, tmp_path: Path) -> None:
+    """The memory is in the file, not on the GPU or in the process; no context of the helper is left on the GPU."""
     user, written = user_of(node)
     before = user.get("resident('VmRSS')")
     cuda.lock(user.pid, timeout_ms=5000)
@@ -53,7 +53,7 @@ def test_memory_goes_to_a_file_and_comes_back(cuda: Cuda, node: Node, tmp_path: 
     file = tmp_path / stored[0].file
     assert (file.stat().st_size, file.stat().st_mode & 0o777) == (73 * MIB, 0o600)
     with pytest.raises(CudaError):
-        cuda.restore(user.pid)  # there is nothing in its host memory
+        cuda.restore(user.pid)  # its host memory does not contain the data
     cuda.restore_from(user.pid, tmp_path, stored)
     assert cuda.state(user.pid) is CudaState.LOCKED
     cuda.unlock(user.pid)
@@ -61,7 +61,7 @@ def test_memory_goes_to_a_file_and_comes_back(cuda: Cuda, node: Node, tmp_path: 
     assert user.get("resident('VmRSS')") < before + 40 * MIB
 
 
-def test_it_comes_back_on_another_gpu(cuda: Cuda, node: Node, tmp_path: Path) -> None:
+def test_memory_is_restored_on_another_gpu(cuda: Cuda, node: Node, tmp_path: Path) -> None:
     """By pairs. The helper keeps its context there until it ends."""
     user, written = user_of(node)
     first, second = cuda.devices()
@@ -75,8 +75,8 @@ def test_it_comes_back_on_another_gpu(cuda: Cuda, node: Node, tmp_path: Path) ->
     assert digests(user) == written
 
 
-def test_without_room_nothing_begins(cuda: Cuda, node: Node, tmp_path: Path) -> None:
-    """The process is locked as before and goes on; no file is left."""
+def test_full_disk_is_reported_without_side_effects(cuda: Cuda, node: Node, tmp_path: Path) -> None:
+    """The process stays locked and can continue; no file is left."""
     user, written = user_of(node)
     cuda.lock(user.pid, timeout_ms=5000)
     with pytest.raises(CudaUnavailable, match=r"cannot move .* to /.*: /.*: cannot be made with \d+ bytes"):
@@ -89,8 +89,8 @@ def test_without_room_nothing_begins(cuda: Cuda, node: Node, tmp_path: Path) -> 
     assert digests(user) == written
 
 
-def test_a_file_that_is_not_whole_is_refused_before_the_driver_is_asked(cuda: Cuda, node: Node, tmp_path: Path) -> None:
-    """And the process can still come back from the right one."""
+def test_truncated_file_is_rejected(cuda: Cuda, node: Node, tmp_path: Path) -> None:
+    """The process can still be restored from the correct file."""
     user, written = user_of(node)
     cuda.lock(user.pid, timeout_ms=5000)
     stored = cuda.checkpoint_to(user.pid, tmp_path, held={cuda.devices()[0]: 73 * MIB})
@@ -106,8 +106,8 @@ def test_a_file_that_is_not_whole_is_refused_before_the_driver_is_asked(cuda: Cu
     assert digests(user) == written
 
 
-def test_older_drivers_are_refused_by_name(node: Node, tmp_path: Path) -> None:
-    """Nothing is asked of them."""
+def test_older_drivers_are_rejected(node: Node, tmp_path: Path) -> None:
+    """The driver is not called."""
     cuda = Cuda(driver_version=lambda: "580.95.05", env=node.env)
     with pytest.raises(CudaUnavailable, match=r"^custom storage: driver 580\.95\.05 has no .* \(615 has it\)$"):
         cuda.checkpoint_to(1, tmp_path, held={})
@@ -116,8 +116,8 @@ def test_older_drivers_are_refused_by_name(node: Node, tmp_path: Path) -> None:
     cuda.close()
 
 
-def test_the_driver_wants_contexts_on_the_gpus_of_the_process(cuda: Cuda, node: Node, tmp_path: Path) -> None:
-    """A GPU that was not named: refused by the driver, and the process is locked as before."""
+def test_missing_context_is_reported_by_driver(cuda: Cuda, node: Node, tmp_path: Path) -> None:
+    """If a GPU is not named, the driver returns an error, and the process stays locked."""
     user, written = user_of(node)
     cuda.lock(user.pid, timeout_ms=5000)
     with pytest.raises(CudaError, match="CUDA_ERROR_INVALID_CONTEXT"):
@@ -140,14 +140,14 @@ storage = cuda_storage.storage_of(driver)
 """
 
 
-def test_blocks_that_cannot_be_written_put_the_process_back(cuda: Cuda, node: Node, tmp_path: Path) -> None:
-    """What is mapped has to be completed; so it comes back from what could be kept, and nothing is lost."""
+def test_write_error_rolls_back(cuda: Cuda, node: Node, tmp_path: Path) -> None:
+    """A checkpoint must be completed; so the process is restored from the blocks in memory, without loss."""
     user, written = user_of(node)
     cuda.lock(user.pid, timeout_ms=5000)
     broken = node.start()
     broken.do(FAILING)
     uuid = cuda.devices()[0]
-    with pytest.raises(DriverError, match="1 blocks could not be written; the process was put back"):
+    with pytest.raises(DriverError, match="1 blocks could not be written; the process was restored"):
         broken.do(f"storage.out({user.pid}, {str(tmp_path)!r}, {{{uuid!r}: {73 * MIB}}})")
     assert not list(tmp_path.iterdir())
     assert cuda.state(user.pid) is CudaState.LOCKED

@@ -17,15 +17,14 @@ DRIVERS = [("560.35.03", 0), ("570.124.06", 3), ("580.95.05", 4), ("615.71.05", 
 
 
 def doctor(node: Node, home: Path, *arguments: str) -> str:
-    """What it prints."""
+    """Return the output of doctor."""
     env = {**node.env, "SLURM_AFFINODE_STATE_DIR": str(home)}
     command = [sys.executable, "-c", PROGRAM, "doctor", *arguments]
     return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120).stdout
 
 
 @pytest.mark.parametrize(("version", "count"), DRIVERS)
-def test_the_table_is_that_of_the_driver(node: Node, tmp_path: Path, version: str, count: int) -> None:
-    """For machines and for people, with the same words."""
+def test_table_follows_driver(node: Node, tmp_path: Path, version: str, count: int) -> None:
     node.ctl("driver", version)
     said: dict[str, Any] = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
     assert (said["driver"], len(said["gpus"])) == (version, 2)
@@ -34,8 +33,8 @@ def test_the_table_is_that_of_the_driver(node: Node, tmp_path: Path, version: st
     assert all(one["available"] or f"({one['since']} " in one["why"] for one in said["features"])
 
 
-def test_people_are_shown_the_same_table(node: Node, tmp_path: Path) -> None:
-    """With the version of the driver above it."""
+def test_text_has_same_table_as_json(node: Node, tmp_path: Path) -> None:
+    """Below the version of the driver, with the same words as in JSON."""
     node.ctl("driver", "610.57.04")
     said = json.loads(doctor(node, tmp_path, "--json"))["cuda"]
     shown = doctor(node, tmp_path)
@@ -48,8 +47,8 @@ def test_people_are_shown_the_same_table(node: Node, tmp_path: Path) -> None:
         assert one["why"][:60] in line
 
 
-def test_a_driver_that_cannot_is_a_problem(node: Node, tmp_path: Path) -> None:
-    """A machine that has a driver but cannot suspend is not silently passed over."""
+def test_driver_without_checkpoint_is_problem(node: Node, tmp_path: Path) -> None:
+    """A machine with a driver that cannot suspend is reported."""
     node.ctl("driver", "560.35.03")
     checks = json.loads(doctor(node, tmp_path, "--json"))["checks"]
     found = next(one for one in checks if one["name"] == "CUDA checkpoint")

@@ -1,4 +1,4 @@
-"""The product's own view of the GPUs (``NvmlDriver``), on the emulated driver."""
+"""The interface to NVML (``NvmlDriver``) on the emulated driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def watcher(node: Node) -> Program:
 
 
 def test_devices_are_described(watcher: Program) -> None:
-    """By UUID, address, index and what they are."""
+    """UUID, address, index and model."""
     first, second = watcher.get("[asdict(one) for one in driver.devices()]")
     assert first["uuid"].startswith("GPU-")
     assert first["uuid"] != second["uuid"]
@@ -47,8 +47,8 @@ def test_devices_are_described(watcher: Program) -> None:
     assert (first["model"], first["mig"], first["mig_profile"]) == ("NVIDIA A100-SXM4-80GB", None, None)
 
 
-def test_a_reading_follows_the_work(node: Node, watcher: Program) -> None:
-    """Utilization, memory apart from what is reserved, power; what this GPU cannot say is None."""
+def test_reading_follows_work(node: Node, watcher: Program) -> None:
+    """Utilization, memory without the reserved part, power; values that this GPU does not support are None."""
     idle = watcher.get("reading()")
     assert (idle["util_pct"], idle["fb_used_mib"], idle["xid"]) == (0.0, 0.0, 0)
     assert (idle["engine_active"], idle["sm_active"], idle["dram_active"]) == (None, None, None)
@@ -70,8 +70,8 @@ def test_a_reading_follows_the_work(node: Node, watcher: Program) -> None:
     assert watcher.get("list(driver.process_utilization(device(1)))") == []
 
 
-def test_a_lost_gpu_is_one_gpu(node: Node, watcher: Program) -> None:
-    """The other is read on; when the lost one is back it is found after a while."""
+def test_lost_gpu_does_not_affect_others(node: Node, watcher: Program) -> None:
+    """The other GPU can still be read; after the fault, the lost one is found at the next scan."""
     watcher.get("len(driver.devices())")
     node.ctl("fault", "gpu-lost", "--gpu", "0")
     assert watcher.get("reading(0)") == "GpuLost"
@@ -87,8 +87,8 @@ def test_a_lost_gpu_is_one_gpu(node: Node, watcher: Program) -> None:
     assert watcher.get("list(driver.faults())") == []
 
 
-def test_the_driver_goes_and_comes_back(node: Node, watcher: Program) -> None:
-    """As when it is reloaded under a running agent: the next question opens it anew."""
+def test_driver_is_reopened_after_reload(node: Node, watcher: Program) -> None:
+    """As when it is reloaded below a running agent: the next call initializes NVML again."""
     assert watcher.get("len(driver.devices())") == 2
     node.ctl("fault", "nvml-lost")
     assert watcher.get("errors(lambda: driver.read(driver.devices()[0]))") == "DriverMissing"
@@ -97,7 +97,7 @@ def test_the_driver_goes_and_comes_back(node: Node, watcher: Program) -> None:
     assert watcher.get("reading()")["util_pct"] == 0
 
 
-def test_without_a_driver_it_says_so(bare_node: Node) -> None:
+def test_missing_driver_is_reported(bare_node: Node) -> None:
     program = bare_node.start()
     program.do(SETUP)
     assert program.get("errors(driver.devices)") == "DriverMissing"
@@ -106,7 +106,7 @@ def test_without_a_driver_it_says_so(bare_node: Node) -> None:
 
 
 def test_unsupported_utilization_is_none(node: Node, watcher: Program) -> None:
-    """Not 0: the rest is there."""
+    """It is not 0, and the other values are available."""
     node.ctl("fault", "util-unsupported", "--gpu", "0")
     reading = watcher.get("reading()")
     assert reading["util_pct"] is None
@@ -114,8 +114,8 @@ def test_unsupported_utilization_is_none(node: Node, watcher: Program) -> None:
     assert watcher.get("errors(lambda: driver.process_utilization(device()))") == "NotSupported"
 
 
-def test_an_xid_is_noted_for_its_gpu(node: Node, watcher: Program) -> None:
-    """The last one, from then on, also after the driver was opened anew."""
+def test_xid_is_recorded_for_its_gpu(node: Node, watcher: Program) -> None:
+    """The last one is kept, even after the driver is reopened."""
     assert watcher.get("[reading(0)['xid'], reading(1)['xid']]") == [0, 0]
     node.ctl("fault", "xid", "31", "--gpu", "1")
     node.ctl("fault", "xid", "79", "--gpu", "1")
@@ -133,8 +133,8 @@ def scrape(port: int) -> str:
         return text
 
 
-def test_the_exporter_shows_and_keeps_what_the_gpus_do(node: Node, tmp_path: Path) -> None:
-    """Metrics over HTTP; HUP closes a file, TERM ends it with all samples on disk, as Parquet; a light process."""
+def test_exporter_serves_metrics_and_writes_samples(node: Node, tmp_path: Path) -> None:
+    """Metrics over HTTP; SIGHUP closes a file, SIGTERM exits with all samples in Parquet; the process stays small."""
     spool, jobs = tmp_path / "spool", tmp_path / "jobs"
     jobs.mkdir()
     (jobs / "1").write_text("4711\n")

@@ -1,4 +1,4 @@
-"""What the tests for machines with a GPU (tests/gpu) make of a machine: skipped, failed, or left alone."""
+"""How the tests for machines with a GPU (tests/gpu) judge a machine: skip, fail, or leave it alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slurm_affinode.model.gpu import Device
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_a_device_without_a_driver_that_answers_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine without one is not."""
+def test_device_without_working_driver_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without a device is not broken."""
     monkeypatch.setattr(machine, "_DEVICE", tmp_path / "nvidiactl")
     found = machine.find()
     if isinstance(found, machine.Machine):
@@ -31,8 +31,8 @@ def test_a_device_without_a_driver_that_answers_is_broken(tmp_path: Path, monkey
     assert "no NVIDIA driver answers" in found.why
 
 
-def test_a_gpu_that_takes_one_process_at_a_time_skips_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As clusters with MPS have them: several processes on it would each fail, with the driver's "unavailable"."""
+def test_gpu_in_exclusive_mode_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on clusters with MPS: a second process would fail with the driver's "unavailable" error."""
     gpu = Device(uuid="GPU-1", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
@@ -46,8 +46,8 @@ def test_a_gpu_that_takes_one_process_at_a_time_skips_them(monkeypatch: pytest.M
     driver.close.assert_called_once()
 
 
-def test_a_gpu_with_mig_and_no_instance_skips_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML lists the GPU alone then, and CUDA none."""
+def test_gpu_with_mig_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML lists only the GPU then, and CUDA none."""
     gpu = Device(uuid="GPU-1", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
@@ -64,10 +64,8 @@ def test_a_gpu_with_mig_and_no_instance_skips_them(monkeypatch: pytest.MonkeyPat
     [(None, True), ("0", True), ("2, 0", True), ("GPU-1", True), ("GPU-12", True), ("GPU-123-x", False),
      ("3", False), ("GPU-9", False), ("", False), ("-1,0", False), ("10", False)],
 )  # fmt: skip
-def test_a_first_gpu_that_was_not_asked_for_is_left_alone(
-    visible: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is another one's, where the GPUs of a machine are shared out by CUDA_VISIBLE_DEVICES."""
+def test_invisible_first_gpu_is_not_used(visible: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It belongs to someone else if CUDA_VISIBLE_DEVICES assigns the GPUs of a machine."""
     gpu = Device(uuid="GPU-123", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
@@ -78,8 +76,8 @@ def test_a_first_gpu_that_was_not_asked_for_is_left_alone(
     assert ours or f"CUDA_VISIBLE_DEVICES={visible} leaves out" in found.why  # type: ignore[union-attr]
 
 
-def test_a_gpu_that_others_have_filled_skips_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contexts alone would not fit: each test would fail, with the driver's "out of memory"."""
+def test_full_gpu_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contexts alone would not fit: each test would fail with the driver's "out of memory" error."""
     gpu = Device(uuid="GPU-1", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 900.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
@@ -89,9 +87,7 @@ def test_a_gpu_that_others_have_filled_skips_them(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("version", "there"), [("570.158.01", False), ("575.57.08", True), ("580.95.05", True)])
-def test_pytorch_is_not_asked_of_a_driver_that_refuses_it(
-    version: str, there: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pytorch_is_skipped_on_old_driver(version: str, there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs can be suspended with it."""
     gpu = Device(uuid="GPU-1", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: version, free_mib=lambda one: 80_000.0)
@@ -103,8 +99,8 @@ def test_pytorch_is_not_asked_of_a_driver_that_refuses_it(
     assert there or "issue 34" in found.no_torch.why  # type: ignore[union-attr]
 
 
-def test_a_size_that_is_no_number_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a line, and not skipped: somebody has asked for it."""
+def test_invalid_size_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one line and not skipped, as the size was set explicitly."""
     gpu = Device(uuid="GPU-1", index=0)
     driver = Mock(devices=lambda: [gpu], version=lambda: "580.95.05", free_mib=lambda one: 80_000.0)
     monkeypatch.setattr(machine, "NvmlDriver", lambda: driver)
@@ -124,17 +120,17 @@ protocol.serve(Path(sys.argv[1]), {})
 """
 
 
-def test_a_program_whose_starter_is_gone_does_not_wait_for_an_unlock(tmp_path: Path) -> None:
-    """What libraries do at the end calls the driver, which answers a locked process when somebody unlocks it."""
+def test_orphaned_program_exits_without_exit_handlers(tmp_path: Path) -> None:
+    """Exit handlers of libraries call the driver, which blocks in a locked process until it is unlocked."""
     env = {**os.environ, "GPU_TEST_PARENT": "1", "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'tests'}"}
     ran = subprocess.run([sys.executable, "-c", _LONELY, str(tmp_path)], check=False, env=env, timeout=60)
     assert ran.returncode == 1
 
 
-def test_a_torch_that_sees_no_gpu_is_broken_and_none_at_all_is_not(
+def test_pytorch_without_gpu_is_broken_but_missing_pytorch_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it says is told."""
+    """The result contains the error message of PyTorch."""
     monkeypatch.setenv("GPU_TEST_PYTHONPATH", str(tmp_path))
     version, missing = machine.torch_version()
     assert version is None

@@ -1,4 +1,4 @@
-"""The tests for machines with a GPU (tests/gpu) work: they run here on the emulated driver, at small sizes."""
+"""The tests for machines with a GPU (tests/gpu) and their benchmark, run on the emulated driver at small sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIMIT_S = 280
 def run(
     env: dict[str, str], results: Path, *arguments: str, within: tuple[str, ...] = ()
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
-    """The tests of tests/gpu, and what they wrote. ``within``: a command that runs a command."""
+    """Run tests/gpu; return the process and its results. ``within``: a command that runs a command."""
     pytest_ = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu", *arguments]
     command = [*within, *pytest_]
     ran = subprocess.run(
@@ -40,8 +40,8 @@ def run(
 
 
 @pytest.mark.slow
-def test_all_of_them_on_the_emulated_driver(node: Node, tmp_path: Path) -> None:
-    """None fails; skipped are those of PyTorch, of counters that are not there, of CRIU and namespaces without them."""
+def test_suite_passes_on_emulated_driver(node: Node, tmp_path: Path) -> None:
+    """None fails; tests of PyTorch, of missing counters, and of unavailable CRIU and namespaces are skipped."""
     ran, found = run(node.env, tmp_path / "results.json")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert found["status"] == "emulated"
@@ -58,8 +58,8 @@ def test_all_of_them_on_the_emulated_driver(node: Node, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "skipped"), [("570.124.06", 1), ("615.71.05", 0)])
-def test_drivers_that_can_less_or_more(node: Node, tmp_path: Path, version: str, skipped: int) -> None:
-    """A move to another GPU, and storage of our own: they work, or are refused by name."""
+def test_suite_passes_with_other_drivers(node: Node, tmp_path: Path, version: str, skipped: int) -> None:
+    """Migration and custom storage either work or are refused by name."""
     node.ctl("driver", version)
     ran, found = run(node.env, tmp_path / "results.json", "-k", "moves or custom or refused_by_name or this_driver")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -68,8 +68,8 @@ def test_drivers_that_can_less_or_more(node: Node, tmp_path: Path, version: str,
     assert found["machine"]["driver"] == version
 
 
-def test_without_a_gpu_they_are_skipped_with_the_reason_and_the_command(tmp_path: Path) -> None:
-    """And the results say that nothing was measured."""
+def test_suite_is_skipped_without_gpu(tmp_path: Path) -> None:
+    """And the results show that nothing was measured."""
     env = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "GPU_EMULATOR_STATE")}
     ran, found = run(env, tmp_path / "results.json")
     if found["machine"] is not None:
@@ -80,8 +80,8 @@ def test_without_a_gpu_they_are_skipped_with_the_reason_and_the_command(tmp_path
     assert {one["outcome"] for one in found["tests"]} == {"skipped"}
 
 
-def test_a_gpu_that_counts_engine_and_memory_activity(bare_node: Node, tmp_path: Path) -> None:
-    """Hopper: the idle detection sees both."""
+def test_idle_detection_uses_performance_counters(bare_node: Node, tmp_path: Path) -> None:
+    """On Hopper, idle detection has both signals."""
     bare_node.init("--model", "h100-80g", "--gpus", "1", "--context-mib", "100")
     ran, found = run(bare_node.env, tmp_path / "results.json", "-k", "engine_and_memory or work_is_busy")
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -90,7 +90,7 @@ def test_a_gpu_that_counts_engine_and_memory_activity(bare_node: Node, tmp_path:
     assert shown["busy"]["engine"] > 1 >= shown["idle"]["engine"]
 
 
-def test_a_gpu_that_tells_too_little_of_itself_is_no_reason_to_fail(node: Node, tmp_path: Path) -> None:
+def test_idle_tests_are_skipped_with_too_few_signals(node: Node, tmp_path: Path) -> None:
     """Idle detection needs two signals; an agent would suspend nothing there."""
     node.ctl("fault", "util-unsupported")
     ran, found = run(node.env, tmp_path / "results.json", "-k", "work_is_busy")
@@ -100,7 +100,7 @@ def test_a_gpu_that_tells_too_little_of_itself_is_no_reason_to_fail(node: Node, 
 
 
 def cut_off(command: list[str], env: dict[str, str], enough: Callable[[], bool]) -> int:
-    """Start it, and end it as a limit of the time does as soon as there is enough; its exit status."""
+    """Start a command and terminate it once the condition holds, as a time limit does; return its exit status."""
     ran = subprocess.Popen(
         [sys.executable, "-m", *command], cwd=REPOSITORY, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
@@ -113,8 +113,8 @@ def cut_off(command: list[str], env: dict[str, str], enough: Callable[[], bool])
     return ran.wait(LIMIT_S)
 
 
-def test_a_run_that_is_cut_off_leaves_what_it_found_and_another_completes_it(node: Node, tmp_path: Path) -> None:
-    """Nothing is left on the GPU; what was found before stays in the file."""
+def test_interrupted_run_is_completed_by_another(node: Node, tmp_path: Path) -> None:
+    """Nothing is left on the GPU; earlier results stay in the file."""
     results = tmp_path / "results.json"
     pytest_ = ["pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "tests/gpu/test_lock.py"]
     status = cut_off(pytest_, {**node.env, "GPU_RESULTS": str(results)}, results.exists)
@@ -131,8 +131,8 @@ def test_a_run_that_is_cut_off_leaves_what_it_found_and_another_completes_it(nod
     ]
 
 
-def test_a_program_that_was_just_started_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the run is ended before its start has returned: nobody else would end it."""
+def test_program_is_tracked_from_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if the run is interrupted before Popen has returned; otherwise nothing would end the program."""
     popen = subprocess.Popen
 
     def slow(*arguments: Any, **options: Any) -> Any:
@@ -142,7 +142,7 @@ def test_a_program_that_was_just_started_is_known(tmp_path: Path, monkeypatch: p
 
     monkeypatch.setattr(subprocess, "Popen", slow)
     run = Programs(Mock(), tmp_path)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs behind a shell's & ignores it
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
     try:
         with pytest.raises(KeyboardInterrupt):
             run.start()
@@ -155,11 +155,11 @@ def test_a_program_that_was_just_started_is_known(tmp_path: Path, monkeypatch: p
 
 
 PROCESSES_OF_TWO = 6
-"""A server, PID 1 of its namespace and whoever made that."""
+"""Per server: the server, PID 1 of its namespace, and the parent of that."""
 
 
 def servers_of(node: Node) -> list[int]:
-    """Processes of model servers on a node."""
+    """Return the processes of model servers on a node."""
     state, found = node.env["GPU_EMULATOR_STATE"].encode(), []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -168,8 +168,8 @@ def servers_of(node: Node) -> list[int]:
     return found
 
 
-def test_a_run_that_is_killed_leaves_no_server_behind(node: Node, tmp_path: Path) -> None:
-    """Also those that sleep, which are stopped and could not look whether they are still wanted."""
+def test_killed_run_leaves_no_server(node: Node, tmp_path: Path) -> None:
+    """Including sleeping servers, which are stopped and cannot check whether their parent is gone."""
     if (why := tree.namespaces()) is not None:
         pytest.skip(why)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "gpu", "-k", "turns and kernels"]
@@ -178,7 +178,7 @@ def test_a_run_that_is_killed_leaves_no_server_behind(node: Node, tmp_path: Path
         [*command, "tests/gpu"], cwd=REPOSITORY, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + LIMIT_S
-    while len(servers_of(node)) < PROCESSES_OF_TWO:  # the first of them sleeps by then
+    while len(servers_of(node)) < PROCESSES_OF_TWO:  # the first one is asleep by then
         assert ran.poll() is None, ran.returncode
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -189,8 +189,8 @@ def test_a_run_that_is_killed_leaves_no_server_behind(node: Node, tmp_path: Path
         time.sleep(0.1)
 
 
-def test_what_is_there_and_does_not_work_fails(node: Node, tmp_path: Path) -> None:
-    """Bindings that cannot be loaded, on a driver that can: no reason to skip everything."""
+def test_broken_bindings_fail_tests(node: Node, tmp_path: Path) -> None:
+    """Bindings that cannot be loaded, with a capable driver, are no reason to skip everything."""
     broken = tmp_path / "broken" / "cuda" / "bindings"
     broken.mkdir(parents=True)
     (broken.parent / "__init__.py").touch()
@@ -204,8 +204,8 @@ def test_what_is_there_and_does_not_work_fails(node: Node, tmp_path: Path) -> No
     )
 
 
-def test_a_criu_that_cannot_dump_a_plain_process_here_skips(node: Node, tmp_path: Path) -> None:
-    """A capability that a container's root lacks, or a part of the kernel, says nothing of GPUs."""
+def test_unusable_criu_skips_tests(node: Node, tmp_path: Path) -> None:
+    """A missing capability in a container or a missing kernel feature is unrelated to GPUs."""
     if (why := tree.can()) is not None:
         pytest.skip(why)
     criu = tmp_path / "criu"
@@ -217,8 +217,8 @@ def test_a_criu_that_cannot_dump_a_plain_process_here_skips(node: Node, tmp_path
     assert all("CRIU cannot dump a plain process here" in one["why"] for one in found["tests"])
 
 
-def test_a_machine_without_its_loopback_interface_skips_what_needs_it(node: Node, tmp_path: Path) -> None:
-    """A small virtual machine may have left it down."""
+def test_missing_loopback_interface_skips_tests(node: Node, tmp_path: Path) -> None:
+    """As on a small virtual machine."""
     if (why := tree.namespaces()) is not None:
         pytest.skip(why)
     ran, found = run(node.env, tmp_path / "results.json", "-k", "turns and kernels", within=("unshare", "--net"))
@@ -227,7 +227,7 @@ def test_a_machine_without_its_loopback_interface_skips_what_needs_it(node: Node
 
 
 def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The benchmark."""
+    """Run the benchmark."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), *arguments]
     return subprocess.run(
         command, check=False, cwd=REPOSITORY, env=env, capture_output=True, text=True, timeout=LIMIT_S
@@ -235,8 +235,8 @@ def bench(env: dict[str, str], out: Path, *arguments: str) -> subprocess.Complet
 
 
 @pytest.mark.slow
-def test_the_benchmark_works_and_says_that_it_is_emulated(node: Node, tmp_path: Path) -> None:
-    """Every phase of every size, both ways; goals are not judged by it."""
+def test_benchmark_reports_emulated_driver(node: Node, tmp_path: Path) -> None:
+    """Every phase of every size, in both ways; goals are not evaluated."""
     node.ctl("driver", "615.71.05")
     ran = bench(node.env, tmp_path / "bench.json", "--rounds", "1", "--directory", str(tmp_path))
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -256,8 +256,8 @@ def test_the_benchmark_works_and_says_that_it_is_emulated(node: Node, tmp_path: 
     assert not any(gpu["processes"] for gpu in node.show()["gpus"])
 
 
-def test_a_benchmark_that_is_cut_off_goes_on_where_it_was(node: Node, tmp_path: Path) -> None:
-    """What it measured is in the file, and is not measured again; nothing is left on the GPU."""
+def test_interrupted_benchmark_is_resumed(node: Node, tmp_path: Path) -> None:
+    """Results in the file are not measured again; nothing is left on the GPU."""
     out = tmp_path / "bench.json"
     command = ["benchmarks.gpu", "--out", str(out), "--rounds", "1", "--directory", str(tmp_path)]
     assert cut_off(command, node.env, out.exists) == 128 + signal.SIGTERM
@@ -270,11 +270,11 @@ def test_a_benchmark_that_is_cut_off_goes_on_where_it_was(node: Node, tmp_path: 
     assert found["staging"][: len(before["staging"])] == before["staging"]
     assert len(found["staging"]) == 2
     assert ran.stderr.count("measuring: staging") == 2 - len(before["staging"])
-    assert not found["complete"]  # other parts were not asked for
+    assert not found["complete"]  # the other parts were not selected
 
 
-def test_a_round_that_was_disturbed_is_not_what_our_code_adds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page fault more or less of the host is several percent of a checkpoint, and may fall on either side."""
+def test_disturbed_rounds_do_not_count_as_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A single page fault of the host is several percent of a checkpoint, and may affect either side."""
     took = {"bare": iter([1.0] * 100), "ours": itertools.cycle([1.02] * 4 + [5.0] * 4)}
 
     def side(name: str) -> Mock:
@@ -289,8 +289,8 @@ def test_a_round_that_was_disturbed_is_not_what_our_code_adds(monkeypatch: pytes
     assert found["seconds"]["ours"]["checkpoint"] == pytest.approx(3.01)
 
 
-def test_a_benchmark_is_told_at_once_what_it_cannot_do(node: Node, tmp_path: Path) -> None:
-    """Sizes that are none, and results that could not be kept."""
+def test_benchmark_rejects_invalid_options(node: Node, tmp_path: Path) -> None:
+    """Invalid sizes and an output file that cannot be written."""
     (tmp_path / "file").touch()
     for wrong, why in (
         (["--gib", "nan"], "invalid gibibytes value: 'nan'"),
@@ -301,10 +301,10 @@ def test_a_benchmark_is_told_at_once_what_it_cannot_do(node: Node, tmp_path: Pat
         assert (ran.returncode, why in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
 
 
-def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) -> None:
-    """It is told of, and the status is not 0."""
+def test_failed_measurement_does_not_affect_others(node: Node, tmp_path: Path) -> None:
+    """The failure is reported, and the exit status is not 0."""
     (tmp_path / "sitecustomize.py").write_text(
-        "from slurm_affinode.checkpoint import room\n"
+        "from slurm_affinode.suspension import memory as room\n"
         "plain = room.shortage\n"
         "def fails_once(*arguments):\n"
         "    room.shortage = plain\n"
@@ -321,8 +321,8 @@ def test_a_measurement_that_fails_leaves_the_others(node: Node, tmp_path: Path) 
     assert (found["complete"], len(found["staging"]), len(found["parallel"])) == (False, 1, 2)
 
 
-def test_a_driver_that_cuda_cannot_use_fails_both_with_a_line(node: Node, tmp_path: Path) -> None:
-    """It has all functions; a container without /dev/nvidia-uvm, say."""
+def test_failing_cuda_is_reported_in_one_line(node: Node, tmp_path: Path) -> None:
+    """It has all functions, but CUDA fails, as in a container without /dev/nvidia-uvm."""
     (tmp_path / "sitecustomize.py").write_text(
         "from slurm_affinode.checkpoint import cuda, interface\n"
         "def devices(self): raise interface.CudaError('cannot list the GPUs: the driver failed')\n"
@@ -339,10 +339,8 @@ def test_a_driver_that_cuda_cannot_use_fails_both_with_a_line(node: Node, tmp_pa
 @pytest.mark.parametrize(
     ("code", "outcome", "status"), [(800, "skipped", 0), (801, "skipped", 0), (304, "skipped", 0), (999, "failed", 1)]
 )
-def test_a_machine_that_lets_nothing_be_suspended_is_told_once(
-    node: Node, tmp_path: Path, code: int, outcome: str, status: int
-) -> None:
-    """A refusal (a container, a sandbox, a virtual GPU) skips with the reason; what fails otherwise fails."""
+def test_refused_checkpoint_is_reported_once(node: Node, tmp_path: Path, code: int, outcome: str, status: int) -> None:
+    """A refusal (container, sandbox, virtual GPU) skips the tests with its reason; other errors fail."""
     node.ctl("fault", "checkpoint-fails", "--error", str(code))
     ran, found = run(node.env, tmp_path / "results.json", "-k", "test_lock or moves_to_another")
     assert ran.returncode == status, ran.stdout + ran.stderr
@@ -355,8 +353,8 @@ def test_a_machine_that_lets_nothing_be_suspended_is_told_once(
     )  # fmt: skip
 
 
-def test_why_a_program_cannot_begin_is_told(node: Node, tmp_path: Path) -> None:
-    """Its standard error goes nowhere, as that of what is dumped must."""
+def test_startup_error_of_program_is_reported(node: Node, tmp_path: Path) -> None:
+    """The program's standard error is discarded, as required for a dump."""
     (tmp_path / "sitecustomize.py").write_text("import kernels\nkernels.PTX = b'no program'\n")
     env = {**node.env, "PYTHONPATH": f"{tmp_path}:{REPOSITORY / 'tests' / 'gpu'}"}
     ran, found = run(env, tmp_path / "results.json", "-k", "waits_long_enough")
@@ -364,8 +362,8 @@ def test_why_a_program_cannot_begin_is_told(node: Node, tmp_path: Path) -> None:
     assert "the program says: OSError: CUDA_ERROR_INVALID" in found["tests"][0]["why"]
 
 
-def test_the_benchmark_without_a_gpu(tmp_path: Path) -> None:
-    """Says so, with the command; status 0, and "skipped" for machines."""
+def test_benchmark_is_skipped_without_gpu(tmp_path: Path) -> None:
+    """It prints the command, exits with 0, and writes "skipped" to the results."""
     env = {key: value for key, value in os.environ.items() if key not in ("LD_LIBRARY_PATH", "GPU_EMULATOR_STATE")}
     ran = bench(env, tmp_path / "bench.json")
     if "not yet measured on hardware" not in ran.stdout:
@@ -375,8 +373,8 @@ def test_the_benchmark_without_a_gpu(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["status"] == "skipped"
 
 
-def test_what_the_repository_holds_is_not_called_measured() -> None:
-    """Until it was measured on hardware the results file says that it was not, and how to."""
+def test_emulated_results_are_not_called_measured() -> None:
+    """Until measured on hardware, the results file states that, with the command to run."""
     found = json.loads((REPOSITORY / "benchmarks" / "results" / "gpu.json").read_text(encoding="utf-8"))
     if found["status"] == "measured":
         assert not found["machine"]["emulated"]

@@ -1,4 +1,4 @@
-"""What a monitor sees through NVIDIA's own `pynvml`."""
+"""The emulated GPUs as a monitor sees them through NVIDIA's own `pynvml`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MIB = 1 << 20
 
 
 def test_gpus_are_found_by_index_uuid_address_and_serial(node: Node) -> None:
-    """All names of a GPU lead to the same one."""
+    """All identifiers of a GPU lead to the same handle."""
     agent = node.agent()
     assert agent.get("n.nvmlDeviceGetCount()") == 2
     agent.do("h = handle(1); p = n.nvmlDeviceGetPciInfo(h)")
@@ -30,7 +30,7 @@ def test_gpus_are_found_by_index_uuid_address_and_serial(node: Node) -> None:
     assert agent.get("n.nvmlDeviceGetCudaComputeCapability(h)") == [8, 0]
 
 
-def test_versions_are_those_the_node_was_given(bare_node: Node) -> None:
+def test_versions_are_those_of_node(bare_node: Node) -> None:
     """Driver, NVML and CUDA versions."""
     bare_node.init("--gpus", "1", "--driver-version", "570.124.06", "--cuda-version", "12.8")
     agent = bare_node.agent()
@@ -39,8 +39,8 @@ def test_versions_are_those_the_node_was_given(bare_node: Node) -> None:
     assert agent.get("n.nvmlSystemGetCudaDriverVersion()") == 12080
 
 
-def test_memory_is_told_with_and_without_what_is_reserved(node: Node) -> None:
-    """Version 1 counts the driver's own memory as used, version 2 apart."""
+def test_memory_is_reported_with_and_without_reserved_part(node: Node) -> None:
+    """Version 1 counts the driver's own memory as used, version 2 reports it separately."""
     agent, user = node.agent(), node.user()
     user.do("alloc(500)")
     agent.do("a = n.nvmlDeviceGetMemoryInfo(handle()); b = n.nvmlDeviceGetMemoryInfo(handle(), n.nvmlMemory_v2)")
@@ -53,7 +53,7 @@ def test_memory_is_told_with_and_without_what_is_reserved(node: Node) -> None:
 
 
 def test_processes_are_listed_with_their_memory(node: Node) -> None:
-    """Several on one GPU, one on both, and none of those without a context."""
+    """Several on one GPU, one on both, and none without a context."""
     agent, first, second = node.agent(), node.user(), node.user(1)
     agent.do("ok(d.cuInit(0))")
     first.do("alloc(300)")
@@ -68,7 +68,7 @@ def test_processes_are_listed_with_their_memory(node: Node) -> None:
 
 
 def test_utilization_follows_the_kernels(bare_node: Node) -> None:
-    """A busy GPU is 100 % busy for its user alone, draws power and spends energy; an idle one is at 0."""
+    """Only the GPU with work is 100 % busy, uses more power and energy; an idle one is at 0."""
     bare_node.init("--gpus", "2", "--sample-period-ms", "100")
     agent, user, idler = bare_node.agent(), bare_node.user(), bare_node.user()
     util, idle_mw = "n.nvmlDeviceGetUtilizationRates(handle()).gpu", agent.get("n.nvmlDeviceGetPowerUsage(handle())")
@@ -92,7 +92,7 @@ def test_utilization_follows_the_kernels(bare_node: Node) -> None:
 
 
 def test_mig_and_ecc_are_off(node: Node) -> None:
-    """A GPU that could do MIG says that it does not."""
+    """A GPU that supports MIG reports that it is off."""
     agent = node.agent()
     assert agent.get("n.nvmlDeviceGetMigMode(handle())") == [0, 0]
     assert agent.get("n.nvmlDeviceIsMigDeviceHandle(handle()).value") == 0
@@ -102,8 +102,8 @@ def test_mig_and_ecc_are_off(node: Node) -> None:
         agent.do("n.nvmlDeviceGetMigDeviceHandleByIndex(handle(), 0)")
 
 
-def test_performance_counters_of_hopper(bare_node: Node) -> None:
-    """Between two samples: the engine as busy as the kernels were; not on older GPUs."""
+def test_hopper_has_performance_counters(bare_node: Node) -> None:
+    """Between two samples, the engine is as busy as the kernels were; older GPUs have no counters."""
     bare_node.init("--model", "h100-80g", "--gpus", "1")
     user = bare_node.user()
     user.do("n.nvmlInit()")
@@ -127,15 +127,15 @@ result = [(one.nvmlReturn, one.value) for one in request.metrics[:2]] + [request
     user.do("n.nvmlGpmSampleFree(before); n.nvmlGpmSampleFree(after)")
 
 
-def test_a_gpu_without_mig_does_not_know_the_question(bare_node: Node) -> None:
+def test_mig_is_not_supported_on_old_gpu(bare_node: Node) -> None:
     """As on a T4."""
     bare_node.init("--model", "t4", "--gpus", "1")
     with pytest.raises(DriverError, match="NVMLError_NotSupported"):
         bare_node.agent().do("n.nvmlDeviceGetMigMode(handle())")
 
 
-def test_an_xid_wakes_who_waits_for_it(node: Node) -> None:
-    """Only for the GPU it happened on, with its number, and once."""
+def test_xid_wakes_waiting_program(node: Node) -> None:
+    """Only for its GPU, with its number, and once."""
     agent, other = node.agent(), node.agent()
     for program, index in ((agent, 1), (other, 0)):
         program.do("s = n.nvmlEventSetCreate()")
@@ -149,8 +149,8 @@ def test_an_xid_wakes_who_waits_for_it(node: Node) -> None:
             program.do("n.nvmlEventSetWait_v2(s, 1)")
 
 
-def test_a_lost_gpu_says_so(node: Node) -> None:
-    """Its handles turn bad, the other GPU's do not, and after the fault it answers again."""
+def test_lost_gpu_is_reported(node: Node) -> None:
+    """Its handles return an error, the other GPU's do not; after the fault it works again."""
     agent = node.agent()
     agent.do("h = handle(0)")
     node.ctl("fault", "gpu-lost", "--gpu", "0")
@@ -163,7 +163,7 @@ def test_a_lost_gpu_says_so(node: Node) -> None:
 
 
 def test_utilization_may_be_unsupported(node: Node) -> None:
-    """Then memory is still told."""
+    """Memory can still be read."""
     agent = node.agent()
     node.ctl("fault", "util-unsupported", "--gpu", "0")
     for question in ("n.nvmlDeviceGetUtilizationRates(handle())", "n.nvmlDeviceGetProcessUtilization(handle(), 0)"):
@@ -173,8 +173,8 @@ def test_utilization_may_be_unsupported(node: Node) -> None:
     assert agent.get("n.nvmlDeviceGetUtilizationRates(handle(1)).gpu") == 0
 
 
-def test_nvml_goes_and_comes_back(node: Node) -> None:
-    """As when the driver is reloaded under a running agent."""
+def test_nvml_works_again_after_reload(node: Node) -> None:
+    """As when the driver is reloaded below a running agent."""
     agent = node.agent()
     node.ctl("fault", "nvml-lost")
     with pytest.raises(DriverError, match="NVMLError_Unknown"):
@@ -187,8 +187,8 @@ def test_nvml_goes_and_comes_back(node: Node) -> None:
     assert agent.get("n.nvmlDeviceGetCount()") == 2
 
 
-def test_wrong_questions_are_told_apart(node: Node) -> None:
-    """Not initialised, no such GPU, no such UUID."""
+def test_invalid_calls_have_distinct_errors(node: Node) -> None:
+    """Not initialized, no such GPU, no such UUID."""
     program = node.start()
     with pytest.raises(DriverError, match="NVMLError_Uninitialized"):
         program.do("n._LoadNvmlLibrary(); n.nvmlDeviceGetCount()")
@@ -205,14 +205,14 @@ def test_wrong_questions_are_told_apart(node: Node) -> None:
             program.do(question)
 
 
-def test_without_a_driver_nvml_does_not_start(bare_node: Node) -> None:
-    """A node on which nothing was set up."""
+def test_nvml_does_not_start_without_driver(bare_node: Node) -> None:
+    """On a node that is not set up."""
     with pytest.raises(DriverError, match="NVMLError_DriverNotLoaded"):
         bare_node.agent()
 
 
 def test_nvml_alone_leaves_nothing_open(node: Node) -> None:
-    """A program that only watches can be dumped as it stands."""
+    """A program that only monitors can be dumped without preparation."""
     agent = node.agent()
     agent.do("handle(0); processes(0)")
     assert not [name for name in agent.get("opened()") if str(node.directory) in name]

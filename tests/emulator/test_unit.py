@@ -1,4 +1,4 @@
-"""The C parts of the test cluster have unit tests, run under AddressSanitizer and UndefinedBehaviorSanitizer."""
+"""The unit tests of the C parts of the test cluster, under AddressSanitizer and UndefinedBehaviorSanitizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _sanitizers(tmp_path: Path) -> None:
 
 
 def make(part: str, target: str, build: Path) -> str:
-    """What a target says that succeeds."""
+    """Build a target, which must succeed; return its output."""
     ran = subprocess.run(
         ["make", "-s", "-C", str(CONTAINERS / part), f"BUILD={build}", target],
         check=False,
@@ -42,14 +42,14 @@ def make(part: str, target: str, build: Path) -> str:
 
 
 @pytest.mark.slow
-def test_unit_tests_of_the_emulator(tmp_path: Path) -> None:
-    """`make check` in the emulator's folder."""
+def test_unit_tests_of_emulator_pass(tmp_path: Path) -> None:
+    """`make check` in the emulator's directory."""
     tests = list((CONTAINERS / "gpu-emulator" / "tests").glob("test_*.c"))
     assert make("gpu-emulator", "check", tmp_path).count("ok test_") == len(tests)
 
 
-def test_unit_tests_of_the_shim_for_criu(tmp_path: Path) -> None:
-    """`make test` in its folder; and what the image preloads is built without a warning."""
+def test_unit_tests_of_criu_shim_pass(tmp_path: Path) -> None:
+    """`make test` in its directory; the library that the image preloads is built without warnings."""
     make("criu-shim", "test", tmp_path)
     make("criu-shim", "all", tmp_path)
     assert (tmp_path / "criu-shim.so").is_file()

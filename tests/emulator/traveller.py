@@ -1,7 +1,7 @@
-"""What travels in test_criu.py, and who suspends and resumes it.
+"""The program that test_criu.py moves to another node, and the one that suspends and resumes it.
 
-`traveller.py work DIRECTORY`: fills device memory, makes `ready`, waits for `go`, writes what it finds into `done`.
-`traveller.py checkpoint PID suspend|resume`
+traveller.py work DIRECTORY    fills device memory, creates `ready`, waits for `go`, writes the result to `done`
+traveller.py checkpoint PID suspend|resume
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from session import MIB, alloc, d, digest, fill, handle, lock, n, ok, restore, u
 
 
 def work(directory: Path) -> None:
-    """The program that is moved."""
+    """Run the program that is moved."""
     n.nvmlInit()
     use(1)
     small, large = alloc(20), alloc(2000)
     written = [fill(small, 20 * MIB, 1), fill(large + 1234 * MIB, 1000, 2)]
     (directory / "ready").touch()
     while not (directory / "go").exists():
-        ok(d.cuCtxSynchronize())  # so that it is dumped waiting in a call
+        ok(d.cuCtxSynchronize())  # to be dumped while waiting in a call
         time.sleep(0.01)
     found = [digest(small, 20 * MIB), digest(large + 1234 * MIB, 1000)]
     alloc(1)
@@ -31,7 +31,7 @@ def work(directory: Path) -> None:
 
 
 def checkpoint(pid: int, what: str) -> None:
-    """The agent."""
+    """Suspend or resume, in place of the agent."""
     if what == "suspend":
         lock(pid, 10_000)
         ok(d.cuCheckpointProcessCheckpoint(pid, None))

@@ -1,1 +1,1 @@
-"""Fuzzers of everything that root reads from users: ``make fuzz``."""
+"""Fuzzers of all data that root reads from users: ``make fuzz``."""

@@ -17,7 +17,7 @@ _COLUMNS = "{:<22} {:>9} {:>9} {:>9} {:>9} {:>9}"
 
 
 def main() -> int:
-    """Run the targets; 1 where something came of an input that is neither a refusal nor a sound acceptance."""
+    """Run the targets and return the exit status: 1 if any of them failed."""
     options = _options()
     if options.list:
         for target in TARGETS.values():

@@ -1,4 +1,4 @@
-"""The control socket: requests of every verb by every caller, and the live sockets, local and by munge."""
+"""The control socket: requests of every verb by every user, and the live sockets, local and with munge."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from fuzz.places import directory
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import control, munge
 from slurm_affinode.agent.daemon import Daemon, DaemonParts
-from slurm_affinode.agent.interface import AgentContext, Orchestration, SuspendedJob
 from slurm_affinode.agent.munge import BadCredentialError, Message
-from slurm_affinode.agent.peers import Peer
-from slurm_affinode.agent.registry import WatchedJob
 from slurm_affinode.agent.service import Caller, Service
 from slurm_affinode.agent.throttle import Pace
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.process import Completed
 from slurm_affinode.model.suspension import JobKey, SuspendOption
-from slurm_affinode.process import Completed
+from slurm_affinode.suspension.interface import AgentContext, Orchestration, SuspendedJob
+from slurm_affinode.suspension.peers import Peer
+from slurm_affinode.suspension.registry import WatchedJob
 
 ALICE, BOB = 2001, 2002
 _CALLERS = (0, ALICE, BOB, 64030, 4294967294)
@@ -81,7 +81,7 @@ def _asked(rng: Random) -> bytes:
 
 @contextlib.contextmanager
 def _service() -> Iterator[Service]:
-    """The agent's, with stand-ins for GPUs, Slurm and what acts on jobs; nothing of it runs by itself."""
+    """The agent's service, with fakes of GPUs, Slurm and actions; no thread of it runs."""
     logging.disable(logging.CRITICAL)
     made: list[Acts] = []
 
@@ -153,16 +153,16 @@ def _answers() -> Iterator[Check]:
 
 
 def _forget(service: Service) -> None:
-    """What the stand-ins have noted."""
+    """Clear the records of the fakes."""
     service._present.clear()
     service.orchestration.waker.woken.clear()  # type: ignore[attr-defined]
 
 
-# --- live
+# --- live sockets
 
 
 def _visit(rng: Random) -> bytes:
-    """A connection: over which socket, of whom, in which parts, and how it ends."""
+    """Return a connection: socket, user, parts of the request, and how it ends."""
     request = _request(rng)
     if rng.random() < 0.1:
         request = mutated(rng, request * some(rng, (1, 3, 400)))
@@ -191,7 +191,7 @@ def _credential(payload: bytes, uid: int) -> bytes:
 
 
 def _decoded(credential: bytes) -> Message:
-    """As ``munge.decode``, of credentials as above."""
+    """Decode credentials of ``_credential`` like ``munge.decode``."""
     if not munge._CREDENTIAL.fullmatch(credential.strip()):
         raise BadCredentialError("what came is not a munge credential")
     try:
@@ -246,7 +246,7 @@ def _live() -> Iterator[Check]:
             except OSError as error:
                 if error.errno == errno.ENOTCONN:
                     return b""  # it was refused before all was sent
-                raise Wrong(f"the server does not answer: {error!r}") from error
+                raise Wrong(f"the server does not respond: {error!r}") from error
             finally:
                 if sock not in held:
                     sock.close()
@@ -256,7 +256,7 @@ def _live() -> Iterator[Check]:
             nonlocal count
             how, uid[0], texts, end = json.loads(data)
             parts = [text.encode("latin-1") for text in texts]
-            if how == "tcp" and uid[0] != BOB:  # his is no credential
+            if how == "tcp" and uid[0] != BOB:  # BOB sends no credential
                 parts = [_credential(b"".join(parts).partition(b"\n")[0], uid[0]) + b"\n"]
             answer = visit(how, parts, end)
             if how == "tcp" and answer:
@@ -265,7 +265,7 @@ def _live() -> Iterator[Check]:
             if count % _EVERY == 0:
                 _forget(service)
                 uid[0] = ALICE
-                # Seats of connections that were closed just now may be taken still: the server learns of it later.
+                # Seats of recently closed connections may still be taken: the server notices with a delay.
                 until = time.monotonic() + _SEATED_S
                 while not (good := visit("unix", [b'{"service":"slurm-affinode","verb":"status"}\n'], "read")):
                     if time.monotonic() > until:
@@ -295,7 +295,7 @@ def _munge() -> Iterator[Check]:
 
     def run(argv: tuple[str, ...], *, timeout_s: float, stdin: bytes, check: bool) -> Completed:
         given.append(stdin)
-        # What unmunge says of a credential that it does not know.
+        # The output of unmunge for an unknown credential.
         return Completed(
             argv, 15, b"", "STATUS:           Invalid credential format (15)\nUID:              nobody (65534)\n"
         )

@@ -1,4 +1,4 @@
-"""Readers of CRIU's image files, on mutations of the dump of a real tree (CRIU 4.1.1, five processes, two sessions)."""
+"""Readers of CRIU's image files, on mutations of a real dump (CRIU 4.1.1, five processes, two sessions)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from fuzz.mutation import mutated, some
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.checkpoint import (
-    credentials,
     criu_images,
-    filetable,
-    ghosts,
-    memorymap,
+    deleted_files,
+    file_table,
+    memory_map,
+    open_files,
+    restore_gate,
     sessions,
-    unixsockets,
-    watches,
+    unix_sockets,
 )
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, encoded, framed
-from slurm_affinode.checkpoint.filetable import FileTable, Type
+from slurm_affinode.checkpoint.file_table import FileTable, Type
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 _DUMP = Path(__file__).parent / "dump.tar.gz"
-"""``criu dump`` of a shell with a pipeline in a session of its own below it; without the pages themselves."""
+"""``criu dump`` of a shell with a pipeline in another session below it; without memory pages."""
 _HUGE = b"\xff" * 9 + b"\x01"
 _WORDS = (
     b"\x08\x00",
@@ -61,13 +61,13 @@ _WORDS = (
 def _files() -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(_DUMP.read_bytes())) as archive:
         found = {one.name: file.read() for one in archive if (file := archive.extractfile(one)) is not None}
-    # The last two as zombies, which have no memory: that is read quicker.
+    # The last two as zombies, which have no memory and are read faster.
     return {name: data for name, data in found.items() if not re.match(r"(mm|pagemap)-557[34]|(fs|ids)-", name)}
 
 
 @cache
 def _read_names() -> tuple[str, ...]:
-    """Files that are read, the ones that say most about the tree several times."""
+    """Return the names of files to read; the process tree (``pstree.img``) occurs several times."""
     names = [name for name in _files() if name.startswith(("pstree", "mm-", "pagemap-", "stats-dump"))]
     return (*names, *["pstree.img"] * 6)
 
@@ -82,7 +82,7 @@ def _bodies(data: bytes) -> list[bytes]:
 
 
 def _mutated_records(rng: Random, data: bytes) -> bytes:
-    """With records that are whole: changed inside, repeated, swapped, left out."""
+    """Mutate complete records: changed inside, repeated, swapped, removed."""
     bodies = _bodies(data)
     for _ in range(some(rng, (1, 1, 2, 3))):
         at = int(rng.random() * len(bodies))
@@ -100,7 +100,7 @@ def _mutated_records(rng: Random, data: bytes) -> bytes:
 
 
 def _tree(rng: Random) -> bytes:
-    """Another tree: processes with any parents, groups and sessions among a few numbers."""
+    """Return another process tree, with random parents, groups and sessions from a few PIDs."""
     numbers = [5569, 5571, 5572, 5573, 5574]
     bodies = []
     for pid in numbers:
@@ -187,7 +187,7 @@ def _read(fd: int) -> bool:
     inventory = criu_images.inspect(fd)
     if not set(inventory.pids) <= inventory.numbers or inventory.parents[inventory.pids[0]] not in (0, *inventory.pids):
         raise Wrong(f"{inventory}")
-    for memory in memorymap.fillable(fd, inventory):
+    for memory in memory_map.fillable(fd, inventory):
         size = os.stat(memory.file, dir_fd=fd).st_size
         ends = [run.offset + run.length for run in memory.runs]
         if (
@@ -198,12 +198,12 @@ def _read(fd: int) -> bool:
     return True
 
 
-def _settled(fd: int) -> list[sessions.Process]:
+def _settled(fd: int) -> list[sessions.SessionProcess]:
     data = criu_images.read_image(fd, "pstree.img")
     return [sessions._process(body, os.listdir(fd)) for body in sessions._bodies(data)]
 
 
-# --- messages alone
+# --- single messages
 
 
 def _message(rng: Random) -> bytes:
@@ -248,11 +248,11 @@ def _logs() -> Iterator[Check]:
     yield check
 
 
-# --- the table of open files, and what stands beside it
+# --- the table of open files and related files
 
 
 def _entries() -> tuple[bytes, ...]:
-    """Entries of kinds that the recorded tree does not have."""
+    """Return entries of kinds that the recorded dump lacks."""
     names = encoded(9, encoded(1, 1) + encoded(5, 0)), encoded(10, encoded(1, 212992))
     numbers = b"".join(encoded(field, field) for field in (1, 2, 3, 4, 5, 6, 7, 8))
     unix = (
@@ -272,7 +272,7 @@ def _entries() -> tuple[bytes, ...]:
         Type.REG: b"".join(encoded(*one) for one in ((1, 99), (2, 2), (3, 0), (6, b"/tmp/x"), (10, 0o100644))),
     }
     return tuple(
-        encoded(1, kind) + encoded(2, 5) + encoded(filetable._BODY[kind], body) for kind, body in bodies.items()
+        encoded(1, kind) + encoded(2, 5) + encoded(file_table._BODY[kind], body) for kind, body in bodies.items()
     )
 
 
@@ -281,7 +281,7 @@ _PATHS = (b"/etc/passwd", b"\0", b"/..", b"relative", b"\x32\x0b/etc/shadow", b"
 
 
 def _table(rng: Random) -> bytes:
-    """A kind of file, and a mutation of one."""
+    """Return a kind of file, and a mutation of such a file."""
     kind = int(rng.random() * 8)
     if kind < 3:
         recorded = _bodies(_files()["files.img"])
@@ -323,30 +323,30 @@ def _check_table(place: Path, fd: int, kind: bytes, data: bytes) -> bool:
     if kind == b"0":
         return _check_rewritten(data)
     if kind == b"1":
-        return bool(filetable.remaps(data))
+        return bool(file_table.remaps(data))
     if kind == b"2":
-        return bool(list(filetable.packets(data)))
+        return bool(list(file_table.packets(data)))
     if kind == b"3":
         put(str(place / "ghost"), data)
         with (place / "ghost").open("rb") as file:
-            ghost = ghosts.Ghost.read(file.fileno())
+            ghost = deleted_files.Ghost.read(file.fileno())
         if ghost.begin > len(data):
             raise Wrong(f"{ghost}")
         return True
     if kind == b"4":
-        return bool(list(watches.watched(data)))
+        return bool(list(open_files.watched(data)))
     put(str(place / "core-7.img"), data)
-    return credentials.of_image(fd, 7) is not None
+    return restore_gate.of_image(fd, 7) is not None
 
 
 def _check_rewritten(data: bytes) -> bool:
-    """No path is left where CRIU could find one, whatever stands in an entry twice."""
+    """No path is left for CRIU, even if an entry has duplicate fields."""
     table = FileTable.parse(data)
     names = {number: f"affinode-{number}" for number in table.regular}
     sockets = [one.id for one in table.sockets]
     for body in criu_images.bodies(table.rewritten(names, sockets)):
         facts = criu_images.message(body)
-        for field, place in ((filetable._BODY[Type.REG], 6), (filetable._BODY[Type.UNIXSK], 11)):
+        for field, place in ((file_table._BODY[Type.REG], 6), (file_table._BODY[Type.UNIXSK], 11)):
             if integer_or_none(facts, 1) != {6: Type.REG, 11: Type.UNIXSK}[place]:
                 continue
             for inner in facts.get(field, []):
@@ -356,13 +356,13 @@ def _check_rewritten(data: bytes) -> bool:
                     raise Wrong(f"CRIU would find {found} in {facts}")
                 if place == 11 and 14 in criu_images.message(inner):
                     raise Wrong(f"CRIU would change to a directory: {facts}")
-    unixsockets.refusal(table)
-    filetable.needs(table, descriptors=[_files()["fdinfo-2.img"]], memories=[_files()["mm-5569.img"]], places=[])
+    unix_sockets.refusal(table)
+    file_table.needs(table, descriptors=[_files()["fdinfo-2.img"]], memories=[_files()["mm-5569.img"]], places=[])
     return True
 
 
 def integer_or_none(facts: criu_images.Message, key: int) -> int | None:
-    """The last value of a field."""
+    """Return the last value of a field."""
     value = facts.get(key, [None])[-1]
     return value if isinstance(value, int) else None
 

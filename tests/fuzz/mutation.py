@@ -1,8 +1,9 @@
-"""Making hostile inputs out of valid ones.
+"""Mutation of valid inputs into hostile ones.
 
-A coverage-guided fuzzer (atheris) instruments Python at a tenth of its speed and takes its own threads and descriptors
-for leaks; the formats here are small and known. So inputs are mutations of valid ones with the words that their formats
-and their readers are sensitive to, which gives a million inputs in minutes on one core, and the same ones for a seed.
+A coverage-guided fuzzer (atheris) slows instrumented Python down to a tenth of its speed, and its own threads and
+descriptors count as leaks; the formats here are small and known. So inputs are mutations of valid ones with words to
+which the formats and their readers are sensitive. That gives a million inputs in minutes on one core, reproducible by
+seed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from random import Random
 from typing import Any
 
 LINE_ENDS = ("\n", "\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029")
-"""Everything that ``str.splitlines`` takes for the end of a line; the kernel escapes the first one alone."""
+"""All line ends of ``str.splitlines``; the kernel escapes only the first one."""
 
 NUMBERS = (
     "0",
@@ -38,7 +39,7 @@ NUMBERS = (
     "9" * 400,
     "9" * 5000,
 )
-"""What is nearly a number, or a number that is nearly too large."""
+"""Near-numbers, and numbers near or beyond limits."""
 
 BYTES = (
     b"\n",
@@ -79,12 +80,12 @@ BYTES = (
 
 
 def some(rng: Random, choices: Sequence[Any]) -> Any:
-    """One of them; quicker than ``choice``."""
+    """Return one of the choices; faster than ``choice``."""
     return choices[int(rng.random() * len(choices))]
 
 
 def mutated(rng: Random, data: bytes, words: Sequence[bytes] = (), most: int = 1 << 16) -> bytes:
-    """``data`` with one to eight changes; of every eighth input none at all."""
+    """Return ``data`` with one to eight changes; one input in eight is unchanged."""
     made = bytearray(data)
     for _ in range(some(rng, (0, 1, 1, 1, 2, 2, 4, 8))):
         at = int(rng.random() * (len(made) + 1))
@@ -114,9 +115,9 @@ def mutated(rng: Random, data: bytes, words: Sequence[bytes] = (), most: int = 1
 
 
 def text(rng: Random, most: int = 15) -> str:
-    """A name that a user may choose, without NUL: letters, line ends, control characters, bytes that are no UTF-8.
+    """Return a name that a user may choose, without NUL: letters, line ends, control characters, invalid UTF-8.
 
-    Bytes are surrogates, as ``os.fsdecode`` has them.
+    Bytes are surrogates, as in ``os.fsdecode``.
     """
     made = []
     for _ in range(int(rng.random() * most)):
@@ -137,7 +138,7 @@ def text(rng: Random, most: int = 15) -> str:
 
 
 def name(rng: Random, most_bytes: int = 15) -> bytes:
-    """The same as bytes, at most so many of them."""
+    """Return such a name as bytes, at most ``most_bytes`` of them."""
     return text(rng).encode("utf-8", "surrogateescape")[:most_bytes]
 
 
@@ -179,11 +180,11 @@ HOSTILE: tuple[Any, ...] = (
     ["x"] * 50,
     {"a": {"b": {"c": []}}},
 )
-"""Values of every type of JSON."""
+"""Values of every JSON type."""
 
 
 def mutated_json(rng: Random, value: Any, words: Sequence[bytes] = ()) -> bytes:
-    """The text of a mutation of ``value``: keys and values changed, added, removed, nested; some then as bytes."""
+    """Return a mutation of ``value`` as text: keys and values changed, added, removed, nested; or bytes changed."""
     if rng.random() < 0.02:
         depth, (opening, closing) = some(rng, (10, 1000, 20000)), some(rng, (("[", "]"), ('{"a":', "}")))
         return (opening * depth + "1" + closing * int(rng.random() * (depth + 1))).encode()
@@ -194,7 +195,7 @@ def mutated_json(rng: Random, value: Any, words: Sequence[bytes] = ()) -> bytes:
 
 
 def _changed(rng: Random, value: Any) -> Any:
-    """A copy with one change somewhere in it."""
+    """Return a copy with one change."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         key = some(rng, list(value))
         what = rng.random()

@@ -1,4 +1,4 @@
-"""The C of the plugin and the shepherd under sanitizers, and the option's grammar in both languages."""
+"""The C code of the plugin and the shepherd under sanitizers, and the grammar of the option in both languages."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from random import Random
 
 from fuzz.mutation import mutated, some
 from fuzz.runner import Check, Failure, Outcome, Target, Wrong
-from slurm_affinode.core.waketime import wake_time
+from slurm_affinode.core.wake_time import wake_time
 from slurm_affinode.model.suspension import SuspendOption
 
 SPANK = Path(__file__).parents[2] / "spank"
 BUILD = SPANK.parent / "out" / "fuzz-spank"
 _KINDS = ("message", "option", "cgroup", "settings", "arguments", "channel")
 _INPUTS_PER_S = 2000
-"""No slower than this."""
+"""The minimum speed, for the time limit."""
 
 
 @functools.cache
@@ -37,9 +37,9 @@ def _missing() -> str | None:
 
 @functools.cache
 def _program() -> Path:
-    """The C fuzzer, built. Raises ``Wrong``."""
+    """Build the C fuzzer and return its path. Raises ``Wrong``."""
     BUILD.mkdir(parents=True, exist_ok=True)
-    with (BUILD / "lock").open("w") as lock:  # several test workers may want it at once
+    with (BUILD / "lock").open("w") as lock:  # several test workers may build at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         argv = ("make", "-s", "-C", str(SPANK), f"BUILD={BUILD}", "fuzz")
         built = subprocess.run(argv, check=False, capture_output=True, text=True)
@@ -49,7 +49,7 @@ def _program() -> Path:
 
 
 def _run(kind: str, count: int, seed: int) -> Outcome:
-    """One kind of input in the C fuzzer."""
+    """Run the C fuzzer on one kind of input."""
     outcome = Outcome(f"c-{kind}", skipped=_missing())
     if outcome.skipped is not None:
         return outcome
@@ -76,7 +76,7 @@ def _run(kind: str, count: int, seed: int) -> Outcome:
     return outcome
 
 
-# --- the option
+# --- option
 
 
 class _Option(ctypes.Structure):
@@ -121,10 +121,10 @@ _WORDS = (
 
 @contextlib.contextmanager
 def _parity() -> Iterator[Check]:
-    """What the plugin makes of a value the agent reads, with the same meaning."""
+    """The agent reads a value formatted by the plugin with the same meaning."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as place:
         library = Path(place) / "option.so"
-        sources = [str(SPANK / name) for name in ("option.c", "wake.c")]
+        sources = [str(SPANK / name) for name in ("option.c", "time_span.c", "wake_time.c")]
         argv = (
             "gcc",
             "-shared",

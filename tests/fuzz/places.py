@@ -1,4 +1,4 @@
-"""Directories in memory in which targets put the files that their readers open."""
+"""In-memory directories for the files that targets read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MEMORY = Path("/dev/shm")
 
 @contextlib.contextmanager
 def directory() -> Iterator[Path]:
-    """An empty one, which goes with all that is in it."""
+    """Yield an empty directory, which is removed with its contents."""
     with tempfile.TemporaryDirectory(prefix="fuzz-", dir=_MEMORY if _MEMORY.is_dir() else None) as path:
         yield Path(path)
 
 
 def put(path: str, data: bytes) -> None:
-    """Write a file in place of what it held."""
+    """Write a file, replacing its contents."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         os.write(fd, data)

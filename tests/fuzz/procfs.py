@@ -1,7 +1,7 @@
 """Readers of ``/proc`` and of cgroup files: the user chooses names, arguments, environments, paths and descriptors.
 
-Each input is a process, written as the kernel writes it, and damage to some of its files. Of an undamaged process the
-readers must give what is true; of a damaged one, that they know nothing, or any value of the right type.
+Each input is a process, written as the kernel writes it, and damage to some of its files. For an undamaged process the
+readers must return the true values; for a damaged one, unknown or any value of the right type.
 """
 
 from __future__ import annotations
@@ -19,23 +19,33 @@ from fuzz import mutation
 from fuzz.mutation import some
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode import pinned
-from slurm_affinode.agent import jobuse, orphans
-from slurm_affinode.agent.inplace import freezer, sockdiag, threads
-from slurm_affinode.agent.inplace.freezer import LinuxFreezer
-from slurm_affinode.agent.peers import Inspector
-from slurm_affinode.agent.tree import LinuxProcesses, Member
-from slurm_affinode.checkpoint import asuser, credentials, criu, cuda, facts, localfiles, namespace, openfiles, remaps
+from slurm_affinode.agent import orphans
+from slurm_affinode.base import pidfd
+from slurm_affinode.checkpoint import (
+    criu,
+    cuda,
+    deleted_files,
+    inspection,
+    local_files,
+    namespace,
+    open_files,
+    restore_gate,
+    user_files,
+)
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.suspension.inplace import freezer, sock_diag, sockets
+from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
+from slurm_affinode.suspension.peers import Inspector
+from slurm_affinode.suspension.process_tree import LinuxProcesses, Member
 
 PID, PARENT = 300, 200
 _STATES = "RSDTtZX"
 _MISSING = "\0missing"
-"""In place of a file's text: there is no such file."""
+"""In place of a file's text: the file does not exist."""
 
 
 def _escaped(name: str) -> str:
-    """A process's name in ``status`` and ``stat``: the kernel escapes these two characters and no other."""
+    """Return a process's name as in ``status`` and ``stat``: the kernel escapes these two characters and no other."""
     return name.replace("\\", "\\\\").replace("\n", "\\n")
 
 
@@ -44,7 +54,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _process(rng: Random) -> dict[str, Any]:
-    """A process that there may be."""
+    """Return a random valid process."""
     state = some(rng, _STATES)
     return {
         "comm": os.fsdecode(mutation.name(rng)),
@@ -65,7 +75,7 @@ def _process(rng: Random) -> dict[str, Any]:
 
 
 def _texts(one: dict[str, Any]) -> dict[str, bytes]:
-    """The files of a process, as kernel 6.1 writes them. Source: fs/proc/array.c, fs/proc/task_mmu.c."""
+    """Return the files of a process, as kernel 6.1 writes them. Source: fs/proc/array.c, fs/proc/task_mmu.c."""
     name = _escaped(one["comm"])
     times = f"0 0 0 -1 4194560 0 0 0 0 7 5 3 2 20 0 {one['threads']} 0 {one['started']} 1000 200"
     ids = "\t".join(map(str, one["uids"]))
@@ -96,7 +106,7 @@ def _texts(one: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _damaged(rng: Random, files: dict[str, bytes], share: float) -> dict[str, str]:
-    """What differs from ``files``, as text of one character for a byte."""
+    """Return the damaged ones among ``files``, as text with one character per byte."""
     found = {}
     if rng.random() < share:
         for name, whole in files.items():
@@ -112,7 +122,7 @@ def _process_input(rng: Random) -> bytes:
 
 
 class _Proc:
-    """A directory that looks like ``/proc``, with one process of its own."""
+    """A fake ``/proc`` with one process."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -176,11 +186,11 @@ def _processes() -> Iterator[Check]:
                 "inner": namespace.inner_pid(PID, proc=root),
                 "parent": namespace.parent(PID, proc=root),
                 "member": tree.read(PID),
-                "facts": facts.process_facts(PID, proc=root),
-                "user": asuser.user_of(PID, 2001, 100, proc=root),
+                "facts": inspection.process_facts(PID, proc=root),
+                "user": user_files.user_of(PID, 2001, 100, proc=root),
                 "host": cuda.host_bytes(PID, root),
-                "waits": threads.waits((PID,), root),
-                "uses": jobuse.uses(finder, proc=root, cgroups=root / "cgroup"),
+                "waits": sockets.waits((PID,), root),
+                "uses": orphans.uses(finder, proc=root, cgroups=root / "cgroup"),
                 "job": finder.find(PID),
                 **_of_held(root),
             }
@@ -193,8 +203,8 @@ def _processes() -> Iterator[Check]:
 
 
 def _of_held(root: Path) -> dict[str, Any]:
-    """What is read of a process that is held."""
-    with pinned.Process(PID, proc=root) as process:
+    """Return the values read through a handle of the process."""
+    with pidfd.Process(PID, proc=root) as process:
         read: dict[str, Any] = {"status": {}, "held": None, "command": orphans._command(process), "credentials": None}
         read |= {
             "mask": freezer._waiting(process),
@@ -206,14 +216,14 @@ def _of_held(root: Path) -> dict[str, Any]:
         with contextlib.suppress(OSError):
             read["held"] = process.stat()
         with contextlib.suppress(OSError, ValueError, KeyError):
-            read["credentials"] = credentials.of_process(process)
+            read["credentials"] = restore_gate.of_process(process)
         with contextlib.suppress(OSError):
-            facts._sysv(process, process, root)
+            inspection._sysv(process, process, root)
         return read
 
 
 def _sound(read: dict[str, Any]) -> None:
-    """What holds of whatever is there."""
+    """Check properties that hold for any input."""
     member: Member | None = read["member"]
     if member is not None and not (isinstance(member.pid_ns, int) and len(member.state) >= 1):
         raise Wrong(f"{member}")
@@ -225,7 +235,7 @@ def _sound(read: dict[str, Any]) -> None:
 
 
 def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
-    """What the kernel said of an undamaged process."""
+    """Check that the values of an undamaged process are true."""
     state = one["state"]
     _expect("start", read["started"], one["started"])
     _expect("PIDs", read["ns_pids"], tuple(one["ns_pids"]))
@@ -267,7 +277,7 @@ def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
 
 
 def _map_input(rng: Random) -> bytes:
-    """Mappings: begin, mode, device, inode and path of each."""
+    """Return mappings: begin, end, mode, inode and path of each."""
     rows, at = [], 0x1000
     for _ in range(1 + int(rng.random() * 4)):
         pages = 1 + int(rng.random() * 4)
@@ -282,7 +292,7 @@ def _map_input(rng: Random) -> bytes:
 
 
 def _forged(rng: Random) -> str:
-    """A path with what looks like a line of its own."""
+    """Return a path with text that looks like a separate line."""
     end = some(rng, mutation.LINE_ENDS)
     addresses = some(rng, ("1000-2000", "0-1", "zz-1", ""))
     path = some(rng, ("/y", "/dev/nvidia0", ""))
@@ -318,8 +328,8 @@ def _mappings() -> Iterator[Check]:
                 if path.startswith("/"):
                     made.append(f"{place}/{begin:x}-{end:x}")
                     os.symlink("/dev/null", made[-1])
-            with pinned.Process(PID, proc=root) as process:
-                devices = facts._mapped_devices(process)
+            with pidfd.Process(PID, proc=root) as process:
+                devices = inspection._mapped_devices(process)
             if damage is not None:
                 with contextlib.suppress(OSError):
                     list(_opened(root))
@@ -338,9 +348,9 @@ def _mappings() -> Iterator[Check]:
 
 
 def _opened(root: Path) -> list[str]:
-    """What a restored tree's process has open, as it is looked at."""
-    with pinned.Process(PID, proc=root) as process:
-        return [one.name for one in openfiles._files(process)]
+    """Return the open files of a process as found after a restore."""
+    with pidfd.Process(PID, proc=root) as process:
+        return [one.name for one in open_files._files(process)]
 
 
 def _how(mode: str) -> str:
@@ -414,22 +424,22 @@ def _descriptors() -> Iterator[Check]:
                 put(f"{proc.base}/fdinfo/{number}", _bytes(info))
             put(f"{proc.base}/net/unix", _bytes(unix))
             put(f"{proc.base}/net/tcp", _bytes(tcp))
-            with pinned.Process(PID, proc=root) as process:
-                files, _ = facts._files(process)
-                found = sockdiag.socket_inodes(process)
+            with pidfd.Process(PID, proc=root) as process:
+                files, _ = inspection._files(process)
+                found = sock_diag.socket_inodes(process)
             with contextlib.suppress(OSError):
                 list(_opened(root))
             true = {int(target[8:-1]) for target, _ in links if re.fullmatch(r"socket:\[[0-9]+\]", target)}
             _expect("sockets", found, frozenset(true))
-            with pinned.Process(PID, proc=root) as process:
-                list(remaps._nameless_of(process))
-                list(localfiles._open_files([process], localfiles.PLACES))
-                sockets = localfiles._sockets([process], localfiles.PLACES)
+            with pidfd.Process(PID, proc=root) as process:
+                list(deleted_files._nameless_of(process))
+                list(local_files._open_files([process], local_files.PLACES))
+                sockets = local_files._sockets([process], local_files.PLACES)
             if not all(path.startswith("/tmp/") for path in sockets):
                 raise Wrong(f"{sockets}")
-            one = facts.ProcessFacts(PID, "x", (2001,), files=files)
-            with pinned.Process(PID, proc=root) as process:
-                if facts._has_inet((one,), process) and not true:
+            one = inspection.ProcessFacts(PID, "x", (2001,), files=files)
+            with pidfd.Process(PID, proc=root) as process:
+                if inspection._has_inet((one,), process) and not true:
                     raise Wrong("it has a socket of the internet")
             return bool(files)
 
@@ -459,7 +469,7 @@ def _cgroup_input(rng: Random) -> bytes:
     )
     name = mutation.text(rng, 12).replace("\n", "").replace("/", "")
     forged = some(rng, ("", "", f"/{name}" if name else "", "/../.."))
-    if "/job_" in path:  # another user's cgroups are no job's, whatever they are called: nobody but root makes them
+    if "/job_" in path:  # only root creates cgroups there; cgroups of users belong to no job, whatever their names
         forged = some(rng, (forged, f"/x{some(rng, mutation.LINE_ENDS[1:])}0::/slurm/job_99"))
     rows = [["", path + forged]]
     if rng.random() < 0.4:
@@ -515,10 +525,10 @@ def _cgroups() -> Iterator[Check]:
             for path in (*files, *knobs_of):
                 if ".." in path.parts or not path.is_relative_to(cgroups):
                     raise Wrong(f"outside of the cgroups: {path}")
-            memory = facts.memory_facts(PID, proc=root, cgroups=cgroups)
+            memory = inspection.memory_facts(PID, proc=root, cgroups=cgroups)
             if memory.available != 50 * 1024 or not isinstance(memory.headroom, int | None):
                 raise Wrong(f"{memory}")
-            uses = jobuse.uses(finder, proc=root, cgroups=cgroups)
+            uses = orphans.uses(finder, proc=root, cgroups=cgroups)
             LinuxFreezer(root, cgroups).how((_member(),), 1)
             if damage is None:
                 if ref is not None and ref.source == "cgroup":

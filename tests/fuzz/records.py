@@ -1,4 +1,4 @@
-"""Files that agents leave for each other and for themselves: manifests, notes, claims, promises, journals, indexes."""
+"""Files that agents write for each other and for themselves: manifests, notes, claims, promises, journals, indexes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from typing import Any
 from fuzz.mutation import mutated, mutated_json, some
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode.agent import journal, leftovers, notes, prefetch, promises, waker
-from slurm_affinode.agent.gpunumbers import GpuNumbers
-from slurm_affinode.agent.waker import Lease
-from slurm_affinode.checkpoint import localfiles, manifest, remaps
-from slurm_affinode.checkpoint.demand import SharedDemand
+from slurm_affinode.agent import hook_records
+from slurm_affinode.agent.hook_records import GpuNumbers
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.checkpoint import deleted_files, local_files, manifest
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.nodekeys import NAME, SIGNER, SignatureError, Signer
+from slurm_affinode.checkpoint.retention import SharedDemand
+from slurm_affinode.checkpoint.signatures import NAME, SIGNER, SignatureError, Signer
 from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import (
     FileFact,
@@ -38,7 +38,8 @@ from slurm_affinode.model.suspension import (
     SuspendOption,
     Versions,
 )
-from slurm_affinode.pinned import Id
+from slurm_affinode.suspension import journal, prefetch, promises, shared_state, wake
+from slurm_affinode.suspension.wake import Lease
 
 
 def _json(value: Any, words: Sequence[bytes] = ()) -> Callable[[Random], bytes]:
@@ -65,7 +66,7 @@ _MANIFEST = Manifest(
     (SavedOutput(0, "null", "/dev/null"), SavedOutput(1, "file", "/home/a/out", "out.1", size=10, append=True)),
     (FileFact("criu/pages-1.img", 4096, "00" * 32), FileFact("out.1", 10, "11" * 32)),
 )
-_NOTE = notes.Note(
+_NOTE = shared_state.Note(
     "main",
     7,
     1700000000,
@@ -94,7 +95,7 @@ _ENTRY = ledger.LedgerEntry("main", 7, 1700000000, 1700000100000, 1, "alice", 20
 
 
 def _sound(one: Any) -> None:
-    """Each field has a value of its type. Raises ``Wrong``."""
+    """Check that each field has a value of its type. Raises ``Wrong``."""
     for name, kind in _hints(type(one)).items():
         value = getattr(one, name)
         kinds = typing.get_args(kind) or (kind,)
@@ -115,7 +116,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 @contextlib.contextmanager
 def _file(check: Callable[[Path], bool]) -> Iterator[Check]:
-    """A check of a reader of one file."""
+    """Yield a check of a reader of one file."""
     logging.disable(logging.CRITICAL)
     with directory() as place:
         path = place / "file"
@@ -125,9 +126,6 @@ def _file(check: Callable[[Path], bool]) -> Iterator[Check]:
             return check(path)
 
         yield run
-
-
-# ---
 
 
 @contextlib.contextmanager
@@ -152,7 +150,7 @@ def _manifest() -> Iterator[Check]:
 
 
 def _signed(purpose: str, name: str, data: bytes, signer: Signer) -> bytes:
-    """As a node of the cluster writes it that has the key and means ill; what is no JSON object stays as it is."""
+    """Sign the data as a malicious node with the cluster key would; data other than a JSON object stays unchanged."""
     with contextlib.suppress(ValueError, RecursionError):
         value = json.loads(data)
         if isinstance(value, dict):
@@ -162,7 +160,7 @@ def _signed(purpose: str, name: str, data: bytes, signer: Signer) -> bytes:
 
 @contextlib.contextmanager
 def _signature() -> Iterator[Check]:
-    """Whoever has no key changes nothing."""
+    """Without the key, a writer changes nothing."""
     signer = Signer(_KEY, "c1")
 
     def check(data: bytes) -> bool:
@@ -176,17 +174,17 @@ def _signature() -> Iterator[Check]:
 
 @contextlib.contextmanager
 def _notes() -> Iterator[Check]:
-    """A damaged note is none, and hides no other."""
+    """A damaged note is ignored, and hides no other."""
     logging.disable(logging.CRITICAL)
     with directory() as root:
         (root / "asleep").mkdir()
         signer = Signer(_KEY, "c2")
-        beside = notes.Notes(root, signer)
+        beside = shared_state.Notes(root, signer)
         beside._ask = lambda call, late=None: call()  # type: ignore[assignment]
         beside.write(dataclasses.replace(_NOTE, job_id=8))
 
         def check(data: bytes) -> bool:
-            put(str(root / "asleep" / "main.7.json"), _signed(notes._NOTE, "main.7.json", data, signer))
+            put(str(root / "asleep" / "main.7.json"), _signed(shared_state._NOTE, "main.7.json", data, signer))
             beside._revisions.clear()
             found = beside.all()
             if not any(one.job_id == 8 for one in found):
@@ -204,11 +202,11 @@ def _plan() -> Iterator[Check]:
     logging.disable(logging.CRITICAL)
     with directory() as root:
         signer = Signer(_KEY, "c2")
-        beside = notes.Notes(root, signer)
+        beside = shared_state.Notes(root, signer)
         beside._ask = lambda call, late=None: call()  # type: ignore[assignment]
 
         def check(data: bytes) -> bool:
-            put(str(root / "plan.json"), _signed(notes._PLAN, "plan.json", data, signer))
+            put(str(root / "plan.json"), _signed(shared_state._PLAN, "plan.json", data, signer))
             found = beside.plan()
             for job, plan in found.items():
                 if not isinstance(job, int) or not all(isinstance(node, str) for node in plan.nodes):
@@ -225,13 +223,13 @@ def _claims() -> Iterator[Check]:
     logging.disable(logging.CRITICAL)
     with directory() as root:
         signer = Signer(_KEY, "c2")
-        beside = notes.Notes(root, signer)
+        beside = shared_state.Notes(root, signer)
         run = LiveRun(JobKey("main", 7, 1700000000), 2001, 1)
         path = root / "claims" / "main.7.1"
         path.parent.mkdir()
 
         def check(data: bytes) -> bool:
-            put(str(path), _signed(notes._CLAIMED, path.name, data, signer))
+            put(str(path), _signed(shared_state._CLAIMED, path.name, data, signer))
             found, _ = beside._claimant(path, run, former=data.startswith(b"c"))
             if not isinstance(found, str | None):
                 raise Wrong(repr(found))
@@ -270,7 +268,7 @@ def _lease() -> Iterator[Check]:
         lease = Lease(path, Signer(_KEY, "c1"), patience=lambda call: call())  # type: ignore[arg-type]
 
         def check(data: bytes) -> bool:
-            before = _signed(waker._LEASE, path.name, data, signer)
+            before = _signed(wake._LEASE, path.name, data, signer)
             put(str(path), before)
             held = lease.held(1700000000.0, 60.0)
             if not held and path.read_bytes() != before:
@@ -328,7 +326,7 @@ def _numbers_check(path: Path) -> bool:
 
 
 def _leftovers_check(path: Path) -> bool:
-    found = leftovers.LeftoverReports(path)
+    found = hook_records.LeftoverReports(path)
     rows = found.all()
     if not all(isinstance(row["id"], str) and isinstance(row["job"], int) for row in rows):
         raise Wrong(repr(rows)[:200])
@@ -355,7 +353,7 @@ def _demand_state() -> Any:
 
 @contextlib.contextmanager
 def _local_files() -> Iterator[Check]:
-    """Nothing is made outside of the places, whatever the index says."""
+    """Nothing is created outside the permitted directories, whatever the index contains."""
     with directory() as place:
         image, root, proc = place / "image", place / "root", place / "proc"
         for one in (image, root / "tmp", root / "etc", proc / "5"):
@@ -373,9 +371,9 @@ def _local_files() -> Iterator[Check]:
             return copy
 
         def check(data: bytes) -> bool:
-            put(str(image / localfiles.INDEX), data)
+            put(str(image / local_files.INDEX), data)
             try:
-                made = localfiles.put_back(Id(5, 1), fd, contents, places=("/tmp",), proc=proc)
+                made = local_files.put_back(Id(5, 1), fd, contents, places=("/tmp",), proc=proc)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:
@@ -425,8 +423,8 @@ def _remaps() -> Iterator[Check]:
         fd = os.open(image, os.O_RDONLY)
 
         def check(data: bytes) -> bool:
-            put(str(image / remaps.INDEX), data)
-            owner, found = remaps._read(fd)
+            put(str(image / deleted_files.INDEX), data)
+            owner, found = deleted_files._read(fd)
             for one in found:
                 _sound(one)
                 if not all(0 <= number < 2**32 - 1 for number in owner):

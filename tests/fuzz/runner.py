@@ -1,8 +1,8 @@
-"""Runs a target: a million inputs, each refused or accepted within a time limit, and nothing else may come of any.
+"""Runs a target: a million inputs, each of which must be refused or accepted within a time limit.
 
-Each target runs in a child process. A failure is whatever is neither: an exception of another type than the declared
-ones, an invariant of what was accepted that does not hold, a time limit that is passed, memory, descriptors or threads
-that are not given back, and the end of the process. Its input is written to a file, which can be run again.
+Each target runs in a child process. Anything else is a failure: an exception of an undeclared type, a violated
+invariant of accepted input, an exceeded time limit, leaked memory, descriptors or threads, and the end of the process.
+The input of a failure is written to a file, from which it can be run again.
 """
 
 from __future__ import annotations
@@ -27,51 +27,51 @@ from types import FrameType
 
 CORPUS = Path(__file__).parent / "corpus"
 Check = Callable[[bytes], bool]
-"""Whether an input was accepted. Raises one of the target's ``refusals`` where it was not."""
+"""Returns whether an input was accepted. Raises one of the target's ``refusals`` if it was not."""
 
 MEMORY_LIMIT = 2 << 30
-"""Address space that a target may take, in bytes, beyond what it begins with."""
+"""Address space that a target may allocate beyond its initial size, in bytes."""
 GROWTH_LIMIT = 48 << 20
-"""Resident memory that a target may take after its first inputs, in bytes."""
+"""Resident memory that a target may gain after its first inputs, in bytes."""
 SETTLE_S = 10.0
-"""Threads and descriptors have so long to go when the inputs are over."""
+"""Time for threads to end and descriptors to be closed after the last input, in seconds."""
 STUCK_S = 60.0
-"""A child that has not come to its next input by then is ended."""
+"""Time after which a child that has not reached its next input is killed, in seconds."""
 MOST_FAILURES = 5
 _LOOK_EVERY = 4096
 _WARM = 2000
-"""Inputs after which memory is measured first: caches are full by then."""
+"""Inputs before the first memory measurement: caches are full by then."""
 
 
 class Wrong(Exception):  # noqa: N818 - names what is the case
-    """What was accepted is not what the input says, or a refusal is not as it is declared."""
+    """Accepted data does not match the input, or a refusal is not as declared."""
 
 
 class Hang(BaseException):
-    """An input took longer than its limit. Not an ``Exception``, so that no code under test takes it for its own."""
+    """An input exceeded its time limit. Not an ``Exception``, so that no code under test catches it."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is fuzzed, and how."""
+    """A function under test, and its inputs."""
 
     name: str
     about: str
     generate: Callable[[Random], bytes]
     session: Callable[[], AbstractContextManager[Check]]
-    """Sets up what is needed once, and takes it down."""
+    """Sets up shared resources, and removes them."""
     refusals: tuple[type[Exception], ...] = ()
     limit_s: float = 5.0
-    """For one input."""
+    """Per input."""
     fed: Callable[[], str | None] = lambda: None
-    """Why it cannot run here; ``None``: it can."""
+    """Returns the reason why it cannot run here; ``None``: it can."""
     whole: Callable[[int, int], Outcome] | None = None
-    """Runs a number of inputs of a seed by itself, in place of all of the above."""
+    """Runs a number of inputs of a seed itself, instead of the fields above."""
 
 
 @dataclass
 class Failure:
-    """An input, and what came of it."""
+    """An input and its failure."""
 
     index: int
     data: bytes
@@ -80,7 +80,7 @@ class Failure:
 
 @dataclass
 class Outcome:
-    """Of one target."""
+    """Results of one target."""
 
     target: str
     inputs: int = 0
@@ -91,21 +91,21 @@ class Outcome:
     failures: list[Failure] = field(default_factory=list)
 
     def as_json(self) -> str:
-        """One line."""
+        """Return the outcome as one line of JSON."""
         return json.dumps(
             asdict(self) | {"failures": [asdict(one) | {"data": one.data.hex()} for one in self.failures]}
         )
 
     @classmethod
     def of_json(cls, line: str) -> Outcome:
-        """From such a line."""
+        """Return the outcome from such a line."""
         value = json.loads(line)
         failures = [Failure(one["index"], bytes.fromhex(one["data"]), one["what"]) for one in value.pop("failures")]
         return cls(**value, failures=failures)
 
 
 def inputs(target: Target, seed: int, first: int = 0) -> Iterator[bytes]:
-    """The inputs of a seed, from a number on. The recorded ones come first, and have numbers below 0."""
+    """Yield the inputs of a seed, beginning with a number. Recorded inputs come first, with numbers below 0."""
     if not first:
         yield from (path.read_bytes() for path in sorted((CORPUS / target.name).glob("*")))
     rng = Random()  # noqa: S311 - the same inputs for the same seed
@@ -117,7 +117,7 @@ def inputs(target: Target, seed: int, first: int = 0) -> Iterator[bytes]:
 
 
 def run(target: Target, count: int, seed: int, progress: Callable[[int], None] = lambda index: None) -> Outcome:
-    """Run ``count`` inputs and the recorded ones, in this process."""
+    """Run ``count`` inputs and the recorded ones in this process."""
     recorded = len(list((CORPUS / target.name).glob("*")))
     wanted = count + recorded
     return _run(target, islice(inputs(target, seed), wanted), -recorded, progress)
@@ -191,7 +191,7 @@ def _held_by_process() -> tuple[int, int]:
 
 
 def _left_over(before: tuple[int, int]) -> str | None:
-    """Descriptors and threads that are there now and were not before."""
+    """Return a description of new descriptors and threads, or ``None``."""
     deadline = time.monotonic() + SETTLE_S
     while True:
         gc.collect()
@@ -204,7 +204,7 @@ def _left_over(before: tuple[int, int]) -> str | None:
 
 
 def run_apart(target: Target, count: int, seed: int) -> Outcome:
-    """The same in a child process, with a limit on its memory; how that ends is an outcome as well."""
+    """Run the inputs in a child process with limited memory; its abnormal end is a failure as well."""
     if target.whole is not None:
         return target.whole(count, seed)
     counter = mmap.mmap(-1, 16)
@@ -243,7 +243,7 @@ def _in_child(target: Target, count: int, seed: int, counter: mmap.mmap, answer:
 
 
 def _wait(child: int, counter: mmap.mmap) -> str:
-    """How it ended; one that stands still is ended."""
+    """Wait for the child and return how it ended; a child that makes no progress is killed."""
     seen, since = b"", time.monotonic()
     pause = 0.002
     while True:

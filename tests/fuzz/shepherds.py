@@ -1,4 +1,4 @@
-"""The protocol of shepherds: each message, and the live socket with whatever descriptors a user may pass."""
+"""The protocol of shepherds: each message, and the live socket with any descriptors that a user may pass."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from random import Random
 
 from fuzz.mutation import mutated, some
 from fuzz.runner import Check, Target, Wrong
-from slurm_affinode.agent import closing
-from slurm_affinode.agent.peers import Identity, NotAShepherd, Peer
 from slurm_affinode.agent.shepherd_server import Connection, ShepherdServer
-from slurm_affinode.agent.shepherds import BadMessage, Exited, Hello, Signalled, Start, Started, decode
 from slurm_affinode.model.suspension import SuspendOption
+from slurm_affinode.suspension import streams
+from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer
+from slurm_affinode.suspension.shepherd import BadMessage, Exited, Hello, Signalled, Start, Started, decode
 
 _HELLO = (
     b"hello\nversion=1\njob=7\nrestarts=1\nimage=1\nroot=0\n"
@@ -61,10 +61,10 @@ _WORDS = (
 )
 _BEHAVED = _HELLO.replace(b"job=7", b"job=8").replace(b"image=1", b"image=0")
 _EVERY = 100
-"""Inputs after which a shepherd that behaves is served."""
+"""Inputs between checks that a valid shepherd is served."""
 _ANSWER_S = 20.0
 _PASSED = 253
-"""Descriptors that one message may have: ``SCM_MAX_FD``."""
+"""Maximum number of descriptors in one message: ``SCM_MAX_FD``."""
 
 
 def _packet(rng: Random) -> bytes:
@@ -82,7 +82,7 @@ def _decoding() -> Iterator[Check]:
 
 
 def _sound(message: object) -> None:
-    """What is accepted is what the grammar has, and an option is the same when it is written and read again."""
+    """Accepted messages conform to the grammar, and options survive formatting and parsing."""
     match message:
         case Hello(job, restarts, image, root, option):
             good = 0 < job < 2**32 and 0 <= restarts < 2**32 and 0 <= root <= 2**22 and isinstance(image, bool)
@@ -105,7 +105,7 @@ def _sound(message: object) -> None:
 
 
 def _conversation(rng: Random) -> bytes:
-    """What a client does: packets with kinds of descriptors, and how it ends."""
+    """Return a client's conversation: packets with kinds of descriptors, and how it ends."""
     packets = []
     for _ in range(some(rng, (0, 1, 1, 1, 2, 3, 20))):
         kinds = [int(rng.random() * 12) for _ in range(some(rng, (0, 0, 1, 3, 3, 3, 4, _PASSED)))]
@@ -114,7 +114,7 @@ def _conversation(rng: Random) -> bytes:
 
 
 class _Events:
-    """Takes shepherds as the agent does, and looks at the descriptors that it is given."""
+    """Handles shepherds like the agent, and checks the descriptors passed."""
 
     def __init__(self) -> None:
         self.served = threading.Event()
@@ -124,7 +124,7 @@ class _Events:
         """See ``ShepherdEvents``."""
         if any(os.get_inheritable(fd) for fd in fds):
             self.wrong = "a descriptor that was passed would be open in every program that the agent starts"
-        closing.close(fds, who.uid)
+        streams.close(fds, who.uid)
         if hello.job_id == 8:
             link.send(Start())
         return hello.restarts % 3 > 0
@@ -140,7 +140,7 @@ class _Events:
 
 
 def _identify(peer: Peer) -> Identity:
-    """Who it says it is is not known here: the last hello decides, and some are of no job."""
+    """Return the identity set by the test; some processes belong to no job."""
     if _asked.job not in (7, 8):
         raise NotAShepherd("it is of no job")
     return Identity(_asked.job, peer.uid, peer.gid, peer.pid, 1)
@@ -202,7 +202,7 @@ def _live() -> Iterator[Check]:
 
 
 def _descriptors(stack: contextlib.ExitStack) -> list[int]:
-    """One of each kind; those whose other end is closed among them."""
+    """Return one descriptor of each kind, including some with a closed peer."""
     read, write = os.pipe()
     broken_read, other = os.pipe()
     os.close(other)
@@ -233,7 +233,7 @@ def _descriptors(stack: contextlib.ExitStack) -> list[int]:
 
 
 def _behave(path: Path, server: ShepherdServer) -> None:
-    """A shepherd that behaves is answered, whatever came before. Raises ``Wrong``."""
+    """Check that a valid shepherd is served, whatever came before. Raises ``Wrong``."""
     _asked.job = 8
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock, open(os.devnull, "rb") as null:
         sock.settimeout(_ANSWER_S)

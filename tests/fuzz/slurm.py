@@ -1,4 +1,4 @@
-"""What Slurm says of jobs, with names, comments and paths that users choose; and what slurmd gives to the hooks."""
+"""Slurm's data on jobs, with names, comments and paths chosen by users; and the environment of the hooks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fuzz.mutation import mutated, mutated_json, some, text
 from fuzz.places import directory
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import hooks
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.core.cleanup_policy import read_policy
-from slurm_affinode.errors import AffinodeError, UnreachableError
-from slurm_affinode.slurm import hostlist, live_json, live_table, live_text
+from slurm_affinode.slurm import hostlist, scontrol, squeue
 
 _DATA = Path(__file__).parents[1] / "data" / "slurm"
 _MARK = "|4f1c9a0d2b7e5a63|"
@@ -59,7 +59,7 @@ _ROW = (
 
 
 def _table(rng: Random) -> bytes:
-    """Rows of squeue; a user who knows the mark could do anything, so nobody has it."""
+    """Return rows of squeue; the mark is unpredictable for users."""
     rows = []
     for _ in range(some(rng, (1, 1, 2))):
         row = list(_ROW)
@@ -77,7 +77,7 @@ def _table(rng: Random) -> bytes:
 @contextlib.contextmanager
 def _tables() -> Iterator[Check]:
     def check(data: bytes) -> bool:
-        found = list(live_table.jobs(data, _MARK))
+        found = list(squeue.jobs(data, _MARK))
         if any(not isinstance(one.job_id, int) or one.job_id < 0 for one in found):
             raise Wrong(f"{found}")
         if data.count(_MARK.encode()) == len(_ROW) and len(found) > 1:
@@ -147,14 +147,14 @@ def _document(rng: Random) -> bytes:
 
 @contextlib.contextmanager
 def _documents() -> Iterator[Check]:
-    readers = {"jobs": live_json.jobs, "steps": live_json.steps, "nodes": live_json.nodes}
+    readers = {"jobs": scontrol.jobs, "steps": scontrol.steps, "nodes": scontrol.nodes}
 
     def check(data: bytes) -> bool:
         kind, _, body = data.partition(b"\n")
         name = kind.decode("ascii", "replace")
         if name not in readers:
             return False
-        records, _ = live_json.document(body, name)
+        records, _ = scontrol.document(body, name)
         return bool(readers[name](records))
 
     yield check
@@ -175,11 +175,11 @@ def _texts(rng: Random) -> bytes:
 def _plain() -> Iterator[Check]:
     def check(data: bytes) -> bool:
         said = data.decode("utf-8", "backslashreplace")
-        found = live_text.config(said)
-        live_text.version(said)
-        live_text.release(said)
-        live_text.span_s(said[:40])
-        return bool(live_text.partitions(said)) or bool(found)
+        found = scontrol.config(said)
+        scontrol.version(said)
+        scontrol.release(said)
+        scontrol.span_s(said[:40])
+        return bool(scontrol.partitions(said)) or bool(found)
 
     yield check
 
@@ -218,7 +218,7 @@ def _environment(rng: Random) -> bytes:
 
 @contextlib.contextmanager
 def _hooks() -> Iterator[Check]:
-    """Nothing is written but the mapping of GPUs, and nothing else of their own goes wrong."""
+    """Nothing is written except the mapping of GPUs, and no other error occurs."""
     with directory() as place:
         mapping = place / "map"
         asked: list[dict[str, Any]] = []

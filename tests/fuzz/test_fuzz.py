@@ -1,4 +1,4 @@
-"""A short run of every fuzzer, and what the fuzzers themselves take for a failure."""
+"""A short run of every fuzzer, and the detection of failures by the fuzzers themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INPUTS = 200
 
 
 def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """``make fuzz``, without make."""
+    """Run the command of ``make fuzz``."""
     env = os.environ | {"PYTHONPATH": str(REPOSITORY / "tests"), "PYTHONHASHSEED": "0"}
     return subprocess.run(
         (sys.executable, "-m", "fuzz", *arguments),
@@ -38,8 +38,8 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_short_run_ends_in_refusals_and_sound_acceptances(part: int) -> None:
-    """Each target: some inputs of another seed on each day would not be the same test twice, so the seed is fixed."""
+def test_short_run_has_no_failures(part: int) -> None:
+    """The seed is fixed, so that the test is reproducible."""
     names = sorted(TARGETS)[part::4]
     ran = fuzz(*names, "--inputs", str(INPUTS))
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -47,7 +47,7 @@ def test_short_run_ends_in_refusals_and_sound_acceptances(part: int) -> None:
 
 
 def target(check: Check, refusals: tuple[type[Exception], ...] = (), limit_s: float = 5.0) -> Target:
-    """A target of one check, with inputs that are numbers."""
+    """Return a target with one check and with numbers as inputs."""
 
     @contextmanager
     def session() -> Iterator[Check]:
@@ -57,7 +57,6 @@ def target(check: Check, refusals: tuple[type[Exception], ...] = (), limit_s: fl
 
 
 def test_refusals_and_acceptances_are_counted() -> None:
-    """Declared errors are refusals."""
     outcome = runner.run_apart(target(lambda data: int(data) < 50 or bool(int("x"))), 0, 1)
     assert (outcome.inputs, outcome.failures) == (0, [])
     outcome = runner.run_apart(target(lambda data: int(data) < 50, (ValueError,)), 200, 1)
@@ -118,10 +117,8 @@ def _grow(data: bytes) -> bool:
         (_grow, 10000, "memory has grown"),
     ],
 )
-def test_whatever_is_no_refusal_is_a_failure(
-    check: Check, inputs: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its input, its number and what came of it."""
+def test_undeclared_outcome_is_a_failure(check: Check, inputs: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure has its input, its number and a description."""
     monkeypatch.setattr(runner, "SETTLE_S", 0.1)
     monkeypatch.setattr(runner, "CORPUS", Path("/nonexistent"))
     outcome = runner.run_apart(target(check, limit_s=0.2 if check is _sleep else 5.0), inputs, 1)
@@ -130,8 +127,8 @@ def test_whatever_is_no_refusal_is_a_failure(
     assert outcome.failures[0].data in (b"", *islice(runner.inputs(target(check), 1), inputs))
 
 
-def test_same_seed_gives_the_same_inputs() -> None:
-    """From any number on; another seed gives others."""
+def test_same_seed_gives_same_inputs() -> None:
+    """They are the same from any number on; another seed gives other inputs."""
     for one in TARGETS.values():
         if one.whole is None:
             recorded = len(list((runner.CORPUS / one.name).glob("*")))
@@ -141,8 +138,8 @@ def test_same_seed_gives_the_same_inputs() -> None:
             assert inputs != list(islice(runner.inputs(one, 4), recorded, recorded + 20))
 
 
-def test_failing_input_is_run_again_by_itself(tmp_path: Path) -> None:
-    """As the report of a failure says."""
+def test_single_input_is_replayed(tmp_path: Path) -> None:
+    """The command is that of the report of a failure."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(b"started\nroot=2")
     bad.write_bytes(b"started\nroot=x")

@@ -1,4 +1,4 @@
-"""Readers of ``/proc`` on real processes whose user has chosen names, arguments, paths and cgroups to mislead them."""
+"""Readers of ``/proc`` on real processes with misleading names, arguments, paths and cgroups chosen by the user."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from pathlib import Path
 import pytest
 
 from fuzz.mutation import LINE_ENDS
-from slurm_affinode.agent import jobuse
-from slurm_affinode.agent.inplace import freezer
-from slurm_affinode.agent.inplace.freezer import LinuxFreezer
-from slurm_affinode.agent.inplace.sockdiag import socket_inodes
-from slurm_affinode.agent.inplace.threads import waits
-from slurm_affinode.agent.peers import Inspector
-from slurm_affinode.agent.tree import LinuxProcesses
-from slurm_affinode.checkpoint import cuda, facts, namespace, openfiles
-from slurm_affinode.checkpoint.asuser import user_of
+from slurm_affinode.agent import orphans
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint import cuda, inspection, namespace, open_files
 from slurm_affinode.checkpoint.criu import cgroup_files
-from slurm_affinode.checkpoint.localfiles import _sockets
+from slurm_affinode.checkpoint.local_files import _sockets
+from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.pinned import Process
+from slurm_affinode.suspension.inplace import freezer
+from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
+from slurm_affinode.suspension.inplace.sock_diag import socket_inodes
+from slurm_affinode.suspension.inplace.sockets import waits
+from slurm_affinode.suspension.peers import Inspector
+from slurm_affinode.suspension.process_tree import LinuxProcesses
 
 _PR_SET_NAME = 15
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -47,7 +47,7 @@ NAMES = [
 
 @contextlib.contextmanager
 def child(name: bytes, prepare: Callable[[], object] = lambda: None, *, zombie: bool = False) -> Iterator[int]:
-    """A process with this name, which waits or has ended."""
+    """Run a process with this name that waits or has ended."""
     ready, done = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -74,8 +74,8 @@ def child(name: bytes, prepare: Callable[[], object] = lambda: None, *, zombie: 
 
 @pytest.mark.parametrize("zombie", [False, True], ids=["alive", "zombie"])
 @pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_name_of_a_process_changes_nothing_else(name: str, zombie: bool) -> None:
-    """Of itself, its user, its parent, its state."""
+def test_process_name_does_not_affect_other_fields(name: str, zombie: bool) -> None:
+    """User, parent and state are read correctly."""
     with child(name.encode()[:15], zombie=zombie) as pid:
         me = (os.getuid(), os.getuid(), os.getuid(), os.getuid())
         member = LinuxProcesses().read(pid)
@@ -83,7 +83,7 @@ def test_name_of_a_process_changes_nothing_else(name: str, zombie: bool) -> None
         assert (member.parent, member.uid, member.gone) == (os.getpid(), os.getuid(), zombie)
         assert member.pid_ns == namespace.inner_pid(pid) == Inspector().ns_pids(pid)[-1]
         assert namespace.parent(pid) == os.getpid()
-        found = facts.process_facts(pid)
+        found = inspection.process_facts(pid)
         assert found is not None
         assert (found.uids, found.state == "Z", found.tracer) == (me, zombie, 0)
         assert (found.memory > 0) is not zombie
@@ -95,11 +95,11 @@ def test_name_of_a_process_changes_nothing_else(name: str, zombie: bool) -> None
         assert Inspector().cpu_ticks(pid) is not None
         assert isinstance(waits((pid,)), dict)
         with Process(pid) as held:
-            assert (jobuse._peak_mib(held) > 0) is not zombie
+            assert (orphans._peak_mib(held) > 0) is not zombie
 
 
 def facts_started(pid: int) -> int:
-    """As ``pinned`` reads it, which also sees the true parent and user."""
+    """Return the start time as read by ``pidfd``, which also reads the true parent and user."""
     with Process(pid) as held:
         assert held.stat().parent == os.getpid()
         assert held.status()["Uid"].split() == [str(os.getuid())] * 4
@@ -119,8 +119,8 @@ PATHS = [
 
 
 @pytest.mark.parametrize("name", PATHS, ids=ascii)
-def test_name_of_a_mapped_file_is_no_line_of_its_own(tmp_path: Path, name: str) -> None:
-    """Each mapped file is looked at where it is mapped, once, and nothing else is."""
+def test_name_of_mapped_file_does_not_forge_line(tmp_path: Path, name: str) -> None:
+    """Each mapped file is found once, at its mapping, and nothing else."""
     if os.getuid() != 0:
         pytest.skip("only root reads map_files")
     path = tmp_path / name
@@ -133,17 +133,17 @@ def test_name_of_a_mapped_file_is_no_line_of_its_own(tmp_path: Path, name: str) 
     mapped: list[mmap.mmap] = []
     with child(b"x", prepare) as pid:
         with Process(pid) as held:
-            names = [one.name for one in openfiles._files(held) if one.name.startswith("map_files/")]
+            names = [one.name for one in open_files._files(held) if one.name.startswith("map_files/")]
         links = [f"/proc/{pid}/{name}" for name in names]
         assert os.fspath(path) in {os.readlink(link) for link in links}
         assert all(os.readlink(link).startswith("/") for link in links)
         with Process(pid) as held:
-            assert facts._mapped_devices(held) == ()
+            assert inspection._mapped_devices(held) == ()
 
 
 @pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
-def test_name_of_a_socket_is_no_line_of_its_own(tmp_path: Path, end: str) -> None:
-    """``net/unix`` shows names as they are, newlines too."""
+def test_name_of_socket_does_not_forge_line(tmp_path: Path, end: str) -> None:
+    """``net/unix`` shows names unescaped, including newlines."""
     sock = socket.socket(socket.AF_UNIX)
     row = f"x{end}0000000000000000: 00000002 00000000 00010000 0001 01 {os.fstat(sock.fileno()).st_ino} /etc/x"
     os.chdir(tmp_path)
@@ -161,8 +161,8 @@ def test_name_of_a_socket_is_no_line_of_its_own(tmp_path: Path, end: str) -> Non
 
 
 @pytest.mark.parametrize("end", [*LINE_ENDS[1:], "\udcff"], ids=ascii)
-def test_name_of_a_cgroup_is_no_line_of_its_own(end: str) -> None:
-    """A process in it is in that cgroup and in no other."""
+def test_name_of_cgroup_does_not_forge_line(end: str) -> None:
+    """A process in it belongs to that cgroup only."""
     place = _CGROUPS / "unified" if (_CGROUPS / "unified").is_dir() else _CGROUPS
     group = place / f"fuzz{end}0::"
     try:
@@ -178,9 +178,9 @@ def test_name_of_a_cgroup_is_no_line_of_its_own(end: str) -> None:
             inside = Path(f"/proc/{pid}/cgroup").read_bytes()
             assert os.fsencode(group.name) in inside
             assert group / "cgroup.procs" in cgroup_files(pid)
-            if end != "\udcff":  # bytes that are no UTF-8 are not looked for
+            if end != "\udcff":  # names that are not UTF-8 are not checked
                 assert any(Path(str(one)).name == group.name for one in LinuxFreezer()._cgroups_of((pid,)))
-            assert facts.memory_facts(pid).available > 0
+            assert inspection.memory_facts(pid).available > 0
             JobFinder().find(pid)
     finally:
         group.rmdir()

@@ -1,1 +1,1 @@
-"""A package, so that none of this name of the machine is taken for it."""
+"""A package, so that no installed module named ``gpu`` is imported instead."""

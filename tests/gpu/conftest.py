@@ -1,8 +1,9 @@
-"""The machine, its driver and its GPUs for these tests; and a file of what was found.
+"""The machine, its driver and its GPUs for these tests, and the file with the results.
 
-What a machine does not have (a GPU, PyTorch, root) skips the tests that need it, with the reason and the command; what
-it has and does not work fails them. ``GPU_RESULTS`` names the file (``out/gpu/tests.json``). It is written after each
-test and keeps what other runs on this machine have found: a run that is cut off can be completed by another.
+If a machine lacks something (a GPU, PyTorch, root), the tests that need it are skipped, with the reason and the
+command. If something is present but does not work, they fail. ``GPU_RESULTS`` names the file
+(``out/gpu/tests.json``). It is written after each test and keeps the results of other runs on this machine, so that a
+later run can complete an interrupted one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from slurm_affinode.gpu.nvml import NvmlDriver
 
 _RESULTS = Path(os.environ.get("GPU_RESULTS", "out/gpu/tests.json"))
 _DEADLINES = Deadlines(move=240.0)
-"""1 GB/s for the largest of the tests, and short enough that a call that hangs is told of within ten minutes."""
+"""Sufficient for 1 GB/s in the largest test, and short enough to report a hanging call within ten minutes."""
 _HERE = Path(__file__).parent
 _ORDER = (
     "test_table",
@@ -45,20 +46,19 @@ _tests: dict[str, dict[str, Any]] = {}
 
 @pytest.fixture(scope="session")
 def machine() -> Machine:
-    """What there is; skips where there is no GPU."""
+    """The machine; skips without a GPU."""
     found = find()
     if isinstance(found, Missing):
         _found["why"] = found.why
         without(found)
     _found["machine"] = found.facts()
-    # As Ctrl-C: what runs on the GPU is looked after.
+    # As for Ctrl-C, so that the programs on the GPU are ended properly.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     return found
 
 
 @pytest.fixture(scope="session")
 def nvml(machine: Machine) -> Iterator[NvmlDriver]:
-    """NVML."""
     driver = NvmlDriver()
     yield driver
     driver.close()
@@ -66,7 +66,7 @@ def nvml(machine: Machine) -> Iterator[NvmlDriver]:
 
 @pytest.fixture(scope="session")
 def cuda(machine: Machine, nvml: NvmlDriver, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cuda]:
-    """The product's way to the CUDA driver: one helper for all tests, as it is one for a node."""
+    """The interface of slurm-affinode to the CUDA driver, with one helper for all tests, as on a node."""
     with closing(Cuda(driver_version=nvml.version, deadlines=_DEADLINES)) as made:
         if (missing := unusable(made, tmp_path_factory.mktemp("trial"))) is not None:
             without(missing)
@@ -75,19 +75,19 @@ def cuda(machine: Machine, nvml: NvmlDriver, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture
 def run(cuda: Cuda, tmp_path: Path) -> Iterator[Programs]:
-    """Programs on the GPU; they end with the test, unlocked."""
+    """Programs on the GPU; they are unlocked and end with the test."""
     with programs(cuda, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def note(record_property: Any) -> Any:
-    """Keep a fact in the results: ``note(name, value)``."""
+    """Record a fact in the results: ``note(name, value)``."""
     return record_property
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is quick and tells most comes first, should there be a limit of the time."""
+    """Run the fast and most informative tests first, in case of a time limit."""
     ours = [number for number, item in enumerate(items) if item.path.parent == _HERE]
     sorted_ = sorted((items[number] for number in ours), key=lambda item: _ORDER.index(item.path.stem))
     for number, item in zip(ours, sorted_, strict=True):
@@ -96,10 +96,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Collect how each test of this folder ended, and write it."""
+    """Collect the outcome of each test in this directory, and write the results."""
     report: Any = yield
     if report.skipped and isinstance(report.longrepr, tuple):
-        report.longrepr = (str(_HERE), None, report.longrepr[2])  # one line for each reason, not for each test
+        report.longrepr = (str(_HERE), None, report.longrepr[2])  # one line per reason instead of one per test
     if item.get_closest_marker("gpu") and (report.when == "call" or report.outcome != "passed"):
         name = f"{item.path.stem}::{item.name}"
         before = _tests.get(name, {})
@@ -117,7 +117,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _why(report: Any) -> str | None:
-    """Why a test was skipped, or what failed, one line."""
+    """Return why a test was skipped or failed, in one line."""
     if report.skipped and isinstance(report.longrepr, tuple):
         return str(report.longrepr[2]).removeprefix("Skipped: ")
     if report.outcome == "failed":
@@ -128,7 +128,7 @@ def _why(report: Any) -> str | None:
 
 
 def _write() -> None:
-    """What is known so far, with what other runs have found on this machine."""
+    """Write the results so far, together with those of other runs on this machine."""
     machine = json.loads(json.dumps(_found.get("machine")))
     status = "not yet measured on hardware" if machine is None else "emulated" if machine["emulated"] else "measured"
     result = {
@@ -143,12 +143,12 @@ def _write() -> None:
         new = _RESULTS.with_name(_RESULTS.name + ".new")
         new.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
         new.rename(_RESULTS)
-    except OSError as error:  # the tests themselves are what matters
+    except OSError as error:  # the tests matter more than the file
         print(f"the results cannot be written: {error}", file=sys.__stderr__)
 
 
 def _earlier(machine: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Tests of the file that this run has not done, where it is of this machine and driver."""
+    """Return the tests in the file that this run has not executed, if the file is from this machine and driver."""
     try:
         before = json.loads(_RESULTS.read_text(encoding="utf-8"))
         there = before["machine"]

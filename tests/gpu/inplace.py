@@ -1,6 +1,6 @@
-"""The agent's part that lets jobs sleep in place, on this machine and without Slurm, whose word is made of values.
+"""The agent's in-place sleep on this machine, without Slurm: its answers are simulated.
 
-Freezer, sockets, locks, GPU memory, the line of those who want to wake and idle detection are those of the agent.
+Freezer, sockets, locks, GPU memory, queue of wake requests and idle detection are those of the agent.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
-from slurm_affinode.agent.absences import Absences
-from slurm_affinode.agent.aftermath import Aftermath
-from slurm_affinode.agent.inplace.director import Director
-from slurm_affinode.agent.inplace.freezer import LinuxFreezer
-from slurm_affinode.agent.inplace.sharing import Rules
-from slurm_affinode.agent.inplace.suspender import InPlaceSuspender
-from slurm_affinode.agent.inplace.watching import NodeSockets
-from slurm_affinode.agent.interface import Refused
-from slurm_affinode.agent.journal import Journal
-from slurm_affinode.agent.ledger import Ledger
-from slurm_affinode.agent.notes import Notes
-from slurm_affinode.agent.orchestration import NodeGpus
-from slurm_affinode.agent.parts import Parts, Settings
-from slurm_affinode.agent.peers import Inspector
-from slurm_affinode.agent.registry import Registry, WatchedJob
-from slurm_affinode.agent.tree import LinuxProcesses
-from slurm_affinode.agent.watch import Watch
+from slurm_affinode.agent.composition import DriverGpus
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.facts import collect, memory_facts
-from slurm_affinode.checkpoint.nodekeys import Signer
+from slurm_affinode.checkpoint.inspection import collect, memory_facts
+from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, still_idle
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Versions
+from slurm_affinode.suspension.activity import Watch
+from slurm_affinode.suspension.context import Parts, SuspendSettings
+from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules
+from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.sockets import NodeSockets
+from slurm_affinode.suspension.inplace.suspend import InPlaceSuspender
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.journal import Journal
+from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.peers import Inspector
+from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.shared_state import Notes
+from slurm_affinode.suspension.sweep import Absences
 
 LOOK_S = 0.1
 WINDOW_S = 0.5
@@ -46,7 +46,7 @@ FLOORS = {"memory": 1.0, "engine": 1.0, "sm": 1.0, "tensor": 1.0, "dram": 1.0}
 
 
 class Shepherd:
-    """It listens."""
+    """A shepherd that accepts all messages."""
 
     open = True
 
@@ -55,7 +55,7 @@ class Shepherd:
 
 
 class Slurm:
-    """Every job runs, and has run from the beginning."""
+    """Reports every job as running since the beginning."""
 
     def job(self, job: int | str) -> Job:
         values: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__)
@@ -88,7 +88,7 @@ class InPlace:
     _stop: threading.Event = field(default_factory=threading.Event)
 
     def watched(self, job_id: int, init: int, root: int) -> None:
-        """A job has begun."""
+        """Register a job that has begun."""
         began = LinuxProcesses().read(init)
         job = WatchedJob(
             job_id=job_id, uid=os.getuid(), gid=os.getgid(), restarts=0,
@@ -100,7 +100,7 @@ class InPlace:
         self.parts.registry.put(job)
 
     def suspend(self, job: WatchedJob, why: str) -> str | None:
-        """Put it to sleep; why it runs on."""
+        """Suspend the job in place; return the reason if it keeps running."""
         detector, began = self.detectors[job.job_id], time.monotonic()
         try:
             found = self.suspender.suspend(
@@ -116,16 +116,16 @@ class InPlace:
         return found.failure
 
     def idle_s(self, job_id: int) -> float | None:
-        """For how long a job has been idle, where its window is full."""
+        """Return how long a job has been idle in seconds, if its window is full."""
         state = self.states.get(job_id)
         return state.progress_s if state is not None and state.reached else None
 
     def asleep(self, job_id: int) -> bool:
-        """It is, or is about to wake."""
+        """Return whether the job is asleep or about to wake."""
         return self.director.view(job_id) is not None
 
     def policy(self) -> None:
-        """As the agent's loop: look at those that are awake, and let the idle ones make room for those who wait."""
+        """Like the agent's loop: sample the awake jobs, and suspend idle ones for the waiting ones."""
         while not self._stop.wait(LOOK_S):
             for job in self.parts.registry.jobs():
                 if job.phase is not Phase.RUNNING:
@@ -135,26 +135,26 @@ class InPlace:
                     self.states[job.job_id] = state = detector.feed(self.watch.sample(job, detector.rule))
                     if state.reached and self.director.wanted(job.job_id):
                         self.suspend(job, "another one waits")
-                except Exception as error:  # the test fails for it, and the others go on
+                except Exception as error:  # the test fails because of it, and the other jobs continue
                     self.trouble.append(f"job {job.job_id}: {type(error).__name__}: {error}")
 
     def stop(self) -> None:
-        """No more decisions."""
+        """Stop the loop."""
         self._stop.set()
 
 
 @contextmanager
 def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPlace]:
-    """While the context lasts."""
+    """Run the agent's parts while the context lasts."""
     watch, freezer, sockets = Watch(nvml, Inspector()), LinuxFreezer(), NodeSockets(warn=print)
-    gpus = NodeGpus(watch.driver)
+    gpus = DriverGpus(watch.driver)
     signer = Signer(bytes(32), "here")
     parts = Parts(
         node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, None),
         processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
-        ledger=Ledger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
+        ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
         absences=Absences(work, signer, keep_s=0),
-        memory=memory_facts, versions=lambda: Versions("", "", ""), settings=Settings(lock_s=20.0),
+        memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
     director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S))
     suspender = InPlaceSuspender(
@@ -171,7 +171,7 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         made.stop()
         thread.join(60.0)
         director.stop()
-        for one in threading.enumerate():  # its last look, which needs the sockets
+        for one in threading.enumerate():  # wait for its last iteration, which needs the sockets
             if one.name == "inplace":
                 one.join(60.0)
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""Two small kernels in PTX: what the programs of these tests compute, on an NVIDIA GPU as on the emulated driver.
+"""Two small kernels in PTX for the test programs, for NVIDIA GPUs and the emulated driver.
 
-``busy_ns(ns)``: keeps the GPU busy for a time. ``add_u32(at, count, value, ns)``: adds ``value`` to ``count`` words of
-device memory, and keeps the GPU busy as well.
+``busy_ns(ns)``: keeps the GPU busy for a time. ``add_u32(at, count, value, ns)``: adds ``value`` to ``count`` words
+of device memory, and keeps the GPU busy as well.
 """
 
 from __future__ import annotations

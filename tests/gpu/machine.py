@@ -1,4 +1,4 @@
-"""The machine that the tests run on: its GPUs, its driver, and how much memory a test may take of it."""
+"""The machine that runs the tests: its GPUs, its driver, and how much memory a test may use."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from slurm_affinode.checkpoint.abilities import major_of
 from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.facts import memory_facts
+from slurm_affinode.checkpoint.cuda_features import major_of
+from slurm_affinode.checkpoint.inspection import memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.gpu import Device
 
-# NVML counts GPUs by their PCI address; CUDA shall too, and show all of them. Nothing is kept in the home directory.
+# NVML orders GPUs by PCI address; make CUDA do the same and show all of them. Keep no cache in the home directory.
 os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
-# MPS cannot be checkpointed. Where its daemon is not found a program works by itself; else it looks in /tmp.
+# MPS cannot be checkpointed. Without its daemon, programs use the GPU directly; the default path is in /tmp.
 os.environ["CUDA_MPS_PIPE_DIRECTORY"] = "/nonexistent"
 _VISIBLE = os.environ.get("CUDA_VISIBLE_DEVICES")
-"""What was asked for by who has started this."""
-# What a machine sets for its own programs: a launch that waits for the kernel, PyTorch's memory from another allocator.
+"""The caller's setting."""
+# Settings of a site for its own programs: synchronous launches, other allocators for PyTorch.
 for _name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
     os.environ.pop(_name, None)
 
@@ -43,9 +43,9 @@ _TORCH_SINCE = 575
 _SETTLES_S, _LOOK_S = 5.0, 0.1
 EMULATED_MIB = 48
 LARGEST_MIB = 40 * 1024
-"""Of one test; ``GPU_TEST_MIB`` sets another size."""
+"""Per test; ``GPU_TEST_MIB`` sets another size."""
 LEAST_MIB = 4 * 1024
-"""Free on the GPU and on the host: four programs with their contexts take that, whatever they hold."""
+"""Required free memory on GPU and host: the contexts of four programs take that much, whatever else they allocate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,36 +55,36 @@ class Missing:
     why: str
     """One line."""
     broken: bool = False
-    """It is there and does not work: a test that needs it fails, and is not skipped."""
+    """It exists but does not work: tests that need it fail instead of being skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What there is."""
+    """The properties of the machine."""
 
     driver: str
     gpus: tuple[Device, ...]
     emulated: bool
-    """The driver is the emulated one of ``containers/gpu-emulator``: nothing here is true of hardware."""
+    """The driver is the emulated one of ``containers/gpu-emulator``: results do not apply to hardware."""
     mib: int
-    """GPU memory that the large process of a test takes."""
+    """GPU memory that the large process of a test allocates."""
     host_available_mib: int
     torch: str | None
-    """Version of PyTorch, where it sees a GPU."""
+    """Version of PyTorch, if it finds a GPU."""
     no_torch: Missing | None
-    """Why there is none."""
+    """Why PyTorch cannot be used."""
     criu: str | None
-    """Path of a CRIU that can be used, as root."""
+    """Path of a usable CRIU, for root."""
     no_criu: Missing | None
     root: bool
 
     @property
     def besides_mib(self) -> int:
-        """What an image may take on top of GPU memory: the program, and what the driver keeps in it."""
+        """Image size beyond GPU memory: the program, and the driver's data in it."""
         return 64 if self.emulated else 2048
 
     def facts(self) -> dict[str, Any]:
-        """For the results."""
+        """Return the properties for the results."""
         shown = asdict(self)
         shown["python"] = sys.version.split()[0]
         shown["kernel"] = os.uname().release
@@ -92,7 +92,7 @@ class Machine:
 
 
 def settled(look: Callable[[], T]) -> T:
-    """What a look shows twice in a row: the driver clears memory that was given back before it counts it as free."""
+    """Poll until two results in a row are equal: the driver clears freed memory before it counts it as free."""
     deadline = time.monotonic() + _SETTLES_S
     found = look()
     while time.monotonic() < deadline:
@@ -104,7 +104,7 @@ def settled(look: Callable[[], T]) -> T:
 
 
 def emulated() -> bool:
-    """Whether the library that stands for the driver in this process is the emulated one."""
+    """Return whether the driver library of this process is the emulated one."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -113,7 +113,7 @@ def emulated() -> bool:
 
 
 def find() -> Machine | Missing:
-    """The machine, or why there is none to test on."""
+    """Return the machine, or why the tests cannot run on it."""
     driver = NvmlDriver()
     try:
         devices = [one for one in driver.devices() if one.mig is None]
@@ -147,7 +147,7 @@ def find() -> Machine | Missing:
         if left < LEAST_MIB and not is_emulated:
             return Missing(f"{left:.0f} MiB are free {where}, and these tests need {LEAST_MIB}; later: {COMMAND}")
     largest = EMULATED_MIB if is_emulated else LARGEST_MIB
-    # While it is checkpointed its memory is in host memory, and an image of it may be in the page cache besides.
+    # While checkpointed, the GPU memory is in host memory, and its image may be in the page cache as well.
     try:
         wanted = int(os.environ.get("GPU_TEST_MIB", largest))
     except ValueError:
@@ -165,8 +165,9 @@ def find() -> Machine | Missing:
 
 
 def modes(uuid: str) -> tuple[str, ...]:
-    """Those in which a GPU is of no use here: ``mig``, also without an instance; ``exclusive`` (one process at a time,
-    or none). NVML is open.
+    """Return the modes that make a GPU unusable here; NVML must be initialized.
+
+    ``mig``, also without an instance; ``exclusive``: one process at a time, or none.
     """
     found = []
     with contextlib.suppress(pynvml.NVMLError):
@@ -179,9 +180,9 @@ def modes(uuid: str) -> tuple[str, ...]:
 
 
 def is_first(visible: str | None, first: Device) -> bool:
-    """Whether what ``CUDA_VISIBLE_DEVICES`` names has the first GPU: the others may be other people's, and so may it.
+    """Return whether ``CUDA_VISIBLE_DEVICES`` includes the first GPU; if not, the GPU may be in use by others.
 
-    The variable ends at the first entry that is none. Source: CUDA programming guide, "CUDA environment variables".
+    The variable ends at the first invalid entry. Source: CUDA programming guide, "CUDA environment variables".
     """
     if visible is None:
         return True
@@ -210,7 +211,10 @@ else:
 
 
 def torch_version() -> tuple[str | None, Missing | None]:
-    """Of the PyTorch of ``GPU_TEST_PYTHON`` (this Python), where it sees a GPU; or why there is none."""
+    """Return the version of PyTorch if it finds a GPU, or why it cannot be used.
+
+    ``GPU_TEST_PYTHON`` names the Python that has it (default: this one).
+    """
     hint = "GPU_TEST_PYTHON names a Python that has one"
     try:
         done = subprocess.run(
@@ -228,21 +232,21 @@ def torch_version() -> tuple[str | None, Missing | None]:
 
 
 def torch_python() -> str:
-    """The Python that has PyTorch."""
+    """Return the Python that has PyTorch."""
     return os.environ.get("GPU_TEST_PYTHON", sys.executable)
 
 
 def torch_env() -> dict[str, str]:
-    """Its environment: without what was put on the path for these tests, where somebody says what it was before."""
+    """Return its environment, with the caller's PYTHONPATH instead of the path for these tests, if known."""
     env = dict(os.environ)
     if "GPU_TEST_PYTHONPATH" in env:
         env["PYTHONPATH"] = env["GPU_TEST_PYTHONPATH"]
-        env.pop("PYTHONDONTWRITEBYTECODE", None)  # PyTorch would be compiled anew for each program
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # otherwise PyTorch would be recompiled for each program
     return env
 
 
 def criu_path() -> tuple[str | None, Missing | None]:
-    """Named by ``CRIU``, or on the path; 4.1 or newer. Or why there is none."""
+    """Return the CRIU (4.1 or newer) that ``CRIU`` names or that is on the path, or why there is none."""
     named = os.environ.get("CRIU")
     found = shutil.which(named or "criu")
     if found is None:

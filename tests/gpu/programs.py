@@ -1,4 +1,4 @@
-"""Programs on the GPU, started and looked after by a test: none of them is left locked, and none is left behind."""
+"""Programs on the GPU, started and supervised by a test: none is left locked or running."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ from typing import Any
 
 from gpu import protocol
 from gpu.machine import Missing, torch_env, torch_python
-from slurm_affinode.checkpoint.abilities import major_of, oldest
 from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda_features import major_of, oldest
 from slurm_affinode.checkpoint.interface import CudaError, CudaState
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_S = 300.0
 _LOOK_S = 0.005
 _REFUSED = ("CUDA_ERROR_NOT_PERMITTED", "CUDA_ERROR_NOT_SUPPORTED", "CUDA_ERROR_OPERATING_SYSTEM")
-"""What a driver says where the machine does not let it: a container, a virtual GPU; the last in gVisor
-(google/gvisor#12600) and where rights are missing (NVIDIA/cuda-checkpoint#6).
+"""Errors of a driver on a machine that does not allow checkpoints: a container, a virtual GPU.
+
+The last one occurs in gVisor (google/gvisor#12600) and without sufficient rights (NVIDIA/cuda-checkpoint#6).
 """
 
 
 class ProgramError(AssertionError):
-    """What a program said went wrong, or that it did not answer."""
+    """An error reported by a program, or a program that does not respond."""
 
 
 @dataclass
 class Program:
-    """One of them, by its directory and its PID."""
+    """A program, identified by its directory and its PID."""
 
     directory: Path
     pid: int = 0
@@ -46,33 +47,33 @@ class Program:
     restored: bool = False
     """It was restored at least once."""
     mute: bool = False
-    """It takes no commands."""
+    """It accepts no commands."""
 
     def ready(self, deadline_s: float = DEADLINE_S) -> Any:
-        """It has begun; what it says of itself. Raises ``ProgramError``, with the reason where it tells one."""
+        """Wait until it has started; return its report. Raises ``ProgramError`` with the program's error, if any."""
         return self._ok(self._await(self.directory / "ready", deadline_s))
 
     def send(self, name: str, **arguments: Any) -> int:
-        """Ask without waiting."""
+        """Send a command without waiting; return its number."""
         protocol.write(self.directory / f"{self.asked}.do", {"name": name, **arguments})
         self.asked += 1
         return self.asked - 1
 
     def answer(self, number: int, deadline_s: float = DEADLINE_S) -> Any:
-        """The answer to what was asked."""
+        """Return the answer to a command."""
         return self._ok(self._await(self.directory / f"{number}.said", deadline_s))
 
     def ask(self, name: str, **arguments: Any) -> Any:
-        """Ask and wait."""
+        """Send a command and return its answer."""
         return self.answer(self.send(name, **arguments))
 
     def answered(self, number: int) -> bool:
-        """Whether there is an answer already."""
+        """Return whether the answer has arrived."""
         return (self.directory / f"{number}.said").exists()
 
     @property
     def alive(self) -> bool:
-        """It runs, or is stopped."""
+        """Return whether it runs or is stopped."""
         if self.process is not None:
             return self.process.poll() is None
         return Path(f"/proc/{self.pid}").exists()
@@ -96,20 +97,22 @@ class Program:
 
 @dataclass
 class Programs:
-    """All that a test has started."""
+    """All programs that a test has started."""
 
     cuda: Cuda
     top: Path
     started: list[Program] = field(default_factory=list)
 
     def start(self, script: str = "worker.py", *arguments: str, ordinal: int = 0) -> Program:
-        """A program of this folder."""
+        """Start a program from this directory."""
         directory = Path(tempfile.mkdtemp(dir=self.top))
         torch = script.startswith("torch")
         python, env = (torch_python(), torch_env()) if torch else (sys.executable, os.environ)
         env = {**env, protocol.PARENT: str(os.getpid())}
         options = [f"--ordinal={ordinal}"] if script == "worker.py" else []
-        with undisturbed():  # else nobody would know of it, and it would be on the GPU until it sees that it is alone
+        with (
+            undisturbed()
+        ):  # otherwise an untracked program could stay on the GPU until it notices that its parent is gone
             process = subprocess.Popen(
                 [python, str(HERE / script), str(directory), *options, *arguments], stdin=subprocess.DEVNULL, env=env
             )
@@ -119,18 +122,18 @@ class Programs:
         return program
 
     def suspend(self, program: Program, *, lock_ms: int = 30_000) -> None:
-        """Off its GPU."""
+        """Lock the program and move its GPU memory to host memory."""
         self.cuda.lock(program.pid, timeout_ms=lock_ms)
         self.cuda.checkpoint(program.pid)
 
     def resume(self, program: Program) -> None:
-        """Back, and running."""
+        """Restore the GPU memory and unlock the program."""
         program.restored = True
         self.cuda.restore(program.pid)
         self.cuda.unlock(program.pid)
 
     def close(self) -> None:
-        """End all: unlocked where they are locked, and off their GPU before they are killed."""
+        """End all programs: unlock locked ones, and move their GPU memory to the host before killing them."""
         left: list[str] = []
         while self.started:
             try:
@@ -144,8 +147,8 @@ class Programs:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """SIGINT and SIGTERM come when this is over. (A mask of signals would be inherited by what is started.)"""
-    if threading.current_thread() is not threading.main_thread():  # they are the main one's
+    """Delay SIGINT and SIGTERM until the end of the context. (Child processes would inherit a signal mask.)"""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     came: list[int] = []
@@ -160,15 +163,15 @@ def undisturbed() -> Iterator[None]:
 
 
 def end(cuda: Cuda, program: Program) -> None:
-    """By its own will where it runs and was never restored; else checkpointed, then killed.
+    """End a program: on command if it runs and was never restored, otherwise checkpoint and kill it.
 
-    The end of a process that was restored and holds its GPU has hung a host (NVIDIA/cuda-checkpoint, issue 53).
-    Raises ``ProgramError``: it is there still.
+    Killing a restored process that holds its GPU has hung a host (NVIDIA/cuda-checkpoint, issue 53). Raises
+    ``ProgramError`` if the process does not end.
     """
     if not program.alive:
         return
     with contextlib.suppress(ProcessLookupError):
-        os.kill(program.pid, signal.SIGCONT)  # of one that is stopped the driver cannot tell the state
+        os.kill(program.pid, signal.SIGCONT)  # the driver cannot determine the state of a stopped process
     state = None
     with contextlib.suppress(CudaError):
         state = cuda.state(program.pid)
@@ -183,7 +186,7 @@ def end(cuda: Cuda, program: Program) -> None:
             program.send("end")
             if ended(program, 20.0):
                 return
-        else:  # what it holds need not be moved
+        else:  # its memory need not be moved
             with contextlib.suppress(ProgramError):
                 program.answer(program.send("drop"), 20.0)
         with contextlib.suppress(CudaError):
@@ -196,7 +199,7 @@ def end(cuda: Cuda, program: Program) -> None:
 
 
 def ended(program: Program, deadline_s: float) -> bool:
-    """Wait for its end; whether it came."""
+    """Wait for its end; return whether it ended in time."""
     deadline = time.monotonic() + deadline_s
     while program.alive:
         if time.monotonic() > deadline:
@@ -207,7 +210,7 @@ def ended(program: Program, deadline_s: float) -> bool:
 
 @contextlib.contextmanager
 def looked_after(cuda: Cuda, program: Program, *, always: bool = False) -> Iterator[Program]:
-    """A program that somebody else ends, unless ``always``; where the test fails it ends here, as all others do."""
+    """Yield a program that the caller ends, unless ``always``; if the test fails, it is ended here like all others."""
     try:
         yield program
     except BaseException:
@@ -220,20 +223,20 @@ def looked_after(cuda: Cuda, program: Program, *, always: bool = False) -> Itera
 
 @contextlib.contextmanager
 def programs(cuda: Cuda, top: Path) -> Iterator[Programs]:
-    """Programs that end with the context."""
+    """Yield programs that end with the context."""
     made = Programs(cuda, top)
     try:
         yield made
     finally:
         try:
             made.close()
-        except (KeyboardInterrupt, SystemExit):  # nobody else would end them
+        except (KeyboardInterrupt, SystemExit):  # nothing else would end them
             made.close()
             raise
 
 
 def unusable(cuda: Cuda, top: Path) -> Missing | None:
-    """Why nothing can be suspended here; ``None``: a small program was, and CUDA is initialised in the helper."""
+    """Return why nothing can be suspended here; ``None``: a small program was suspended, and the helper uses CUDA."""
     can = cuda.capabilities()
     if not can.checkpoint:
         able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)

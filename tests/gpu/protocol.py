@@ -1,8 +1,8 @@
-"""How the tests talk to a program on the GPU: files in a directory, so that nothing ties it to who started it.
+"""The protocol between the tests and a program on the GPU: files in a directory, so that nothing ties it to its parent.
 
-``N.do`` holds a command, ``N.said`` its answer, both JSON; each is written under another name and renamed. A program
-has no pipe and no socket, so it can be dumped and restored; it ends by itself when its directory or its parent is gone
-(PID 1 of its namespace where it is dumped and restored) or nobody has asked anything for a long time.
+``N.do`` holds a command, ``N.said`` its answer, both as JSON; each is written under another name and renamed. Without
+pipes and sockets, a program can be dumped and restored. It exits if its directory or its parent is gone (the parent
+is PID 1 of its namespace if it is dumped and restored), or after a long time without a command.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 PARENT = "GPU_TEST_PARENT"
-"""In the environment: who has started it, who may be gone before it gets to look."""
+"""Environment variable with the PID of the parent, which may end before the program can read it."""
 T = TypeVar("T")
 LONELY_S = 1800.0
 _LOOK_S = 0.01
 _PR_SET_PTRACER, _PR_SET_PTRACER_ANY = 0x59616D61, ctypes.c_ulong(-1)
 _ORPHAN_LOOKS = 500
-"""Not seconds: it may have been an image meanwhile, and what was just restored is CRIU's child for a moment."""
+"""Not in seconds: the program may have been an image meanwhile, and a restored process is briefly a child of CRIU."""
 
 
 def write(path: Path, value: Any) -> None:
-    """All of it, or nothing."""
+    """Write the whole file atomically."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(value), encoding="utf-8")
     new.rename(path)
 
 
 def built(directory: Path, build: Callable[[], T]) -> T:
-    """What a program makes before it can answer. A failure is told, for its standard error goes nowhere."""
+    """Build the objects that a program needs. An error is sent as its answer, as its standard error is discarded."""
     try:
         return build()
     except Exception as error:
@@ -44,7 +44,7 @@ def built(directory: Path, build: Callable[[], T]) -> T:
 
 
 def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
-    """Answer until told to end."""
+    """Execute commands until ``end``."""
     parent, without_parent = int(os.environ.get(PARENT) or os.getppid()), 0
     write(directory / "ready", {"ok": None})
     for number in itertools.count():
@@ -53,7 +53,7 @@ def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
         while not asked.exists():
             without_parent = 0 if os.getppid() == parent else without_parent + 1
             if not directory.is_dir() or time.monotonic() > alone_at or without_parent > _ORPHAN_LOOKS:
-                os._exit(1)  # it may be locked: what a library gives back at the end would wait for the unlock for ever
+                os._exit(1)  # the process may be locked: exit handlers of libraries would wait for the unlock forever
             time.sleep(_LOOK_S)
         command = json.loads(asked.read_text(encoding="utf-8"))
         name = command.pop("name")
@@ -62,16 +62,16 @@ def serve(directory: Path, commands: Mapping[str, Callable[..., Any]]) -> None:
             return
         try:
             answer = {"ok": commands[name](**command)}
-        except Exception as error:  # the other side has to be told, whatever it is
+        except Exception as error:  # send any error to the other side
             answer = {"error": f"{type(error).__name__}: {error}"}
         write(directory / f"{number}.said", answer)
 
 
 def detach() -> None:
-    """Nothing open but /dev/null: no terminal, no pipe of whoever started it.
+    """Keep only /dev/null open: no terminal, no pipe of the parent.
 
-    And whoever is of the same user may look into it: the driver's checkpoint may ask for what ptrace does, and Ubuntu's
-    kernel permits that to ancestors alone (ptrace_scope 1; elsewhere the call fails and is not needed).
+    And allow all processes of the same user to trace it: the driver's checkpoint may need the rights of ptrace, which
+    Ubuntu's kernel grants only to ancestors (ptrace_scope 1; elsewhere the call fails and is not needed).
     """
     ctypes.CDLL(None).prctl(_PR_SET_PTRACER, _PR_SET_PTRACER_ANY, 0, 0, 0)
     os.setsid()

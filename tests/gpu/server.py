@@ -1,7 +1,7 @@
-"""A model server: ``python server.py DIRECTORY MIB [torch]``. Its weights are on the GPU; it computes when it is asked.
+"""A model server with weights on the GPU that computes on request: ``python server.py DIRECTORY MIB [torch]``.
 
-``POST /predict`` answers with a prediction, which depends on the weights and on nothing else, and with how many it has
-made. The port is in ``DIRECTORY/ready``. With ``torch`` the model is PyTorch's, else it is a kernel.
+``POST /predict`` returns a prediction, which depends only on the weights, and the number of predictions so far. The
+port is in ``DIRECTORY/ready``. With ``torch`` the model is PyTorch's, otherwise a kernel.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ MIB = 1 << 20
 
 
 class Model(Protocol):
-    """What computes."""
+    """A model."""
 
     def predict(self) -> str:
-        """Always the same."""
+        """Return the prediction, which is always the same."""
         ...
 
 
 class Kernels:
-    """Through the driver's API: the GPU is busy for a moment, and the weights are looked at."""
+    """A model that uses the driver API: the GPU is busy briefly, then the weights are read."""
 
     def __init__(self, mib: int, seed: int) -> None:
         from worker import Work
@@ -38,14 +38,14 @@ class Kernels:
         self.work.setup(mib=mib, seed=seed, graph=False)
 
     def predict(self) -> str:
-        """From the first and the last bytes of each piece."""
+        """Return a checksum of the first and last bytes of each piece."""
         self.work.busy(0.05)
         self.work.wait()
         return str(self.work.sample())
 
 
 class Layers:
-    """Through PyTorch: a pass through all layers."""
+    """A model in PyTorch: a pass through all layers."""
 
     def __init__(self, mib: int, seed: int) -> None:
         import torch
@@ -58,7 +58,7 @@ class Layers:
         self.x = torch.randn(16, width, device="cuda")
 
     def predict(self) -> str:
-        """The sum of what comes out, as its exact bits."""
+        """Return the sum of the output in hexadecimal."""
         with self.torch.inference_mode():
             x = self.x
             for one in self.weights:
@@ -67,7 +67,7 @@ class Layers:
 
 
 class Server(HTTPServer):
-    """One request at a time, as the GPU would anyway; those that come meanwhile wait in the queue of the socket."""
+    """Handles one request at a time, as the GPU would anyway; others wait in the queue of the socket."""
 
     request_queue_size = 64
 
@@ -77,12 +77,10 @@ class Server(HTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
-
     server: Server
 
     def do_POST(self) -> None:
-        """A prediction."""
+        """Send a prediction."""
         prediction = self.server.model.predict()
         self.server.answered += 1
         body = json.dumps({"prediction": prediction, "number": self.server.answered}).encode()
@@ -92,11 +90,11 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is said."""
+        """Log nothing."""
 
 
 def main() -> None:
-    """Serve until it is killed, or nobody is there to ask."""
+    """Serve until killed, or until the directory is gone."""
     directory, mib, kind = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     protocol.detach()
     model = Layers if kind == "torch" else Kernels

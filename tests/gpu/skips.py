@@ -1,4 +1,4 @@
-"""What becomes of a test that needs something which this machine does not have."""
+"""Outcome of a test that needs something which this machine does not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpu.machine import Missing
 
 
 def without(missing: Missing) -> NoReturn:
-    """Skip it, or fail it where the thing is there and does not work."""
+    """Skip the test, or fail it if the missing thing is broken."""
     if missing.broken:
         pytest.fail(missing.why, pytrace=False)
     pytest.skip(missing.why)

@@ -1,4 +1,4 @@
-"""The whole way: off the GPU, dumped to an image on disk, gone; restored in another namespace, back on the GPU."""
+"""The whole cycle: checkpoint the GPU memory, dump to disk, kill; restore in another namespace and on the GPU."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from gpu import tree
 from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, Programs, end, ended, looked_after
 from gpu.skips import without
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CudaState, Tree
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
-from slurm_affinode.pinned import Process
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 LARGEST_MIB = 16 * 1024
-"""Written, synced, verified and read within the time, also on a disk with 0.2 GB/s."""
+"""Can be written, synced, verified and read within the time limit, even on a disk with 0.2 GB/s."""
 
 
 @pytest.fixture(scope="session")
 def criu(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Criu:
-    """A CRIU that can be used here; skips with the reason."""
+    """A usable CRIU; skips with the reason."""
     why = tree.can()
     if why is not None:
         pytest.skip(why)
@@ -55,7 +55,7 @@ def store(machine: Machine, tmp_path: Path) -> DirectoryStore:
 
 
 def fitting(machine: Machine, store: DirectoryStore) -> int:
-    """GPU memory, in MiB, of which an image fits on the disk; skips where hardly any does."""
+    """Return the GPU memory in MiB that fits on the disk as an image; skips if there is almost no space."""
     free = store.usage().free // MIB
     mib = min(machine.mib, LARGEST_MIB, (free - machine.besides_mib) // 2)
     if mib < 8:
@@ -66,16 +66,16 @@ def fitting(machine: Machine, store: DirectoryStore) -> int:
 
 
 def measured(action: Callable[[], Any]) -> tuple[Any, float]:
-    """What it gave, and seconds."""
+    """Return the result of an action and its duration in seconds."""
     began = time.monotonic()
     return action(), time.monotonic() - began
 
 
-def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
+def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, criu: Criu, store: DirectoryStore, tmp_path: Path,
     note: Any,
 ) -> None:  # fmt: skip
-    """Another process has the GPU while there is only an image; outputs are those of an uninterrupted run."""
+    """Another process uses the GPU meanwhile; the outputs are those of an uninterrupted run."""
     mib = fitting(machine, store)
     calm = run.start()
     calm.ask("setup", mib=mib, seed=9)
@@ -139,10 +139,10 @@ def test_it_is_gone_and_comes_back_from_its_image(  # noqa: PLR0917 - fixtures
         store.close()
 
 
-def test_a_process_that_holds_its_gpu_is_not_dumped(
+def test_process_that_holds_gpu_is_not_dumped(
     run: Programs, criu: Criu, cuda: Cuda, store: DirectoryStore, tmp_path: Path
 ) -> None:
-    """CRIU refuses, and the process runs on unharmed."""
+    """CRIU refuses, and the process keeps running."""
     directory = tmp_path / "program"
     directory.mkdir()
     program = Program(directory)

@@ -1,4 +1,4 @@
-"""The agent's idle detection, on what a real GPU shows: utilization, engine and DRAM activity."""
+"""The agent's idle detection on the signals of a real GPU: utilization, engine and DRAM activity."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ import pytest
 from gpu.machine import Machine, Missing, settled
 from gpu.programs import Program, Programs
 from gpu.skips import without
-from slurm_affinode.agent.peers import Inspector
-from slurm_affinode.agent.registry import WatchedJob
-from slurm_affinode.agent.watch import Watch
+from slurm_affinode.base.node_config import AgentConfig
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, Verdict, still_idle
 from slurm_affinode.gpu.interface import NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import SuspendOption
-from slurm_affinode.nodeconfig import AgentConfig
+from slurm_affinode.suspension.activity import Watch
+from slurm_affinode.suspension.peers import Inspector
+from slurm_affinode.suspension.registry import WatchedJob
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 EVERY_S = 0.25
 SETTLES_S = 30.0
 FLOORS = {"memory": 1.0, "engine": 1.0, "sm": 1.0, "tensor": 1.0, "dram": 1.0}
-"""What a quiet GPU may show of itself: the counters of a shared clock are not exactly 0. Whether it is within what the
-agent allows by default is among the results."""
+"""Readings of an idle GPU: the counters of a shared clock are not exactly 0.
+
+The results show whether they are below the agent's default limits.
+"""
 
 
 @pytest.fixture
 def quiet(machine: Machine, nvml: NvmlDriver) -> None:
-    """Nobody else is on the GPU; programs of the test before may still be ending."""
+    """Wait until no other process uses the GPU; programs of the previous test may still be ending."""
     deadline = time.monotonic() + 10
     while True:
         try:
@@ -49,7 +51,7 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
 
 
 def helper_or_us(pid: int) -> bool:
-    """They ask the driver and compute nothing."""
+    """Return whether it is a process that queries the driver without computing: this one or a helper."""
     try:
         return pid == os.getpid() or b"checkpoint.cuda_helper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -57,7 +59,7 @@ def helper_or_us(pid: int) -> bool:
 
 
 class NoLink:
-    """There is no shepherd."""
+    """The link of a job without a shepherd."""
 
     open = False
 
@@ -66,7 +68,7 @@ class NoLink:
 
 
 def watched(nvml: NvmlDriver, program: Program) -> tuple[Watch, WatchedJob]:
-    """The program as the agent would watch a job."""
+    """Return the program as a job watched by the agent."""
     job = WatchedJob(
         job_id=1, uid=os.getuid(), gid=os.getgid(), restarts=0, option=SuspendOption(), init_pid=program.pid,
         init_started=0, root=1, link=NoLink(), since_epoch=time.time(), devices=(nvml.devices()[0],),
@@ -75,7 +77,7 @@ def watched(nvml: NvmlDriver, program: Program) -> tuple[Watch, WatchedJob]:
 
 
 def enough(watch: Watch, job: WatchedJob) -> None:
-    """Skip where NVML tells less than the idle detection needs: an agent would suspend nothing there."""
+    """Skip if NVML reports too few signals for idle detection: an agent would suspend nothing there."""
     rule = IdleRule(window_s=2.0)
     watch.sample(job, rule)
     time.sleep(EVERY_S)
@@ -91,7 +93,7 @@ def enough(watch: Watch, job: WatchedJob) -> None:
 def until(
     watch: Watch, job: WatchedJob, detector: IdleDetector, done: Callable[[IdleState], bool], what: str
 ) -> tuple[IdleState, list[IdleState]]:
-    """Sample as the agent does, until it is so; all states on the way."""
+    """Sample as the agent does until the condition holds; return the last state and all states."""
     deadline = time.monotonic() + SETTLES_S
     states = []
     while True:
@@ -103,7 +105,7 @@ def until(
 
 
 def why_not_counted(uuid: str) -> Missing:
-    """Why NVML gives no activity of engine and memory. It is open."""
+    """Return why NVML reports no engine and memory activity; NVML must be initialized."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
         if not pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice:
@@ -119,19 +121,19 @@ def why_not_counted(uuid: str) -> Missing:
 
 
 def by_default(watch: Watch, job: WatchedJob) -> str:
-    """What an agent that nobody has configured would say now."""
+    """Return the verdict of an agent with the default configuration."""
     rule = IdleRule(window_s=2.0, floors_pct=AgentConfig().floors_pct)
     return still_idle(rule, watch.sample(job, rule)) or "idle"
 
 
 def values(state: IdleState) -> dict[str, float | None]:
-    """Signal -> what it showed."""
+    """Return the values of the GPU's signals by name."""
     return {one.name: one.value for one in state.signals if one.of != "host"}
 
 
 @pytest.mark.usefixtures("quiet")
 def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, note: Any) -> None:
-    """The window begins when the work ends, fills while memory is only held, and breaks with the next kernel."""
+    """The window begins when the work ends, grows while memory is only held, and ends with the next kernel."""
     program = run.start()
     program.ask("setup", mib=64, seed=1)
     watch, job = watched(nvml, program)
@@ -163,7 +165,7 @@ def test_work_is_busy_and_held_memory_is_idle(run: Programs, nvml: NvmlDriver, n
 def test_engine_and_memory_activity_where_the_gpu_counts_them(
     machine: Machine, run: Programs, nvml: NvmlDriver, note: Any
 ) -> None:
-    """NVML's performance counters (GPM, Hopper and later): engine and DRAM show the work, and its end."""
+    """NVML's performance counters (GPM, Hopper and later): engine and DRAM activity show the work and its end."""
     program = run.start()
     program.ask("setup", mib=512 if (nvml.read(nvml.devices()[0]).fb_total_mib or 0) > 8192 else 64, seed=1)
     device = nvml.devices()[0]
@@ -175,7 +177,7 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
         without(missing)
     watch, job = watched(nvml, program)
     detector = IdleDetector(IdleRule(window_s=2.0, floors_pct=FLOORS))
-    # The emulated GPU is busy for as long as a kernel is told to wait; a real one moves memory all the time.
+    # The emulated GPU is busy as long as a kernel waits; a real one moves memory continuously.
     asked = program.send("work", seconds=5.0, wait_ms=20 if machine.emulated else 0)
 
     def at_work(state: IdleState) -> bool:
@@ -191,8 +193,8 @@ def test_engine_and_memory_activity_where_the_gpu_counts_them(
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_suspended_process_leaves_an_idle_gpu(run: Programs, nvml: NvmlDriver) -> None:
-    """NVML does not list it any more, and its memory is not counted."""
+def test_suspended_process_leaves_idle_gpu(run: Programs, nvml: NvmlDriver) -> None:
+    """NVML no longer lists it, and its memory is not counted."""
     device = nvml.devices()[0]
 
     def there() -> int:

@@ -1,4 +1,4 @@
-"""A process goes off its GPU into host memory and comes back where it was."""
+"""A process is checkpointed into host memory and restored to its GPU."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
-from slurm_affinode.agent.inplace.threads import waits, went_on
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
 from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.suspension.inplace.sockets import waits, went_on
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 
 def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
-    """Free memory of a GPU, as NVML tells it."""
+    """Return the free memory of a GPU according to NVML."""
     device = next(one for one in nvml.devices() if one.index == index)
     found = settled(lambda: nvml.free_mib(device))
     assert found is not None
@@ -29,11 +29,11 @@ def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
 def test_outputs_are_those_of_an_uninterrupted_run(
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, note: Any
 ) -> None:
-    """Weights, optimizer state and a captured graph; bit for bit; its memory is free meanwhile, and used by another."""
+    """Weights, optimizer state and a captured graph, bit for bit; another process uses the freed memory meanwhile."""
     calm = run.start()
     calm.ask("setup", mib=machine.mib, seed=7)
     expected = [calm.ask("steps", count=3), calm.ask("steps", count=3), calm.ask("digest")]
-    run.close()  # its memory is needed
+    run.close()  # the next program needs its memory
 
     program = run.start()
     note("graph", program.ask("setup", mib=machine.mib, seed=7)["graph"])
@@ -50,7 +50,7 @@ def test_outputs_are_those_of_an_uninterrupted_run(
     other.ask("setup", mib=8, seed=3)
     other.ask("hold", mib=int(machine.mib * 0.9))
     before_other = other.ask("digest")
-    asked = program.send("steps", count=3)  # it waits in the driver until it is back
+    asked = program.send("steps", count=3)  # waits in the driver until the restore
     other.ask("steps", count=2)
     assert not program.answered(asked)
     other.ask("release")
@@ -66,8 +66,8 @@ def test_outputs_are_those_of_an_uninterrupted_run(
     note("in_s", round(in_s, 3))
 
 
-def test_it_goes_out_and_comes_back_again_and_again(machine: Machine, run: Programs) -> None:
-    """Ten times, computing in between."""
+def test_process_is_suspended_ten_times(machine: Machine, run: Programs) -> None:
+    """Ten times, with computations in between."""
     mib = max(8, machine.mib // 8)
     calm, program = run.start(), run.start()
     for one in (calm, program):
@@ -79,10 +79,10 @@ def test_it_goes_out_and_comes_back_again_and_again(machine: Machine, run: Progr
     assert program.ask("digest") == calm.ask("digest")
 
 
-def test_several_processes_share_a_gpu_and_leave_it(
+def test_several_processes_are_suspended_together(
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver
 ) -> None:
-    """All are locked before the first goes out; they come back in another order."""
+    """All are locked before the first one is checkpointed; they are restored in another order."""
     mib = max(8, machine.mib // 6)
     before = free_mib(nvml)
     started = [run.start() for _ in range(3)]
@@ -105,8 +105,8 @@ def test_several_processes_share_a_gpu_and_leave_it(
     assert [program.ask("digest") for program in started] == digests
 
 
-def test_it_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver) -> None:
-    """By pairs of UUIDs of all GPUs; where the driver cannot, it is refused by name and nothing has happened."""
+def test_process_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver) -> None:
+    """By pairs of UUIDs of all GPUs; a driver without that feature is refused without side effects."""
     program = run.start()
     program.ask("setup", mib=max(8, machine.mib // 8), seed=5)
     digest = program.ask("digest")
@@ -136,7 +136,7 @@ def test_it_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cuda, nv
 def test_custom_storage_writes_files_of_our_own(
     machine: Machine, run: Programs, cuda: Cuda, tmp_path: Path, note: Any
 ) -> None:
-    """Its memory is in a file and not in the process, and comes back from there."""
+    """The memory is in a file and not in the process, and is restored from the file."""
     if not cuda.capabilities().custom_storage:
         pytest.skip(next(one.why for one in cuda.capabilities().table if one.feature is Feature.CUSTOM_STORAGE))
     mib = min(machine.mib, 4096)
@@ -155,11 +155,11 @@ def test_custom_storage_writes_files_of_our_own(
         (tmp_path / one.file).unlink()
     assert program.ask("digest") == digest
     run.close()
-    cuda.close()  # its helper holds a context on the GPU from now on; the next call has a new one
+    cuda.close()  # its helper holds a context on the GPU from here on; the next call starts a new helper
 
 
 def test_what_the_driver_cannot_is_refused_by_name(cuda: Cuda) -> None:
-    """Whichever driver it is: each feature is there, or says which driver has it."""
+    """For any driver: each feature is available, or its error names the driver that has it."""
     for one in cuda.capabilities().table:
         if one.available:
             cuda.require(one.feature)
@@ -168,8 +168,8 @@ def test_what_the_driver_cannot_is_refused_by_name(cuda: Cuda) -> None:
                 cuda.require(one.feature)
 
 
-def test_memory_of_the_host_rises_by_what_left_the_gpu(machine: Machine, run: Programs, note: Any) -> None:
-    """So that the check before a suspension asks for the right amount."""
+def test_host_memory_grows_by_size_of_gpu_memory(machine: Machine, run: Programs, note: Any) -> None:
+    """The memory check before a suspension relies on this."""
     program = run.start()
     program.ask("setup", mib=machine.mib, seed=2)
     before = resident(program.pid)
@@ -181,7 +181,7 @@ def test_memory_of_the_host_rises_by_what_left_the_gpu(machine: Machine, run: Pr
 
 
 def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Programs, cuda: Cuda, note: Any) -> None:
-    """And that through which the driver works: another one is taken for the program's, as if it had read a request."""
+    """And the one that the driver uses. Any other would be taken for a thread of the program that read a request."""
     program = run.start()
     program.ask("setup", mib=max(8, machine.mib // 8), seed=4)
     there = waits([program.pid])
@@ -190,13 +190,15 @@ def test_only_threads_of_cuda_move_with_its_memory(machine: Machine, run: Progra
     run.suspend(program)
     after = waits([program.pid])
     run.resume(program)
-    others = {one: place for one, place in after.items() if one != program.pid}  # which looks for work now and then
+    others = {
+        one: place for one, place in after.items() if one != program.pid
+    }  # without the main thread, which polls for commands
     moved = sorted(names.get(one, "new") for one in others if went_on(before, {one: others[one]}))
     note("moved", moved)
     assert moved == []
 
 
 def resident(pid: int) -> int:
-    """Bytes of host memory that a process holds."""
+    """Return the host memory of a process in bytes."""
     with open(f"/proc/{pid}/status", encoding="ascii") as status:  # noqa: PTH123
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmRSS"))

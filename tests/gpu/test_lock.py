@@ -1,4 +1,4 @@
-"""A lock that cannot be had in time leaves the process as it was."""
+"""A lock that times out leaves the process unchanged."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from slurm_affinode.checkpoint.interface import CudaError, CudaState, LockTimeou
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 
 
-def test_a_kernel_that_runs_longer_than_the_time_out(run: Programs, cuda: Cuda, note: Any) -> None:
-    """The lock gives up in time, the kernel ends, its process goes on and can be suspended then."""
+def test_long_kernel_makes_lock_time_out(run: Programs, cuda: Cuda, note: Any) -> None:
+    """The lock times out, the kernel ends, and the process continues and can be suspended then."""
     program = run.start()
     program.ask("setup", mib=16, seed=1)
     digest = program.ask("digest")
@@ -33,8 +33,8 @@ def test_a_kernel_that_runs_longer_than_the_time_out(run: Programs, cuda: Cuda, 
     assert program.ask("digest") == digest
 
 
-def test_a_lock_that_waits_long_enough_gets_it(run: Programs, cuda: Cuda) -> None:
-    """What was launched before ends first; calls that come after wait, and are answered."""
+def test_lock_that_waits_long_enough_succeeds(run: Programs, cuda: Cuda) -> None:
+    """Kernels launched before end first; later calls wait and are answered."""
     program = run.start()
     program.ask("setup", mib=16, seed=1)
     program.ask("busy", seconds=1.5)
@@ -46,8 +46,8 @@ def test_a_lock_that_waits_long_enough_gets_it(run: Programs, cuda: Cuda) -> Non
     assert program.answer(asked)
 
 
-def test_a_step_out_of_order_changes_nothing(run: Programs, cuda: Cuda) -> None:
-    """The driver says so by name, and the state is as before."""
+def test_step_out_of_order_is_rejected(run: Programs, cuda: Cuda) -> None:
+    """The driver returns an error, and the state is unchanged."""
     program = run.start()
     program.ask("setup", mib=16, seed=1)
     for action in (cuda.checkpoint, cuda.restore, cuda.unlock):

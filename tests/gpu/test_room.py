@@ -1,4 +1,4 @@
-"""Too little GPU memory for a process that comes back is told before the driver is asked, and nothing sticks."""
+"""Insufficient GPU memory for a restore is detected before the driver is called, without side effects."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import pytest
 
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
-from slurm_affinode.checkpoint import room
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.suspension import memory
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 
 def free(nvml: NvmlDriver) -> dict[str, int | None]:
-    """Free bytes by UUID."""
+    """Return the free bytes per UUID."""
     found = settled(lambda: {one.uuid: nvml.free_mib(one) for one in nvml.devices() if one.mig is None})
     return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
 
-def test_too_little_free_memory_is_refused_before_anything_sticks(
+def test_insufficient_gpu_memory_is_refused_without_side_effects(
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, note: Any
 ) -> None:
-    """The process stays checkpointed and whole; when there is room it comes back as it was."""
+    """The process stays checkpointed and intact; once there is enough memory, it is restored unchanged."""
     program = run.start()
     program.ask("setup", mib=machine.mib, seed=4)
     digest = program.ask("digest")
@@ -40,7 +40,7 @@ def test_too_little_free_memory_is_refused_before_anything_sticks(
     left = free(nvml)[machine.gpus[0].uuid]
     assert left is not None
     other.ask("hold", mib=left // MIB - machine.mib // 2)
-    why = room.shortage(needs, free(nvml))
+    why = memory.shortage(needs, free(nvml))
     assert why is not None
     assert re.fullmatch(r".* are needed on GPU-.*, .* are free there", why)
     note("refused", why)
@@ -48,7 +48,7 @@ def test_too_little_free_memory_is_refused_before_anything_sticks(
 
     other.ask("release")
     program.restored = True
-    assert room.shortage(needs, free(nvml)) is None
+    assert memory.shortage(needs, free(nvml)) is None
     cuda.restore(program.pid)
     cuda.unlock(program.pid)
     assert program.ask("digest") == digest

@@ -1,4 +1,4 @@
-"""Model servers that share a GPU by sleeping in place: a request wakes the one that it is for."""
+"""Model servers that share a GPU by sleeping in place: a request wakes its server."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from gpu.inplace import InPlace, sleeping_in_place
 from gpu.machine import Machine, settled, torch_env, torch_python
 from gpu.programs import HERE, Program, Programs, looked_after
 from gpu.skips import without
-from slurm_affinode.agent.inplace.sockdiag import SockDiag, SockDiagError
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.gpu.interface import NotPermitted, NotSupported
 from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 SERVERS, BURSTS = 4, 12
 SHARE = 0.6
 LARGEST_MIB = 8 * 1024
-"""Of one server: each burst may move as much out and in."""
+"""Per server: each burst may move this much memory out and in."""
 ANSWER_S = 240.0
 
 
 @dataclass
 class Served:
-    """One of them."""
+    """A server under load."""
 
     job_id: int
     port: int
@@ -48,7 +48,7 @@ class Served:
 
 @contextmanager
 def server(run: Programs, work: Path, mib: int, kind: str) -> Iterator[tuple[tree.Space, Program, int]]:
-    """In a namespace of its own, as a job is; with its port."""
+    """Start a server in its own namespace, as a job has; yield it with its port."""
     directory = work / f"server-{time.monotonic_ns()}"
     directory.mkdir()
     program = Program(directory, mute=True)
@@ -61,7 +61,7 @@ def server(run: Programs, work: Path, mib: int, kind: str) -> Iterator[tuple[tre
 
 
 def ask(port: int) -> tuple[dict[str, Any], float]:
-    """The answer, and the seconds that it took."""
+    """Return the answer, and the time that it took in seconds."""
     began = time.monotonic()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
     try:
@@ -74,7 +74,7 @@ def ask(port: int) -> tuple[dict[str, Any], float]:
 
 
 def asleep(agent: InPlace, job_id: int) -> None:
-    """Put it to sleep, however long it takes to be idle."""
+    """Suspend the job in place, waiting until it is idle."""
     deadline = time.monotonic() + 60.0
     job = agent.parts.registry.get(job_id)
     assert job is not None
@@ -88,7 +88,7 @@ def asleep(agent: InPlace, job_id: int) -> None:
 def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, tmp_path: Path, note: Any, kind: str
 ) -> None:
-    """Each with 60 % of its memory, asked in bursts: each request answered once, rightly, in bounded time and moves."""
+    """Each uses 60 % of the memory; bursts of requests are answered once, correctly, in bounded time and moves."""
     if (why := tree.namespaces() or tree.loopback() or sockets_untold()) is not None:
         pytest.skip(why)
     if kind == "torch":
@@ -131,7 +131,7 @@ def test_four_servers_take_turns_with_one_gpu(  # noqa: PLR0917 - fixtures
 
 
 def load(served: list[Served]) -> list[tuple[Served, dict[str, Any], float]]:
-    """Requests in bursts, each burst for one of them."""
+    """Send requests in bursts, each burst to one server."""
     chance = random.Random(7)  # noqa: S311 - a load, not a secret
     asked: list[Any] = []
     with ThreadPoolExecutor(16) as pool:
@@ -143,7 +143,7 @@ def load(served: list[Served]) -> list[tuple[Served, dict[str, Any], float]]:
 
 
 def sockets_untold() -> str | None:
-    """Why the kernel does not tell how sockets stand, by which requests are seen; ``None``: it does."""
+    """Return why the kernel does not report the state of sockets, which reveals requests; ``None``: it does."""
     try:
         with closing(SockDiag()) as diag:
             diag.dump()
@@ -153,7 +153,7 @@ def sockets_untold() -> str | None:
 
 
 def held_mib(nvml: NvmlDriver, pid: int) -> float | None:
-    """GPU memory of a process, as NVML tells it."""
+    """Return the GPU memory of a process according to NVML."""
     try:
         found = [one.used_mib for one in nvml.processes(nvml.devices()[0]) if one.pid == pid]
     except (NotPermitted, NotSupported):
@@ -162,7 +162,7 @@ def held_mib(nvml: NvmlDriver, pid: int) -> float | None:
 
 
 def leave_room_for_one(run: Programs, nvml: NvmlDriver, held: float) -> None:
-    """What is more on the GPU than that a server has 60 % of the rest is taken by somebody else."""
+    """Occupy GPU memory from another process so that a server takes 60 % of the rest."""
     device = nvml.devices()[0]
     free = settled(lambda: nvml.free_mib(device)) or 0.0
     other = run.start()

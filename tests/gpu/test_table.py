@@ -1,4 +1,4 @@
-"""The table of `slurm-affinode doctor` for this very machine."""
+"""The table of `slurm-affinode doctor` on this machine."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from gpu.machine import Machine
-from slurm_affinode.checkpoint.abilities import major_of, oldest
-from slurm_affinode.workflow import doctor_cuda
-from slurm_affinode.workflow.check import OK
+from slurm_affinode.checkpoint.cuda_features import major_of, oldest
+from slurm_affinode.pipeline import doctor
+from slurm_affinode.pipeline.doctor import OK
 
 pytestmark = pytest.mark.gpu
 
 
-def test_what_this_driver_can_do(machine: Machine, note: Any) -> None:
-    """Told by what it has; a feature that its branch brought is there."""
-    report = doctor_cuda.look()
+def test_features_of_this_driver(machine: Machine, note: Any) -> None:
+    """The table follows the driver's functions; features that its branch introduced are available."""
+    report = doctor.check_cuda()
     note("table", report.as_json())
     branch = major_of(report.capabilities.driver)
     assert branch is not None
@@ -25,4 +25,4 @@ def test_what_this_driver_can_do(machine: Machine, note: Any) -> None:
         if branch < one.since:
             assert not one.available, one
     if branch >= oldest(os.uname().machine):
-        assert doctor_cuda.check(report).status == OK
+        assert doctor.check(report).status == OK

@@ -1,4 +1,4 @@
-"""PyTorch: tens of GiB of weights and optimizer state, a captured graph, suspended and resumed in the middle."""
+"""PyTorch with tens of GiB of weights and optimizer state and a captured graph, suspended while it trains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurm_affinode.checkpoint.interface import CudaState
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
 
 _MIDDLE_S = 5.0
-"""How long the steps take in which it is suspended."""
+"""Duration of the steps during which it is suspended."""
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def torch(machine: Machine) -> str:
 
 
 def test_training_goes_on_bit_for_bit(machine: Machine, torch: str, run: Programs, cuda: Cuda, note: Any) -> None:
-    """Losses and every byte of weights, gradients' moments and steps are those of an uninterrupted run."""
+    """Losses and every byte of the weights, gradient moments and steps equal those of an uninterrupted run."""
     note("torch", torch)
     calm = run.start("torch_worker.py")
     note("setup", calm.ask("setup", mib=machine.mib, seed=3))
@@ -55,7 +55,7 @@ def test_training_goes_on_bit_for_bit(machine: Machine, torch: str, run: Program
 
 
 def test_suspended_in_the_middle_of_its_steps(machine: Machine, torch: str, run: Programs, note: Any) -> None:
-    """While it replays its graph again and again: the lock waits for what was launched, nothing is lost."""
+    """While it replays its graph: the lock waits for launched kernels, and nothing is lost."""
     mib = min(1024, machine.mib)
     calm = run.start("torch_worker.py")
     calm.ask("setup", mib=mib, seed=5)

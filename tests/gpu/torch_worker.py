@@ -1,7 +1,7 @@
 """A PyTorch program that trains: ``python torch_worker.py DIRECTORY``.
 
-Weights, gradients and Adam's two moments fill the memory that it is told to take; forward, backward and the step of the
-optimizer are one captured CUDA graph, replayed for each step. Everything is seeded and deterministic, so two runs are
+Weights, gradients and Adam's two moments fill the given amount of memory; forward pass, backward pass and optimizer
+step are one captured CUDA graph, replayed for each step. Everything is seeded and deterministic, so two runs are
 equal bit for bit.
 """
 
@@ -23,7 +23,7 @@ import protocol
 
 MIB = 1 << 20
 BYTES_PER_PARAMETER = 16
-"""Of float32: the weight, its gradient, Adam's two moments."""
+"""In float32: the weight, its gradient, Adam's two moments."""
 _BATCH = 64
 _WARM_UP = 3
 _BLOCK = 64 * MIB
@@ -33,7 +33,7 @@ class Training:
     """The model, its optimizer and the graph."""
 
     def setup(self, mib: int, seed: int = 1) -> dict[str, Any]:
-        """Build it within ``mib`` MiB, warm up, capture."""
+        """Build the model within ``mib`` MiB, warm up, and capture the graph."""
         import torch
 
         self.torch = torch
@@ -46,7 +46,7 @@ class Training:
         modules: list[Any] = []
         for _ in range(layers):
             linear = torch.nn.Linear(width, width, bias=False, device="cuda")
-            # By default signals and gradients fade away over tens of layers, and weights would hardly change.
+            # With the default, signals and gradients vanish over tens of layers, and the weights would hardly change.
             torch.nn.init.xavier_uniform_(linear.weight, gain=torch.nn.init.calculate_gain("tanh"))
             modules += [linear, torch.nn.Tanh()]
         self.model = torch.nn.Sequential(*modules)
@@ -65,7 +65,7 @@ class Training:
         }
 
     def steps(self, count: int) -> list[str]:
-        """The loss of each step, as its exact bits."""
+        """Return the loss of each step in hexadecimal."""
         found = []
         for _ in range(count):
             self._feed()
@@ -74,7 +74,7 @@ class Training:
         return found
 
     def digest(self) -> str:
-        """Of all weights and the whole state of the optimizer."""
+        """Return a digest of all weights and the whole optimizer state."""
         tensors = [*self.model.parameters()]
         for parameter in self.model.parameters():
             state = self.optimizer.state[parameter]
@@ -89,7 +89,7 @@ class Training:
         return whole.hexdigest()
 
     def drop(self) -> None:
-        """Give all of it back."""
+        """Free all memory."""
         del self.graph, self.loss, self.optimizer, self.model
         self.torch.cuda.empty_cache()
 
@@ -104,7 +104,7 @@ class Training:
         return loss
 
     def _capture(self) -> None:
-        """As PyTorch's notes on CUDA graphs say: warm up on a side stream, then capture a whole step."""
+        """Follow PyTorch's notes on CUDA graphs: warm up on a side stream, then capture a whole step."""
         torch = self.torch
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -122,12 +122,12 @@ class Training:
 
 
 def _digest(block: Any) -> bytes:
-    """Of a tensor of bytes in host memory; without NumPy, which PyTorch does not need."""
+    """Return the digest of a byte tensor in host memory, without NumPy, which PyTorch does not require."""
     return hashlib.sha256((ctypes.c_char * block.numel()).from_address(block.data_ptr())).digest()
 
 
 def main() -> None:
-    """Do what the directory says."""
+    """Execute the commands in the directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     options = parser.parse_args()

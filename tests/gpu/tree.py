@@ -1,4 +1,4 @@
-"""A program in a PID namespace of its own, as a job is: started there, dumped from outside, restored in another one."""
+"""A program in its own PID namespace, like a job: started there, dumped from outside, restored in another namespace."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from gpu.machine import MIB
 from gpu.programs import HERE, Program, undisturbed
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Tree
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
-from slurm_affinode.pinned import Process
 
 _INIT = """
 import os, subprocess, sys, time
@@ -45,21 +45,21 @@ _SIOCGIFFLAGS, _IFF_UP = 0x8913, 1
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The namespace: its PID 1 as seen from here."""
+    """A namespace, with its PID 1 in the outer namespace."""
 
     init: int
 
     def root(self) -> tuple[int, int]:
-        """The one process in it: PID there, PID here."""
+        """Return the inner and outer PID of its only process."""
         ((inner, outer),) = namespace.members(self.init).items()
         return inner, outer
 
 
 @contextlib.contextmanager
 def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> Iterator[Space]:
-    """A namespace, with a command as the only process below its PID 1, or with none. It ends with the context."""
+    """Create a namespace, optionally with a command as the only process below its PID 1. It ends with the context."""
     token = work / f"init-{time.monotonic_ns()}"
-    # It also ends where whoever has started it is killed: a server that was stopped would stay for ever.
+    # It also ends if its parent is killed: otherwise a stopped server would remain forever.
     argv = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
     argv += ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
     made: subprocess.Popen[bytes] | None = None
@@ -80,7 +80,7 @@ def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> It
 
 
 def can() -> str | None:
-    """Why CRIU cannot work here; ``None``: it can."""
+    """Return why CRIU cannot work here; ``None``: it can."""
     if os.geteuid() != 0:
         return "CRIU and namespaces need root"
     if not Path("/proc/sys/kernel/ns_last_pid").exists():
@@ -89,9 +89,9 @@ def can() -> str | None:
 
 
 def trial(criu: Criu, work: Path) -> str | None:
-    """Why CRIU cannot dump a plain process here and restore it; ``None``: it can.
+    """Return why CRIU cannot dump and restore a plain process here; ``None``: it can.
 
-    Root may lack a capability (of a container), or the kernel a part of itself: that is not about GPUs.
+    Root may lack a capability (in a container), or the kernel a feature: that is unrelated to GPUs.
     """
     place = work / "plain"
     place.mkdir()
@@ -123,7 +123,7 @@ def trial(criu: Criu, work: Path) -> str | None:
 
 
 def manifest(key: JobKey, root: int, mib: int) -> Manifest:
-    """What the agent would write of a job with one process, ``root``, and so much GPU memory."""
+    """Return the agent's manifest for a job with one process, ``root``, and this much GPU memory."""
     return Manifest(
         key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
         option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
@@ -132,7 +132,7 @@ def manifest(key: JobKey, root: int, mib: int) -> Manifest:
 
 
 def namespaces() -> str | None:
-    """Why no PID namespace can be had here; ``None``: it can."""
+    """Return why no PID namespace can be created here; ``None``: it can."""
     if os.geteuid() != 0:
         return "namespaces need root"
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
@@ -149,7 +149,7 @@ def namespaces() -> str | None:
 
 
 def loopback() -> str | None:
-    """Why nothing can be reached on this machine itself, as CRIU tries when it begins; ``None``: it can.
+    """Return why the loopback interface is down, which CRIU uses at startup; ``None``: it is up.
 
     Source: netdevice(7).
     """

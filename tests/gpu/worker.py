@@ -1,8 +1,8 @@
 """A program that computes on a GPU through the CUDA driver API: ``python worker.py DIRECTORY [--ordinal N]``.
 
-It holds memory that stands for weights and for the state of an optimizer, changes all of it in each step, launched as a
-CUDA graph where the driver has them, and can tell a digest of every byte. What it computes depends on its seed and its
-steps alone, so two runs are equal bit for bit.
+It allocates memory in place of weights and optimizer state, changes all of it in each step, as a CUDA graph if the
+driver supports them, and can return a digest of every byte. Its results depend only on its seed and its steps, so two
+runs are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _GRID, _THREADS = 1024, 256
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The values of a call; its error raised by name."""
+    """Return the values of a call, or raise its error by name."""
     if answer[0] != d.CUresult.CUDA_SUCCESS:
         raise OSError(answer[0].name)
     return answer[1] if len(answer) == 2 else answer[1:] or None
@@ -49,7 +49,7 @@ class Piece:
 
 @dataclass
 class Work:
-    """What the program holds and does."""
+    """The memory and the operations of the program."""
 
     ordinal: int
     pieces: list[Piece] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Work:
         self._stream = ok(d.cuStreamCreate(0))
 
     def setup(self, mib: int, seed: int = 1, graph: bool = True) -> dict[str, Any]:
-        """Take ``mib`` MiB, half of it weights, half the optimizer's state, and give each byte a value."""
+        """Allocate ``mib`` MiB, half for weights and half for optimizer state, and initialize every byte."""
         left = mib * MIB
         while left:
             size = min(left, PIECE)
@@ -82,7 +82,7 @@ class Work:
         return {"uuid": bytes(ok(d.cuDeviceGetUuid(self.device)).bytes).hex(), "graph": why is None, "why": why}
 
     def steps(self, count: int, busy_ms: int = 0) -> list[int]:
-        """So many steps; what each gave."""
+        """Compute this many steps; return the checksum of each."""
         found = []
         for _ in range(count):
             self.step += 1
@@ -95,7 +95,7 @@ class Work:
         return found
 
     def digest(self) -> str:
-        """Of every byte that it holds."""
+        """Return a digest of all memory."""
         whole = hashlib.sha256()
         buffers = [bytearray(BLOCK) for _ in range(8)]
         views = [(ctypes.c_char * BLOCK).from_buffer(buffer) for buffer in buffers]
@@ -116,16 +116,16 @@ class Work:
         return whole.hexdigest()
 
     def busy(self, seconds: float) -> None:
-        """One kernel that takes so long; returns at once."""
+        """Launch a kernel with this duration; returns at once."""
         arguments = ((int(seconds * 1e9),), (ctypes.c_uint64,))
         ok(d.cuLaunchKernel(self._busy, 1, 1, 1, 1, 1, 1, 0, self._stream, arguments, 0))
 
     def wait(self) -> None:
-        """For all that was launched."""
+        """Wait for all launched kernels."""
         ok(d.cuCtxSynchronize())
 
     def work(self, seconds: float, wait_ms: int = 20) -> None:
-        """Compute and move memory for a time, in short kernels; without ``wait_ms`` they do nothing but move memory."""
+        """Compute and move memory for a time in short kernels; with ``wait_ms=0`` they only move memory."""
         until = time.monotonic() + seconds
         piece = self.pieces[0]
         half = piece.size // 2
@@ -136,7 +136,7 @@ class Work:
             ok(d.cuStreamSynchronize(self._stream))
 
     def hold(self, mib: int) -> None:
-        """More memory, as another user of the GPU would take it."""
+        """Allocate more memory, as another user of the GPU would."""
         size = mib * MIB
         piece = Piece(int(ok(d.cuMemAlloc(size))), size)
         self.more.append(piece)
@@ -144,12 +144,12 @@ class Work:
         ok(d.cuCtxSynchronize())
 
     def release(self) -> None:
-        """Give that back."""
+        """Free that memory."""
         while self.more:
             ok(d.cuMemFree(self.more.pop().at))
 
     def drop(self) -> None:
-        """Give all of it back."""
+        """Free all memory."""
         self.release()
         while self.pieces:
             ok(d.cuMemFree(self.pieces.pop().at))
@@ -160,13 +160,13 @@ class Work:
         ok(d.cuLaunchKernel(self._add, _GRID, 1, 1, _THREADS, 1, 1, 0, self._stream, arguments, 0))
 
     def _capture(self) -> str | None:
-        """A graph of one kernel for each piece. Why there is none, where there is none."""
+        """Capture a graph with one kernel per piece; return why there is none, or ``None``."""
         try:
             ok(d.cuStreamBeginCapture(self._stream, d.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL))
             for number, piece in enumerate(self.pieces):
                 self._launch_add(piece, 77 + number)
             self.graph = ok(d.cuGraphInstantiate(ok(d.cuStreamEndCapture(self._stream)), 0))
-        except RuntimeError as error:  # how the bindings tell that the driver has no such function
+        except RuntimeError as error:  # raised by the bindings if the driver lacks the function
             return f"the driver has no CUDA graphs ({error})"
         return None
 
@@ -188,7 +188,7 @@ class Work:
 
 
 def main() -> None:
-    """Do what the directory says."""
+    """Execute the commands in the directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--ordinal", type=int, default=0)

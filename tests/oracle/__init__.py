@@ -1,1 +1,1 @@
-"""An independent computation of a report's figures, compared with the product's on random clusters."""
+"""An independent computation of the figures of a report, compared with those of the product on random clusters."""

@@ -18,11 +18,11 @@ from oracle.model import Cluster, dumps, loads
 
 OUT = Path("out/oracle")
 _BATCH = 25
-"""Clusters drawn in one go: a difference is shrunk by drawing its batch again."""
+"""Clusters drawn at once; a failing batch is drawn again to shrink a difference."""
 
 
 def main() -> int:
-    """Compare clusters; 1 where a figure differs."""
+    """Compare clusters; return 1 if a figure differs."""
     options = _options()
     if options.replay:
         return _replay(options.replay)
@@ -32,7 +32,7 @@ def main() -> int:
              for first in range(0, options.clusters, _BATCH)}  # fmt: skip
     compared = undecided = differing = 0
     worst: tuple[int, int] | None = None
-    os.environ["POLARS_MAX_THREADS"] = "1"  # of the workers, which are as many as there are cores
+    os.environ["POLARS_MAX_THREADS"] = "1"  # per worker; there are as many workers as cores
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as workers:
         batches = {workers.submit(compare, seed, size, features): (seed, size) for seed, size in seeds.items()}
         for done in as_completed(batches):

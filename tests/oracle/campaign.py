@@ -1,4 +1,4 @@
-"""Draw clusters in batches and compare each; a batch runs in a process of its own."""
+"""Draw clusters in batches and compare each; every batch runs in its own process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from oracle.model import Cluster
 
 @dataclass(slots=True)
 class Batch:
-    """What came of clusters drawn in one go."""
+    """The result of one batch of clusters."""
 
     compared: int = 0
     undecided: int = 0
@@ -25,7 +25,7 @@ class Batch:
 
 
 def compare(seed: int, size: int, features: frozenset[str]) -> Batch:
-    """Compare ``size`` clusters that have some of ``features``; the same seed gives the same ones."""
+    """Compare ``size`` clusters that have some of ``features``; the same seed gives the same clusters."""
     batch = Batch()
 
     def look(cluster: Cluster) -> None:
@@ -43,7 +43,7 @@ def compare(seed: int, size: int, features: frozenset[str]) -> Batch:
 
 
 def shrink(seed: int, size: int, features: frozenset[str]) -> Cluster:
-    """Return the smallest cluster with a difference that Hypothesis finds in a batch that has one."""
+    """Return the smallest cluster with a difference that Hypothesis finds in a failing batch."""
     failing: list[Cluster] = []
 
     def look(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""Random small clusters, drawn by Hypothesis: hours of samples a minute apart, a few nodes, GPUs and jobs."""
+"""Random small clusters, drawn by Hypothesis: hours of samples, a few nodes, GPUs and jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEATURES = frozenset(
         "replaced", "lost", "earlier", "labels", "wrong-labels", "recorded", "names", "running", "stale",
     }
 )  # fmt: skip
-"""What clusters may have beyond gaps and shared nodes."""
+"""Optional features of clusters, besides gaps and shared nodes."""
 
 ORIGINS = (
     ("UTC", 1793649600),  # 2026-11-02T20:00Z
@@ -24,7 +24,7 @@ ORIGINS = (
     ("Australia/Lord_Howe", 1775307600),  # 2026-04-04T13:00Z, two hours before the clocks go back by half an hour
 )
 SPAN_MIN = 240
-"""Samples and runs begin in this time."""
+"""Samples and runs start within this time."""
 
 Values = dict[str, float | None]
 _ACTIVITY = ("util_pct", "engine_active", "sm_active", "tensor_active", "dram_active")
@@ -56,14 +56,14 @@ _LEVELS: dict[str, tuple[Values, ...]] = {
 
 @dataclass(slots=True)
 class _Slot:
-    """A place for a GPU in a node, with the GPUs that were in it one after the other."""
+    """A GPU slot of a node, with the GPUs that were installed in it one after the other."""
 
     node: str
     index: int
     gpus: list[Gpu]
 
     def at(self, time_ms: int) -> Gpu | None:
-        """Return the GPU that was there, where one has been sampled by then; else the first."""
+        """Return the latest GPU sampled by this time, otherwise the first one."""
         there = [g for g in self.gpus if g.samples and g.samples[0].time_ms <= time_ms]
         return (there or self.gpus or [None])[-1]
 
@@ -96,7 +96,7 @@ def clusters(draw: st.DrawFn, features: frozenset[str] = FEATURES) -> Cluster:
 
 
 def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) -> list[_Slot]:
-    """The slots of a node, and what the metrics know of them."""
+    """Draw the slots of a node and their metrics."""
     known = ("uuid", "pci", "index")
     if "names" in features:
         known = draw(st.sampled_from([known, known, known, ("uuid",), ("uuid", "index"), ("pci", "index"), ("index",)]))
@@ -137,7 +137,7 @@ def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) ->
 def _samples(
     draw: st.DrawFn, features: frozenset[str], signals: tuple[str, ...], first_ms: int, last_ms: int
 ) -> Iterator[Sample]:
-    """Phases of one or a few kinds of sample in turns, with gaps between them."""
+    """Draw phases that alternate between a few kinds of samples, separated by gaps."""
     if first_ms >= last_ms:
         return
     step_ms = 1000 * draw(st.sampled_from([60, 300, 120]))
@@ -185,10 +185,10 @@ class _Jobs:
     cluster: Cluster
     slots: list[_Slot]
     had: list[tuple[Run, list[_Slot]]] = field(default_factory=list)
-    """Which slots each run had."""
+    """The slots of each run."""
 
     def add(self, job_id: int, origin: int) -> None:
-        """Add a job: one run, or the runs of a requeued job, the tasks of an array, the components of a het job."""
+        """Add a job: one run, the runs of a requeued job, the tasks of an array, or the components of a het job."""
         kinds = ["plain"] * 3 + [kind for kind in ("requeue", "array", "het") if kind in self.features]
         kind = self.draw(st.sampled_from(kinds))
         start = origin + 60 * self.draw(st.integers(-60, SPAN_MIN))
@@ -214,7 +214,7 @@ class _Jobs:
                 start += 60 * self.draw(st.integers(0, 60))
 
     def _add(self, run: Run, *, requeued: bool) -> bool:
-        """Give the run GPUs; return whether it had free ones."""
+        """Allocate GPUs to the run; return whether free ones were available."""
         draw, now = self.draw, self.cluster.accounted
         if run.end is not None and run.end > now:
             if run.start >= now or "running" not in self.features:
@@ -240,7 +240,7 @@ class _Jobs:
         return True
 
     def _name(self, run: Run, node: str, slots: list[_Slot], *, requeued: bool) -> None:
-        """Say in labels and records which GPUs the run had on a node; in one, both or neither."""
+        """Record the GPUs of the run on a node in labels, in recorded IDs, in both or in neither."""
         draw = self.draw
         if "labels" in self.features and draw(st.booleans()):
             late = 60 * draw(st.sampled_from([0, 0, 5])) if "wrong-labels" in self.features else 0
@@ -256,9 +256,9 @@ class _Jobs:
 
 
 def _label(gpu: Gpu, job_id: int, start: int, end: int, every: int = 1) -> None:
-    """Label each sample of a time, or each of ``every``.
+    """Label the samples of an interval, or every ``every``-th of them.
 
-    Not those without a value: NaN in exposition text is also where a series ends, and states no job.
+    Samples without a value are not labeled: NaN in exposition text also marks the end of a series, and states no job.
     """
     there = [s for s in gpu.samples if start * 1000 <= s.time_ms < end * 1000]
     for sample in there[::every]:

@@ -1,4 +1,4 @@
-"""Take a cluster in through the product, analyse it, and compare each figure with the rules'."""
+"""Ingest a cluster with the product, analyze it, and compare each figure with that of the rules."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from click.testing import CliRunner
 
 from oracle import formats, rules
 from oracle.model import Cluster
-from slurm_affinode import config as configuration
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
+from slurm_affinode.base import config as configuration
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.workflow import pipeline
+from slurm_affinode.pipeline import report
 
 Writer = Callable[[Cluster], str]
 
@@ -30,17 +30,17 @@ WAYS: dict[str, tuple[str, Writer, str]] = {
     "CSV": ("gpu.csv", formats.table, "sacct.txt"),
     "range query": ("gpu.json", formats.range_query, "sacct.json"),
 }
-"""Name -> file of GPU metrics and how it is written, and the file of accounting."""
+"""Name -> file of GPU metrics, its writer, and the file of accounting."""
 
 _RELATIVE, _ABSOLUTE = 2e-6, 2e-6
 
 
 class _IngestError(Exception):
-    """An input that sites have was not taken in."""
+    """A valid input was not ingested."""
 
 
 def differences(cluster: Cluster) -> list[str]:
-    """Return where the product's figures are not those of the rules. Raises ``rules.UndecidedError``."""
+    """Return where the figures of the product differ from the rules. Raises ``rules.UndecidedError``."""
     expected = rules.report(cluster)
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="oracle-") as directory:
@@ -52,7 +52,7 @@ def differences(cluster: Cluster) -> list[str]:
                 if any(gpu.samples for gpu in cluster.gpus):
                     _ingest("gpu", Path(directory) / name, write(cluster), state, cluster)
                 lines = [*_compared(expected, _analyzed(cluster, state))]
-            except pipeline.NoAccountingError:  # no job ran in the interval
+            except report.NoAccountingError:  # no job ran in the interval
                 lines = [f"no job run, by the rules {len(expected.runs)}"] if expected.runs else []
             except (AffinodeError, _IngestError) as error:
                 lines = [str(error)]
@@ -63,7 +63,7 @@ def differences(cluster: Cluster) -> list[str]:
 
 
 def _with_accounting(cluster: Cluster, name: str, directory: Path) -> Path:
-    """Return a state directory into which accounting and recorded GPU IDs were ingested."""
+    """Return a state directory with ingested accounting and recorded GPU IDs."""
     state = directory / f"state-of-{name}"
     shutil.copytree(_empty_state(), state)
     _ingest("sacct", directory / name, ACCOUNTING[name](cluster), state, cluster)
@@ -75,12 +75,12 @@ def _with_accounting(cluster: Cluster, name: str, directory: Path) -> Path:
 def _analyzed(cluster: Cluster, state: Path) -> WasteResult:
     query = WasteQuery(*(datetime.fromtimestamp(t, UTC) for t in (cluster.since, cluster.until)))
     config = configuration.load(None, state_dir=state)
-    return pipeline.analyse_stored(config, query, now=datetime.fromtimestamp(cluster.now, UTC))
+    return report.analyse_stored(config, query, now=datetime.fromtimestamp(cluster.now, UTC))
 
 
 @functools.cache
 def _empty_state() -> Path:
-    """Return a state directory with an empty database: making the tables takes longer than a comparison."""
+    """Return a state directory with an empty database; creating the tables takes longer than a comparison."""
     directory = Path(tempfile.mkdtemp(prefix="oracle-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     CliRunner().invoke(cli, ["db", "upgrade", "--state", str(directory)], catch_exceptions=False)

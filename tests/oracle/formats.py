@@ -1,4 +1,4 @@
-"""Write a cluster as sites have it: GPU metrics in three formats, accounting in two, recorded GPU IDs."""
+"""Write a cluster in the formats of sites: GPU metrics in three, accounting in two, recorded GPU IDs in one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ METRICS = dict(
 
 
 def exposition(cluster: Cluster) -> str:
-    """Exposition text with timestamps, scrape after scrape; OpenMetrics groups all samples of a metric."""
+    """Return exposition text with timestamps, scrape by scrape; OpenMetrics groups the samples by metric."""
     lines: list[str] = []
     scale = 1000 if cluster.openmetrics else 1
     entries = [
@@ -51,7 +51,7 @@ def exposition(cluster: Cluster) -> str:
 
 
 def range_query(cluster: Cluster) -> str:
-    """The answer of Prometheus to a range query: a matrix."""
+    """Return the response of Prometheus to a range query: a matrix."""
     series: dict[tuple[tuple[str, str], ...], list[tuple[float, str]]] = {}
     for gpu in cluster.gpus:
         for sample in gpu.samples:
@@ -63,7 +63,7 @@ def range_query(cluster: Cluster) -> str:
 
 
 def table(cluster: Cluster) -> str:
-    """CSV, one row per GPU and time, in local times."""
+    """Return CSV with one row per GPU and time, in local time."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["timestamp", "node", "uuid", "pci_bus_id", "index", "mig_instance", *METRICS.values(), "hpc_job"])
@@ -95,7 +95,7 @@ def _cell(value: float | None) -> str:
 
 
 def _local_times(times_ms: list[int], zone: str) -> list[str]:
-    """Local times, without their offset where they are read the same (the clock is seen to go back)."""
+    """Return local times, with a UTC offset if a reader could not resolve them when the clock goes back."""
     there = ZoneInfo(zone)
     moments = [datetime.fromtimestamp(t / 1000, UTC).astimezone(there) for t in times_ms]
     plain = [m.replace(tzinfo=None, fold=0) for m in moments]
@@ -105,7 +105,7 @@ def _local_times(times_ms: list[int], zone: str) -> list[str]:
         if back > timedelta(0):
             fold = 1
         if moment.utcoffset() != moment.replace(fold=1 - moment.fold).utcoffset():
-            # A gap hides what the clock did, and a small step back may be rows out of order.
+            # A gap hides a clock change, and a small step back may be rows out of order.
             dense = i > 0 and times_ms[i] - times_ms[i - 1] <= 300_000
             certain &= moment.fold == fold and dense and not timedelta(0) < back < timedelta(minutes=10)
     return [(p if certain else m).isoformat(timespec="milliseconds") for p, m in zip(plain, moments, strict=True)]
@@ -120,7 +120,7 @@ _FIELDS = (
 
 
 def sacct_text(cluster: Cluster) -> str:
-    """``sacct -P`` in local times."""
+    """Return the output of ``sacct -P`` in local time."""
     lines = ["|".join(_FIELDS)]
     for run in cluster.runs:
         printed = str(run.job_id)
@@ -138,7 +138,7 @@ def sacct_text(cluster: Cluster) -> str:
 
 
 def sacct_json(cluster: Cluster) -> str:
-    """``sacct --json``."""
+    """Return the output of ``sacct --json``."""
     jobs = []
     for run in cluster.runs:
         array, het = run.array or [0, None], run.het or [0, None]
@@ -161,7 +161,7 @@ def sacct_json(cluster: Cluster) -> str:
 
 
 def recorded(cluster: Cluster) -> str:
-    """CSV as ``ingest allocations`` reads it."""
+    """Return CSV as read by ``ingest allocations``."""
     lines = ["cluster,job_id,start,node,gpu"]
     for entry in cluster.recorded:
         start = "" if entry.start is None else datetime.fromtimestamp(entry.start, UTC).isoformat()
@@ -187,7 +187,7 @@ def _number(value: int | None) -> dict[str, object]:
 
 
 def _accounting_times(cluster: Cluster, run: Run) -> tuple[str, str, str]:
-    """Submit, start and end in local time; with their offset where order and elapsed time do not tell one reading."""
+    """Return submit, start and end in local time, with UTC offset if order and elapsed time leave them ambiguous."""
     there = ZoneInfo(cluster.zone)
     times = [run.submit, run.start, *([] if run.end is None else [run.end])]
     moments = [datetime.fromtimestamp(t, UTC).astimezone(there) for t in times]

@@ -1,4 +1,4 @@
-"""A cluster as its records show it: GPUs with samples, job runs, recorded GPU IDs; kept as JSON to run it again."""
+"""The records of a cluster: GPUs with samples, job runs, recorded GPU IDs; stored as JSON to repeat a comparison."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Sample:
 
     time_ms: int
     values: dict[str, float | None]
-    """Signal -> value; None: the source gives a NaN, absent: it does not have the signal. At least one entry."""
+    """Signal -> value; None: the source gives NaN; absent: it does not have the signal. At least one entry."""
     jobs: list[int] = field(default_factory=list)
     """Job IDs of the label ``hpc_job``."""
 
 
 @dataclass(slots=True)
 class Gpu:
-    """A GPU (or MIG instance) as its metrics name it."""
+    """A GPU or MIG instance as identified in its metrics."""
 
     node: str
     uuid: str | None
@@ -31,11 +31,11 @@ class Gpu:
     index: int | None
     samples: list[Sample]
     mig: int | None = None
-    """ID of the GPU instance; the GPU itself has none."""
+    """ID of the GPU instance; None for the GPU itself."""
 
     @property
     def name(self) -> str:
-        """What tells it from other GPUs of the cluster: the UUID, else the PCI address, else the index, on its node."""
+        """Unique name in the cluster: node and UUID, otherwise PCI address, otherwise index."""
         named = self.uuid or self.pci or f"index {self.index}"
         return f"{self.node} {named}" + ("" if self.mig is None else f" instance {self.mig}")
 
@@ -61,7 +61,7 @@ class Run:
 
 @dataclass(slots=True)
 class Recorded:
-    """A GPU ID that was recorded for a job."""
+    """A GPU ID recorded for a job."""
 
     job_id: int
     start: int | None
@@ -72,21 +72,21 @@ class Recorded:
 
 @dataclass(slots=True)
 class Cluster:
-    """Everything that a report rests on."""
+    """All input of a report."""
 
     since: int
     until: int
     accounted: int
-    """When accounting was printed."""
+    """Time of the accounting output, epoch seconds."""
     now: int
-    """When the report is made."""
+    """Time of the report, epoch seconds."""
     zone: str
-    """Of local times in text."""
+    """Time zone of local times in text."""
     gpus: list[Gpu]
     runs: list[Run]
     recorded: list[Recorded] = field(default_factory=list)
     openmetrics: bool = False
-    """Whether exposition text is OpenMetrics."""
+    """Write exposition text as OpenMetrics."""
 
 
 def dumps(cluster: Cluster) -> str:
@@ -102,7 +102,7 @@ def dumps(cluster: Cluster) -> str:
 
 
 def loads(text: str) -> Cluster:
-    """Read what ``dumps`` wrote."""
+    """Read the output of ``dumps``."""
     document: dict[str, Any] = json.loads(text)
     gpus = [
         Gpu(**{**gpu, "samples": [Sample(time, values, jobs) for time, values, jobs in gpu["samples"]]})

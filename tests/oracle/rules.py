@@ -1,6 +1,6 @@
-"""The rules of ``docs/metrics.md`` as plain Python: each sample by itself, slow and obvious.
+"""The rules of ``docs/metrics.md`` as plain Python that processes each sample on its own.
 
-Nothing here comes from the package, and nothing of it is imported.
+Independent of the package: nothing is imported from it.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HOUR_MS = 3_600_000
 KINDS = {
     "labels": "gpu_hours_by_labels", "recorded": "gpu_hours_by_records", "whole-node": "gpu_hours_by_whole_node",
 }  # fmt: skip
-"""How a GPU was found -> its part of the allocated hours."""
+"""Mapping of a GPU -> its part of the allocated hours."""
 
 Slot = tuple[str, object, int | None]
 """Node; PCI address, else index, else UUID; MIG instance."""
 Pairs = dict[int, dict[int, str]]
-"""Position of a run -> position of a GPU of it -> how it was found."""
+"""Index of a run -> index of one of its GPUs -> mapping."""
 
 
 class UndecidedError(Exception):
@@ -35,7 +35,7 @@ class UndecidedError(Exception):
 
 @dataclass(slots=True)
 class Figures:
-    """Those of a run, or of all. Hours are GPU-hours; None: nothing is known."""
+    """The figures of a run or the total. Hours are GPU-hours; None: unknown."""
 
     gpu_hours_allocated: float = 0.0
     gpu_hours_measured: float = 0.0
@@ -70,7 +70,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Sums:
-    """What the samples of one run add up to."""
+    """Sums over the samples of one run."""
 
     hours: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("idle", "low", "busy"), 0.0))
     util: float = 0.0
@@ -127,7 +127,7 @@ def report(cluster: Cluster) -> Report:
 
 
 def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[int, int], holders: list[tuple[int, int]]) -> None:
-    """Add what the samples of one GPU say of a run that held it."""
+    """Add the samples of one GPU to the sums of a run that held it."""
     start, end = held
     window: tuple[int, int] | None = None
     for sample, following in _with_next(cluster.gpus[g].samples):
@@ -159,7 +159,7 @@ def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[int, int], holde
 
 
 def _state(sample: Sample) -> str | None:
-    """Return idle, low or busy; None where no activity signal is there."""
+    """Return idle, low or busy; None without an activity signal."""
     activities = []
     for name, factor in (
         ("util_pct", 1),
@@ -181,7 +181,7 @@ def _with_next(samples: list[Sample]) -> Iterator[tuple[Sample, Sample | None]]:
 
 
 def _counts_until(cluster: Cluster, g: int, sample: Sample, following: Sample | None) -> float:
-    """Return where the time of a sample ends, but for the end of the allocation."""
+    """Return when the time of a sample ends, ignoring the end of the allocation."""
     step = _step(cluster, g, sample.time_ms // DAY_MS)
     if following is not None and (step is None or following.time_ms - sample.time_ms <= MAX_GAP_STEPS * step):
         return following.time_ms
@@ -189,7 +189,7 @@ def _counts_until(cluster: Cluster, g: int, sample: Sample, following: Sample | 
 
 
 def _step(cluster: Cluster, g: int, day: int) -> float | None:
-    """Return the sampling step of a GPU on a UTC day in milliseconds; None where nothing tells it."""
+    """Return the sampling interval of a GPU on a UTC day, in milliseconds. Raises ``UndecidedError``."""
     times = [s.time_ms for s in cluster.gpus[g].samples]
     of_day = [t for t in times if t // DAY_MS == day]
     if len(of_day) >= 10:
@@ -201,7 +201,7 @@ def _step(cluster: Cluster, g: int, day: int) -> float | None:
 
 
 def _typical(times: Iterable[int]) -> float:
-    """Return the median distance; where two sources take turns, the larger of two neighboring distances."""
+    """Return the median distance; if two sources alternate, the median of the larger of neighboring distances."""
     ordered = sorted(times)
     distances = [b - a for a, b in itertools.pairwise(ordered)]
     middle = median(distances)
@@ -212,14 +212,14 @@ def _typical(times: Iterable[int]) -> float:
 
 
 def _slices(start: float, end: float, holders: list[tuple[int, int]]) -> Iterator[tuple[float, float, int]]:
-    """Cut a time at the starts and ends of the runs that hold a GPU: from, to, number of runs."""
+    """Split a time span at the starts and ends of the runs that hold a GPU: from, to, number of runs."""
     cuts = sorted({start, end, *(t for h in holders for t in h if start < t < end)})
     for a, b in itertools.pairwise(cuts):
         yield a, b, sum(s <= a and b <= e for s, e in holders)
 
 
 def _share_hours(cluster: Cluster, held: tuple[int, int], holders: list[int]) -> float:
-    """Return the hours of one GPU that a run has while it shares it with ``holders``, itself among them."""
+    """Return the hours of one GPU for a run that shares it with ``holders``, which include the run."""
     others = [h for o in holders if (h := _held(cluster, cluster.runs[o]))]
     return sum((b - a) / k for a, b, k in _slices(*held, others)) / HOUR_MS
 
@@ -265,7 +265,7 @@ def _figures(allocated: float, sums: _Sums) -> Figures:
 
 
 def mapping(cluster: Cluster) -> Pairs:
-    """Decide for each node of each run which GPUs it had there."""
+    """Map each run to its GPUs, node by node."""
     labelled = [_labelled(cluster, run) for run in cluster.runs]
     pairs: Pairs = {}
     for r, run in enumerate(cluster.runs):
@@ -300,13 +300,13 @@ def mapping(cluster: Cluster) -> Pairs:
 
 
 def _reaches(cluster: Cluster, gpu: Gpu, run: Run) -> bool:
-    """Return whether the metrics of the GPU reach into the time of the run."""
+    """Return whether the samples of the GPU overlap the run."""
     held, times = _held(cluster, run), [s.time_ms for s in gpu.samples if _on_its_days(cluster, s)]
     return held is not None and bool(times) and min(times) < held[1] and max(times) >= held[0]
 
 
 def _on_its_days(cluster: Cluster, sample: Sample) -> bool:
-    """Return whether a sample is on a UTC day of the interval."""
+    """Return whether the sample is on a UTC day of the interval."""
     return cluster.since * 1000 // DAY_MS <= sample.time_ms // DAY_MS <= (cluster.until * 1000 - 1) // DAY_MS
 
 
@@ -316,7 +316,7 @@ def _seen(cluster: Cluster, gpu: Gpu) -> bool:
 
 
 def _on_node(cluster: Cluster, by_label: list[int], by_record: list[int]) -> dict[int, str]:
-    """Labelled GPUs, then recorded ones, as many as the larger of the two names."""
+    """Return labeled GPUs, then recorded ones, up to the larger of both counts."""
     found = dict.fromkeys(by_label, "labels")
     taken = {_slot(cluster.gpus[g]) for g in by_label}
     recorded = {_slot(cluster.gpus[g]) for g in by_record}
@@ -330,7 +330,7 @@ def _on_node(cluster: Cluster, by_label: list[int], by_record: list[int]) -> dic
 
 
 def _named_there(cluster: Cluster, run: Run, node: str, slots: set[Slot]) -> int:
-    """Return how many GPUs of a node labels or records name, whichever are more, also without samples."""
+    """Return how many GPUs labels or recorded IDs name on a node (the larger count), including GPUs without samples."""
     names = {entry.gpu for entry in _records_of(cluster, run) if entry.node == node}
     seen = [gpu for gpu in cluster.gpus if gpu.node == node and _seen(cluster, gpu)]
     recorded = {next((_slot(gpu) for gpu in seen if name in _names(gpu)), name) for name in names}
@@ -338,9 +338,9 @@ def _named_there(cluster: Cluster, run: Run, node: str, slots: set[Slot]) -> int
 
 
 def _labelled(cluster: Cluster, run: Run) -> set[int]:
-    """GPUs that labels give to the run, on its nodes and in its time.
+    """Return the GPUs that labels assign to the run, on its nodes and during its time.
 
-    A label is the ID of the job, or, where no job of this ID fits, of its array or heterogeneous job.
+    A label is the job ID or, if no job with this ID matches, the ID of its array or heterogeneous job.
     """
     leaders = {of[0] for of in (run.array, run.het) if of} - {run.job_id}
     found = set()
@@ -364,7 +364,7 @@ def _fits(cluster: Cluster, run: Run, gpu: Gpu, span: tuple[int, int]) -> bool:
 
 
 def _label_spans(gpu: Gpu, job_id: int) -> Iterator[tuple[int, int]]:
-    """From when to when samples one after the other have a label."""
+    """Return first and last time of consecutive samples with the label."""
     ordered = sorted(gpu.samples, key=lambda s: s.time_ms)
     for labelled, samples in itertools.groupby(ordered, key=lambda s: job_id in s.jobs):
         times = [s.time_ms for s in samples]
@@ -379,7 +379,7 @@ def _records_of(cluster: Cluster, run: Run) -> list[Recorded]:
 
 
 def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> list[str]:
-    """Nodes all of whose GPUs the run had, of those where nothing names any; ``left`` of its GPUs are not named."""
+    """Return the nodes whose GPUs all belong to the run; ``left`` of its GPUs are not mapped by other evidence."""
     if left <= 0 or not silent:
         return []
     counts = {node: _gpu_count(cluster, node) for node in silent}
@@ -393,19 +393,19 @@ def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> li
 
 
 def _with_gpus(cluster: Cluster, run: Run) -> bool:
-    """Return whether a run has GPUs: by accounting, or by a label or a record."""
+    """Return whether a run has GPUs: by accounting, a label or a recorded ID."""
     return run.gpus > 0 or bool(_labelled(cluster, run) or _records_of(cluster, run))
 
 
 def _gpu_count(cluster: Cluster, node: str) -> int | None:
-    """Return how many GPUs the node has; None where that is not known."""
+    """Return how many GPUs the node has; None if unknown."""
     seen = [g for g in cluster.gpus if g.node == node and _seen(cluster, g)]
     slots = {_slot(gpu) for gpu in seen}
     if any(gpu.index is not None and gpu.index >= len(slots) for gpu in seen):
         return None
     single = [r for r in cluster.runs if r.nodes == [node] and _held(cluster, r) is not None]
     for run in single:
-        # The most at once is reached where one of them starts.
+        # The maximum in use at a time is reached at the start of a run.
         start, _ = _held(cluster, run) or (0, 0)
         if sum(o.gpus for o in single if (h := _held(cluster, o)) and h[0] <= start < h[1]) > len(slots):
             return None
@@ -425,14 +425,14 @@ def _names(gpu: Gpu) -> set[str]:
 
 
 def _held(cluster: Cluster, run: Run) -> tuple[int, int] | None:
-    """Return from when to when the run held its GPUs in the asked interval, in milliseconds."""
+    """Return when the run held its GPUs within the interval, in milliseconds."""
     start = max(run.start, cluster.since)
     end = min(min(_known_until(cluster), cluster.now) if run.end is None else run.end, cluster.until)
     return (start * 1000, end * 1000) if start < end else None
 
 
 def _known_until(cluster: Cluster) -> int:
-    """Return the latest time in accounting; of a running job, its start and the time that it had run."""
+    """Return the latest time in accounting; a running job counts until its start plus elapsed time."""
     ran = [cluster.accounted if run.end is None else run.end for run in cluster.runs]
     return max(*ran, *(run.start for run in cluster.runs), *(run.submit for run in cluster.runs))
 

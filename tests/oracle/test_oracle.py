@@ -1,4 +1,4 @@
-"""The figures of a report are those of the rules, for a few random clusters; ``make oracle`` compares a thousand."""
+"""The figures of reports agree with the rules for a few random clusters; ``make oracle`` compares a thousand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from oracle.model import Cluster, dumps, loads
 @settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(clusters())
 def test_figures_agree_with_the_rules(cluster: Cluster) -> None:
-    """Each run's and all, through three formats of GPU metrics."""
+    """Compares each run and the total, in three formats of GPU metrics."""
     try:
         assert differences(cluster) == []
     except rules.UndecidedError:
@@ -25,6 +25,6 @@ def test_figures_agree_with_the_rules(cluster: Cluster) -> None:
 
 @settings(max_examples=5, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(clusters())
-def test_saved_clusters_are_read_back(cluster: Cluster) -> None:
+def test_saved_cluster_is_restored(cluster: Cluster) -> None:
     """A failing cluster can be compared again."""
     assert loads(dumps(cluster)) == cluster

@@ -1,4 +1,4 @@
-"""The script of the archive that tests and measures on a machine with a GPU, on one without."""
+"""The script of the archive for tests and benchmarks on a machine with a GPU, run without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def top(tmp_path: Path) -> Path:
-    """The unpacked archive, with a wheel that has nothing in it: the package is this one."""
+    """The unpacked archive with an empty wheel; the package is that of the checkout."""
     made = tmp_path / "slurm-affinode-gpu"
     (made / "wheels").mkdir(parents=True)
     shutil.copy(REPOSITORY / "tests" / "gpu" / "bundle" / "run", made / "run")
@@ -34,7 +34,7 @@ def top(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def crowded(tmp_path: Path) -> Path:
-    """A Python with packages "benchmarks" and "gpu" that somebody has installed, and a plug-in of another pytest."""
+    """A Python with other packages "benchmarks" and "gpu", and a plug-in of another pytest."""
     venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
@@ -56,8 +56,8 @@ def run(top: Path, *arguments: str, **env_: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_without_a_driver_all_of_it_says_so(top: Path) -> None:
-    """The table of features, the tests and the benchmark: each gets its turn, none fails."""
+def test_bundle_without_driver_skips_everything(top: Path) -> None:
+    """The feature table, the tests and the benchmark all run without failure."""
     done = run(top)
     if "there is no NVIDIA driver here" not in done.stdout:
         pytest.skip("this machine has a driver")
@@ -69,10 +69,8 @@ def test_without_a_driver_all_of_it_says_so(top: Path) -> None:
     assert {path.name for path in (top / "results").iterdir()} == {"tests.json", "bench.json"}
 
 
-def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(
-    top: Path, crowded: Path, tmp_path: Path
-) -> None:
-    """``make test-gpu`` where nothing is installed: tests and package of the tree, results where it has them."""
+def test_source_tree_is_tested_offline_with_the_archive(top: Path, crowded: Path, tmp_path: Path) -> None:
+    """``make test-gpu`` uses tests and package of the tree and the wheels of the archive; results go to the tree."""
     tree = tmp_path / "tree"
     bundle = tree / "tests" / "gpu" / "bundle"
     for name in ("tests", "benchmarks"):
@@ -99,8 +97,8 @@ def test_without_a_network_the_source_tree_is_tested_with_what_the_archive_has(
     assert (tree / "out" / "gpu" / "tests.json").exists()
 
 
-def test_what_it_does_not_know_is_refused(top: Path) -> None:
-    """With what there is."""
+def test_unknown_command_and_python_are_rejected(top: Path) -> None:
+    """The error lists the available ones."""
     done = run(top, "everything")
     assert (done.returncode, "table | tests ... | bench" in done.stderr) == (2, True)
     next((top / "wheels").iterdir()).unlink()
@@ -111,8 +109,8 @@ def test_what_it_does_not_know_is_refused(top: Path) -> None:
     assert (done.returncode, "found here: /nonexistent, which does not run" in done.stderr) == (3, True)
 
 
-def test_a_place_that_cannot_be_written_is_told(top: Path) -> None:
-    """A share that is mounted read-only: wheels are unpacked beside them."""
+def test_read_only_directory_is_reported(top: Path) -> None:
+    """Wheels are unpacked beside the archive's wheels, which fails on a share mounted read-only."""
     command = [str(top / "run"), "table"]
     if os.geteuid() == 0:
         script = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
@@ -127,8 +125,8 @@ def test_a_place_that_cannot_be_written_is_told(top: Path) -> None:
     assert (done.returncode, done.stderr) == (3, f"{top} cannot be written: copy it to where it can\n")
 
 
-def test_libraries_that_the_loader_does_not_know_are_found(top: Path, tmp_path: Path) -> None:
-    """Containers have NVIDIA's in a directory of their own, and need not say so."""
+def test_nvidia_libraries_outside_the_loader_path_are_found(top: Path, tmp_path: Path) -> None:
+    """Containers may have them in a separate directory without setting LD_LIBRARY_PATH."""
     place = tmp_path / "nvidia"
     place.mkdir()
     for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
@@ -145,8 +143,8 @@ def test_libraries_that_the_loader_does_not_know_are_found(top: Path, tmp_path: 
     assert f"NVIDIA's libraries: {place}" in done.stderr
 
 
-def test_packages_of_the_machine_with_the_same_names_do_no_harm(top: Path, crowded: Path) -> None:
-    """Nor do plug-ins of another pytest."""
+def test_installed_packages_with_the_same_names_are_ignored(top: Path, crowded: Path) -> None:
+    """So are plug-ins of another pytest."""
     for part, word in (("tests", " skipped"), ("bench", "not yet measured on hardware")):
         done = run(top, part, PYTHON=str(crowded))
         assert (done.returncode, word in done.stdout) == (0, True), done.stdout + done.stderr

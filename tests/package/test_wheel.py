@@ -1,4 +1,4 @@
-"""What is shipped is what is tested: the wheel, alone, in a clean environment."""
+"""The wheel, installed alone in a clean environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 def run(*argv: str | Path, cwd: Path) -> str:
-    """Run a program and return what it printed; its standard error is the message of a failure."""
+    """Run a program and return its standard output; on failure, its standard error is the message."""
     done = subprocess.run([str(a) for a in argv], cwd=cwd, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
@@ -33,8 +33,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(out.glob("*.whl"))
 
 
-def test_templates_and_sql_are_inside(wheel: Path) -> None:
-    """Every file of reports/ and sql/ is in the wheel, and nothing of the tests is."""
+def test_wheel_contains_templates_and_sql(wheel: Path) -> None:
+    """Every file of reports/ and sql/ is in the wheel, and no file of tests/ or benchmarks/."""
     names = set(zipfile.ZipFile(wheel).namelist())
     for top in ("reports", "sql"):
         files = [p for p in (REPOSITORY / top).rglob("*") if p.is_file()]
@@ -44,7 +44,7 @@ def test_templates_and_sql_are_inside(wheel: Path) -> None:
 
 
 def test_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
-    """Installed in an empty environment, away from the checkout, the demo writes its page and summary."""
+    """Installed in an empty environment outside the checkout, the demo writes its page and summary."""
     run(UV, "venv", "--quiet", "--python", sys.executable, "env", cwd=tmp_path)
     run(UV, "pip", "install", "--quiet", "--python", "env/bin/python", wheel, cwd=tmp_path)
     said = run(tmp_path / "env" / "bin" / "slurm-affinode", "demo", "--out", "demo", cwd=tmp_path)
@@ -55,7 +55,7 @@ def test_demo_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
 
 
 def test_source_distribution_has_the_plugin(tmp_path: Path) -> None:
-    """It is built for each site's Slurm: from the source, and from nothing else."""
+    """The plugin is built from source for the Slurm of each site."""
     run(UV, "build", "--quiet", "--sdist", "--out-dir", tmp_path, cwd=REPOSITORY)
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}

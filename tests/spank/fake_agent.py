@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A stand-in for the agent of a node, for tests of the plugin and the shepherd. Runs as root, needs Python alone.
+"""A fake agent for tests of the plugin and the shepherd. Runs as root, needs only Python.
 
-    fake_agent.py serve BEHAVIOUR    answers shepherds; writes what they say to /run/fake-agent.log, one JSON line each
-    fake_agent.py suspend JOBID      images the job's tree, requeues the job on hold, ends the tree
+    fake_agent.py serve BEHAVIOUR    answers shepherds; logs their messages to /run/fake-agent.log, one JSON line each
+    fake_agent.py suspend JOBID      dumps the job's process tree, requeues the job on hold, kills the tree
 
-Behaviours: ``start`` and ``restore`` answer as the agent does; ``hold`` refuses; ``say`` greets and signals; the others
-are mad: ``silent``, ``garbage``, ``truncated``, ``close``, ``flood``.
+Behaviors: ``start`` and ``restore`` answer as the agent does; ``hold`` refuses; ``say`` greets and signals; the
+others are faulty: ``silent``, ``garbage``, ``truncated``, ``close``, ``flood``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ CRIU = ("--manage-cgroups=ignore", "--shell-job", "--tcp-close", "--ext-unix-sk"
 
 
 def note(**what: object) -> None:
-    """One line of the log."""
+    """Write one line to the log."""
     with LOG.open("a") as out:
         out.write(json.dumps({"time": time.time(), **what}) + "\n")
 
 
 def run(*argv: str, pass_fds: tuple[int, ...] = ()) -> None:
-    """Runs a command; its failure is logged."""
+    """Run a command; a failure is logged."""
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, pass_fds=pass_fds, check=False)
     if done.returncode != 0:
         note(failed=" ".join(argv), status=done.returncode, said=(done.stdout + done.stderr)[-2000:])
@@ -45,12 +45,12 @@ def run(*argv: str, pass_fds: tuple[int, ...] = ()) -> None:
 
 
 def inside(init: int, *argv: str, pass_fds: tuple[int, ...] = ()) -> None:
-    """Runs a command in the PID and mount namespaces of a shepherd."""
+    """Run a command in the PID and mount namespaces of a shepherd."""
     run("nsenter", f"--target={init}", "--pid", "--mount", "--", *argv, pass_fds=pass_fds)
 
 
 def shepherd_of(job: str) -> int:
-    """The shepherd of a job: its command line begins with program, descriptor, job."""
+    """Return the shepherd of a job: its command line begins with program, descriptor, job."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
@@ -62,19 +62,19 @@ def shepherd_of(job: str) -> int:
 
 
 def child_of(pid: int) -> int:
-    """The first child of a process."""
+    """Return the first child of a process."""
     return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
 
 
 def pid_inside(pid: int) -> int:
-    """A process's number in its own PID namespace."""
+    """Return the PID of a process in its own PID namespace."""
     found = re.search(r"^NSpid:\s.*\s(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     assert found is not None
     return int(found[1])
 
 
 def suspend(job: str) -> None:
-    """Dump, requeue on hold, kill: the order matters."""
+    """Dump, requeue on hold, kill, in this order."""
     init = shepherd_of(job)
     root = child_of(init)
     directory = STORE / f"{CLUSTER}.{job}"
@@ -98,7 +98,7 @@ def suspend(job: str) -> None:
 
 
 def restore(job: str, init: int, streams: list[int]) -> int:
-    """The root's number in the namespace. The bytes that Slurm truncated are put back first."""
+    """Restore the job, including output that Slurm truncated; return the root's PID in the namespace."""
     images = STORE / f"{CLUSTER}.{job}" / "0001"
     paths = json.loads((images / "streams.json").read_text())
     os.ftruncate(streams[1], 0)
@@ -116,7 +116,7 @@ def restore(job: str, init: int, streams: list[int]) -> int:
 
 
 def answer(connection: socket.socket, behaviour: str, hello: dict[str, str], init: int, streams: list[int]) -> None:
-    """What a shepherd is told after its first message."""
+    """Answer the first message of a shepherd."""
     if behaviour == "garbage":
         connection.send(os.urandom(300))
     elif behaviour == "truncated":
@@ -144,7 +144,7 @@ def answer(connection: socket.socket, behaviour: str, hello: dict[str, str], ini
 
 
 def attend(connection: socket.socket, behaviour: str) -> None:
-    """One shepherd, until it goes."""
+    """Serve one shepherd until it disconnects."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     init = int.from_bytes(peer[:4], sys.byteorder)
     while True:
@@ -164,7 +164,7 @@ def attend(connection: socket.socket, behaviour: str) -> None:
 
 
 def attend_quietly(connection: socket.socket, behaviour: str) -> None:
-    """A shepherd that goes in the middle of a sentence is no event."""
+    """Serve a shepherd; a broken connection is only logged."""
     try:
         attend(connection, behaviour)
     except OSError as error:
@@ -172,7 +172,7 @@ def attend_quietly(connection: socket.socket, behaviour: str) -> None:
 
 
 def serve(behaviour: str) -> None:
-    """Until it is killed."""
+    """Accept shepherds until killed."""
     SOCKET.parent.mkdir(mode=0o755, exist_ok=True)
     SOCKET.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

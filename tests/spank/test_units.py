@@ -1,4 +1,4 @@
-"""The C unit tests of the plugin and the shepherd, and what can be said of both without Slurm."""
+"""The C unit tests of the plugin and the shepherd, and tests of both that need no Slurm."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ SOURCE = Path(__file__).resolve().parents[2] / "spank"
 
 
 def run(*argv: str, given: str = "") -> subprocess.CompletedProcess[str]:
-    """A command, whatever its exit status."""
+    """Run a command, whatever its exit status."""
     return subprocess.run(argv, input=given, check=False, text=True, capture_output=True, timeout=280)
 
 
 @pytest.fixture(scope="module")
 def compiler() -> None:
-    """Skips where there is none."""
+    """Skip without a compiler."""
     for tool in ("make", "gcc"):
         if shutil.which(tool) is None:
             missing(f"{tool} is not installed")
 
 
 def missing(what: str) -> NoReturn:
-    """Skip, except where everything is to be tested."""
+    """Skip the test, or fail it in continuous integration."""
     if os.environ.get("CI") == "true":
         pytest.fail(what)
     pytest.skip(what)
@@ -42,7 +42,7 @@ def missing(what: str) -> NoReturn:
 
 @pytest.fixture(scope="module")
 def shepherd(compiler: None) -> Iterator[Path]:
-    """The program, built without Slurm's headers, where other users can execute it."""
+    """The shepherd, built without Slurm's headers, in a directory where other users can execute it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -50,7 +50,7 @@ def shepherd(compiler: None) -> Iterator[Path]:
 
 
 def build_shepherd(directory: Path) -> Path:
-    """As ``make`` does."""
+    """Build the shepherd as ``make`` does; return its path."""
     path = directory / "slurm-affinode-shepherd"
     built = run("make", "-s", "-C", str(SOURCE), f"BUILD={directory}", str(path))
     assert built.returncode == 0, built.stderr
@@ -74,8 +74,8 @@ def test_unit_tests_pass_under_sanitizers(tmp_path: Path) -> None:
     assert ran.stdout.count("ok test_") == len(list((SOURCE / "tests").glob("test_*.c")))
 
 
-def test_shepherd_is_not_for_hands(shepherd: Path) -> None:
-    """It says which version it speaks, and refuses other command lines."""
+def test_shepherd_rejects_manual_start(shepherd: Path) -> None:
+    """It reports the version of its protocol, and refuses other command lines."""
     assert run(str(shepherd), "--speaks", "2").returncode == 0
     assert run(str(shepherd), "--speaks", "1").returncode == 1
     refused = run(str(shepherd), "echo", "hello")
@@ -84,8 +84,8 @@ def test_shepherd_is_not_for_hands(shepherd: Path) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_missing_headers_are_named(tmp_path: Path) -> None:
-    """Without slurm/spank.h the build says what to install."""
+def test_missing_headers_are_reported(tmp_path: Path) -> None:
+    """Without slurm/spank.h, the build names the package to install."""
     built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "SLURM_CFLAGS=-nostdinc")
     assert built.returncode != 0
     assert "slurm/spank.h is not there: install libslurm-dev" in built.stderr
@@ -95,9 +95,9 @@ def test_missing_headers_are_named(tmp_path: Path) -> None:
 
 PACKET = struct.Struct("<Iiiiq")
 STATUS, EXEC, RESIGN, RESIGNED = 6, 7, 10, 11
-"""``enum packet_kind``."""
+"""Values of ``enum packet_kind``."""
 USER = 64999
-"""Nobody's."""
+"""A UID without a user."""
 PRELOADED = """
 #include <stdlib.h>
 #include <unistd.h>
@@ -108,7 +108,7 @@ __attribute__((constructor)) static void run(void) { (void)!write(2, "preloaded"
 def start_shepherd(
     shepherd: Path, *script: str, before: Callable[[], None] | None = None, **variables: str
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A shepherd with the test as its keeper, and no agent."""
+    """Start a shepherd with the test as its keeper and without an agent."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     option = "window=900,util=0,mode=requeue,wake=auto,when=pressure"
     argv = (str(shepherd), str(its.fileno()), "7", "0", "0", "300", "/no/such.sock", option, "--", *script)
@@ -121,8 +121,8 @@ def start_shepherd(
     return process, mine
 
 
-def test_programs_of_the_job_are_not_loaded_into_the_shepherd(shepherd: Path, tmp_path: Path) -> None:
-    """The script gets LD_PRELOAD and the like as the user has set them; the shepherd does not look at them."""
+def test_shepherd_ignores_loader_variables(shepherd: Path, tmp_path: Path) -> None:
+    """The script gets LD_PRELOAD and similar variables as the user set them; the shepherd ignores them."""
     library = tmp_path / "preloaded.so"
     assert run("gcc", "-shared", "-fPIC", "-x", "c", "-o", str(library), "-", given=PRELOADED).returncode == 0
     variables = {"LD_PRELOAD": str(library), "LD_LIBRARY_PATH": str(tmp_path), "GLIBC_TUNABLES": "glibc.malloc.check=3"}
@@ -131,14 +131,14 @@ def test_programs_of_the_job_are_not_loaded_into_the_shepherd(shepherd: Path, tm
     with keeper:
         out, err = process.communicate(timeout=60)
     assert out.decode().split() == list(variables.values())
-    assert err == b"preloaded"  # once: into the shell
+    assert err == b"preloaded"  # once: in the shell
     assert (
         run("env", *(f"{key}={value}" for key, value in variables.items()), str(shepherd), "--speaks", "2").stderr == ""
     )
 
 
 def test_shepherd_is_hardened(shepherd: Path) -> None:
-    """Static, at an unpredictable address, with read-only tables, and a stack that is not executed."""
+    """Static, position independent, with read-only relocations and a non-executable stack."""
     found = read(shepherd.read_bytes())
     assert not found.interpreted
     assert not found.executable_stack
@@ -147,8 +147,8 @@ def test_shepherd_is_hardened(shepherd: Path) -> None:
     assert b"stack smashing detected" in shepherd.read_bytes()
 
 
-def test_build_without_a_static_libc_fails(tmp_path: Path, compiler: None) -> None:
-    """No shepherd is better than one into which a job can load programs; the message says what is missing."""
+def test_build_without_static_libc_fails(tmp_path: Path, compiler: None) -> None:
+    """No shepherd is better than one into which a job can load libraries; the message says what is missing."""
     linker = tmp_path / "gcc"
     linker.write_text('#!/bin/sh\ncase " $* " in *" -static"*) exit 1 ;; esac\nexec gcc "$@"\n')
     linker.chmod(0o755)
@@ -160,7 +160,7 @@ def test_build_without_a_static_libc_fails(tmp_path: Path, compiler: None) -> No
 
 
 def no_process_left() -> None:
-    """In the child: a user who may have this one process."""
+    """In the child process, become a user at the process limit."""
     os.setgroups([])
     os.setresgid(USER, USER, USER)
     os.setresuid(USER, USER, USER)
@@ -168,8 +168,8 @@ def no_process_left() -> None:
 
 
 @needs_root
-def test_script_takes_the_shepherds_place_when_the_keeper_knows(shepherd: Path) -> None:
-    """It cannot be forked: until the announcement is withdrawn nothing of the user's is executed as PID 1."""
+def test_script_replaces_shepherd_after_withdrawal(shepherd: Path) -> None:
+    """Without a fork, no program of the user runs as PID 1 before the announcement is withdrawn."""
     process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", "echo $$", before=no_process_left)
     with keeper:
         assert PACKET.unpack(keeper.recv(64))[0] == RESIGN
@@ -181,12 +181,12 @@ def test_script_takes_the_shepherds_place_when_the_keeper_knows(shepherd: Path) 
         out, _ = process.communicate(timeout=60)
         assert out.decode() == f"{process.pid}\n"
         assert process.returncode == 0
-        assert keeper.recv(64) == b""  # the script has no way to the keeper
+        assert keeper.recv(64) == b""  # the script has no connection to the keeper
 
 
 @needs_root
-def test_script_is_not_started_when_the_keeper_does_not_know(shepherd: Path) -> None:
-    """The keeper cannot withdraw the announcement, or is gone: the job fails as one that cannot be forked."""
+def test_script_is_not_started_without_withdrawal(shepherd: Path) -> None:
+    """If the keeper cannot withdraw the announcement or is gone, the job fails as if fork had failed."""
     process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", "echo $$", before=no_process_left)
     with keeper:
         assert PACKET.unpack(keeper.recv(64))[0] == RESIGN

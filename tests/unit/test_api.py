@@ -1,4 +1,4 @@
-"""The figures as pandas frames."""
+"""The figures as pandas data frames."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import pandas as pd
 import pytest
 
 from slurm_affinode import api
-from slurm_affinode.demo.build import build_demo
-from slurm_affinode.demo.histories import synthetic
-from slurm_affinode.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.demo.histories import build_demo, synthetic
 
 
-def test_the_frames_are_those_of_the_report(tmp_path: Path) -> None:
-    """Jobs, groups and buckets sum to the total of the report's summary."""
+def test_data_frames_match_the_report(tmp_path: Path) -> None:
+    """Jobs, groups and buckets add up to the total of the report's summary."""
     history = synthetic(days=1, seed=3)
     written = build_demo(tmp_path, history)
     start, end = history.since, history.until
@@ -29,8 +28,8 @@ def test_the_frames_are_those_of_the_report(tmp_path: Path) -> None:
         api.waste(start, end, state_dir=tmp_path / "state", users=["nobody"])
 
 
-def test_times_as_on_the_command_line(tmp_path: Path) -> None:
-    """Texts, and datetimes of any zone or none, which are local; what is no time is one line."""
+def test_times_are_parsed_as_on_the_command_line(tmp_path: Path) -> None:
+    """Strings and datetimes; naive datetimes are local; invalid times are an error."""
     history = synthetic(days=1, seed=3)
     build_demo(tmp_path, history)
     state = tmp_path / "state"

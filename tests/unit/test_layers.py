@@ -1,4 +1,4 @@
-"""Who may import whom: the direction that CONTRIBUTING.md states, read from the source of every module."""
+"""Import rules between modules, as documented in CONTRIBUTING.md, checked in the source of every module."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = "slurm_affinode"
 
-# Upwards. What stands in one row does not know each other, but for SIBLINGS.
+# From bottom to top. Parts of one layer do not import each other, except for SIBLINGS.
 LAYERS = (
     {"model"},
     {"core"},
-    {"slurm", "gpu", "checkpoint", "history", "store"},
+    {"slurm", "gpu", "checkpoint", "metrics", "db"},
     {"analysis", "report"},
-    {"workflow", "agent"},
+    {"suspension"},
+    {"agent", "pipeline", "zombies"},
     {"demo", "api"},
     {"cli"},
 )
-# For all, know nobody.
-SUPPORT = {
-    "errors", "files", "jsonvalues", "kerneltext", "limits", "memory", "packed", "patience", "pinned",
-    "process", "resources", "sizes", "starter", "timespec", "tomllines", "urls", "users",
-    "zones",
+# Every layer may import it; it imports no layer.
+SUPPORT = "base"
+# Modules of SUPPORT that model and core may not import: the configuration, and modules with side effects.
+CONFIG = {"base.config", "base.config_values", "base.node_config"}
+EFFECTS = {
+    "base.files", "base.fork_server", "base.input_files", "base.pidfd", "base.process", "base.resources",
+    "base.threads", "base.timeouts",
 }  # fmt: skip
-CONFIG = {"config", "configvalues", "nodeconfig", "tierconfig", "zombieconfig"}  # for all but model and core
-# Of SUPPORT: not for model and core, which decide and do nothing.
-EFFECTS = {"files", "memory", "packed", "patience", "pinned", "process", "resources", "starter"}
 
-# (who, whom): one row, and yet. The columns of the tables are Slurm's; a report renders an analysis; the command line
-# asks the agents of the nodes.
+# (importer, imported) within one layer. The table columns follow Slurm; a report renders an analysis; clean-up uses
+# the ingests of the pipeline and the agents of the nodes; a nightly run includes the records of clean-up.
 SIBLINGS = {
-    ("store", "slurm.schema"),
+    ("db", "slurm.accounting.schema"),
     ("report", "analysis"),
-    ("workflow", "agent.client"),
-    ("workflow", "agent.settings"),
+    ("pipeline", "zombies"),
+    ("zombies", "agent.client"),
+    ("zombies", "agent.settings"),
+    ("zombies", "pipeline"),
 }
-# A library that has one owner: a part of the package, or a module.
+# Libraries that only some parts of the package or modules may import.
 OWNERS = {
     "click": ("cli",),
     "rich": ("cli",),
-    "subprocess": ("process",),
-    "sqlalchemy": ("store",),
+    "subprocess": ("base.process",),
+    "sqlalchemy": ("db",),
     "jinja2": ("report",),
     "pandas": ("api",),
     "pynvml": ("gpu.nvml",),
     "cuda": ("checkpoint.cuda_driver",),
     "pyslurm": ("slurm.pyslurm_worker",),
-    "prometheus_client": ("gpu", "workflow.exporter"),
-    "polars": ("slurm", "history", "store", "analysis", "report", "workflow", "demo", "cli"),
+    "prometheus_client": ("gpu", "pipeline.exporter"),
+    "polars": ("slurm", "metrics", "db", "analysis", "report", "pipeline", "zombies", "demo", "cli"),
 }
 IMPURE = {
     "asyncio",
@@ -71,7 +73,7 @@ IMPURE = {
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Module (without the package's name) -> its syntax tree."""
+    """Return module (without the package's name) -> syntax tree."""
     found = {}
     for file in (ROOT / PACKAGE).rglob("*.py"):
         name = ".".join(file.relative_to(ROOT / PACKAGE).with_suffix("").parts)
@@ -80,7 +82,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imported(name: str, tree: ast.Module) -> Iterator[str]:
-    """Full names of all that a module imports, inside of functions, too: ``a.b.c`` for ``from a.b import c``."""
+    """Yield the full names of all imports, also those in functions: ``a.b.c`` for ``from a.b import c``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (one.name for one in node.names)
@@ -93,12 +95,12 @@ def imported(name: str, tree: ast.Module) -> Iterator[str]:
 
 @cache
 def imports() -> Mapping[str, set[str]]:
-    """What each module imports."""
+    """Return the imports of each module."""
     return {name: set(imported(name, tree)) for name, tree in modules().items()}
 
 
 def own(name: str) -> set[str]:
-    """What a module imports of the package: ``slurm.schema.JOBS``."""
+    """Return the imports from the package: ``slurm.schema.JOBS``."""
     mine = (one.removeprefix(PACKAGE + ".") for one in imports()[name] if one.startswith(PACKAGE + "."))
     return {one for one in mine if one != "__version__"}
 
@@ -112,7 +114,7 @@ def rank(name: str) -> int:
 
 
 def module_of(name: str) -> str:
-    """The module that has ``name``: a module has itself."""
+    """Return the module that defines ``name``; a module is its own."""
     return name if name in modules() else name.rpartition(".")[0]
 
 
@@ -124,39 +126,35 @@ def allowed(name: str, target: str) -> bool:
     mine, its = part(name), part(target)
     if mine == its:
         return True
-    if mine in SUPPORT:
-        return its in SUPPORT
-    if mine in CONFIG:
-        return its in SUPPORT | CONFIG | {"model"}
-    if its in SUPPORT:
-        return not (rank(name) <= 1 and its in EFFECTS)
-    if its in CONFIG:
-        return rank(name) > 1
+    if mine == SUPPORT:
+        return name in CONFIG and its == "model"
+    if its == SUPPORT:
+        return not (rank(name) <= 1 and module_of(target) in EFFECTS | CONFIG)
     if rank(target) < rank(name):
         return True
     return any(within(name, who) and within(target, whom) for who, whom in SIBLINGS)
 
 
 def test_every_part_of_the_package_has_its_place() -> None:
-    """A folder or module that is added is put into a layer, so that the rules reach it."""
-    assert {part(name) for name in modules()} - {"__init__"} == set().union(*LAYERS, SUPPORT, CONFIG)
+    """Each folder or module is in a layer, so that the rules apply to it."""
+    assert {part(name) for name in modules()} - {"__init__"} == set().union(*LAYERS, {SUPPORT})
 
 
 def test_imports_point_one_way() -> None:
-    """No module knows a higher layer, nor its own row but where that is said above."""
+    """No module imports from a higher layer, or from its own layer except for SIBLINGS."""
     wrong = [f"{name} imports {target}" for name in modules() for target in own(name) if not allowed(name, target)]
     assert wrong == []
 
 
 def test_no_exception_outlives_its_need() -> None:
-    """Each pair of SIBLINGS is there."""
+    """Every pair of SIBLINGS is used."""
     pairs = [(name, target) for name in modules() for target in own(name)]
     unused = [one for one in SIBLINGS if not any(within(a, one[0]) and within(b, one[1]) for a, b in pairs)]
     assert unused == []
 
 
 def test_a_library_is_known_to_its_owner_alone() -> None:
-    """A vendor's types and errors stop where they come in."""
+    """Types and errors of a vendor's library do not leave their owner."""
     strangers = [
         f"{name} imports {library}"
         for name, targets in imports().items()
@@ -167,7 +165,7 @@ def test_a_library_is_known_to_its_owner_alone() -> None:
 
 
 def test_what_decides_does_nothing() -> None:
-    """``model`` and ``core``: the standard library, and of that nothing with an effect, nor a look at a clock."""
+    """``model`` and ``core`` use only side-effect-free modules of the standard library, and no clock."""
     for name, tree in modules().items():
         if part(name) not in ("model", "core"):
             continue
@@ -178,7 +176,7 @@ def test_what_decides_does_nothing() -> None:
 
 
 def test_no_two_modules_need_each_other() -> None:
-    """There is an order in which all modules can be read: no circle, not even one hidden in a function."""
+    """There are no import cycles, not even in functions."""
     left = {name: {module_of(one) for one in own(name)} for name in modules()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
         left = {name: needs for name, needs in left.items() if name not in free}
@@ -186,7 +184,7 @@ def test_no_two_modules_need_each_other() -> None:
 
 
 def test_the_direction_is_the_one_that_contributors_are_told() -> None:
-    """CONTRIBUTING.md names these layers, from the top."""
+    """CONTRIBUTING.md lists the same layers, from top to bottom."""
     line = re.search(r"`(cli -> [^`]*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert line is not None
     told = [set(row.split(" | ")) for row in line[1].split(" -> ")]
@@ -194,7 +192,7 @@ def test_the_direction_is_the_one_that_contributors_are_told() -> None:
 
 
 def test_headings_of_tables_are_in_one_style() -> None:
-    """Lower case, but for names and units: what ``print_table`` and ``add_column`` are given as text."""
+    """Column headings for ``print_table`` and ``add_column`` are lower case, except for names and units."""
     shouted = [
         f"{name}: {word.value}"
         for name, tree in modules().items()
@@ -206,3 +204,47 @@ def test_headings_of_tables_are_in_one_style() -> None:
         and re.match(r"[A-Z]", word.value) and not re.match(r"(GPUs?\b|GPU-h)", word.value)
     ]  # fmt: skip
     assert shouted == []
+
+
+SMALL = 80
+"""Lines below which a module needs two importers."""
+PROGRAMS = {"api", "checkpoint.cuda_helper", "metrics.spool", "pipeline.suspension_mail", "slurm.pyslurm_worker"}
+"""Modules that are run or imported from outside of the package."""
+FOR_TESTS = {"checkpoint.namespace"}
+"""Modules that only tests and benchmarks import; none is to be added."""
+
+
+def importers() -> Mapping[str, set[str]]:
+    """Module -> the modules of the package that import it."""
+    found: dict[str, set[str]] = {name: set() for name in modules()}
+    for name in modules():
+        for one in own(name):
+            if module_of(one) in found:
+                found[module_of(one)].add(name)
+    return found
+
+
+def test_small_modules_have_two_importers() -> None:
+    lines = {name: (tree.body[-1].end_lineno or 0) if tree.body else 0 for name, tree in modules().items()}
+    packages = {name.rpartition(".")[0] for name in modules()} | {"__init__"}
+    small = {
+        name
+        for name, known in importers().items()
+        if lines[name] < SMALL and len(known) < 2 and part(name) != "cli" and name not in packages | PROGRAMS
+    }
+    assert small == set()
+
+
+def test_every_module_is_used_by_the_product() -> None:
+    packages = {name.rpartition(".")[0] for name in modules()} | {"__init__"}
+    unused = {name for name, known in importers().items() if not known and part(name) != "cli"}
+    assert unused - packages - PROGRAMS == FOR_TESTS
+
+
+def test_public_class_names_are_unique() -> None:
+    places: dict[str, list[str]] = {}
+    for name, tree in modules().items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(name)
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

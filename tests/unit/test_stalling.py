@@ -1,4 +1,4 @@
-"""The file system of the tests that stops answering."""
+"""The stalled file system of the tests."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import stalling as module
 from stalling import Stalling
 
 
-def test_a_test_that_waits_for_it_itself_comes_to_an_end(
+def test_call_on_stalled_file_system_is_aborted(
     stalling: Callable[[Path], Stalling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No signal ends such a call: the whole run would hang."""
+    """No signal ends such a call, so the test run would hang."""
     monkeypatch.setattr(module, "LONGEST_S", 1.0)
     theirs = stalling(tmp_path / "theirs")
     theirs.stall()

@@ -1,4 +1,4 @@
-"""The systemd units that ship: how strictly each service is confined, and what restored jobs must not inherit."""
+"""The systemd units: how strictly each service is confined, and what restored jobs must not inherit."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.cli.main import cli
-from slurm_affinode.resources import asset_dir
 
 UNITS = asset_dir("reports") / "systemd"
 SERVICES = sorted(UNITS.glob("*.service"))
 EXPOSURE = {"agent": 95, "exporter": 17, "nightly": 15, "zombies": 27}
-"""Tenths of ``systemd-analyze security``, 0 (nothing is left) to 100, that a unit may have at most.
+"""Maximum exposure levels of ``systemd-analyze security``, in tenths from 0 (most confined) to 100.
 
-The agent is root with every capability: what would lower its value would be inherited by restored jobs.
+The agent is root with every capability: settings that lower its exposure would be inherited by restored jobs.
 """
 INHERITED = {
     # A restored process keeps no_new_privs, a smaller bounding set, and seccomp filters: none of them can be undone.
     "NoNewPrivileges", "CapabilityBoundingSet", "SecureBits",
     "SystemCallFilter", "SystemCallArchitectures", "SystemCallLog", "RestrictAddressFamilies", "RestrictNamespaces",
     "RestrictRealtime", "RestrictSUIDSGID", "LockPersonality", "MemoryDenyWriteExecute",
-    # Each of these installs a seccomp filter, takes capabilities from the bounding set, or both.
+    # Each of these installs a seccomp filter, drops capabilities from the bounding set, or both.
     "ProtectClock", "ProtectHostname", "ProtectKernelLogs", "ProtectKernelModules", "ProtectKernelTunables",
     "PrivateDevices",
     # CRIU enters no network, IPC, UTS or user namespace of the job.
     "PrivateIPC", "PrivateNetwork", "PrivateUsers", "NetworkNamespacePath", "IPCNamespacePath", "DynamicUser", "User",
-    # CRIU does not restore these where the job had the default.
+    # CRIU does not restore these if the job had the default.
     "OOMScoreAdjust", "IOSchedulingClass", "IOSchedulingPriority", "TimerSlackNSec", "CoredumpFilter", "Personality",
     "NUMAPolicy", "NUMAMask",
 }  # fmt: skip
-"""What a restored job would inherit from the agent; see docs/security.md."""
+"""Settings that a restored job would inherit from the agent; see docs/security.md."""
 NEEDED = {
     "ProtectHome", "PrivateTmp", "ProtectControlGroups", "ProtectProc", "ProcSubset", "RootDirectory", "RootImage",
     "TemporaryFileSystem", "InaccessiblePaths", "MemoryMax", "TasksMax",
 }  # fmt: skip
-"""What would take from the agent what it works with."""
+"""Settings that would prevent the agent from working."""
 REQUIRED = {
     "UMask": "0077",
     "ProtectSystem": "full",
@@ -49,11 +49,11 @@ REQUIRED = {
     "AmbientCapabilities": "",
     "KillMode": "process",
 }
-"""Settings of the agent that end with it."""
+"""Settings of the agent that restored jobs do not inherit."""
 
 
 def settings(text: str) -> list[tuple[str, str]]:
-    """The settings of a unit, in order."""
+    """Return the settings of a unit, in order."""
     return re.findall(r"^([A-Za-z]+)=(.*)$", text, re.MULTILINE)
 
 
@@ -65,13 +65,13 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def exposure(unit: Path, most: int) -> str:
-    """What is wrong; empty: the unit is not more exposed than ``most``."""
+    """Return the report of ``systemd-analyze``, or an empty string if the exposure is at most ``most``."""
     done = analyze("security", "--offline=yes", "--no-pager", f"--threshold={most}", str(unit))
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 def test_agent_unit_gives_nothing_to_restored_jobs() -> None:
-    """A job would keep a seccomp filter, lose capabilities of its bounding set, or survive when memory runs out."""
+    """A job would keep a seccomp filter, lose capabilities of its bounding set, or be spared by the OOM killer."""
     names = {name for name, _ in settings((UNITS / "slurm-affinode-agent.service").read_text())}
     assert names & INHERITED == set()
     assert names & NEEDED == set()
@@ -83,7 +83,7 @@ def test_agent_unit_is_as_strict_as_restored_jobs_allow() -> None:
 
 
 def test_agent_unit_explains_each_missing_setting() -> None:
-    """Whoever adds one reads why it is missing."""
+    """Administrators who add one find the reason for its absence."""
     comments = "".join(re.findall(r"^#.*\n", (UNITS / "slurm-affinode-agent.service").read_text(), re.MULTILINE))
     for name in (
         "NoNewPrivileges", "CapabilityBoundingSet", "SystemCallFilter", "RestrictNamespaces", "MemoryDenyWriteExecute",
@@ -95,7 +95,7 @@ def test_agent_unit_explains_each_missing_setting() -> None:
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.stem.removeprefix("slurm-affinode-"))
 def test_exposure_of_units(unit: Path) -> None:
-    """As systemd itself computes it."""
+    """As computed by ``systemd-analyze``."""
     most = EXPOSURE[unit.stem.removeprefix("slurm-affinode-")]
     assert exposure(unit, most) == ""
     assert exposure(unit, 0), "the threshold has no effect"
@@ -120,20 +120,20 @@ def test_services_without_criu_are_confined(name: str) -> None:
     filters = [value for setting, value in found if setting == "SystemCallFilter"]
     assert filters[0] == "@system-service"
     assert "@resources" in filters[1]
-    # DevicePolicy= of its own where GPUs have to stay visible.
+    # DevicePolicy= instead where GPUs must stay visible.
     assert values.get("PrivateDevices", values.get("DevicePolicy")) in ("yes", "closed")
     few = "CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_SETGID CAP_SETUID" if name == "zombies" else ""
     assert values["CapabilityBoundingSet"] == few
 
 
 def test_polars_and_numba_can_start() -> None:
-    """polars makes memory executable when it is imported, numba when it compiles."""
+    """polars maps executable memory when it is imported, numba when it compiles."""
     for unit in SERVICES:
         assert "MemoryDenyWriteExecute" not in dict(settings(unit.read_text())), unit.name
 
 
-def test_clean_up_cannot_write_what_root_runs() -> None:
-    """Crontabs lie below /var/spool, and the state directory may be another user's."""
+def test_clean_up_cannot_write_crontabs() -> None:
+    """Crontabs are below /var/spool, and the state directory may belong to another user."""
     found = settings((UNITS / "slurm-affinode-zombies.service").read_text())
     paths = {path.lstrip("-") for name, value in found if name == "ReadWritePaths" for path in value.split()}
     assert "/var/spool/postfix" in paths
@@ -142,7 +142,7 @@ def test_clean_up_cannot_write_what_root_runs() -> None:
 
 @pytest.mark.parametrize(("user", "most"), [("root", EXPOSURE["zombies"]), ("slurm", 17)])
 def test_installed_unit_is_as_strict_as_the_shipped_one(tmp_path: Path, user: str, most: int) -> None:
-    """``zombies install``; a user other than root gets no capabilities."""
+    """``zombies install`` gives no capabilities to a user other than root."""
     done = CliRunner().invoke(cli, ["zombies", "install", "--root", str(tmp_path), "--systemd", "--user", user])
     assert done.exit_code == 0, done.output
     unit = tmp_path / "etc/systemd/system/slurm-affinode-zombies.service"

@@ -1,6 +1,6 @@
-"""What a job's user does to its files while it sleeps, and to its processes while they are restored.
+"""Attacks of a job's user on its files while it is suspended, and on its processes while they are restored.
 
-Told as ``drive.py`` is. Whatever is done to files is done by a process of the user's own, and so is stealing.
+Controlled as ``drive.py`` is. A process of the user makes all changes to files, and takes the descriptors.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from typing import Any
 from drive import Driven, serve
 from session import JOB, PYTHON, UID, wait_for
 
-from slurm_affinode.checkpoint import namespace, remaps
-from slurm_affinode.checkpoint.asuser import User
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint import deleted_files, namespace
 from slurm_affinode.checkpoint.interface import CheckpointError, InheritFd
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import LiveRun
-from slurm_affinode.pinned import Process
 
 THEIRS = Path("/srv/checkpoint-attack")
-"""Root's directory; everybody may look."""
+"""A directory of root's that everyone may read."""
 HIDDEN = Path("/home/bob/project")
-"""Of another user, whose home is closed."""
+"""A directory of another user with a closed home."""
 BOB = 2002
 EVENTS = {0x2: "modify", 0x4: "attrib", 0x20: "open", 0x100: "create", 0x200: "delete", 0x400: "delete"}
 
-# Each sets something up in the directory that it is in, and waits.
+# Each program sets something up in its working directory, and waits.
 VICTIMS = {
     "append": "f = open('file', 'a'); f.write('mine\\n'); f.flush()",
     "file": "open('file', 'w').close(); f = open('file')",
@@ -178,14 +178,14 @@ print(json.dumps({'taken': taken, 'beyond': beyond, 'memory': memory[:1]}), flus
 
 
 def as_user(code: str, *arguments: str, uid: int = UID) -> subprocess.Popen[str]:
-    """A program of a user's."""
+    """Start a program of a user."""
     rights = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
     words = [*rights, PYTHON, "-c", code, *arguments]
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
 
 
 class Seen:
-    """What happens to files and directories of root's, as the kernel tells."""
+    """The events that inotify reports for files and directories of root's."""
 
     def __init__(self, *paths: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -194,27 +194,27 @@ class Seen:
             assert libc.inotify_add_watch(self._fd, os.fsencode(path), sum(EVENTS)) > 0, path
 
     def events(self) -> list[str]:
-        """Up to now."""
+        """Return the events so far."""
         found, data = set(), b""
         with suppress(BlockingIOError):
             data = os.read(self._fd, 1 << 16)
         while data:
             mask, length = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
-            # A directory is opened to be searched or listed by anybody.
+            # Anyone may open a directory to search or list it.
             found |= {name for bit, name in EVENTS.items() if mask & bit and not (bit == 0x20 and mask & 0x40000000)}
             data = data[16 + length :]
         return sorted(found)
 
 
 class Attacks(Driven):
-    """A session whose user means harm."""
+    """A session with a hostile user."""
 
     seen: Seen | None = None
     thief: subprocess.Popen[str] | None = None
     held: tuple[float, float] = (0.0, 0.0)
 
     def victim(self, name: str) -> None:
-        """A tree that has something open, ready."""
+        """Start a tree that has something open, and wait until it is ready."""
         shutil.rmtree(THEIRS, ignore_errors=True)
         THEIRS.mkdir(mode=0o755)
         shutil.rmtree(HIDDEN, ignore_errors=True)
@@ -235,7 +235,7 @@ class Attacks(Driven):
         self.root = min(namespace.members(self.init))
 
     def swap(self, name: str, what: str) -> None:
-        """While it sleeps: something else in the place of a file or a directory of the user's."""
+        """While the job is suspended, put something else in place of a file or directory of the user."""
         self.end()
         (path := self.work / name).lstat()
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -267,21 +267,21 @@ class Attacks(Driven):
         self.seen = Seen(target)
 
     def steal(self) -> None:
-        """Begin to take what any process of the user's has open."""
+        """Start to take the descriptors of all processes of the user."""
         self.thief = as_user(THIEF)
         assert self.thief.stdout is not None
         self.thief.stdout.readline()
 
     def stolen(self) -> dict[str, Any]:
-        """What was taken; when a restored tree was held."""
+        """Return the descriptors taken, and when a restored tree was held."""
         assert self.thief is not None
         self.thief.send_signal(signal.SIGTERM)
         said, _ = self.thief.communicate(timeout=30)
         return {**json.loads(said), "held": self.held}
 
     def dump_swapped(self, times: int) -> list[str]:
-        """Dump again and again, while its user exchanges a directory and a link to one of root's; what is in that."""
-        theirs = Path("/home/checkpoint-attack")  # on the file system of the user's files, else there can be no link
+        """Dump while the user exchanges a directory with a link to one of root's; return the names in root's."""
+        theirs = Path("/home/checkpoint-attack")  # on the file system of the user's files, as links need
         shutil.rmtree(theirs, ignore_errors=True)
         theirs.mkdir(mode=0o755)
         swapping = as_user(SWAPPING, str(self.work / "place"), str(self.work / "link"), str(theirs))
@@ -297,7 +297,7 @@ class Attacks(Driven):
         return sorted(path.name for path in theirs.iterdir())
 
     def put_back(self, shared: bool = False, swap: str | None = None) -> float:
-        """Restore it; how long that took. ``swap``: what of the image is changed behind its verification."""
+        """Restore it; return the duration in seconds. ``swap``: file of the image to change after its verification."""
         self.end()
         init = self.shepherd()
         image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
@@ -319,11 +319,11 @@ class Attacks(Driven):
                 )  # fmt: skip
             finally:
                 os.close(fd)
-        remaps.gone(self.store, image, Process(init).id)
+        deleted_files.gone(self.store, image, Process(init).id)
         return time.monotonic() - began
 
     def _change(self, fd: int, name: str) -> None:
-        """As somebody who may write to the file server."""
+        """Change the file as someone with write access to the file server would."""
         path = Path(f"/proc/self/fd/{fd}").readlink() / name
         data = path.read_bytes()
         path.unlink()
@@ -331,22 +331,22 @@ class Attacks(Driven):
         path.chmod(0o600)
 
     def happened(self) -> list[str]:
-        """To root's files."""
+        """Return the events on root's files."""
         return [] if self.seen is None else self.seen.events()
 
     def says(self) -> Any:
-        """What the victim finds when it runs again."""
+        """Return the victim's report after it has continued."""
         (self.work / "go").touch()
         wait_for("the victim", (self.work / "said").exists)
         return json.loads((self.work / "said").read_text())
 
     def heard(self) -> str:
-        """What came to root's socket."""
+        """Return the data received by root's socket."""
         wait_for("what was sent", lambda: (THEIRS / "heard").exists() and (THEIRS / "heard").read_text())
         return (THEIRS / "heard").read_text()
 
     def root_names(self) -> list[str]:
-        """What there is in root's directory."""
+        """Return the names in root's directory."""
         return sorted(path.name for path in THEIRS.rglob("*"))
 
 

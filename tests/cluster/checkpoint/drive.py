@@ -1,7 +1,7 @@
-"""Dumps and restores real trees with the package, in a compute container; told what to do by a line of JSON.
+"""Dumps and restores real process trees with the package, in a compute container, controlled by lines of JSON.
 
-``drive.py`` reads lines, ``{"do": NAME, "with": [...]}``, and answers each with ``{"result": ...}`` or
-``{"error": KIND, "text": ...}``.
+``drive.py`` reads lines, ``{"do": NAME, "with": [...]}``, and answers each with ``{"result": ...}`` or ``{"error":
+KIND, "text": ...}``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from slurm_affinode.checkpoint import namespace
 
 
 class Driven(Session):
-    """A session to which things happen that must not harm."""
+    """A session with faults."""
 
     def tamper(self, what: str) -> None:
-        """Change the image."""
+        """Damage the image."""
         criu = self.store.path / JOB.name / "0001" / "criu"
         pages = next(criu.glob("pages-*.img"))
         if what == "bit":
@@ -39,7 +39,7 @@ class Driven(Session):
             (criu / "pstree.img").write_bytes(b"no tree")
 
     def link_file(self) -> str:
-        """Puts a link to a file of root's in the place of one that the tree appends to, as its user can; its path."""
+        """As the user, replace a file that the tree appends to by a link to a file of root's; return root's path."""
         path, theirs = self.work / "append", Path("/run/checkpoint-test-theirs")
         theirs.write_text("root's\n")
         theirs.chmod(path.stat().st_mode & 0o7777)
@@ -48,12 +48,12 @@ class Driven(Session):
         return str(theirs)
 
     def change_file(self) -> None:
-        """A file that the tree has open grows."""
+        """Extend a file that the tree has open."""
         with (self.work / "read").open("a") as file:
             file.write("somebody else\n")
 
     def local_files(self, what: str) -> list[int]:
-        """Remove or change what the workload has on this node alone; whose it is."""
+        """Remove or change the workload's node-local files; return the owners of the files left."""
         memory, directory = Path(f"/dev/shm/workload-{UID}"), Path(f"/tmp/workload-{UID}")  # noqa: S108
         self.end()
         if what == "remove":
@@ -66,14 +66,14 @@ class Driven(Session):
         return sorted({path.stat().st_uid for path in (memory, directory, directory / "deep") if path.exists()})
 
     def discard(self) -> None:
-        """What there is of the first suspension."""
+        """Delete the files of the first suspension."""
         self.store.discard(JOB, 1)
 
     def dump_and_die(self) -> bool:
-        """Another agent dumps, and is killed while CRIU works; whether the image is being written on."""
+        """Dump from another agent and kill it while CRIU works; return whether the image is still being written."""
         members = namespace.members(self.init)
         root = min(members)
-        # Slow enough to be seen: the tree's memory is written while CRIU is stopped for a moment.
+        # The dump takes long enough to be seen: the memory of the tree has to be written.
         script = (
             "import sys; sys.path.insert(0, sys.argv[1]); import session as d; from pathlib import Path\n"
             "store = d.DirectoryStore(Path(sys.argv[2]), d.KEY)\n"
@@ -93,7 +93,7 @@ class Driven(Session):
         return self.busy()
 
     def provoke(self, what: str) -> list[dict[str, str]] | None:
-        """Something that cannot be dumped, in the namespace, for a moment; what is said against a suspension then."""
+        """Run something in the namespace that cannot be dumped; return the refusals of a suspension meanwhile."""
         root = min(namespace.members(self.init).items())[1]
         inside = ["nsenter", f"--target={self.init}", "--pid", "--mount", "--"]
         as_alice = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
@@ -124,16 +124,17 @@ class Driven(Session):
         finally:
             os.killpg(made.pid, signal.SIGKILL)
             made.wait()
-            # What nsenter has started in the namespace is not its child any more, and is reaped by another, later.
+            # A process that nsenter has started in the namespace is no longer our child; another process reaps it
+            # later.
             wait_for("the end of it", lambda: set(namespace.members(self.init).values()) <= before)
 
     def fault(self, *words: str) -> None:
-        """Let the emulated driver fail."""
+        """Inject a fault into the emulated driver."""
         subprocess.run(["gpu-emulatorctl", "fault", *words], check=True)
 
 
 def serve(kind: type[Driven]) -> None:
-    """Do what the lines say."""
+    """Execute the commands from standard input."""
     session = kind(keep="--keep" in sys.argv)
     try:
         for line in sys.stdin:

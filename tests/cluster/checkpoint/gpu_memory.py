@@ -1,4 +1,4 @@
-"""Memory of a GPU with contents, for workload.py."""
+"""GPU memory with known contents, for workload.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def cuda() -> tuple[Any, Callable[..., Any]]:
-    """NVIDIA's binding of the driver, and what takes its answers: a value, or an exception."""
+    """Return NVIDIA's binding of the driver API, and a function that unpacks its results or raises."""
     from cuda.bindings import driver
 
     def ok(answer: tuple[Any, ...]) -> Any:
@@ -23,7 +23,7 @@ def cuda() -> tuple[Any, Callable[..., Any]]:
 
 
 def fill(ordinal: int, mib: int) -> Callable[[], bool]:
-    """Fill memory of a GPU with what cannot be guessed; whether it still has that."""
+    """Fill memory of a GPU with random data; return a function that tells whether it is unchanged."""
     d, ok = cuda()
     ok(d.cuInit(0))
     context = ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(ordinal))))

@@ -1,7 +1,7 @@
-"""What a restored process inherits from the process that starts CRIU: run in a compute container, prints JSON.
+"""Determines which attributes a restored process inherits from the parent of CRIU. Runs in a container, prints JSON.
 
-A process is dumped once, and restored by CRIU once for each setting that systemd could give to the agent; it then says
-what it sees of itself. Settings are made as systemd makes them, by the same calls of the kernel.
+A process is dumped once, and restored by CRIU once per setting that systemd could apply to the agent; it then reports
+its own attributes. The settings are applied with the same system calls as in systemd.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UID = 2001
 DEADLINE_S = 30.0
 FACTS = ("CapBnd", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Umask")
 LAST_PID = 300
-"""Numbers of CRIU and its helpers come behind it."""
+"""The PIDs of CRIU and its helpers are higher."""
 _CLONE_NEWUTS, _CLONE_NEWIPC = 0x04000000, 0x08000000
 _SYS_NICE, _SYS_TIME = 23, 25  # capabilities
 _CLOCK_SETTIME = {"x86_64": 227, "aarch64": 112}[os.uname().machine]
@@ -44,7 +44,7 @@ def prctl(option: int, *arguments: int) -> int:
 
 
 def filtered() -> None:
-    """clock_settime is refused, as ``ProtectClock=`` does; everything else goes."""
+    """Deny clock_settime, as ``ProtectClock=`` does; allow everything else."""
     steps = ((0x20, 0, 0, 0), (0x15, 0, 1, _CLOCK_SETTIME), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
     program = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code))
@@ -72,7 +72,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def seen() -> dict[str, object]:
-    """What a process sees of itself."""
+    """Return the attributes that a process sees of itself."""
     rows = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
     found: dict[str, object] = {key: value.strip() for key, _, value in rows if key in FACTS}
     for name in ("oom_score_adj", "coredump_filter", "personality", "timerslack_ns"):
@@ -85,7 +85,7 @@ def seen() -> dict[str, object]:
 
 
 def sleeper(work: Path) -> None:
-    """The process: waits for a file, says what it sees."""
+    """Wait for a file, then report the attributes of this process."""
     os.closerange(0, 64)
     os.open("/dev/null", os.O_RDWR)
     os.dup2(0, 1)
@@ -107,7 +107,7 @@ def wait_for(look: Callable[[], Any]) -> Any:
 
 
 class Container:
-    """PID and mount namespaces whose first process only reaps."""
+    """PID and mount namespaces with an init that only reaps."""
 
     def __init__(self) -> None:
         self._up = subprocess.Popen(
@@ -131,12 +131,12 @@ COMMON = ("--manage-cgroups=ignore", "--shell-job", "-v2")
 
 
 def dump(work: Path) -> dict[str, object]:
-    """Dump a sleeper; what it sees when it runs on."""
+    """Dump a sleeper; return its attributes when it continues."""
     container = Container()
     try:
         me = (sys.executable, "-S", __file__, "sleeper", str(work))
         user = ("setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={UID}", "--")
-        # Its descriptors are to be of the mounts that it sees.
+        # Its descriptors have to belong to the mounts of its namespace.
         shell = 'exec setsid "$@" </dev/null >/dev/null 2>&1'
         started = subprocess.Popen(container.inside("sh", "-c", shell, "sh", *user, *me))
         inner = wait_for(lambda: _inner(container.init, "sleeper"))
@@ -171,7 +171,7 @@ def _asked(work: Path) -> dict[str, object]:
 
 
 def restored(work: Path, setting: str) -> dict[str, object] | None:
-    """What the sleeper sees, restored below a process with a setting; ``None``: it could not be restored."""
+    """Return the attributes of the sleeper restored below a process with a setting; ``None``: the restore failed."""
     for name in ("go", "seen"):
         (work / name).unlink(missing_ok=True)
     container = Container()

@@ -1,4 +1,4 @@
-"""``drive.py`` for stories about the rights of a restored tree."""
+"""``drive.py`` for tests of the rights of a restored tree."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 from drive import Driven, serve
 from session import HERE, PYTHON, UID
 
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.interface import Pages, Take
-from slurm_affinode.pinned import Process
 
 KEYCTL, ADD_KEY, SESSION = 250, 248, -3  # x86_64; KEY_SPEC_SESSION_KEYRING
 KEY = (b"user", b"checkpoint-test-of-root")
 
 
 class Rights(Driven):
-    """Runs with groups and keys."""
+    """A session with groups and keys."""
 
     watcher: subprocess.Popen[bytes] | None = None
 
     def with_groups(self, groups: list[int]) -> None:
-        """Those of the next run's user."""
+        """Set the supplementary groups of the user of the next attempt."""
         self.groups = groups
 
     def rights(self) -> list[list[int]]:
-        """Supplementary groups of each process."""
+        """Return the supplementary groups of each process."""
         found = []
         for pid in self.pids():
             with Process(pid) as process:
@@ -39,11 +39,11 @@ class Rights(Driven):
         return found
 
     def pids(self) -> list[int]:
-        """Processes of the namespace, by their numbers here."""
+        """Return the PIDs of the namespace's processes in this PID namespace."""
         return [pid for _, pid in sorted(namespace.members(self.init).items())]
 
     def plant_key(self) -> int:
-        """A key of root's in the session keyring of this process, as an administrator's login may have left it."""
+        """Add a key of root's to the session keyring of this process, as an administrator's login may have left it."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall(KEYCTL, 1, None)  # KEYCTL_JOIN_SESSION_KEYRING
         made = int(libc.syscall(ADD_KEY, *KEY, b"secret", 6, SESSION))
@@ -51,7 +51,7 @@ class Rights(Driven):
         return made
 
     def restore_watched(self) -> dict[str, Any]:
-        """A restore that takes its time to verify, while another process of the user tries to trace its tree."""
+        """Restore with a slow verification while another process of the user tries to trace the tree."""
         told = self.work / "watched"
         argv = [PYTHON, str(HERE / "watcher.py"), str(UID), str(told)]
         self.watcher = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -62,7 +62,7 @@ class Rights(Driven):
         return found
 
     def verified(self, pages: Pages) -> Pages:
-        """While somebody watches it takes two seconds more, to the end of which there is a watcher."""
+        """If a watcher runs, extend the verification by two seconds and wait for the watcher at the end."""
         watcher = self.watcher
         if watcher is None:
             return pages

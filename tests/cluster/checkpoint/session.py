@@ -1,4 +1,4 @@
-"""A job's tree in a compute container: run, dumped and restored with the package."""
+"""A job's process tree in a compute container: started, dumped and restored with the package."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from typing import Any
 
 import pynvml
 
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import namespace
-from slurm_affinode.checkpoint.asuser import User
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.facts import collect, memory_facts, process_facts
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.inspection import collect, memory_facts, process_facts
 from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
-from slurm_affinode.checkpoint.preflight import GpuUseFacts, JobFacts, refusals
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Mode, SuspendOption, Versions
-from slurm_affinode.pinned import Process
+from slurm_affinode.suspension.refusals import GpuUseFacts, JobFacts, refusals
 
 HERE = Path(__file__).parent
 PYTHON = sys.executable
@@ -37,7 +37,7 @@ JOB = JobKey("test", 1, 100)
 
 
 def wait_for(what: str, look: Callable[[], Any]) -> Any:
-    """Look until there is something to see."""
+    """Poll until the value is true; return it."""
     deadline = time.monotonic() + DEADLINE_S
     while not (seen := look()):
         if time.monotonic() > deadline:
@@ -47,13 +47,13 @@ def wait_for(what: str, look: Callable[[], Any]) -> Any:
 
 
 def driver_version() -> str:
-    """As NVML tells it."""
+    """Return the driver version as NVML reports it."""
     pynvml.nvmlInit()
     return str(pynvml.nvmlSystemGetDriverVersion())
 
 
 class Session:
-    """A job's directory, the namespaces of its runs, its image."""
+    """A job's directory, the namespaces of its attempts, and its image."""
 
     def __init__(self, *, keep: bool = False) -> None:
         self.work = Path("/home/alice/checkpoint-test")
@@ -74,12 +74,12 @@ class Session:
         self.stopped: set[int] = set()
         self.root = 0
         self.groups: list[int] = []
-        """Supplementary groups of the next run."""
+        """Supplementary groups of the next attempt."""
 
-    # --- what Slurm and the shepherd do
+    # --- Slurm and the shepherd
 
     def shepherd(self, *command: str) -> int:
-        """A new run: namespaces with PID 1, and the command as alice in them."""
+        """Start an attempt: namespaces with PID 1, and the command as alice in them."""
         self.runs += 1
         status = Path(f"/tmp/checkpoint-status-{os.getpid()}-{self.runs}") / "status"  # noqa: S108
         status.parent.mkdir()
@@ -98,32 +98,32 @@ class Session:
         return self.init
 
     def start(self, features: list[str]) -> None:
-        """The workload, ready."""
+        """Start the workload and wait until it is ready."""
         self.shepherd(PYTHON, "-Wignore", str(HERE / "workload.py"), str(self.work), *features)
         wait_for("the workload", (self.work / "ready").exists)
         self.see_stopped()
         self.root = min(namespace.members(self.init))
 
     def see_stopped(self) -> None:
-        """Those that are stopped by the workload itself, and are to stay so."""
+        """Record the processes that the workload itself has stopped, which have to stay stopped."""
         processes = [process_facts(pid) for pid in namespace.members(self.init).values()]
         self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
 
     def end(self) -> None:
-        """End the run."""
+        """End the attempt."""
         for one in self.shepherds:
             one.kill()
             one.wait()
         self.shepherds.clear()
 
-    # --- what the agent does
+    # --- the agent
 
     def users(self) -> list[int]:
-        """CUDA processes of the tree."""
+        """Return the CUDA processes of the tree."""
         return sorted(self.cuda.users(namespace.members(self.init).values()))
 
     def park(self) -> dict[str, Any]:
-        """All of the tree's GPU memory to host memory."""
+        """Move all GPU memory of the tree to host memory."""
         users = self.users()
         for pid in users:
             self.cuda.lock(pid, timeout_ms=5000)
@@ -132,7 +132,7 @@ class Session:
         return {"users": len(users), "states": [self.cuda.state(pid) for pid in users]}
 
     def dump(self) -> dict[str, Any]:
-        """To an image, verified; its bytes, how many processes, how long they stood still, its number."""
+        """Dump to a verified image; return its size in bytes, number of processes, freeze time and sequence number."""
         members = namespace.members(self.init)
         self.see_stopped()
         users = self.users()
@@ -154,7 +154,7 @@ class Session:
         return {"size": done.size, "pids": len(done.pids_ns), "frozen_s": done.frozen_s, "seq": image.manifest.seq}
 
     def share(self) -> None:
-        """Copy the image to the store that all nodes see; the tree here ends."""
+        """Move the image to the store that all nodes share; the tree on this node ends."""
         path = Path("/shared/checkpoint-test-images")
         shutil.rmtree(path, ignore_errors=True)
         shared = DirectoryStore(path, KEY)
@@ -166,7 +166,7 @@ class Session:
         self.end()
 
     def gpus(self) -> tuple[GpuFact, ...]:
-        """Of this node, in the driver's order."""
+        """Return the GPUs of this node, in the driver's order."""
         pynvml.nvmlInit()
         facts = {}
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -176,7 +176,7 @@ class Session:
         return tuple(facts[uuid] for uuid in self.cuda.devices())
 
     def resume(self) -> None:
-        """Take it back: what was stopped goes on, what was moved comes back."""
+        """Roll back: continue the frozen processes and restore their GPU memory."""
         for pid in set(namespace.members(self.init).values()) - self.stopped:
             os.kill(pid, signal.SIGCONT)
         for pid in self.users():
@@ -186,7 +186,7 @@ class Session:
                 self.cuda.unlock(pid)
 
     def restore(self, swap: bool = False) -> None:
-        """In a new run. ``swap``: each of two GPUs takes what was on the other."""
+        """Restore in a new attempt. ``swap``: exchange the contents of two GPUs."""
         self.end()
         init = self.shepherd()
         image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
@@ -219,11 +219,11 @@ class Session:
             self.cuda.unlock(members[pid])
 
     def verified(self, pages: Pages) -> Pages:
-        """What a restore verifies its image with."""
+        """Return the pages that a restore verifies its image with."""
         return pages
 
     def finish(self) -> dict[str, Any]:
-        """The workload looks at itself and ends; what it found, and how PID 1 saw it end."""
+        """Let the workload verify itself and end; return its report, and its status as PID 1 saw it."""
         (self.work / "go").touch()
         wait_for("the workload's end", (self.work / "done").exists)
         found = json.loads((self.work / "done").read_text())
@@ -231,27 +231,30 @@ class Session:
         return {"found": found, "status": ended, "output": self.out.read_text()}
 
     def _ended(self) -> str | None:
-        """The root's wait status, as PID 1 saw it."""
+        """Return the wait status of the root process as PID 1 saw it."""
         text = self.status.read_text() if self.status.exists() else ""
         return next((line.split()[1] for line in text.splitlines() if line.startswith(f"{self.root} ")), None)
 
-    # --- what there is
+    # --- queries
 
     def members(self) -> list[int]:
-        """Processes of the namespace of the last run."""
+        """Return the processes in the namespace of the last attempt."""
         return sorted(namespace.members(self.init))
 
     def stored(self) -> list[str]:
-        """What there is of the job in the store."""
+        """Return the names of the job's directories in the store."""
         directory = self.store.path / JOB.name
         return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
 
     def busy(self) -> bool:
-        """Whether an image is being written."""
+        """Return whether an image is being written."""
         return self.store.busy(JOB)
 
     def refusals(self, adopt: bool = False) -> list[dict[str, str]]:
-        """What is said against suspending the job. ``adopt``: take strays of the namespace for members of the tree."""
+        """Return the refusals of a suspension.
+
+        ``adopt``: treat stray processes of the namespace as members of the tree.
+        """
         root = min(namespace.members(self.init).items())[1]
         tree = collect(self.init, root)
         if adopt:
@@ -264,11 +267,11 @@ class Session:
         return [asdict(one) for one in found]
 
     def version(self) -> str:
-        """Of CRIU."""
+        """Return the version of CRIU."""
         return self.criu.check()
 
     def gpu_processes(self) -> list[int]:
-        """How many processes each GPU has, as NVML tells."""
+        """Return the number of processes per GPU according to NVML."""
         pynvml.nvmlInit()
         handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
         return [len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) for handle in handles]

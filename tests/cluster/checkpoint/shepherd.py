@@ -1,7 +1,7 @@
-"""PID 1 of a namespace, in the shepherd's place: starts what it is told as a user, or nothing, and reaps.
+"""PID 1 of a namespace in place of the shepherd: starts the given command, if any, as a user, and reaps.
 
-``shepherd.py STATUS UID GROUPS [COMMAND...]``: run under ``unshare --pid --mount --fork``. The root's wait status goes
-to STATUS.
+``shepherd.py STATUS UID GROUPS [COMMAND...]``: run under ``unshare --pid --mount --fork``. Writes the wait status of
+the root process to STATUS.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
-    """Start, reap for ever."""
+    """Start the command, then reap forever."""
     status, uid, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.chown(status.parent, uid, uid)
-    # The user's, as the real one: what is restored is compared with it.
+    # With the user's IDs, as the real shepherd: the restored tree is compared with it.
     os.setgroups([int(word) for word in sys.argv[3].split(",") if word])
     os.setgid(uid)
     os.setuid(uid)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # becoming the user has cleared what unshare has set
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # the change of user has cleared the setting of unshare
     root = 0
     if command:
         root = os.fork()

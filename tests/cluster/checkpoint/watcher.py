@@ -1,6 +1,7 @@
-"""Another process of a job's user: tries to trace every process that begins after it, until its input ends.
+"""Another process of a job's user: tries to trace every process that starts after it, until end of input.
 
-``watcher.py UID FILE``: says a line when it is ready, and at its end writes how often it has asked, and what it got.
+``watcher.py UID FILE``: prints a line when it is ready, and at its end writes the number of attempts and their
+results.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ PTRACE_SEIZE, PTRACE_DETACH, PIDFD_GETFD = 0x4206, 17, 438
 
 
 def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
-    """Ways in which this process may trace another one."""
+    """Return the ways in which this process can trace another one."""
     found = []
     try:
         pidfd = os.pidfd_open(pid)
@@ -39,7 +40,7 @@ def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
 
 
 def main() -> None:
-    """Ask until standard input ends."""
+    """Try until end of standard input."""
     uid, told = int(sys.argv[1]), Path(sys.argv[2])
     os.setgroups([])
     os.setgid(uid)

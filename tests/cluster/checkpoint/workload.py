@@ -1,7 +1,8 @@
-"""What is dumped and restored in test_checkpoint.py: a job with a bit of everything, which checks itself afterwards.
+"""The job that test_checkpoint.py dumps and restores: uses many kernel features, and verifies itself afterwards.
 
-``workload.py DIRECTORY FEATURE...``: makes ``ready`` when all of it is set up; when ``go`` is there it looks whether
-everything is as it was, writes what it found into ``done`` (JSON: feature -> "ok" or what is wrong), and ends with 0.
+``workload.py DIRECTORY FEATURE...``: creates ``ready`` when everything is set up. When ``go`` exists, it checks that
+everything is unchanged, writes its results to ``done`` (JSON: feature -> "ok" or the difference), and exits with 0 if
+all are "ok".
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ MIB = 1 << 20
 
 
 def wrong(what: object) -> str:
-    """An answer that is not "ok"."""
+    """Return a result other than "ok"."""
     return f"wrong: {what}"
 
 
 def memory(_: Path) -> Iterator[Check | str]:
-    """Host memory with contents that cannot be guessed."""
+    """Host memory with random contents."""
     data = random.Random(1).randbytes(30 * MIB)  # noqa: S311
     digest = hashlib.sha256(data).hexdigest()
     yield lambda: "ok" if hashlib.sha256(data).hexdigest() == digest else wrong("contents")
 
 
 def threads(_: Path) -> Iterator[Check | str]:
-    """Threads that count, wait for each other, and go on."""
+    """Threads that count, wait for each other, and continue."""
     counts = [0, 0, 0]
     stop = threading.Event()
 
@@ -70,7 +71,7 @@ def threads(_: Path) -> Iterator[Check | str]:
 
 
 def files(directory: Path) -> Iterator[Check | str]:
-    """Open files: appended to, read half, written and deleted, a directory."""
+    """Open files: appended to, read halfway, written and deleted; and an open directory."""
     (directory / "read").write_text("0123456789")
     reading = (directory / "read").open()
     reading.read(4)
@@ -98,7 +99,7 @@ def files(directory: Path) -> Iterator[Check | str]:
 
 
 def shm(_: Path) -> Iterator[Check | str]:
-    """Memory that processes share: anonymous, and an unlinked file in /dev/shm, as PyTorch's loaders use."""
+    """Memory shared by processes: anonymous, and an unlinked file in /dev/shm, as PyTorch's loaders use."""
     anonymous = mmap.mmap(-1, MIB)
     path = Path(f"/dev/shm/workload-{os.getpid()}")  # noqa: S108
     with path.open("w+b") as file:
@@ -125,7 +126,7 @@ def shm(_: Path) -> Iterator[Check | str]:
 
 
 def named(_: Path) -> Iterator[Check | str]:
-    """Files of the node: shared memory, a semaphore, a file and a socket in directories of their own, a named pipe."""
+    """Node-local files: shared memory, a semaphore, a file and a socket in new directories, a named pipe."""
     name = f"workload-{os.getuid()}"
     libc = ctypes.CDLL(None)
     libc.sem_open.restype = ctypes.c_void_p
@@ -158,7 +159,7 @@ def named(_: Path) -> Iterator[Check | str]:
         value = ctypes.c_int()
         libc.sem_post(ctypes.c_void_p(libc.sem_open(f"/{name}".encode(), 0)))
         libc.sem_getvalue(semaphore, ctypes.byref(value))
-        libc.sem_unlink(f"/{name}".encode())  # the next one to come to this node has another value
+        libc.sem_unlink(f"/{name}".encode())  # the next workload on this node expects the initial value
         if value.value != 4:
             return wrong(f"semaphore {value.value}")
         found = (shared[MIB : MIB + 5], path.read_bytes()[MIB : MIB + 5], scratch.read(), os.read(fifo, 100))
@@ -168,7 +169,7 @@ def named(_: Path) -> Iterator[Check | str]:
 
 
 def pipes(_: Path) -> Iterator[Check | str]:
-    """A pipe with bytes in it, an epoll and an eventfd."""
+    """A pipe with data, an epoll and an eventfd."""
     reading, writing = os.pipe()
     os.write(writing, b"in the pipe")
     event = os.eventfd(3)
@@ -185,7 +186,7 @@ def pipes(_: Path) -> Iterator[Check | str]:
 
 
 def sockets(_: Path) -> Iterator[Check | str]:
-    """A listening socket goes on to listen; a connection is closed, which the program is told; socket pairs live on."""
+    """A listening socket stays open; a connection is closed, with an error or end of file; socket pairs survive."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     client = socket.create_connection(("127.0.0.1", port))
@@ -214,7 +215,7 @@ def sockets(_: Path) -> Iterator[Check | str]:
 
 
 def timers(_: Path) -> Iterator[Check | str]:
-    """An interval timer and a sleeper."""
+    """An interval timer and a sleeping thread."""
     ticks = [0]
     signal.signal(signal.SIGALRM, lambda *_: ticks.__setitem__(0, ticks[0] + 1))
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
@@ -232,7 +233,7 @@ def timers(_: Path) -> Iterator[Check | str]:
 
 
 def children(directory: Path) -> Iterator[Check | str]:
-    """A child in a session of its own, a child of a child, one that was stopped, one that ended and was not reaped."""
+    """A child in its own session, a grandchild, a stopped child, and a child that ended and was not reaped."""
     script = "import os,sys,time\nwhile not os.path.exists(sys.argv[1]): time.sleep(.02)\nprint('went on', flush=True)"
     own = subprocess.Popen(
         [sys.executable, "-c", script, str(directory / "go")], start_new_session=True, stdout=subprocess.PIPE, text=True
@@ -275,7 +276,7 @@ while True:
 
 
 def daemons(directory: Path) -> Iterator[Check | str]:
-    """Processes that have detached themselves: in this session, in their own, in one whose leader has ended."""
+    """Detached processes: in this session, in their own, and in one with an ended leader."""
 
     def rows(kind: str) -> list[list[str]]:
         return [line.split() for line in (directory / f"daemon-{kind}").read_text().splitlines(keepends=True)[:-1]]
@@ -321,7 +322,7 @@ def output(_: Path) -> Iterator[Check | str]:
 
 
 def gpu(_: Path) -> Iterator[Check | str]:
-    """Memory of the first GPU; a thread that waits in a call."""
+    """Memory of the first GPU, and a thread that blocks in driver calls."""
     d, ok = cuda()
     equal = fill(0, 20)
     called = [0]
@@ -349,7 +350,7 @@ def gpu(_: Path) -> Iterator[Check | str]:
 
 
 def gpus(_: Path) -> Iterator[Check | str]:
-    """Two further processes, one on each GPU, made by fork and exec as launchers do."""
+    """Two more processes, one per GPU, started by fork and exec as launchers do."""
     code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from gpu_memory import fill\n" + (
         "e = fill(int(sys.argv[1]), 10); print('filled', flush=True); sys.stdin.readline(); print(e(), flush=True)"
     )
@@ -371,7 +372,7 @@ def gpus(_: Path) -> Iterator[Check | str]:
 
 
 def keys(_: Path) -> Iterator[Check | str]:
-    """No key of others is at hand afterwards."""
+    """No key of other users is reachable after the restore."""
 
     def check() -> str:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -388,7 +389,7 @@ FEATURES = {
 
 
 def main() -> None:
-    """Set up, wait, look."""
+    """Set up, wait, and verify."""
     directory, names = Path(sys.argv[1]), sys.argv[2:] or list(FEATURES)
     checks = {name: next(FEATURES[name](directory)) for name in names}
     (directory / "ready").touch()

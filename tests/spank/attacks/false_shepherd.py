@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Speaks the protocol of shepherds without being one. Needs Python alone.
+"""Speaks the protocol of shepherds without being one. Needs only Python.
 
-false_shepherd.py hello JOBID                says hello to the agent, reports its answer
-false_shepherd.py exec SHEPHERD JOBID        becomes a shepherd, as the plugin would start it; the script sleeps
+false_shepherd.py hello JOBID                   sends hello to the agent, prints its answer
+false_shepherd.py exec SHEPHERD JOBID           executes a shepherd, as the plugin would; the script sleeps
 false_shepherd.py through STARTER ARGUMENT...   executes itself with these arguments through a setuid starter
 """
 
@@ -18,7 +18,7 @@ OPTION = "window=900,util=0,mode=requeue,wake=auto,when=always"
 
 
 def hello(job: str) -> None:
-    """Claim to be the shepherd of a later attempt of the job, which waits to be told what to do."""
+    """Pose as the shepherd of a later attempt of the job, which waits for an answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as link:
         link.connect(SOCKET)
         link.settimeout(10)
@@ -29,14 +29,14 @@ def hello(job: str) -> None:
         except TimeoutError:
             answer = b"silence"
         print(f"pid {os.getpid()}: the agent said {answer!r}", flush=True)
-        time.sleep(2)  # what it does about this process it may do now
+        time.sleep(2)  # gives the agent time to act on this process
 
 
 def become(shepherd: str, job: str) -> None:
-    """Execute a shepherd, with a keeper that says nothing."""
+    """Execute a shepherd with a silent keeper."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.set_inheritable(its.fileno(), True)
-    os.set_inheritable(mine.fileno(), True)  # open as long as the shepherd is: the keeper does not go
+    os.set_inheritable(mine.fileno(), True)  # keeps the keeper's end open as long as the shepherd runs
     os.execv(  # noqa: S606
         shepherd,
         (shepherd, str(its.fileno()), job, "1", "0", "300", SOCKET, OPTION, "--", "/bin/sleep", "8"),

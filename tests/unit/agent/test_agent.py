@@ -1,4 +1,4 @@
-"""The daemon: it samples, decides and acts."""
+"""The agent daemon: it samples, decides and acts."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from agent_stand_ins import (
 )
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent.promises import Promises
-from slurm_affinode.agent.queue import waiting_of
-from slurm_affinode.checkpoint.nodekeys import Signer
+from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.suspension.promises import Promises
+from slurm_affinode.suspension.slurm_queue import waiting_of
 
 OPTION = "window=1,when=pressure"
 
 
 def test_idle_job_is_suspended(node: Node1) -> None:
-    """After its window, once, with the reason, and after one more look."""
+    """It is suspended once, with the reason, after its idle window and one more sample."""
     node.acts.go.set()
     watched(node, option="window=1,when=always")
     wait_until("it is suspended", lambda: node.acts.suspended_jobs)
-    assert node.acts.suspended_jobs[0] == (7, "idle 1 s")
+    assert node.acts.suspended_jobs[0] == (7, "idle 1s")
     assert node.acts.looks[0] is None
 
 
-def test_agent_that_ends_leaves_copies_of_images_to_the_next(tmp_path: Path) -> None:
-    """It does not live on until they are made."""
+def test_agent_leaves_copies_of_images_to_next_one(tmp_path: Path) -> None:
+    """It does not wait for them to complete."""
     with agent(config_of(tmp_path)) as node:
         assert not node.acts.stopped.is_set()
     assert node.acts.stopped.is_set()
 
 
-def test_when_a_window_will_be_full_is_known(node: Node1) -> None:
-    """So that it is looked at then; a job that is busy has no window."""
+def test_end_of_idle_window_is_known(node: Node1) -> None:
+    """It is sampled at that time; a busy job has no idle window."""
     assert node.daemon.loop.full_s() is None
     watched(node, option="window=3600,when=always")
     state = wait_until(
@@ -58,8 +58,8 @@ def test_when_a_window_will_be_full_is_known(node: Node1) -> None:
     wait_until("it is busy", lambda: node.daemon.loop.full_s() is None)
 
 
-def test_busy_job_is_left_alone(node: Node1) -> None:
-    """As long as one signal of one GPU is above its limit."""
+def test_busy_job_is_not_suspended(node: Node1) -> None:
+    """One signal of one GPU above its limit is sufficient."""
     node.gpus.util_pct[0] = 12.0
     watched(node, option="window=1,when=always")
     row = wait_until(
@@ -72,18 +72,18 @@ def test_busy_job_is_left_alone(node: Node1) -> None:
     }  # fmt: skip
 
 
-def test_job_that_wakes_up_at_the_last_moment_is_left_alone(node: Node1) -> None:
-    """What the look under the lock shows is handed to the orchestration."""
+def test_job_busy_at_last_moment_is_not_suspended(node: Node1) -> None:
+    """The result of the sample under the lock is passed to the orchestration."""
     watched(node, option="window=1,when=always")
-    assert node.acts.begun.wait(DEADLINE_S)  # the agent's own last look is behind it
+    assert node.acts.begun.wait(DEADLINE_S)  # the agent's own last sample has been taken
     node.gpus.util_pct[0] = 50.0
     node.acts.go.set()
     looks = wait_until("it looked again", lambda: node.acts.looks)
     assert looks[0] == "GPU 0: utilization 50 is above 0"
 
 
-def test_only_a_waiting_job_makes_pressure(node: Node1) -> None:
-    """slurmctld is asked while the job is idle; then a job that waits for its GPU costs it its place."""
+def test_pending_job_creates_pressure(node: Node1) -> None:
+    """slurmctld is queried while the job is idle; the job is suspended as soon as another job waits for its GPU."""
     node.acts.go.set()
     watched(node, option=OPTION)
     wait_until(
@@ -96,7 +96,7 @@ def test_only_a_waiting_job_makes_pressure(node: Node1) -> None:
 
 
 def test_slurmctld_away_and_back(node: Node1) -> None:
-    """Nothing is done on what is not known; when it is back, what was waiting is done."""
+    """No action is taken without data; when slurmctld is back, pending actions are taken."""
     node.acts.go.set()
     node.slurm.down = True
     assert Shepherd(node.run_dir, option=OPTION).hello().hear() == "start"
@@ -114,7 +114,7 @@ def test_slurmctld_away_and_back(node: Node1) -> None:
 
 
 def test_driver_lost_and_back(node: Node1) -> None:
-    """Unknown is not idle; afterwards the window goes on with what is seen."""
+    """Unknown is not idle; the window then continues with the new samples."""
     watched(node, option="window=1,when=always")
     node.gpus.missing = True
     wait_until(
@@ -126,7 +126,7 @@ def test_driver_lost_and_back(node: Node1) -> None:
     wait_until("it is suspended", lambda: node.acts.suspended_jobs)
 
 
-def test_gpu_that_falls_off_the_bus(node: Node1) -> None:
+def test_lost_gpu_makes_job_unknown(node: Node1) -> None:
     """The job is unknown from then on, and the reason is shown."""
     node.gpus.lost.add(0)
     watched(node, option="window=1,when=always")
@@ -137,8 +137,8 @@ def test_gpu_that_falls_off_the_bus(node: Node1) -> None:
     assert not node.acts.suspended_jobs
 
 
-def test_refusals_are_shown_and_kept_to(node: Node1) -> None:
-    """By their names; nothing is begun."""
+def test_refusals_are_shown_and_respected(node: Node1) -> None:
+    """Their codes are shown, and no suspension begins."""
     node.acts.refused.append(Refusal("srun-steps", "it runs srun steps"))
     watched(node, option="window=1,when=always")
     row = wait_until(
@@ -149,29 +149,29 @@ def test_refusals_are_shown_and_kept_to(node: Node1) -> None:
     assert not node.acts.suspended_jobs
 
 
-def test_refusals_of_what_a_job_was_before_do_not_count(node: Node1) -> None:
-    """It slept, or was worked on: what was against it then is asked anew, and not shown meanwhile."""
+def test_outdated_refusals_are_discarded(node: Node1) -> None:
+    """They are determined again after a suspension or another operation, and old ones are not shown meanwhile."""
     node.acts.refused.append(Refusal("recovering", "an earlier suspension of it is still being put in order"))
     watched(node, option="window=1,when=always")
     loop = node.daemon.loop
     wait_until("the refusal is known", lambda: 7 in loop.states and loop.states[7].refusals)
-    node.daemon._aside.shutdown(wait=True)  # nobody asks any more
+    node.daemon._aside.shutdown(wait=True)  # no more queries
     loop.restart(7)
     assert loop.states[7].refusals == ()
 
 
-def test_dry_run_only_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In the log and to those who ask."""
+def test_dry_run_only_reports(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log and the status show the suspension that would begin."""
     with agent(config_of(tmp_path, suspend="dry_run = true")) as node, caplog.at_level("INFO"):
         node.acts.go.set()
         watched(node, option="window=1,when=always")
-        wait_until("it is said", lambda: caplog.text, lambda text: "job 7: idle 1 s: would be suspended" in text)
+        wait_until("it is said", lambda: caplog.text, lambda text: "job 7: idle 1s: would be suspended" in text)
         assert ask(node, verb="status", job=7)["dry_run"] is True
         assert not node.acts.suspended_jobs
 
 
-def test_loop_goes_on_while_a_suspension_takes_long(node: Node1) -> None:
-    """Sampling of the others stays regular."""
+def test_loop_continues_during_long_suspension(node: Node1) -> None:
+    """Other jobs are still sampled regularly."""
     watched(node, option="window=1,when=always")
     wait_until("a suspension begins", lambda: node.daemon.work.under_way().get(7))
     with node.daemon.registry._lock:
@@ -182,8 +182,8 @@ def test_loop_goes_on_while_a_suspension_takes_long(node: Node1) -> None:
     assert node.daemon.work.under_way() == {7: "suspending"}
 
 
-def test_one_in_place_does_not_wait_for_the_image_of_another(node: Node1) -> None:
-    """A sleeper may wait for its memory; of those in place one goes at a time, too, and no GPU comes free by it."""
+def test_suspension_in_place_does_not_wait_for_image_of_another_job(node: Node1) -> None:
+    """One job in place is suspended at a time, and frees no GPU; it is independent of suspensions with images."""
     watched(node, option="window=1,when=always")
     wait_until("a suspension begins", lambda: node.daemon.work.under_way().get(7))
     jobs, lock = node.daemon.registry._jobs, node.daemon.registry._lock
@@ -205,8 +205,8 @@ def test_one_in_place_does_not_wait_for_the_image_of_another(node: Node1) -> Non
     assert node.daemon.work.under_way().keys() == {7, 8}
 
 
-def test_two_whose_windows_are_full_at_once_are_two(tmp_path: Path) -> None:
-    """No more begin in one round than the site has at a time."""
+def test_simultaneous_suspensions_are_limited(tmp_path: Path) -> None:
+    """No more suspensions begin in one round than the site permits at a time."""
     with agent(config_of(tmp_path, suspend="max_at_once = 2")) as node:
         watched(node, option="window=1,when=always")
         wait_until("a suspension begins", lambda: node.daemon.work.under_way().get(7))
@@ -220,8 +220,8 @@ def test_two_whose_windows_are_full_at_once_are_two(tmp_path: Path) -> None:
         assert loop.states[last].decision.code == "node-busy"
 
 
-def test_signal_comes_first(node: Node1) -> None:
-    """The job is told before, as it asked: a window of a second, and a second between."""
+def test_signal_precedes_suspension(node: Node1) -> None:
+    """The job has a window of one second, and requests the signal one second before its suspension."""
     node.acts.go.set()
     began = time.monotonic()
     shepherd = watched(node, option="window=1,when=always,signal=USR1@1")
@@ -231,8 +231,8 @@ def test_signal_comes_first(node: Node1) -> None:
     assert time.monotonic() - began >= 2
 
 
-def test_job_that_was_signalled_takes_nobody_elses_turn(node: Node1) -> None:
-    """Another one is suspended meanwhile, one at a time; when the first ends, it is waited for no more."""
+def test_signaled_job_does_not_block_others(node: Node1) -> None:
+    """Another job is suspended meanwhile, one at a time; when the first one ends, its turn is released."""
     node.acts.go.set()
     shepherd = watched(node, option="window=1,when=always,signal=USR1@3600")
     wait_until("it was signalled", lambda: node.daemon.work.under_way().get(7) == "signalled")
@@ -246,20 +246,19 @@ def test_job_that_was_signalled_takes_nobody_elses_turn(node: Node1) -> None:
     assert [job for job, _ in node.acts.suspended_jobs] == [9]
 
 
-def test_waker_is_called_again_and_again(node: Node1) -> None:
-    """Whatever the other threads do."""
+def test_waker_is_called_periodically(node: Node1) -> None:
     wait_until("it was called", lambda: node.acts.ticks, lambda ticks: ticks > 3)
 
 
-def test_gpus_told_by_the_prolog_come_before_what_slurmctld_says(node: Node1) -> None:
-    """And a job whose GPUs nobody names has those on which its processes are."""
+def test_gpus_from_prolog_take_precedence_over_slurmctld(node: Node1) -> None:
+    """A job whose GPUs are not known otherwise has those that its processes use."""
     ask(node, verb="prolog", job=7, uid=2001, gpus=[1])
     watched(node)
     assert [device.index for device in node.watched().devices or ()] == [1]
 
 
-def test_job_that_waits_has_the_promise_of_another_node(tmp_path: Path) -> None:
-    """The other node was first: this one's job runs on, its window stands, and status says so."""
+def test_pending_job_promised_by_another_node_creates_no_pressure(tmp_path: Path) -> None:
+    """The other node was first: the job on this node continues, its window is kept, and status gives the reason."""
     with agent(config_of(tmp_path)) as node:
         other = Promises(tmp_path, "test", Signer(bytes(32), "c2"), lasts_s=600)
         node.daemon.loop.promises = Promises(tmp_path, "test", Signer(bytes(32), "c1"), lasts_s=600)
@@ -279,8 +278,8 @@ def test_job_that_waits_has_the_promise_of_another_node(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("state", "requeued"), [("COMPLETED", False), ("CANCELLED", False), ("PENDING", True)])
-def test_epilog_tells_what_became_of_the_job(node: Node1, state: str, requeued: bool) -> None:
-    """Images of a job that is over go; those of one that comes again stay."""
+def test_epilog_reports_end_of_job(node: Node1, state: str, requeued: bool) -> None:
+    """Images of a job that has ended are removed; those of a requeued job are kept."""
     shepherd = watched(node)
     shepherd.send("exit\nstatus=0")
     shepherd.close()
@@ -290,8 +289,8 @@ def test_epilog_tells_what_became_of_the_job(node: Node1, state: str, requeued: 
     assert wait_until("the keeper is told", lambda: node.acts.ended_jobs) == [(7, requeued)]
 
 
-def test_epilog_says_nothing_that_is_not_known(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """slurmctld does not answer: no image is deleted on a guess."""
+def test_epilog_reports_nothing_without_slurmctld(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """slurmctld does not respond: no image is deleted on a guess."""
     monkeypatch.setattr("slurm_affinode.agent.service.ENDED_WAIT_S", 0.01)
     monkeypatch.setattr("slurm_affinode.agent.service.ENDED_TRIES", 3)
     shepherd = watched(node)
@@ -303,8 +302,8 @@ def test_epilog_says_nothing_that_is_not_known(node: Node1, monkeypatch: pytest.
     assert node.acts.ended_jobs == []
 
 
-def test_gpus_are_not_asked_without_a_job(node: Node1) -> None:
-    """A node without such jobs costs next to nothing."""
+def test_gpus_are_not_queried_without_job(node: Node1) -> None:
+    """A node without such jobs has almost no overhead."""
     wait_until("some ticks have passed", lambda: node.acts.ticks, lambda ticks: ticks > 3)
     assert node.gpus.reads == 0
     assert node.slurm.asked == 0

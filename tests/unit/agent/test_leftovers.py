@@ -1,4 +1,4 @@
-"""What jobs left behind outlives the agent, and goes when it is in the audit."""
+"""Reports of leftovers outlive the agent, and are removed when they are in the audit log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.agent.leftovers import LeftoverReports
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.store.repository import Repository
-from slurm_affinode.store.zombies import ZombieLog
-from slurm_affinode.workflow import zombie_epilogs
+from slurm_affinode.agent.hook_records import LeftoverReports
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.zombies import act
 
 NOW = datetime(2026, 11, 2, 12, tzinfo=UTC)
 
@@ -25,8 +25,8 @@ def report(number: int, **more: Any) -> dict[str, Any]:
             "left": [{"pid": 9, "command": "python", "ended_by": "SIGKILL"}], **more}  # fmt: skip
 
 
-def test_the_next_agent_has_them_in_order(tmp_path: Path) -> None:
-    """Until they are taken; one that comes again is the newer form of the same."""
+def test_next_agent_has_reports_in_order(tmp_path: Path) -> None:
+    """They are kept until they are acknowledged; a repeated report replaces the earlier one."""
     path = tmp_path / "state" / "leftovers.jsonl"
     first = LeftoverReports(path)
     first.add(report(1))
@@ -39,8 +39,8 @@ def test_the_next_agent_has_them_in_order(tmp_path: Path) -> None:
     assert [one["id"] for one in LeftoverReports(path).all()] == ["r2"]
 
 
-def test_there_is_an_end_to_it_and_that_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The oldest goes."""
+def test_number_of_reports_is_limited_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The oldest report is dropped."""
     reports = LeftoverReports(tmp_path / "x", most=2)
     with caplog.at_level(logging.WARNING):
         for number in range(3):
@@ -49,8 +49,8 @@ def test_there_is_an_end_to_it_and_that_is_told(tmp_path: Path, caplog: pytest.L
     assert "job 0 left is given up" in caplog.text
 
 
-def test_damage_and_a_full_disk_keep_no_job_from_ending(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What can be read counts; what cannot be written stays in memory; both are told."""
+def test_damage_and_full_disk_do_not_block_epilog(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Readable reports count; unwritable ones stay in memory; both cases are logged."""
     path = tmp_path / "x"
     path.write_text(f"{json.dumps(report(1))}\n{{torn\n[]\n")
     assert [one["job"] for one in LeftoverReports(path).all()] == [1]
@@ -61,8 +61,8 @@ def test_damage_and_a_full_disk_keep_no_job_from_ending(tmp_path: Path, caplog: 
     assert "cannot be written" in caplog.text
 
 
-def test_a_report_is_forgotten_when_it_is_in_the_audit(tmp_path: Path) -> None:
-    """Not by a dry run, not while another run is at it, and each comes into the audit once."""
+def test_report_is_removed_when_it_is_in_audit_log(tmp_path: Path) -> None:
+    """A dry run removes none, nor does a run while another one has claimed the report; each is logged once."""
     agent = LeftoverReports(tmp_path / "x")
     agent.add(report(1))
     agent.add(report(2))
@@ -77,11 +77,11 @@ def test_a_report_is_forgotten_when_it_is_in_the_audit(tmp_path: Path) -> None:
     with Repository.open(f"sqlite:///{tmp_path / 'a.sqlite'}") as store:
         log = ZombieLog(store.engine)
         assert log.claim("epilog|g1|r2", "another", NOW, timedelta(minutes=10))
-        assert zombie_epilogs.collect(["g1", "g2"], ask, "c", log, now=NOW, run="1", forget=False) == 1
+        assert act.collect(["g1", "g2"], ask, "c", log, now=NOW, run="1", forget=False) == 1
         assert len(agent.all()) == 2
-        assert zombie_epilogs.collect(["g1"], ask, "c", log, now=NOW, run="2") == 0
+        assert act.collect(["g1"], ask, "c", log, now=NOW, run="2") == 0
         assert [one["id"] for one in agent.all()] == ["r2"]
         later = NOW + timedelta(hours=1)
-        assert zombie_epilogs.collect(["g1"], ask, "c", log, now=later, run="3") == 1
+        assert act.collect(["g1"], ask, "c", log, now=later, run="3") == 1
         assert agent.all() == []
         assert [(one.verb, one.job) for one in log.history()] == [("epilog", "1"), ("epilog", "2")]

@@ -1,4 +1,4 @@
-"""What one user, or one address, may have of the agent; and of slurmctld by it."""
+"""Limits per user and per address on the use of the agent, and through it of slurmctld."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from agent_stand_ins import ALICE, ROOT, Node1, agent, ask, config_of, job, wait
 
 from slurm_affinode.agent import control, daemon, munge, service
 from slurm_affinode.agent.client import AnswerError, ask_local, ask_node
-from slurm_affinode.agent.interface import SuspendedJob
 from slurm_affinode.agent.munge import BadCredentialError, Message
-from slurm_affinode.agent.peers import Peer
 from slurm_affinode.agent.service import Caller
 from slurm_affinode.agent.throttle import Pace
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey
+from slurm_affinode.suspension.interface import SuspendedJob
+from slurm_affinode.suspension.peers import Peer
 
 HOST = "127.0.0.1"
 
 
 def asleep(job_id: int) -> SuspendedJob:
-    """One of alice's."""
+    """Return a suspended job of alice."""
     return SuspendedJob(
         JobKey("test", job_id, 1), 2001, "c1", 1, 1000.0, 1 << 30, 1 << 29, 1, "shared", "auto", "idle 15m", None
     )
 
 
-def test_a_pace_has_a_burst_and_a_rate() -> None:
-    """For each holder; those beyond the most that are counted share one."""
+def test_pace_has_burst_and_rate() -> None:
+    """They apply per holder; holders beyond the maximum share one limit."""
     now = [100.0]
     pace = Pace(per_s=2.0, burst=3, clock=lambda: now[0], most=2)
     assert [pace.take("a") for _ in range(5)] == [True, True, True, False, False]
@@ -41,8 +41,8 @@ def test_a_pace_has_a_burst_and_a_rate() -> None:
     assert [pace.take("f") for _ in range(4)] == [True, True, True, False]
 
 
-def test_requests_of_a_user_are_limited_and_of_root_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks in a loop is told to stop, in one line, before anything is looked at for him."""
+def test_requests_of_users_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who exceeds the limit is refused in one line, before any work is done."""
     uid = iter([2001] * 4 + [0] * 5)
     monkeypatch.setattr(control, "peer_of", lambda sock: Peer(1, next(uid), 0))
     monkeypatch.setattr(control, "REQUESTS_PER_S", 0.001)
@@ -57,8 +57,8 @@ def test_requests_of_a_user_are_limited_and_of_root_are_not(tmp_path: Path, monk
             assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
 
 
-def test_slurmctld_is_asked_seldom_for_one_user(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """About jobs that are not watched: its word on one is good for a moment, and so are not too many of them."""
+def test_slurmctld_queries_per_user_are_limited(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For unwatched jobs, responses are cached for a moment, and further queries are limited."""
     for job_id in range(10, 35):
         ask(node, verb="prolog", job=job_id, uid=2001)
         node.slurm.all[job_id] = job(job_id, batch=False)
@@ -81,12 +81,12 @@ def test_slurmctld_is_asked_seldom_for_one_user(node: Node1, monkeypatch: pytest
     assert codes(list(range(10, 35))) == ["interactive"] * 20 + ["too-often"] * 5
     assert asked == list(range(10, 30))
     assert codes([34], ROOT) == ["interactive"]
-    assert codes([34]) == ["interactive"]  # that is known now
+    assert codes([34]) == ["interactive"]  # cached by now
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_a_sleeper_that_an_administrator_holds_is_shown_so(node: Node1, held: bool) -> None:
-    """Its owner cannot wake it. In a list by the queue's word; not known where slurmctld is silent."""
+def test_hold_by_administrator_is_shown(node: Node1, held: bool) -> None:
+    """Its owner cannot wake it. In a list, the value is that of the queue; without slurmctld it is unknown."""
     node.acts.asleep.append(asleep(8))
     node.slurm.all[8] = waiting(8, held=True, held_by_admin=held)
     row = ask(node, ALICE, verb="status", job=8)["jobs"][0]
@@ -98,8 +98,8 @@ def test_a_sleeper_that_an_administrator_holds_is_shown_so(node: Node1, held: bo
     wait_until("the last answer is too old", held_by_admin, lambda known: known is None)
 
 
-def test_a_sleeper_is_shown_also_to_who_asks_too_often(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without what only slurmctld knows. One that was cancelled sleeps no more."""
+def test_suspended_job_is_shown_beyond_query_limit(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fields that only slurmctld knows are missing. A canceled job is no longer suspended."""
     node.acts.asleep += [asleep(8), asleep(9)]
     node.slurm.all[8], node.slurm.all[9] = waiting(8, held=True), waiting(9, state="CANCELLED")
     with pytest.raises(control.RequestError, match="job 9 has ended: CANCELLED"):
@@ -108,8 +108,8 @@ def test_a_sleeper_is_shown_also_to_who_asks_too_often(node: Node1, monkeypatch:
     assert ask(node, ALICE, verb="status", job=8)["jobs"][0]["held_by_admin"] is None
 
 
-def test_a_silent_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And then only a moment by each who asks, until it has answered: they do not stand in line behind each other."""
+def test_unresponsive_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later clients only wait briefly until it responds again, and do not queue behind each other."""
     silent, asked = threading.Event(), []
     node.daemon.later(lambda: silent.wait(30) and None)
     monkeypatch.setattr(daemon, "ASK_S", 0.05)
@@ -125,8 +125,8 @@ def test_a_silent_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pytest.
     assert not node.daemon._ask._in_vain
 
 
-def test_garbage_starts_no_more_than_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What looks like a credential costs a call of unmunge: who sends many is not listened to for a while."""
+def test_garbage_starts_few_unmunge_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each apparent credential costs a call of unmunge: an address that sends many is ignored for a while."""
     monkeypatch.setattr(daemon, "listen_address", lambda _: (HOST, 0))
     decoded: list[bytes] = []
 

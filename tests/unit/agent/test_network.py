@@ -1,4 +1,4 @@
-"""The network form of the control socket, with munge made of a dictionary; the daemon's start and end."""
+"""The network form of the control socket, with a fake munge; start and end of the daemon."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import client, control, daemon, munge
 from slurm_affinode.agent.client import AnswerError, ask_local, ask_node
-from slurm_affinode.agent.interface import AgentContext, Orchestration
 from slurm_affinode.agent.munge import BadCredentialError, Message
-from slurm_affinode.agent.peers import Peer
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.slurm.faults import ControllerDownError
-from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.slurm.interface import ControllerDownError, SlurmClient
+from slurm_affinode.suspension.interface import AgentContext, Orchestration
+from slurm_affinode.suspension.peers import Peer
 
 HOST = "127.0.0.1"
 
 
 class Munge:
-    """Credentials that are good once. ``uid``: who encodes; the agent's answers are root's."""
+    """Credentials that can be used once. ``uid``: the client that encodes; the agent's responses are root's."""
 
     def __init__(self) -> None:
         self.uid = 2001
@@ -58,7 +57,7 @@ def vouch(monkeypatch: pytest.MonkeyPatch) -> Munge:
     fake = Munge()
     monkeypatch.setattr(munge, "encode", fake.encode)
     monkeypatch.setattr(munge, "decode", fake.decode)
-    monkeypatch.setattr(daemon, "listen_address", lambda _: (HOST, 0))  # a port that nobody else gets meanwhile
+    monkeypatch.setattr(daemon, "listen_address", lambda _: (HOST, 0))  # a free port
     return fake
 
 
@@ -74,8 +73,8 @@ def port_of(node: Node1) -> int:
     return port
 
 
-def test_request_from_another_node(node: Node1, vouch: Munge) -> None:
-    """Munge says who asks; the answer comes back, and so do refusals."""
+def test_request_from_another_node_is_answered(node: Node1, vouch: Munge) -> None:
+    """Munge identifies the client; responses and refusals are returned to it."""
     assert ask_node(HOST, port_of(node), "c1", {"verb": "status"})["node"] == "c1"
     with pytest.raises(AnswerError, match="knows no job 5"):
         ask_node(HOST, port_of(node), "c1", {"verb": "wake", "job": 5})
@@ -85,7 +84,7 @@ def test_request_from_another_node(node: Node1, vouch: Munge) -> None:
 
 
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks at root's own socket is root, at the other one alice; the commands are root's."""
+    """Make clients of root's own socket root and those of the other one alice; the commands run as root."""
     monkeypatch.setattr(client, "os", SimpleNamespace(geteuid=lambda: 0))
     monkeypatch.setattr(
         control, "peer_of", lambda sock: Peer(1, 0 if sock.getsockname().endswith("root.sock") else 2001, 0)
@@ -93,7 +92,7 @@ def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def from_network(node: Node1, host: str, count: int, stack: ExitStack) -> list[socket.socket]:
-    """Connections from an address of this machine that send nothing."""
+    """Open connections from an address of this machine that send nothing."""
     return [
         stack.enter_context(socket.create_connection((HOST, port_of(node)), DEADLINE_S, source_address=(host, 0)))
         for _ in range(count)
@@ -101,7 +100,7 @@ def from_network(node: Node1, host: str, count: int, stack: ExitStack) -> list[s
 
 
 def test_network_clients_do_not_starve_the_node(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight addresses with as many connections as they may have: users, root and other addresses are answered."""
+    """Eight addresses hold as many connections as allowed: users, root and other addresses are still served."""
     as_root(monkeypatch)
     with ExitStack() as stack:
         held = [
@@ -121,7 +120,7 @@ def test_network_clients_do_not_starve_the_node(node: Node1, monkeypatch: pytest
 
 
 def test_full_network_seats_are_shared_by_address(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newcomer gets the seat of the address that has most of them; one with as many as others gets none."""
+    """A new address takes a seat from the address with the most seats; one with as many as others gets none."""
     with ExitStack() as stack:
         held = [
             (number, one)
@@ -136,7 +135,7 @@ def test_full_network_seats_are_shared_by_address(node: Node1, monkeypatch: pyte
 
 
 def closed(held: list[tuple[int, socket.socket]]) -> list[tuple[int, socket.socket]]:
-    """Those that the agent has closed."""
+    """Return the connections that the agent has closed."""
     readable, _, _ = select.select([one for _, one in held], [], [], 0)
     return [(number, one) for number, one in held if one in readable]
 
@@ -147,18 +146,18 @@ def closed(held: list[tuple[int, socket.socket]]) -> list[tuple[int, socket.sock
      ("::ffff:10.0.0.7", "10.0.0.7")],
 )  # fmt: skip
 def test_machine_of_an_address(address: str, machine: str) -> None:
-    """One machine has as many IPv6 addresses as it likes."""
+    """A machine can have any number of IPv6 addresses."""
     assert control.machine_of(address) == machine
 
 
 def test_request_for_another_node_is_refused(node: Node1) -> None:
-    """It may have been read on its way and sent on."""
+    """It may have been intercepted and forwarded."""
     with pytest.raises(AnswerError, match="meant for another node"):
         ask_node(HOST, port_of(node), "c2", {"verb": "status"})
 
 
-def test_answer_that_is_not_roots_is_not_believed(node: Node1, vouch: Munge) -> None:
-    """Anybody can listen at a port."""
+def test_response_not_from_root_is_rejected(node: Node1, vouch: Munge) -> None:
+    """Any process can listen on a port."""
     vouch.agent_uid = 2002
     with pytest.raises(UnreachableError, match="is not root's"):
         ask_node(HOST, port_of(node), "c1", {"verb": "status"})
@@ -167,7 +166,7 @@ def test_answer_that_is_not_roots_is_not_believed(node: Node1, vouch: Munge) -> 
 @pytest.mark.parametrize(
     "data", [b"MUNGE:nonsense:\n", b'{"verb": "status"}\n', b"\n", b"x" * 40000, b"GET / HTTP/1.1\r\n\r\n"]
 )
-def test_what_is_no_credential_is_not_answered(node: Node1, data: bytes) -> None:
+def test_malformed_credential_is_not_answered(node: Node1, data: bytes) -> None:
     """The connection is closed."""
     with socket.create_connection((HOST, port_of(node)), timeout=DEADLINE_S) as sock:
         try:
@@ -180,17 +179,17 @@ def test_what_is_no_credential_is_not_answered(node: Node1, data: bytes) -> None
 
 
 @pytest.mark.parametrize("host", ["a" * 80, "a..b", ".a"])
-def test_what_is_no_name_of_a_machine_is_unreachable(vouch: Munge, host: str) -> None:
-    """In one line."""
+def test_invalid_host_name_is_unreachable(vouch: Munge, host: str) -> None:
+    """The error is one line."""
     with pytest.raises(UnreachableError, match="is no name of a machine"):
         ask_node(host, 9403, host, {"verb": "status"})
 
 
 def test_refused_and_absent_agents_are_unreachable(node: Node1, vouch: Munge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exit status 3, with what to look at."""
-    with socket.socket() as deaf:  # nobody else gets its port, and it does not listen
+    """The exit status is 3, and a hint is given."""
+    with socket.socket() as deaf:  # reserves its port without listening
         deaf.bind((HOST, 0))
-        with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not answer"):
+        with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not respond"):
             ask_node(HOST, deaf.getsockname()[1], "c9", {"verb": "status"})
     monkeypatch.setattr(munge, "encode", lambda payload, only_uid=None: b"MUNGE:forged:")
     with pytest.raises(UnreachableError, match="refused the request") as caught:
@@ -209,10 +208,10 @@ def parts_of(acts: list[Acts], slurm: Callable[[], SlurmClient]) -> daemon.Daemo
     return daemon.DaemonParts(Gpus, slurm, build, identify)  # type: ignore[arg-type]
 
 
-def test_daemon_ends_when_it_is_told(
+def test_daemon_stops_on_sigterm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SIGTERM: it says so to systemd and to the log, and leaves nothing running."""
+    """The daemon notifies systemd, writes a log message, and leaves nothing running."""
     handlers: dict[int, Callable[..., None]] = {}
     monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.update({number: handler}))
     acts: list[Acts] = []
@@ -233,8 +232,8 @@ def test_daemon_ends_when_it_is_told(
     assert "the agent of c1 has ended" in caplog.text
 
 
-def test_slurm_that_cannot_be_opened_is_no_end(tmp_path: Path) -> None:
-    """Not even a client: the job is watched all the same."""
+def test_daemon_runs_without_slurm(tmp_path: Path) -> None:
+    """The job is watched even without a Slurm client."""
 
     def broken() -> SlurmClient:
         raise ControllerDownError("scontrol: no such program")
@@ -249,10 +248,10 @@ def test_slurm_that_cannot_be_opened_is_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("journal", "begin"), [(True, "<4>"), (False, "20")])
-def test_log_lines(
+def test_log_lines_have_time_or_priority(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], journal: bool, begin: str
 ) -> None:
-    """With the time, or for the journal with the priority on every line. What a user has named begins no line."""
+    """For the journal, every line has its priority. User-supplied text never starts a line."""
     if journal:
         monkeypatch.setenv("JOURNAL_STREAM", "1:2")
     else:

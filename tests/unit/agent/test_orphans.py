@@ -1,4 +1,4 @@
-"""Processes on GPUs that belong to no job: only these are ended, and only the very process that was meant."""
+"""Processes on GPUs without a job: only these are killed, and never another process with a reused PID."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from agent_stand_ins import NODE, Gpus, Slurm, agent, config_of, job
 from waiting import DEADLINE_S
 
 from slurm_affinode.agent import hooks
-from slurm_affinode.agent.orphan_verbs import OrphanVerbs
+from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
-from slurm_affinode.agent.queue import Queue
 from slurm_affinode.agent.service import Caller, RequestError
 from slurm_affinode.gpu.interface import NotSupported
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import ProcessUtilization
+from slurm_affinode.suspension.slurm_queue import SlurmQueue
 
 ROOT, ALICE, FAR_ROOT = Caller(0, "root", True), Caller(2001, "alice", True), Caller(0, "root", False)
 STUBBORN = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
@@ -35,7 +35,7 @@ class World:
     """A node with one process on GPU 0."""
 
     gpus: Gpus = field(default_factory=Gpus)
-    queue: Queue | None = field(default_factory=lambda: Queue(0.0, (), (NODE,)))
+    queue: SlurmQueue | None = field(default_factory=lambda: SlurmQueue(0.0, (), (NODE,)))
     made: list[subprocess.Popen[str]] = field(default_factory=list)
     asked: int = 0
 
@@ -55,7 +55,7 @@ class World:
                 pids[:] = [pid for pid in pids if any(one.pid == pid and one.poll() is None for one in self.made)]
             yield self.gpus
 
-        def queue() -> Queue | None:
+        def queue() -> SlurmQueue | None:
             self.asked += 1
             return self.queue
 
@@ -81,14 +81,14 @@ def started(child: subprocess.Popen[str]) -> int:
 
 
 def refused(world: World, child: subprocess.Popen[str], **more: Any) -> str:
-    """The code of the refusal; the process still runs."""
+    """Return the code of the refusal; check that the process still runs."""
     with pytest.raises(NotAnOrphanError) as caught:
         world.orphans(**more).end(child.pid, started(child), "root")
     assert child.poll() is None
     return caught.value.code
 
 
-def test_a_process_without_a_job_is_ended(world: World) -> None:
+def test_process_without_job_is_killed(world: World) -> None:
     child = world.process()
     done = world.orphans().end(child.pid, started(child), "root")
     assert done["ended_by"] == "SIGTERM"
@@ -109,79 +109,78 @@ def stepd() -> Iterator[None]:
     child.stdout.close()
 
 
-def test_nothing_is_an_orphan_while_slurmctld_does_not_list_what_runs_here(world: World, stepd: None) -> None:
-    """It answers, and has lost its state: its empty queue makes no process one of no job."""
+def test_no_orphans_while_slurmctld_lacks_local_jobs(world: World, stepd: None) -> None:
+    """It has lost its state: its empty queue does not make processes orphans."""
     finder = JobFinder(trusted_uid=os.getuid())
     for child in (world.process(), world.process(SLURM_JOB_ID="7")):
         assert refused(world, child, finder=finder) == "unknown"
-    world.queue = Queue(0.0, (job(9, uid=4711),), (NODE,))
+    world.queue = SlurmQueue(0.0, (job(9, uid=4711),), (NODE,))
     assert world.orphans(finder=finder).end(child.pid, started(child), "root")["ended_by"] == "SIGTERM"
 
 
-def test_epilog_ends_nothing_without_a_name_while_slurmctld_does_not_list_its_job(world: World) -> None:
-    """The process may be of another job of the user, which slurmctld has lost, too."""
+def test_epilog_spares_unnamed_processes_of_unlisted_job(world: World) -> None:
+    """The process may belong to another job of the user, also lost by slurmctld."""
     child = world.process()
     uid = os.getuid()
     report = world.orphans().leftovers(7, uid, [0], kill=True, wait_s=0.1)
     assert report["left"] == []
     assert child.poll() is None
-    world.queue = Queue(0.0, (job(7, uid=uid, state="COMPLETING"),), (NODE,))
+    world.queue = SlurmQueue(0.0, (job(7, uid=uid, state="COMPLETING"),), (NODE,))
     assert [one["pid"] for one in world.orphans().leftovers(7, uid, [0], kill=True, wait_s=1)["left"]] == [child.pid]
 
 
-def test_one_that_does_not_want_to_is_killed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After its time."""
+def test_stubborn_process_gets_sigkill(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Orphans._end, "__defaults__", (0.2, DEADLINE_S))
     child = world.process(STUBBORN)
     assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGKILL"
     assert child.wait(DEADLINE_S) == -9
 
 
-def test_a_process_of_an_ended_job_is_one(world: World) -> None:
-    """What it was started with names job 7, which slurmctld shows as ended, or does not know any more."""
-    world.queue = Queue(0.0, (job(7, state="COMPLETED"),), (NODE,))
+def test_process_of_ended_job_is_an_orphan(world: World) -> None:
+    """Its environment names job 7, which slurmctld shows as ended, or no longer knows."""
+    world.queue = SlurmQueue(0.0, (job(7, state="COMPLETED"),), (NODE,))
     child = world.process(SLURM_JOB_ID="7")
     assert world.orphans().end(child.pid, started(child), "root")["job"] == 7
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "COMPLETING", "SUSPENDED", "PENDING", "CONFIGURING"])
-def test_a_process_of_a_job_that_has_not_ended_is_spared(world: World, state: str) -> None:
-    """Also where the job waits: its image may be restored."""
-    world.queue = Queue(0.0, (job(7, state=state, nodes=("c2",)),), (NODE,))
+def test_process_of_active_job_is_spared(world: World, state: str) -> None:
+    """Pending jobs are included: their image may be restored."""
+    world.queue = SlurmQueue(0.0, (job(7, state=state, nodes=("c2",)),), (NODE,))
     assert refused(world, world.process(SLURM_JOB_ID="7")) == "has-job"
 
 
-def test_the_name_of_another_users_job_is_no_shelter(world: World) -> None:
-    """Whoever may choose an environment could stay for ever; a container's users, which have no name, are believed."""
+def test_job_id_of_another_user_does_not_protect(world: World) -> None:
+    """An environment can be set by anyone; that of a container's unnamed user is trusted."""
     other = job(7, uid=os.getuid() + 1)
-    world.queue = Queue(0.0, (other,), (NODE,))
+    world.queue = SlurmQueue(0.0, (other,), (NODE,))
     child = world.process(SLURM_JOB_ID="7")
     assert refused(world, child, name_of=str) == "has-job"
-    world.queue = Queue(0.0, (other, job(8)), (NODE,))
+    world.queue = SlurmQueue(0.0, (other, job(8)), (NODE,))
     assert refused(world, child) == "maybe-job"
-    world.queue = Queue(0.0, (other,), (NODE,))
+    world.queue = SlurmQueue(0.0, (other,), (NODE,))
     assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGTERM"
 
 
-def test_a_nameless_process_of_a_user_with_a_job_here_is_spared(world: World) -> None:
-    """It may have thrown its environment away and still be of that job."""
-    world.queue = Queue(0.0, (job(7),), (NODE,))
+def test_unnamed_process_of_user_with_local_job_is_spared(world: World) -> None:
+    """It may have cleared its environment and still belong to that job."""
+    world.queue = SlurmQueue(0.0, (job(7),), (NODE,))
     assert refused(world, world.process()) == "maybe-job"
-    world.queue = Queue(0.0, (job(7, nodes=("c2",)),), (NODE,))
+    world.queue = SlurmQueue(0.0, (job(7, nodes=("c2",)),), (NODE,))
     child = world.made[0]
     assert world.orphans().end(child.pid, started(child), "root")
 
 
-def test_a_containers_user_without_a_name_may_be_of_any_job_here(world: World) -> None:
-    """Its container's runtime moved it out of the job's cgroup and gave it a number that nobody has."""
-    world.queue = Queue(0.0, (job(7, uid=os.getuid() + 1),), (NODE,))
+def test_unnamed_container_user_may_belong_to_any_local_job(world: World) -> None:
+    """Its container runtime moved it out of the job's cgroup and mapped it to an unnamed user ID."""
+    world.queue = SlurmQueue(0.0, (job(7, uid=os.getuid() + 1),), (NODE,))
     child = world.process()
     assert refused(world, child, name_of=str) == "maybe-job"
     assert world.orphans().end(child.pid, started(child), "root")
 
 
-def test_what_is_not_known_speaks_for_the_process(world: World) -> None:
-    """slurmctld is silent; the process is the system's; it is on no GPU."""
+def test_process_is_spared_if_facts_are_unknown(world: World) -> None:
+    """If slurmctld does not respond, or the process belongs to the system or uses no GPU."""
     child = world.process()
     assert refused(world, child, first_user=1 << 30) == "system"
     world.queue = None
@@ -190,8 +189,8 @@ def test_what_is_not_known_speaks_for_the_process(world: World) -> None:
     assert refused(world, child) == "not-on-gpu"
 
 
-def test_another_process_with_the_same_number_is_spared(world: World) -> None:
-    """The start does not fit."""
+def test_process_with_reused_pid_is_spared(world: World) -> None:
+    """Its start time differs."""
     child = world.process()
     with pytest.raises(NotAnOrphanError) as caught:
         world.orphans().end(child.pid, started(child) - 1, "root")
@@ -200,8 +199,8 @@ def test_another_process_with_the_same_number_is_spared(world: World) -> None:
 
 
 @pytest.mark.parametrize("epilog", [False, True])
-def test_process_is_spared_when_the_driver_names_it_only_before_it_was_held(world: World, epilog: bool) -> None:
-    """The driver named a process that has ended since; its number was given to one that uses no GPU."""
+def test_process_listed_by_driver_only_before_hold_is_spared(world: World, epilog: bool) -> None:
+    """The driver reported a process that has ended; its PID was reused by one that uses no GPU."""
     child = world.process(SLURM_JOB_ID="7")
     processes = world.gpus.processes
     answers = iter((processes,))
@@ -220,8 +219,8 @@ def test_process_is_spared_when_the_driver_names_it_only_before_it_was_held(worl
     assert child.poll() is None
 
 
-def test_a_process_below_a_slurmstepd_is_never_ended(world: World, tmp_path: Path) -> None:
-    """Whatever slurmctld says."""
+def test_process_below_slurmstepd_is_spared(world: World, tmp_path: Path) -> None:
+    """The records of slurmctld do not matter."""
     child = world.process()
     entry = tmp_path / "4321"
     for pid, parent, line in ((child.pid, 4321, "python"), (4321, 1, "slurmstepd: [7.batch]")):
@@ -240,9 +239,9 @@ def test_a_process_below_a_slurmstepd_is_never_ended(world: World, tmp_path: Pat
 # --- leftovers
 
 
-def test_what_a_job_left_on_its_gpus_is_ended_and_reported(world: World) -> None:
-    """Processes of other jobs and on other GPUs are left alone; slurmctld is asked at most once."""
-    world.queue = Queue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
+def test_leftovers_on_gpus_are_killed_and_reported(world: World) -> None:
+    """Processes of other jobs and on other GPUs are spared; slurmctld is queried at most once."""
+    world.queue = SlurmQueue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
     world.gpus.count = 2
     mine, other, elsewhere = (
         world.process(SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8"), world.process(device=1, SLURM_JOB_ID="7"),
@@ -257,8 +256,8 @@ def test_what_a_job_left_on_its_gpus_is_ended_and_reported(world: World) -> None
     assert world.asked == 0
 
 
-def test_where_it_is_not_known_which_gpus_a_job_had_its_processes_are_looked_for_on_all(world: World) -> None:
-    """MIG instances have no numbers in Slurm. What others hold there is not the job's doing."""
+def test_leftovers_are_searched_on_all_gpus_if_unknown(world: World) -> None:
+    """MIG instances have no indices in Slurm. Processes of others there are not leftovers."""
     world.gpus.count = 3
     world.gpus.lost.add(2)
     mine, other = world.process(device=1, SLURM_JOB_ID="7"), world.process(SLURM_JOB_ID="8")
@@ -271,8 +270,8 @@ def test_where_it_is_not_known_which_gpus_a_job_had_its_processes_are_looked_for
     assert "is still there" in world.orphans().leftovers(7, os.getuid(), [], kill=False, wait_s=0.1)["dirty"][0]
 
 
-def test_what_another_user_calls_this_job_is_no_leftover_of_it(world: World) -> None:
-    """An environment is copied easily; a container's user, which has no name, is believed."""
+def test_process_of_another_user_is_no_leftover(world: World) -> None:
+    """An environment is easily copied; that of a container's unnamed user is trusted."""
     child = world.process(SLURM_JOB_ID="7")
     assert world.orphans().leftovers(7, os.getuid() + 1, [0], kill=True, wait_s=0.1)["left"] == []
     assert child.poll() is None
@@ -280,20 +279,20 @@ def test_what_another_user_calls_this_job_is_no_leftover_of_it(world: World) -> 
     assert (left["pid"], left["ended_by"]) == (child.pid, "SIGTERM")
 
 
-def test_a_nameless_leftover_is_the_jobs_where_the_user_has_no_other(world: World) -> None:
-    """Else it may be the other's."""
+def test_unnamed_process_is_leftover_of_only_job_of_user(world: World) -> None:
+    """Otherwise it may belong to another job of the user."""
     child = world.process()
-    world.queue = Queue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
+    world.queue = SlurmQueue(0.0, (job(7, state="COMPLETING"), job(8)), (NODE,))
     assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=1)["left"] == []
     assert child.poll() is None
-    world.queue = Queue(0.0, (job(7, state="COMPLETING"),), (NODE,))
+    world.queue = SlurmQueue(0.0, (job(7, state="COMPLETING"),), (NODE,))
     world.asked = 0
     assert world.orphans().leftovers(7, os.getuid(), [0], kill=True, wait_s=1)["left"]
     assert world.asked == 1
 
 
-def test_a_gpu_that_does_not_become_free_is_dirty(world: World) -> None:
-    """Memory without a process, a process that is not to be ended, a GPU that does not answer."""
+def test_gpu_that_is_not_freed_is_dirty(world: World) -> None:
+    """Memory without a process, a process that must not be killed, a GPU that does not respond."""
     read = Gpus.read
 
     def full(self: Gpus, device: Any) -> Any:
@@ -312,8 +311,8 @@ def test_a_gpu_that_does_not_become_free_is_dirty(world: World) -> None:
     assert "lost" in orphans.leftovers(7, os.getuid(), [1], kill=True, wait_s=0.1)["dirty"][0]
 
 
-def test_what_each_process_computed_is_told_where_the_driver_knows(world: World) -> None:
-    """Of the last seconds, by the node's own clock; who is not in the driver's answer computed nothing."""
+def test_utilization_of_processes_is_reported(world: World) -> None:
+    """The values cover the last seconds of the node's clock; a process not listed by the driver computed nothing."""
     busy, idle = world.process(), world.process()
     asked: list[int] = []
 
@@ -333,7 +332,7 @@ def test_what_each_process_computed_is_told_where_the_driver_knows(world: World)
     assert {row["sm_pct"] for row in world.orphans().gpus()[0]["processes"]} == {None}
 
 
-def test_what_a_job_left_is_ended_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_are_killed_in_parallel(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The epilog does not wait for each rank in turn."""
     together = threading.Barrier(3)
     monkeypatch.setattr(Orphans, "_end", lambda *_: str(together.wait(DEADLINE_S)))
@@ -343,7 +342,7 @@ def test_what_a_job_left_is_ended_at_once(world: World, monkeypatch: pytest.Monk
     assert sorted(one["ended_by"] for one in report["left"]) == ["0", "1", "2"]
 
 
-# --- as the agent answers
+# --- through the agent
 
 
 @pytest.fixture
@@ -353,8 +352,8 @@ def ask(tmp_path: Path) -> Iterator[Callable[..., dict[str, Any]]]:
         yield lambda caller=ROOT, **request: node.daemon.service.answer(request, caller)
 
 
-def test_only_administrators_may_ask(ask: Callable[..., dict[str, Any]]) -> None:
-    """And leftovers is for the node's own epilog."""
+def test_requests_are_limited_to_administrators(ask: Callable[..., dict[str, Any]]) -> None:
+    """Leftovers can only be requested by the node's own epilog."""
     assert [gpu["uuid"] for gpu in ask(verb="processes")["gpus"]] == ["GPU-0", "GPU-1"]
     assert ask(verb="processes", since=0)["gpus"][0]["busy_pct"] == 0.0
     assert ask(verb="leftover-reports")["reports"] == []
@@ -369,7 +368,9 @@ def test_only_administrators_may_ask(ask: Callable[..., dict[str, Any]]) -> None
     "request_",
     [{}, {"pid": 1, "start_ticks": 5}, {"pid": -5, "start_ticks": 5}, {"pid": "5", "start_ticks": 5}, {"pid": 5}],
 )
-def test_a_process_is_named_by_number_and_start(ask: Callable[..., dict[str, Any]], request_: dict[str, Any]) -> None:
+def test_process_is_identified_by_pid_and_start_time(
+    ask: Callable[..., dict[str, Any]], request_: dict[str, Any]
+) -> None:
     with pytest.raises(RequestError) as caught:
         ask(verb="kill-orphan", **request_)
     assert caught.value.code == "bad-request"
@@ -385,10 +386,8 @@ def test_a_process_is_named_by_number_and_start(ask: Callable[..., dict[str, Any
         (b"\xff", False),
     ],
 )
-def test_the_epilog_ends_nothing_that_the_policy_may_forbid(
-    world: World, tmp_path: Path, text: bytes | None, ends: bool
-) -> None:
-    """A slip anywhere in the file, or one that cannot be read, does not make a forbidden kill an allowed one."""
+def test_epilog_kills_only_if_policy_permits(world: World, tmp_path: Path, text: bytes | None, ends: bool) -> None:
+    """A mistake anywhere in the file, or an unreadable file, never permits a forbidden kill."""
     policy, child = tmp_path / "zombies.toml", world.process(SLURM_JOB_ID="7")
     if text is not None:
         policy.write_bytes(text)
@@ -398,12 +397,10 @@ def test_the_epilog_ends_nothing_that_the_policy_may_forbid(
     assert (left["pid"], left["ended_by"] is not None, child.poll() is not None) == (child.pid, ends, ends)
 
 
-def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else it tells; the stand-in GPUs always hold a gibibyte. What somebody else drained keeps its reason."""
+def test_epilog_drains_dirty_node_if_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that setting it is only reported; the fake GPUs always hold 1 GiB. An existing drain reason is kept."""
     policy = tmp_path / "zombies.toml"
-    monkeypatch.setattr("slurm_affinode.config.DEFAULT_POLICY", policy)
+    monkeypatch.setattr("slurm_affinode.base.config.DEFAULT_POLICY", policy)
     slurm = Slurm({7: job()})
     drained: list[tuple[str, str]] = []
     monkeypatch.setattr(Slurm, "drain", lambda self, node, why: drained.append((node, why)), raising=False)
@@ -414,7 +411,7 @@ def test_the_epilog_drains_a_dirty_node_where_the_policy_says_so(
         assert drained == []
         policy.write_text('[epilog]\ndirty = "drain"\n')
         assert hooks.run("epilog", settings, env) == []
-        assert len(drained) == 1  # before the epilog returns: then the next job may come
+        assert len(drained) == 1  # before the epilog returns and the next job may start
         slurm.node_list = (replace(NODE, flags=frozenset({"DRAIN"}), reason="disk is full"),)
         assert hooks.run("epilog", settings, env) == []
         slurm.down = True

@@ -1,4 +1,4 @@
-"""The daemon answers: who may ask what, and what comes of nonsense."""
+"""Requests to the daemon: permissions, results, and malformed input."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent import client, control, daemon
 from slurm_affinode.agent.client import AnswerError, ask_local
-from slurm_affinode.agent.interface import SuspendedJob
+from slurm_affinode.agent.listeners import listen_unix
 from slurm_affinode.agent.service import Caller
-from slurm_affinode.agent.sockets import listen_unix
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
+from slurm_affinode.suspension.interface import SuspendedJob
 
 
 def asleep(job_id: int = 8, uid: int = 2001) -> SuspendedJob:
@@ -34,7 +34,7 @@ def asleep(job_id: int = 8, uid: int = 2001) -> SuspendedJob:
 
 
 def test_status_is_for_owner_and_administrators(tmp_path: Path) -> None:
-    """Others are refused, and do not find it in the list."""
+    """Other users are refused, and do not see the job in the list."""
     with agent(config_of(tmp_path, agent='admins = ["boss"]')) as node:
         watched(node)
         node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
@@ -49,8 +49,8 @@ def test_status_is_for_owner_and_administrators(tmp_path: Path) -> None:
                 ask(node, BOB, verb=verb, job=7)
 
 
-def test_suspend_by_hand(node: Node1) -> None:
-    """Begun at once, idle or not; a second time it says that it is under way."""
+def test_suspend_on_request(node: Node1) -> None:
+    """It begins at once, idle or not; a second request reports that it is in progress."""
     node.gpus.util_pct[0] = 100.0
     watched(node)
     node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
@@ -62,8 +62,8 @@ def test_suspend_by_hand(node: Node1) -> None:
     assert node.acts.looks == [None]
 
 
-def test_suspend_by_hand_is_refused_with_the_reason(node: Node1) -> None:
-    """Each refusal by its name: unknown, not opted in, suspended already, cannot be suspended."""
+def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
+    """Each refusal has its code: cannot be suspended, already suspended, not opted in, unknown."""
     watched(node)
     node.acts.refused.append(Refusal("host-memory", "needs 80 GiB"))
     node.acts.asleep.append(asleep(8))
@@ -85,8 +85,8 @@ def test_suspend_by_hand_is_refused_with_the_reason(node: Node1) -> None:
         ({"batch_host": "c2"}, "unknown-job", "is known on c2"),
     ],
 )
-def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any], code: str, said: str) -> None:
-    """By its kind, which slurmctld knows; of a batch job the node of its script knows more."""
+def test_job_without_shepherd_is_explained(node: Node1, change: dict[str, Any], code: str, said: str) -> None:
+    """slurmctld knows its kind; for a batch job the node of its script knows more."""
     ask(node, verb="prolog", job=9, uid=2001)
     node.slurm.all[9] = job(9, **change)
     with pytest.raises(control.RequestError, match=said) as caught:
@@ -96,8 +96,8 @@ def test_job_without_a_shepherd_is_told_why(node: Node1, change: dict[str, Any],
         ask(node, BOB, verb="status", job=9)
 
 
-def test_job_that_is_being_restored_had_the_option(node: Node1) -> None:
-    """Its note is gone and its shepherd not told yet: it is not told that it was submitted without the option."""
+def test_job_being_restored_is_not_reported_without_option(node: Node1) -> None:
+    """Its note is deleted and its shepherd not notified yet: the option must not be reported as missing."""
     ask(node, verb="prolog", job=7, uid=2001)
     node.slurm.all[7] = job(7, restarts=1)
     assert node.daemon.work._take(7, "restoring")
@@ -105,11 +105,11 @@ def test_job_that_is_being_restored_had_the_option(node: Node1) -> None:
         with pytest.raises(control.RequestError, match="job 7 is being worked on: restoring") as caught:
             ask(node, ALICE, verb=verb, job=7)
         assert caught.value.code == "under-way"
-    node.daemon.work._under_way.clear()  # else the agent waits for it before it ends
+    node.daemon.work._under_way.clear()  # else the agent waits for it at shutdown
 
 
-def test_job_that_is_being_restored_elsewhere_is_not_said_to_sleep(node: Node1) -> None:
-    """A long restore: its note is there, and Slurm has started it on another node."""
+def test_job_being_restored_elsewhere_is_not_reported_as_suspended(node: Node1) -> None:
+    """The restore is long: its note exists, and Slurm has started it on another node."""
     node.acts.asleep.append(asleep(8))
     node.slurm.all[8] = job(8, restarts=1)
     with pytest.raises(control.RequestError, match="job 8 is being worked on: restoring") as caught:
@@ -117,8 +117,8 @@ def test_job_that_is_being_restored_elsewhere_is_not_said_to_sleep(node: Node1) 
     assert caught.value.code == "under-way"
 
 
-def test_job_that_is_ending_had_the_option(node: Node1) -> None:
-    """Its script is over, and its epilog has not come yet: it is not told that it was submitted without the option."""
+def test_ending_job_is_not_reported_without_option(node: Node1) -> None:
+    """Its script has ended, and its epilog has not run yet: the option must not be reported as missing."""
     ask(node, verb="prolog", job=7, uid=2001)
     shepherd = watched(node, option="window=3600")
     shepherd.send("exit\nstatus=0")
@@ -132,8 +132,8 @@ def test_job_that_is_ending_had_the_option(node: Node1) -> None:
 
 @pytest.mark.parametrize("what", ["never watched", "watched", "suspended"])
 @pytest.mark.parametrize(("state", "said"), [("CANCELLED", "job 9 has ended: CANCELLED"), (None, "job 9 has ended$")])
-def test_job_that_ended_is_told_that_it_has(node: Node1, what: str, state: str | None, said: str) -> None:
-    """Whatever else is known of it here: no epilog has told, or its image is there still. ``None``: Slurm forgot it."""
+def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | None, said: str) -> None:
+    """Stale data remains if the epilog did not run or an image is left. ``None``: Slurm no longer knows the job."""
     if what == "suspended":
         node.acts.asleep.append(asleep(9))
     else:
@@ -143,7 +143,7 @@ def test_job_that_ended_is_told_that_it_has(node: Node1, what: str, state: str |
     node.slurm.all.pop(9, None)
     if state is not None:
         node.slurm.all[9] = job(9, state=state)
-    if (what, state) == ("suspended", None):  # slurmctld may have lost its state: the image is there, and may be needed
+    if (what, state) == ("suspended", None):  # slurmctld may have lost its state, and the image may be needed
         assert ask(node, ALICE, verb="status", job=9)["jobs"][0]["state"] == "suspended"
         return
     with pytest.raises(control.RequestError, match=said) as caught:
@@ -152,8 +152,8 @@ def test_job_that_ended_is_told_that_it_has(node: Node1, what: str, state: str |
 
 
 @pytest.mark.parametrize(("rule", "code"), [({"min_run_s": 7200.0}, "min-run"), ({"backoff_s": 7200.0}, "backoff")])
-def test_suspension_by_hand_keeps_the_pace_of_the_site(node: Node1, rule: dict[str, float], code: str) -> None:
-    """A run that is too short, or of a job that was suspended before, is left alone; an administrator may insist."""
+def test_suspend_on_request_respects_limits(node: Node1, rule: dict[str, float], code: str) -> None:
+    """An attempt that is too short, or a job suspended recently, is refused; an administrator may force it."""
     busy(node)
     node.daemon.loop.policy = replace(node.daemon.loop.policy, **rule)  # type: ignore[arg-type]
     node.daemon.registry.change(7, lambda one: replace(one, suspensions=3))
@@ -169,14 +169,14 @@ def test_suspension_by_hand_keeps_the_pace_of_the_site(node: Node1, rule: dict[s
 
 
 def busy(node: Node1) -> None:
-    """Job 7 of alice computes: nothing but a request suspends it."""
+    """Start a busy job 7 of alice, which is suspended only on request."""
     node.gpus.util_pct[0] = 100.0
     watched(node)
     node.daemon.registry.change(7, lambda one: replace(one, uid=2001))
 
 
-def test_suspension_by_hand_cannot_be_repeated_at_once(node: Node1) -> None:
-    """One that fails, or of a job in place, which runs on: each time it has to run twice as long as before."""
+def test_suspend_on_request_backs_off(node: Node1) -> None:
+    """The required run time doubles after each suspension that failed, or was in place."""
     busy(node)
     clock = [1000.0]
     node.daemon.loop.clock = lambda: clock[0]
@@ -198,8 +198,8 @@ def test_suspension_by_hand_cannot_be_repeated_at_once(node: Node1) -> None:
     assert found == ["begun", "backoff", "backoff", "begun", "backoff", "begun"]
 
 
-def test_wake_by_hand(node: Node1) -> None:
-    """A suspended job is released for its owner; one that runs is not suspended."""
+def test_wake_on_request(node: Node1) -> None:
+    """A suspended job is released for its owner; a running job is refused."""
     watched(node)
     node.acts.asleep.append(asleep(8))
     node.slurm.all[8] = waiting(8)
@@ -213,8 +213,8 @@ def test_wake_by_hand(node: Node1) -> None:
         ask(node, verb="wake", job=7)
 
 
-def test_job_in_another_phase_is_not_touched(node: Node1) -> None:
-    """The orchestration has it."""
+def test_job_in_another_phase_is_not_suspended(node: Node1) -> None:
+    """The orchestration is in charge of it."""
     watched(node)
     node.daemon.registry.set_phase(7, Phase.DUMPED)
     with pytest.raises(Exception, match="being worked on: dumped"):
@@ -223,7 +223,7 @@ def test_job_in_another_phase_is_not_touched(node: Node1) -> None:
 
 
 def test_prolog_and_epilog_are_for_root_on_the_node(node: Node1) -> None:
-    """No user tells the agent that a job has ended, and no root of another node."""
+    """Neither users nor root on another node may report the end of a job."""
     for caller in (ALICE, replace(ROOT, local=False)):
         for verb in ("prolog", "epilog"):
             with pytest.raises(Exception, match="is for root on the node itself"):
@@ -235,15 +235,15 @@ def test_prolog_and_epilog_are_for_root_on_the_node(node: Node1) -> None:
     [{}, {"verb": "reboot"}, {"verb": "status", "job": "7"}, {"verb": "suspend"}, {"verb": "wake", "job": -1},
      {"verb": "suspend", "job": True}, {"verb": "status", "job": 1 << 40}, {"verb": "prolog", "job": 7, "uid": []}],
 )  # fmt: skip
-def test_nonsense_is_refused(node: Node1, request_: dict[str, Any]) -> None:
-    """With usage status."""
+def test_malformed_request_is_rejected(node: Node1, request_: dict[str, Any]) -> None:
+    """The exit status is that of a usage error."""
     with pytest.raises(control.RequestError) as caught:
         node.daemon.service.answer(request_, ROOT)
     assert caught.value.exit_code == 2
 
 
-def test_request_over_the_socket(node: Node1) -> None:
-    """The kernel says who asks; refusals keep code, hint and exit status."""
+def test_request_through_socket_is_answered(node: Node1) -> None:
+    """The kernel identifies the client; refusals have their code, hint and exit status."""
     watched(node)
     assert ask_local(node.run_dir, {"verb": "status"})["jobs"][0]["job_id"] == 7
     with pytest.raises(AnswerError, match="knows no job 99") as caught:
@@ -252,15 +252,15 @@ def test_request_over_the_socket(node: Node1) -> None:
     assert caught.value.hint
 
 
-def test_agent_that_does_not_run_is_unreachable(tmp_path: Path) -> None:
-    """Exit status 3, and where it was looked for."""
+def test_stopped_agent_is_unreachable(tmp_path: Path) -> None:
+    """The exit status is 3, and the error gives the path of the socket."""
     with pytest.raises(UnreachableError, match=r"control\.sock: no agent runs on this node") as caught:
         ask_local(tmp_path, {"verb": "status"})
     assert caught.value.exit_code == 3
 
 
-def test_a_run_directory_with_too_long_a_name_is_said_to_be_one(tmp_path: Path) -> None:
-    """And not that another agent runs there."""
+def test_too_long_socket_path_is_reported(tmp_path: Path) -> None:
+    """The error must not claim that another agent is running there."""
     path = tmp_path / ("x" * 110) / "control.sock"
     path.parent.mkdir()
     with pytest.raises(UnreachableError, match="cannot listen there: AF_UNIX path too long"):
@@ -281,7 +281,7 @@ def connect(node: Node1) -> socket.socket:
                           "job": st.one_of(st.integers(), st.text(), st.none(), st.floats(allow_nan=True))}).map(
     lambda value: json.dumps(value).encode())))  # fmt: skip
 def test_any_request_is_answered_or_closed(node: Node1, data: bytes) -> None:
-    """Garbage, too much of it, deep nesting: one JSON line with an error, or nothing."""
+    """Garbage, oversized and deeply nested requests yield one JSON line with an error, or nothing."""
     with connect(node) as sock:
         try:
             sock.sendall(data + b"\n")
@@ -293,15 +293,15 @@ def test_any_request_is_answered_or_closed(node: Node1, data: bytes) -> None:
     assert ask_local(node.run_dir, {"verb": "status"})["ok"] is True
 
 
-def test_nested_json_is_no_way_in(node: Node1) -> None:
-    """Neither is a stack overflow."""
+def test_deeply_nested_json_is_rejected(node: Node1) -> None:
+    """It must not overflow the stack."""
     with connect(node) as sock:
         sock.sendall(b"[" * 16000 + b"\n")
         assert json.loads(sock.makefile("rb").read())["error"]["code"] == "bad-request"
 
 
-def test_slow_and_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who writes nothing is shown out, who opens too many gets no more, and root is served all the same."""
+def test_slow_and_excess_connections_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent connections time out, the number per user is limited, and root is always served."""
     as_root(monkeypatch)
     monkeypatch.setattr(control, "MAX_PER_HOLDER", 4)
     with agent(config_of(tmp_path)) as node:
@@ -312,27 +312,27 @@ def test_slow_and_many_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert (error["code"], error["exit_code"]) == ("too-often", 3)
             assert "too many connections of yours" in error["message"]
         monkeypatch.setattr(control, "REQUEST_S", 0.1)
-        slow.append(connect(node))  # it looks who is late
+        slow.append(connect(node))  # triggers the check for late connections
         assert [one.recv(10) for one in slow[:4]] == [b""] * 4
         for one in slow:
             one.close()
 
 
 def control_peer(uid: int) -> Any:
-    """A peer by its uid."""
+    """Return a peer with this user ID."""
     return type("Peer", (), {"uid": uid, "gid": uid, "pid": os.getpid()})()
 
 
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks at root's own socket is root, at the other one alice; the commands are root's."""
+    """Make clients of root's own socket root and those of the other one alice; the commands run as root."""
     monkeypatch.setattr(client, "os", SimpleNamespace(geteuid=lambda: 0))
     monkeypatch.setattr(
         control, "peer_of", lambda sock: control_peer(0 if sock.getsockname().endswith("root.sock") else 2001)
     )
 
 
-def test_prolog_does_not_wait_for_requests_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that does not answer holds up all who ask for their jobs, and no job that begins."""
+def test_prolog_is_not_delayed_by_requests_of_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not respond blocks the requests of users, but no starting job."""
     as_root(monkeypatch)
     store = threading.Event()
     with agent(config_of(tmp_path)) as node:
@@ -350,10 +350,8 @@ def test_prolog_does_not_wait_for_requests_of_users(tmp_path: Path, monkeypatch:
             one.close()
 
 
-def test_a_driver_that_is_moving_memory_keeps_nobody_from_slurmctld(
-    node: Node1, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether a job could be suspended is not known for so long; status says what is, and the queue is asked for."""
+def test_busy_driver_does_not_block_queries_to_slurmctld(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusals are then unknown for a while; status reports the rest, and the queue is still queried."""
     began, moved, asked = threading.Event(), threading.Event(), []
     watched(node)
     node.daemon.loop.states[7].refusals_s = -1e9
@@ -367,8 +365,8 @@ def test_a_driver_that_is_moving_memory_keeps_nobody_from_slurmctld(
     assert asked == [False]
 
 
-def test_prolog_is_heard_whatever_is_done_to_the_socket_of_all(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Users may connect faster than anybody can accept; root has a socket of its own."""
+def test_prolog_is_served_if_public_socket_is_full(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users may connect faster than the agent accepts; root has its own socket."""
     as_root(monkeypatch)
     assert (node.run_dir / "root.sock").stat().st_mode & 0o777 == 0o600
     (node.run_dir / "control.sock").unlink()
@@ -382,13 +380,13 @@ def test_prolog_is_heard_whatever_is_done_to_the_socket_of_all(node: Node1, monk
                 one.connect(str(node.run_dir / "control.sock"))
         told = ask_local(node.run_dir, {"verb": "prolog", "job": 9, "uid": 2001, "gpus": [0]}, timeout_s=DEADLINE_S)
         assert told["job_id"] == 9
-        (node.run_dir / "root.sock").unlink()  # as where an agent of an older version runs
-        with pytest.raises(UnreachableError, match=r"control\.sock: the agent does not answer"):
+        (node.run_dir / "root.sock").unlink()  # as with an agent of an older version
+        with pytest.raises(UnreachableError, match=r"control\.sock: the agent does not respond"):
             ask_local(node.run_dir, {"verb": "status"}, timeout_s=0.1)
 
 
-def test_questions_that_nobody_waits_for_do_not_pile_up(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While slurmctld is silent; what is asked when it answers again is not behind them."""
+def test_abandoned_queries_are_dropped(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queries abandoned while slurmctld did not respond do not delay later ones."""
     monkeypatch.setattr(daemon, "ASK_S", 0.02)
     silent, asked = threading.Event(), []
     node.daemon.later(lambda: silent.wait(DEADLINE_S) and None)

@@ -1,4 +1,4 @@
-"""The messages of shepherds, and the socket that they come by."""
+"""Messages of shepherds, and the socket that receives them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from hypothesis import strategies as st
 from stalling import Stalling
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent import closing, shepherd_server
+from slurm_affinode.agent import shepherd_server
 from slurm_affinode.agent.arrivals import Arrivals
-from slurm_affinode.agent.shepherds import (
+from slurm_affinode.agent.listeners import prepare_directory, receive
+from slurm_affinode.base.config import Config
+from slurm_affinode.model.suspension import Notice, SuspendOption
+from slurm_affinode.suspension import streams
+from slurm_affinode.suspension.shepherd import (
     MAX_TEXT_BYTES,
     BadMessage,
     Exited,
@@ -27,7 +31,7 @@ from slurm_affinode.agent.shepherds import (
     Hold,
     Restored,
     Say,
-    Signal,
+    SignalMessage,
     Start,
     Started,
     Wait,
@@ -35,9 +39,6 @@ from slurm_affinode.agent.shepherds import (
     encode,
     one_line,
 )
-from slurm_affinode.agent.sockets import prepare_directory, receive
-from slurm_affinode.config import Config
-from slurm_affinode.model.suspension import Notice, SuspendOption
 
 HELLO = b"hello\nversion=1\njob=123\nrestarts=1\nimage=1\nroot=0\noption=window=900,util=5,signal=USR1@10"
 
@@ -62,14 +63,14 @@ def test_messages_of_shepherds_are_read() -> None:
 
 
 def test_messages_to_shepherds_are_written() -> None:
-    """As the C side reads them."""
+    """The format is that read by the C side."""
     assert encode(Start()) == b"start"
     assert encode(Start(restore_failed=True)) == b"start\nrestore_failed=1"
     assert encode(Restored(17)) == b"restored\npid=17"
     assert encode(Wait()) == b"wait"
     assert encode(Hold("why")) == b"hold\nreason=why"
     assert encode(Say("a line")) == b"say\ntext=a line"
-    assert encode(Signal(10)) == b"signal\nnumber=10"
+    assert encode(SignalMessage(10)) == b"signal\nnumber=10"
 
 
 @pytest.mark.parametrize(
@@ -83,8 +84,7 @@ def test_messages_to_shepherds_are_written() -> None:
         "hello\njob=\N{ARABIC-INDIC DIGIT ONE}".encode(),
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_refused(packet: bytes) -> None:
-    """Whoever sent it."""
+def test_malformed_message_is_rejected(packet: bytes) -> None:
     with pytest.raises(BadMessage):
         decode(packet)
 
@@ -95,14 +95,14 @@ def test_what_is_no_message_is_refused(packet: bytes) -> None:
      "wake=" + "9" * 40, "signal=SIGSIGUSR1@1", "signal=\N{LATIN SMALL LETTER SHARP S}@1", "signal=USR1@999999"],
     ids=ascii,
 )  # fmt: skip
-def test_option_is_one_that_the_plugin_writes(option: str) -> None:
-    """Python takes more for a number than C does, and a user may speak in the plugin's place."""
+def test_option_not_written_by_plugin_is_rejected(option: str) -> None:
+    """Python accepts more number formats than C, and a user may send messages in the plugin's place."""
     with pytest.raises(BadMessage, match="suspend option"):
         decode(HELLO.partition(b"option=")[0] + b"option=" + option.encode())
 
 
-def test_descriptors_of_users_are_closed_in_programs_of_the_agent() -> None:
-    """Whatever the agent starts next would have them open else: a file of a user's, with root's program at its end."""
+def test_descriptors_of_users_are_not_inherited_by_programs() -> None:
+    """Programs started by the agent would otherwise inherit a user's files and run as root with them."""
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with left, right, Path(os.devnull).open() as null:
         socket.send_fds(left, [b"x" * 20], [null.fileno()] * 5)
@@ -118,8 +118,8 @@ def test_descriptors_of_users_are_closed_in_programs_of_the_agent() -> None:
 
 
 @given(st.binary(max_size=5000))
-def test_any_bytes_are_a_message_or_refused(packet: bytes) -> None:
-    """Nothing else comes of them."""
+def test_arbitrary_bytes_are_decoded_or_rejected(packet: bytes) -> None:
+    """No other exception is raised."""
     try:
         decode(packet)
     except BadMessage:
@@ -128,7 +128,7 @@ def test_any_bytes_are_a_message_or_refused(packet: bytes) -> None:
 
 @given(st.text())
 def test_text_for_a_job_is_one_line(text: str) -> None:
-    """Bounded, printable, and whatever characters it had."""
+    """The line is bounded and printable, whatever the characters of the text."""
     line = one_line(text)
     assert len(line.encode()) <= MAX_TEXT_BYTES
     assert line.isprintable()
@@ -137,7 +137,7 @@ def test_text_for_a_job_is_one_line(text: str) -> None:
 
 
 def test_shepherd_is_answered_and_its_job_is_watched(node: Node1) -> None:
-    """A job without an image starts at once; what slurmctld says comes later."""
+    """A job without an image starts at once; data from slurmctld follows later."""
     shepherd = Shepherd(node.run_dir).hello()
     assert shepherd.hear() == "start"
     shepherd.send("started\nroot=2")
@@ -148,8 +148,8 @@ def test_shepherd_is_answered_and_its_job_is_watched(node: Node1) -> None:
     wait_until("it is forgotten", node.daemon.registry.jobs, lambda jobs: not jobs)
 
 
-def test_shepherd_whose_connector_has_ended_is_not_believed(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever has its number now did not connect."""
+def test_connection_of_ended_process_is_rejected(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process with its PID now did not connect."""
     monkeypatch.setattr(shepherd_server, "has_ended", lambda pidfd: True)
     with agent(config) as node:
         shepherd = Shepherd(node.run_dir).hello()
@@ -157,15 +157,15 @@ def test_shepherd_whose_connector_has_ended_is_not_believed(config: Config, monk
         assert node.daemon.registry.jobs() == ()
 
 
-def test_shepherd_that_comes_again_is_not_answered(node: Node1) -> None:
-    """The agent was restarted, or the connection lost: the job runs, and the orchestration is told."""
+def test_reconnected_shepherd_gets_no_reply(node: Node1) -> None:
+    """The agent was restarted, or the connection lost: the job runs, and the orchestration is notified."""
     Shepherd(node.run_dir, root=2).hello()
     wait_until("it is told", lambda: node.acts.registered_jobs, lambda jobs: jobs == [7])
     assert node.watched().root == 2
 
 
-def test_connection_that_is_lost_keeps_the_job(node: Node1) -> None:
-    """Its process lives, so it comes back, and the newest connection counts."""
+def test_lost_connection_keeps_job(node: Node1) -> None:
+    """Its process lives, so it reconnects, and the newest connection counts."""
     first = Shepherd(node.run_dir, root=2).hello()
     job = node.watched()
     first.close()
@@ -178,8 +178,8 @@ def test_connection_that_is_lost_keeps_the_job(node: Node1) -> None:
 
 
 def test_shepherd_with_an_image_waits_for_its_restore(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told to wait meanwhile, gets the root's PID, and the streams were there for CRIU."""
-    monkeypatch.setattr("slurm_affinode.agent.work.KEEP_WAITING_S", 0.05)
+    """It receives wait messages meanwhile, then the PID of the root process; CRIU had the streams."""
+    monkeypatch.setattr("slurm_affinode.agent.workers.KEEP_WAITING_S", 0.05)
     shepherd = Shepherd(node.run_dir, image=1, restarts=1).hello()
     assert shepherd.hear() == "wait"
     node.acts.go.set()
@@ -189,8 +189,8 @@ def test_shepherd_with_an_image_waits_for_its_restore(node: Node1, monkeypatch: 
     assert node.watched().root == 17
 
 
-def test_reply_goes_to_the_new_connection(node: Node1) -> None:
-    """The shepherd lost the connection in the middle of its restore: one restore, and the reply finds it."""
+def test_reply_is_sent_to_new_connection(node: Node1) -> None:
+    """The shepherd lost the connection during its restore: there is one restore, and the reply reaches it."""
     Shepherd(node.run_dir, image=1, restarts=1).hello().close()
     again = Shepherd(node.run_dir, image=1, restarts=1).hello()
     assert again.hear() == "wait"
@@ -199,7 +199,7 @@ def test_reply_goes_to_the_new_connection(node: Node1) -> None:
     assert len(node.acts.restored) == 1
 
 
-def test_restore_that_fails_holds_the_job(node: Node1) -> None:
+def test_failed_restore_holds_job(node: Node1) -> None:
     """The shepherd ends without starting anything, and nothing is watched."""
     node.acts.reply = Hold("the image is damaged")
     node.acts.go.set()
@@ -209,8 +209,8 @@ def test_restore_that_fails_holds_the_job(node: Node1) -> None:
 
 
 @pytest.mark.parametrize("said", ["0", "8"])
-def test_process_that_is_not_the_shepherd_is_refused(node: Node1, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
-    """One that is of no job, or says that it is another job than the kernel says."""
+def test_process_that_is_not_the_shepherd_is_rejected(node: Node1, monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    """It belongs to no job, or claims another job than the kernel shows."""
     monkeypatch.setenv("SHEPHERD_OF", said)
     assert Shepherd(node.run_dir).hello().hear() == ""
     assert node.daemon.registry.jobs() == ()
@@ -218,8 +218,8 @@ def test_process_that_is_not_the_shepherd_is_refused(node: Node1, monkeypatch: p
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(packets=st.lists(st.binary(min_size=1, max_size=6000), min_size=1, max_size=4))
-def test_garbage_harms_nobody(node: Node1, packets: list[bytes]) -> None:
-    """Whatever is sent, the connection is closed and the next shepherd is served."""
+def test_garbage_does_not_affect_others(node: Node1, packets: list[bytes]) -> None:
+    """The connection is closed, and the next shepherd is served."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.settimeout(DEADLINE_S)
         sock.connect(str(node.run_dir / "shepherd.sock"))
@@ -232,8 +232,8 @@ def test_garbage_harms_nobody(node: Node1, packets: list[bytes]) -> None:
     assert node.daemon.shepherds._thread.is_alive()
 
 
-def test_descriptors_that_are_not_asked_for_are_closed(node: Node1) -> None:
-    """A hundred of them, again and again, leave none behind."""
+def test_unexpected_descriptors_are_closed(node: Node1) -> None:
+    """Repeated messages with a hundred descriptors leak none."""
     count = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -244,10 +244,10 @@ def test_descriptors_that_are_not_asked_for_are_closed(node: Node1) -> None:
     wait_until("they are closed", lambda: len(list(Path("/proc/self/fd").iterdir())), lambda now: now <= count + 2)
 
 
-def test_a_file_that_cannot_be_closed_holds_nobody_up(
+def test_file_that_cannot_be_closed_does_not_block(
     node: Node1, stalling: Callable[[Path], Stalling], tmp_path: Path
 ) -> None:
-    """A user hands over a file on a FUSE of his own, which has stopped to answer."""
+    """A user passes a file on a FUSE of his own that does not respond."""
     theirs = stalling(tmp_path / "theirs")
     fd = os.open(theirs.path / "output", os.O_RDWR | os.O_CREAT)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
@@ -262,11 +262,11 @@ def test_a_file_that_cannot_be_closed_holds_nobody_up(
             os.close(fd)
 
 
-def test_files_that_cannot_be_closed_are_few(
+def test_files_that_cannot_be_closed_are_limited(
     node: Node1, stalling: Callable[[Path], Stalling], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each keeps a thread: from a user of whose files some hang no more are taken, until they do not."""
-    monkeypatch.setattr(closing, "MOST", 3)
+    """Each takes a thread: a user with several stuck files may pass no more until they are closed."""
+    monkeypatch.setattr(streams, "MOST", 3)
     theirs = stalling(tmp_path / "theirs")
     fd = os.open(theirs.path / "output", os.O_RDWR | os.O_CREAT)
     theirs.stall()
@@ -278,17 +278,17 @@ def test_files_that_cannot_be_closed_are_few(
                 socket.send_fds(sock, [b"nonsense"], [fd])
                 with contextlib.suppress(ConnectionResetError):  # it was not even read
                     assert sock.recv(1) == b""
-        assert closing.stuck(os.getuid())
+        assert streams.stuck(os.getuid())
         assert [one.name for one in threading.enumerate()].count("close") == 3
     finally:
         theirs.go_on()
-    wait_until("they are closed", lambda: closing.stuck(os.getuid()), lambda stuck: not stuck)
+    wait_until("they are closed", lambda: streams.stuck(os.getuid()), lambda stuck: not stuck)
     assert Shepherd(node.run_dir).hello().hear() == "start"
     os.close(fd)
 
 
 def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who says nothing is shown out; who takes too many seats gets no more. Root has its own."""
+    """Silent connections time out; the seats per user are limited. Root has its own."""
     monkeypatch.setattr(shepherd_server, "MAX_PER_USER", 3)
     monkeypatch.setattr(shepherd_server, "peer_of", lambda sock: shepherd_server.Peer(os.getpid(), 4711, 4711))
     with agent(config) as node:
@@ -299,8 +299,8 @@ def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: 
         assert Shepherd(node.run_dir).hello().hear() == "start"
 
 
-def test_a_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where what has to be done about it fails: others are served on."""
+def test_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the handling of the end fails, others are still served."""
 
     def fails(*_: object) -> None:
         raise RuntimeError("no")
@@ -315,14 +315,14 @@ def test_a_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatc
 
 
 def test_second_agent_does_not_take_the_sockets_of_the_first(node: Node1, config: Config) -> None:
-    """It says that another one runs; a socket that nobody listens at is replaced."""
+    """It reports that another agent is running; a stale socket is replaced."""
     with pytest.raises(Exception, match="another agent is running"), agent(config):
         pass
     assert Shepherd(node.run_dir).hello().hear() == "start"
 
 
-def test_users_reach_the_sockets_of_an_agent_of_any_umask(tmp_path: Path) -> None:
-    """Their jobs' shepherds are theirs; one that cannot pass would only be without an agent."""
+def test_sockets_are_accessible_with_any_umask(tmp_path: Path) -> None:
+    """The shepherds of jobs run as their users; without access they would run without an agent."""
     before = os.umask(0o077)
     try:
         prepare_directory(tmp_path / "run")
@@ -331,16 +331,16 @@ def test_users_reach_the_sockets_of_an_agent_of_any_umask(tmp_path: Path) -> Non
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o755
 
 
-def test_directory_that_others_may_write_to_is_refused(config: Config) -> None:
-    """Somebody else could put his socket in place of the agent's."""
+def test_directory_writable_by_others_is_rejected(config: Config) -> None:
+    """Another user could replace the agent's socket."""
     config.agent.run_dir.mkdir()
     config.agent.run_dir.chmod(0o777)
     with pytest.raises(Exception, match="others than user"), agent(config):
         pass
 
 
-def test_agent_that_is_restarted_finds_its_jobs_again(config: Config) -> None:
-    """The shepherd connects to the next agent by itself."""
+def test_restarted_agent_finds_its_jobs(config: Config) -> None:
+    """The shepherd reconnects to the next agent."""
     with agent(config) as first:
         shepherd = Shepherd(first.run_dir).hello()
         assert shepherd.hear() == "start"

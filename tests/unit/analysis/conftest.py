@@ -1,4 +1,4 @@
-"""Histories and accounting records written by hand."""
+"""Fixtures: hand-written GPU metrics and accounting records."""
 
 from __future__ import annotations
 
@@ -10,30 +10,31 @@ from typing import Any
 import polars as pl
 import pytest
 
-from slurm_affinode.analysis import kernel, waste
+from slurm_affinode.analysis import waste
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
-from slurm_affinode.history.schema import SAMPLES
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS
 
 T0 = datetime(2026, 11, 2, 8, tzinfo=UTC)
 
 
 @pytest.fixture
 def t0() -> datetime:
-    """A Monday morning."""
+    """Return the start of the test data, a Monday morning."""
     return T0
 
 
 @pytest.fixture
 def at() -> Callable[[float], datetime]:
-    """Seconds after ``t0``."""
+    """Convert seconds after ``t0`` to a time."""
     return lambda seconds: T0 + timedelta(seconds=seconds)
 
 
 def sample_rows(times: Iterable[float], **values: Any) -> list[dict[str, Any]]:
-    """One sample of a GPU at each of ``times`` (seconds after T0); callables are asked with the time."""
+    """Return a sample of one GPU for each of ``times`` (seconds after T0); callable values are called with the time."""
     base: dict[str, Any] = {"cluster": "c", "node": "n1", "uuid": "GPU-0", "index": 0, "model": "NVIDIA A100-SXM4-80GB"}
     return [
         {
@@ -47,12 +48,12 @@ def sample_rows(times: Iterable[float], **values: Any) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def samples() -> Callable[..., list[dict[str, Any]]]:
-    """``sample_rows``."""
+    """Return ``sample_rows``."""
     return sample_rows
 
 
 def sample_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
-    """A frame of ``SAMPLES``; absent columns are missing."""
+    """Return a data frame with the ``SAMPLES`` schema; absent columns are null."""
     return pl.DataFrame(
         {name: pl.Series([row.get(name) for row in rows], dtype=dtype, strict=False) for name, dtype in SAMPLES.items()}
     )
@@ -60,7 +61,7 @@ def sample_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 @pytest.fixture
 def history(tmp_path: Path) -> Callable[..., SampleStore]:
-    """A history of the given rows; several lists are several sources."""
+    """Store rows of samples; each list is ingested as its own source."""
 
     def make(*sources: list[dict[str, Any]]) -> SampleStore:
         store = SampleStore(tmp_path / "history")
@@ -72,7 +73,7 @@ def history(tmp_path: Path) -> Callable[..., SampleStore]:
 
 
 def job_frame(*jobs: dict[str, Any]) -> pl.DataFrame:
-    """A frame of ``JOBS``; ``start`` and ``end`` may be seconds after T0."""
+    """Return a data frame with the ``JOBS`` schema; ``submit``, ``start`` and ``end`` may be seconds after T0."""
     base = {
         "cluster": "c", "job_id": 1, "submit": T0, "job_name": "train", "user": "ann", "account": "phys",
         "partition": "gpu", "qos": "normal", "state": "COMPLETED", "nodes": 1, "node_list": "n1", "gpus": 1,
@@ -90,13 +91,13 @@ def job_frame(*jobs: dict[str, Any]) -> pl.DataFrame:
 
 @pytest.fixture
 def jobs() -> Callable[..., pl.DataFrame]:
-    """``job_frame``."""
+    """Return ``job_frame``."""
     return job_frame
 
 
 @pytest.fixture
 def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
-    """``waste.analyse`` of rows of samples and a frame of jobs; times are seconds after T0."""
+    """Run ``waste.analyse`` on rows of samples and a frame of jobs; times are seconds after T0."""
 
     def run(
         rows: list[dict[str, Any]],
@@ -128,7 +129,7 @@ def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
 
 @pytest.fixture(params=["array operations", "compiled loops"])
 def either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both implementations of the join answer."""
+    """Run the test with each implementation of the join."""
     wanted = request.param == "compiled loops"
     if wanted:
         pytest.importorskip("numba")

@@ -1,4 +1,4 @@
-"""Capacity: what there was to allocate is what was allocated and what was not."""
+"""GPU capacity: allocated plus unallocated GPU-hours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurm_affinode.analysis.result import WasteResult
 
 
 def of_node(samples: Rows, gpus: int, times: list[float], **values: Any) -> list[dict[str, Any]]:
-    """Samples of all GPUs of a node."""
+    """Return samples of all GPUs of a node."""
     node = values.setdefault("node", "n1")
     return [
         row
@@ -30,56 +30,54 @@ def figures(result: WasteResult) -> tuple[float | None, ...]:
 
 
 def test_capacity_counts_an_unmapped_job_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Two jobs of one GPU on a node with four: nobody knows which, but two GPUs are free."""
+    """Two single-GPU jobs run on a node with four GPUs: it is unknown which GPUs they hold, but two are free."""
     rows = of_node(samples, 4, every(0, HOUR))
     runs = jobs({"start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR})
     assert figures(analysed(rows, runs, until=HOUR)) == pytest.approx((4, 2, 2))
 
 
-def test_capacity_takes_a_job_without_nodes_from_its_cluster(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Accounting without a node list still says that a GPU was held."""
+def test_capacity_counts_job_without_node_list(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """An accounting record without a node list is subtracted from the capacity of its cluster."""
     rows = of_node(samples, 2, every(0, HOUR)) + of_node(samples, 2, every(0, HOUR), node="n2")
     runs = jobs({"start": 0, "end": HOUR / 2, "node_list": None, "gpus": 3})
     assert figures(analysed(rows, runs, until=HOUR)) == pytest.approx((4, 1.5, 2.5))
 
 
-def test_capacity_grows_by_gpus_that_have_no_samples(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A job on a node of which nothing was ever sampled; the other node's GPU stays free."""
+def test_capacity_includes_allocated_gpus_without_samples(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The job runs on a node that was never sampled; the GPU of the other node stays free."""
     runs = jobs({"start": 0, "end": HOUR, "node_list": "n2", "gpus": 4})
     assert figures(analysed(samples(every(0, HOUR), util_pct=0.0), runs, until=HOUR)) == pytest.approx((5, 4, 1))
 
 
-def test_capacity_contains_gaps_of_gpus_that_nobody_held(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Nothing is known of the GPU in the gap, but that it was there; before its first sample it was not."""
+def test_capacity_includes_sampling_gaps_of_free_gpus(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A GPU counts during a gap in its samples, but not before its first sample."""
     rows = samples([*every(0, 600), *every(3000, HOUR)], util_pct=0.0)
     rows += samples(every(HOUR / 2, HOUR), uuid="GPU-1", index=1, util_pct=0.0)
     assert figures(analysed(rows, jobs(), until=HOUR)) == pytest.approx((1.5, 0, 1.5))
 
 
-def test_capacity_of_a_replaced_gpu_counts_its_slot_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The old GPU until its last sample, the new one from its first."""
+def test_capacity_counts_slot_of_replaced_gpu_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The old GPU counts until its last sample, the new one from its first sample."""
     rows = samples(every(0, HOUR / 2), util_pct=0.0) + samples(every(HOUR / 2, HOUR), uuid="GPU-new", util_pct=0.0)
     assert figures(analysed(rows, jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
 
 
-def test_capacity_begins_with_the_interval_before_the_first_sample(
-    analysed: Analysed, samples: Rows, jobs: Jobs
-) -> None:
-    """A first sample a moment after the begin of the interval says that the GPU was there from its begin."""
+def test_capacity_starts_with_interval_when_first_sample_is_late(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A first sample shortly after the start of the interval counts from the start of the interval."""
     assert figures(analysed(samples(every(17, HOUR), util_pct=0.0), jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
 
 
 @pytest.mark.parametrize("asked", [{"users": ("ann",)}, {"accounts": ("phys",)}, {"partitions": ("gpu",)}])
-def test_capacity_of_some_users_is_absent(
+def test_capacity_is_absent_in_filtered_report(
     analysed: Analysed, samples: Rows, jobs: Jobs, asked: dict[str, tuple[str, ...]]
 ) -> None:
-    """Of what nobody held, no user, account or partition has a part."""
+    """Unallocated GPUs belong to no user, account or partition."""
     result = analysed(samples(every(0, HOUR), util_pct=0.0), jobs({"start": 0, "end": 60}), until=HOUR, **asked)
     assert (result.total["gpu_hours_capacity"], result.total["unallocated_gpu_hours"]) == (None, None)
 
 
 def test_capacity_without_history_is_absent(analysed: Analysed, jobs: Jobs) -> None:
-    """How many GPUs there are is unknown."""
+    """Without GPU metrics the number of GPUs is unknown."""
     assert figures(analysed([], jobs({"start": 0, "end": HOUR}), until=HOUR)) == (None, 1, None)
 
 
@@ -102,11 +100,11 @@ _SEEN = st.lists(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=_RUNS, seen=_SEEN)
-def test_capacity_is_allocated_and_not_allocated(  # noqa: PLR0917
+def test_capacity_equals_allocated_plus_unallocated(  # noqa: PLR0917
     analysed: Analysed, samples: Rows, jobs: Jobs, tmp_path: Path, runs: list[dict[str, Any]],
     seen: list[tuple[str, int, int, int]],
 ) -> None:  # fmt: skip
-    """For every history: never below 0, never more than the GPUs and what accounting adds to them."""
+    """Unallocated hours are never negative and never exceed the number of sampled GPUs."""
     shutil.rmtree(tmp_path / "analysed", ignore_errors=True)
     rows: list[dict[str, Any]] = []
     for node, index, first, count in seen:

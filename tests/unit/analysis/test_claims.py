@@ -1,4 +1,4 @@
-"""Published statements are judged at the precision they were printed with."""
+"""Published statements are verified at the precision at which they were printed."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ def judged(**figures: float | None) -> claims.Claim:
         ({"direct": None}, claims.UNKNOWN),
     ],
 )
-def test_verdicts(figures: dict[str, float | None], verdict: str) -> None:
-    """Rounded half up to the printed digits; another recipe excuses nothing; a missing figure is unknown."""
+def test_verdict_compares_at_printed_precision(figures: dict[str, float | None], verdict: str) -> None:
+    """Values are rounded half up; a match by another recipe has its own verdict; a missing figure is unknown."""
     assert judged(**figures).verdict == verdict
 
 
-def test_a_claim_as_json_names_its_recipe() -> None:
-    """What the summary carries."""
+def test_claim_json_names_recipe() -> None:
     found = judged(direct=0.6986, by_pod=0.66729).as_dict()
     assert found["published"] == 66.7
     assert found["computed"] == pytest.approx(69.86)
@@ -44,8 +43,8 @@ def test_a_claim_as_json_names_its_recipe() -> None:
     assert found["other_recipe"] == "summing per pod"
 
 
-def test_the_table_of_gentd26_fits_the_summary() -> None:
-    """Every measure that a statement names is a figure of the summary, every source is told."""
+def test_gentd26_claims_refer_to_known_figures_and_sources() -> None:
+    """Every claim names figures of the summary and a listed source."""
     table = claims.load("gentd26")
     figures = ServingSummary().as_dict()
     for entry in table["claim"]:

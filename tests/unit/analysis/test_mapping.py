@@ -1,4 +1,4 @@
-"""Which GPUs a run had: labels, recorded ids, whole nodes, else unknown and said so."""
+"""Mapping of runs to GPUs: by job label, by recorded GPU ID, by whole node, otherwise unknown and reported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMES = [60.0 * k for k in range(60)]
 
 @pytest.fixture
 def node(samples: Rows) -> Callable[..., list[dict[str, Any]]]:
-    """An hour of a node's GPUs, the first of them idle, the second busy; each of ``gpus`` gives more columns."""
+    """Return a function for an hour of samples of a node: GPU 0 is idle, GPU 1 busy; ``gpus`` gives extra columns."""
 
     def make(*gpus: dict[str, Any], name: str = "n1") -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = []
@@ -33,12 +33,12 @@ def node(samples: Rows) -> Callable[..., list[dict[str, Any]]]:
 
 
 def issue(result: WasteResult, code: str) -> QualityIssue | None:
-    """The issue of that code."""
+    """Return the issue with this code, if any."""
     return next((found for found in result.quality.issues if found.code == code), None)
 
 
 def how(result: WasteResult) -> dict[int, tuple[str, float | None, float | None]]:
-    """Job -> mapping, idle hours, busy hours."""
+    """Return job ID -> (mapping, idle hours, busy hours)."""
     hours = [pl.col(f"gpu_hours_{name}").round(9) for name in ("idle", "busy")]
     return {job: (word, idle, busy) for job, word, idle, busy in result.jobs.select("job_id", "mapping", *hours).rows()}
 
@@ -56,16 +56,15 @@ def how(result: WasteResult) -> dict[int, tuple[str, float | None, float | None]
         ("20+1", {"job_id": 21, "het_job_id": 20, "het_offset": 1}),
     ],
 )
-def test_a_label_names_the_run(analysed: Analysed, node: Rows, jobs: Jobs, label: str, ids: dict[str, int]) -> None:
-    """A raw id, an id as people write it, or a step's: of two GPUs the run has the labelled one."""
+def test_label_identifies_the_run(analysed: Analysed, node: Rows, jobs: Jobs, label: str, ids: dict[str, int]) -> None:
+    """The label may be a raw ID, a displayed ID or a step ID; only one of the two GPUs is labeled."""
     result = analysed(node({}, {"job": label}), jobs({**ids, "start": 0, "end": HOUR}))
     assert how(result) == {ids["job_id"]: ("labels", 0, pytest.approx(1))}
     assert issue(result, "label-mismatch") is None
     assert result.quality.mapped_runs == {"labels": 1, "recorded": 0, "whole-node": 0, "unknown": 0}
 
 
-def test_labels_tell_array_tasks_apart(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Two tasks of an array on one node."""
+def test_labels_distinguish_array_tasks(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     found = jobs(
         {"job_id": 11, "array_job_id": 10, "array_task_id": 1, "start": 0, "end": HOUR},
         {"job_id": 10, "array_job_id": 10, "array_task_id": 2, "start": 0, "end": HOUR},
@@ -74,8 +73,8 @@ def test_labels_tell_array_tasks_apart(analysed: Analysed, node: Rows, jobs: Job
     assert how(result) == {11: ("labels", 1, 0), 10: ("labels", 0, 1)}
 
 
-def test_labels_of_other_hours_are_not_looked_at(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The file of a day has also those of runs before and after the period that was asked for."""
+def test_labels_outside_the_interval_are_ignored(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The file of a day also contains labels of runs before and after the requested interval."""
     before, after = (samples([time], job=job, util_pct=0) for time, job in ((60.0, "98"), (7200.0, "99")))
     rows = [*before, *samples([HOUR + time for time in TIMES[:30]], job="1", util_pct=90), *after]
     result = analysed(rows, jobs({"start": HOUR, "end": HOUR + 1800}), since=HOUR, until=HOUR + 1800)
@@ -84,10 +83,8 @@ def test_labels_of_other_hours_are_not_looked_at(analysed: Analysed, samples: Ro
 
 
 @pytest.mark.parametrize("label", ["99", "1_7", "nonsense"])
-def test_a_label_that_fits_no_run_is_not_used_and_reported(
-    analysed: Analysed, node: Rows, jobs: Jobs, label: str
-) -> None:
-    """Accounting knows no such job: the GPU is nobody's, unless the whole node was a run's."""
+def test_label_without_matching_run_is_reported(analysed: Analysed, node: Rows, jobs: Jobs, label: str) -> None:
+    """Accounting has no such job, so the label does not assign the GPU."""
     result = analysed(node({"job": label}, {}), jobs({"start": 0, "end": HOUR}))
     assert how(result) == {1: ("unknown", None, None)}
     found = issue(result, "label-mismatch")
@@ -100,10 +97,10 @@ def test_a_label_that_fits_no_run_is_not_used_and_reported(
     [{"node_list": "n2"}, {"cluster": "other"}, {"start": 2 * HOUR, "end": 3 * HOUR}],
     ids=["node", "cluster", "time"],
 )
-def test_a_label_must_agree_with_node_cluster_and_time(
+def test_label_must_match_node_cluster_and_time(
     analysed: Analysed, node: Rows, jobs: Jobs, elsewhere: dict[str, Any]
 ) -> None:
-    """An old mapping file, or the same number in another cluster."""
+    """The label may come from an old mapping file, or from a job with the same ID in another cluster."""
     found = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, **elsewhere},
         {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n5"},
@@ -113,8 +110,8 @@ def test_a_label_must_agree_with_node_cluster_and_time(
     assert issue(result, "label-mismatch") is not None
 
 
-def test_labels_beyond_what_accounting_gave_are_not_used(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """A run with one GPU whose label is on two keeps that with the most samples."""
+def test_labels_beyond_allocated_gpu_count_are_ignored(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """A run with one GPU and labels on two keeps the GPU with more labeled samples."""
     rows = node({"job": lambda t: "1" if t < 600 else None}, {"job": "1"})
     result = analysed(rows, jobs({"start": 0, "end": HOUR}))
     assert how(result) == {1: ("labels", 0, pytest.approx(1))}
@@ -122,15 +119,15 @@ def test_labels_beyond_what_accounting_gave_are_not_used(analysed: Analysed, nod
 
 
 @pytest.mark.parametrize("gpu", ["GPU-n1-1", "gpu-N1-1", "00000000:02:00.0", "0000:02:00.0", "02:00.0", "1"])
-def test_recorded_ids_name_the_gpu(analysed: Analysed, node: Rows, jobs: Jobs, gpu: str) -> None:
-    """UUID, PCI address however it is written, or index on the node."""
+def test_recorded_id_identifies_the_gpu(analysed: Analysed, node: Rows, jobs: Jobs, gpu: str) -> None:
+    """The ID is a UUID, a PCI address in any form, or the index on the node."""
     record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu}
     result = analysed(node({}, {}), jobs({"start": 0, "end": HOUR}), recorded=[record])
     assert how(result) == {1: ("recorded", 0, pytest.approx(1))}
 
 
-def test_a_record_of_another_run_of_the_job_is_not_used(analysed: Analysed, node: Rows, jobs: Jobs, at: Any) -> None:
-    """A requeued job had another GPU in its first run."""
+def test_recorded_id_applies_to_its_own_attempt(analysed: Analysed, node: Rows, jobs: Jobs, at: Any) -> None:
+    """A requeued job has a different GPU in each attempt."""
     found = jobs(
         {"start": 0, "end": 1800},
         {"submit": 1800, "start": 1800, "end": HOUR},
@@ -146,8 +143,8 @@ def test_a_record_of_another_run_of_the_job_is_not_used(analysed: Analysed, node
     ]
 
 
-def test_records_of_several_runs_without_their_starts_say_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """A requeued job had one GPU, then another: which was when is not guessed."""
+def test_recorded_ids_without_start_are_ambiguous_after_requeue(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """A requeued job had two GPUs one after the other; which attempt had which GPU is unknown."""
     found = jobs({"start": 0, "end": 1800}, {"start": 1800, "end": HOUR, "submit": 10})
     recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu} for gpu in ("0", "1")]
     result = analysed(node({}, {}), found, recorded=recorded)
@@ -157,10 +154,10 @@ def test_records_of_several_runs_without_their_starts_say_nothing(analysed: Anal
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(1, ("unknown", None, None)), (2, ("recorded", 1, 1))])
-def test_a_record_of_a_divided_gpu(
+def test_recorded_id_of_gpu_with_mig_matches_all_instances(
     analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int, expected: tuple[str, float, float]
 ) -> None:
-    """It names all instances; which one of them is not guessed."""
+    """The run is mapped only if it has as many GPUs as there are instances."""
     rows = samples(TIMES, util_pct=None, power_w=300)
     rows += samples(TIMES, mig="1", engine_active=0) + samples(TIMES, mig="2", engine_active=0.9)
     rows += samples(TIMES, uuid="GPU-1", index=1)
@@ -168,31 +165,30 @@ def test_a_record_of_a_divided_gpu(
     assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": gpus}), recorded=recorded)) == {1: expected}
 
 
-def test_a_record_of_an_instance_by_its_own_id(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The history knows instances by the ids that NVIDIA gives them, or by numbers, which are no indexes of GPUs."""
+def test_recorded_mig_uuid_identifies_the_instance(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The metrics identify MIG instances by NVIDIA's MIG UUID or by number, which is not a GPU index."""
     rows = [row for n in (1, 2) for row in samples(TIMES, uuid=None, index=None, mig=f"MIG-a{n}", engine_active=n - 1)]
     recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "MIG-A2"}]
     found = jobs({"start": 0, "end": HOUR})
     assert how(analysed(rows, found, recorded=recorded)) == {1: ("recorded", 0, 1)}
 
 
-def test_an_index_without_a_node_says_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """GPU 1 of which node? A UUID needs none."""
+def test_recorded_index_without_node_is_ignored(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """A UUID needs no node."""
     found = jobs({"start": 0, "end": HOUR})
     assert how(analysed(node({}, {}), found, recorded=[{"job_id": 1, "gpu": "1"}])) == {1: ("unknown", None, None)}
     result = analysed([], found, recorded=[{"job_id": 1, "gpu": "GPU-n1-1"}])
     assert how(result) == {1: ("recorded", 0, pytest.approx(1))}
 
 
-def test_labels_come_before_records(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Where both speak, the history's own word counts."""
+def test_labels_take_precedence_over_recorded_ids(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}
     result = analysed(node({"job": "1"}, {}), jobs({"start": 0, "end": HOUR}), recorded=[record])
     assert how(result) == {1: ("labels", 1, 0)}
 
 
-def test_a_run_with_every_gpu_of_its_node_had_these(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Two GPUs, two on the node, nobody else there but a CPU job."""
+def test_run_with_all_gpus_of_a_node_is_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The run has both GPUs of the node; the only other job there uses no GPU."""
     found = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2},
         {"job_id": 2, "start": 0, "end": HOUR, "gpus": 0},
@@ -200,8 +196,8 @@ def test_a_run_with_every_gpu_of_its_node_had_these(analysed: Analysed, node: Ro
     assert how(analysed(node({}, {}), found)) == {1: ("whole-node", 1, 1)}
 
 
-def test_a_run_with_every_gpu_of_several_nodes(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Three GPUs on two nodes of which one has two and one has one."""
+def test_run_with_all_gpus_of_several_nodes_is_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The run has three GPUs: two on one node and one on the other."""
     rows = node({}, {}) + node({}, name="n2")
     result = analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"}))
     assert how(result) == {1: ("whole-node", 2, 1)}
@@ -210,10 +206,10 @@ def test_a_run_with_every_gpu_of_several_nodes(analysed: Analysed, node: Rows, j
 
 
 @pytest.mark.parametrize("when", ["interval", "days before"])
-def test_node_that_lost_gpus_from_its_metrics_is_not_mapped(
+def test_node_with_missing_gpu_metrics_is_not_mapped(
     analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows, when: str
 ) -> None:
-    """It has four GPUs, and a job with two of them runs alone while two are sampled: nobody knows which it has."""
+    """Only two of four GPUs are sampled, so which two a job holds is unknown even if it runs alone."""
     begin = 1800 if when == "interval" else -26 * HOUR
     rows = node({}, {"util_pct": 0})
     for number in (2, 3):
@@ -224,10 +220,8 @@ def test_node_that_lost_gpus_from_its_metrics_is_not_mapped(
     assert how(result) == {1: ("unknown", None, None)}
 
 
-def test_gpus_that_are_gone_for_longer_than_a_week_are_not_the_nodes(
-    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
-) -> None:
-    """The node has two GPUs since it was rebuilt."""
+def test_gpus_not_seen_for_a_week_are_not_counted(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
+    """The node was rebuilt with two GPUs."""
     week = 7 * 24 * HOUR
     old = [samples([-week - HOUR + time for time in TIMES], uuid=f"GPU-old-{k}", index=k) for k in range(4)]
     result = analysed([*node({}, {}), *old[2], *old[3]], jobs({"start": 0, "end": HOUR, "gpus": 2}))
@@ -235,18 +229,18 @@ def test_gpus_that_are_gone_for_longer_than_a_week_are_not_the_nodes(
 
 
 @pytest.mark.parametrize("mark", ["pci", "index"])
-def test_replaced_gpu_takes_the_slot_of_its_predecessor(
+def test_replacement_gpu_takes_slot_of_old_gpu(
     analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows, mark: str
 ) -> None:
-    """One GPU of two was replaced yesterday."""
+    """One of two GPUs was replaced a day before."""
     place = {"pci": "00000000:02:00.0", "index": 1} if mark == "pci" else {"index": 1}
     rows = node({} if mark == "pci" else {"pci": None}, {} if mark == "pci" else {"pci": None})
     rows += samples([time - 24 * HOUR for time in TIMES], uuid="GPU-broken", **place)
     assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 2}))) == {1: ("whole-node", 1, 1)}
 
 
-def test_gpu_that_was_replaced_during_the_run_is_one_gpu(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The one that the run had for longer is measured."""
+def test_gpu_replaced_during_run_counts_as_one(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The GPU that the run held for longer is measured."""
     rows = samples(TIMES[:20], uuid="GPU-a", util_pct=0) + samples(TIMES[20:], uuid="GPU-b", util_pct=90)
     result = analysed(rows, jobs({"start": 0, "end": HOUR}))
     assert how(result)[1][0] == "whole-node"
@@ -255,10 +249,8 @@ def test_gpu_that_was_replaced_during_the_run_is_one_gpu(analysed: Analysed, sam
     assert result.total["gpu_hours_idle"] == 0
 
 
-def test_indices_that_shift_behind_a_lost_gpu_hide_no_gpu(
-    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
-) -> None:
-    """Of three GPUs the second is lost: the third has its index from then on, and a job with two leaves one open."""
+def test_lost_gpu_is_counted_when_indices_shift(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
+    """The second of three GPUs is lost and the third takes its index; which two GPUs a job has is unknown."""
     no_address = {"pci": None}
     rows = node(no_address, no_address, no_address)
     rows += samples([HOUR + time for time in TIMES], uuid="GPU-n1-0", index=0, util_pct=0)
@@ -280,7 +272,7 @@ def test_indices_that_shift_behind_a_lost_gpu_hide_no_gpu(
 def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
     analysed: Analysed, node: Rows, jobs: Jobs, at: Any, other: Any, record: str | list[str] | None
 ) -> None:
-    """Accounting or a record shows more GPUs at another time than were ever sampled."""
+    """Accounting or recorded IDs show more GPUs at another time than were ever sampled."""
     asked = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2}
     if other == "two runs at once":
         later = [{"job_id": number, "start": HOUR, "end": 2 * HOUR, "gpus": gpus} for number, gpus in ((2, 2), (3, 1))]
@@ -294,27 +286,27 @@ def test_node_with_more_gpus_than_its_metrics_is_not_mapped(  # noqa: PLR0917
 
 @pytest.mark.parametrize("gpu", ["GPU-lost", "00000000:99:00.0"])
 def test_recorded_gpu_without_samples_is_not_another_gpu(analysed: Analysed, node: Rows, jobs: Jobs, gpu: str) -> None:
-    """The run had a GPU that the metrics do not have; the only one that they have is another."""
+    """The recorded GPU has no samples; the only sampled GPU is a different one."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu}]
     result = analysed(node({}), jobs({"start": 0, "end": HOUR}), recorded=records)
     assert how(result) == {1: ("unknown", None, None)}
 
 
 def test_recorded_gpu_without_samples_counts_on_its_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Three GPUs: one on the first node, which has lost its metrics, so that two are left for the second with three."""
+    """One of three GPUs is on the first node, which has no metrics; two remain for the second node, which has three."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "GPU-lost"}]
     found = jobs({"start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"})
     assert how(analysed(node({}, {}, {}, name="n2"), found, recorded=records)) == {1: ("unknown", None, None)}
 
 
-def test_node_whose_first_gpus_were_never_sampled_is_not_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """GPUs 2 and 3 are not a node's only ones."""
+def test_node_with_unsampled_lower_gpu_indices_is_not_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """GPUs 2 and 3 cannot be the only GPUs of a node."""
     rows = node({"index": 2}, {"index": 3})
     assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 2}))) == {1: ("unknown", None, None)}
 
 
-def test_runs_one_after_the_other_are_no_more_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """The second begins in the moment in which the first ends."""
+def test_consecutive_runs_do_not_add_up_to_more_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The second run starts at the moment at which the first ends."""
     found = jobs(
         {"job_id": 1, "start": 0, "end": 1800, "gpus": 2},
         {"job_id": 2, "start": 1800, "end": HOUR, "gpus": 2},
@@ -323,10 +315,10 @@ def test_runs_one_after_the_other_are_no_more_gpus(analysed: Analysed, node: Row
 
 
 @pytest.mark.parametrize("second", ["record", "whole node"])
-def test_label_on_one_node_leaves_the_evidence_of_the_others(
+def test_label_on_one_node_keeps_evidence_of_other_nodes(
     analysed: Analysed, node: Rows, jobs: Jobs, second: str
 ) -> None:
-    """A run on two nodes, one of which has an exporter without labels."""
+    """The exporter of one of the two nodes gives no job labels."""
     rows = node({"job": "1"}, {}) + node({}, *([{}] if second == "record" else []), name="n2")
     records = [{"cluster": "c", "job_id": 1, "node": name, "gpu": "0"} for name in ("n1", "n2")]
     result = analysed(
@@ -339,8 +331,8 @@ def test_label_on_one_node_leaves_the_evidence_of_the_others(
     assert result.total["gpu_hours_unknown"] == 0
 
 
-def test_whole_nodes_and_labels_are_no_more_gpus_than_the_run_has(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Of six GPUs on three nodes labels name three on one: which of the other two had two is open."""
+def test_labels_and_whole_nodes_do_not_exceed_allocated_gpus(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Labels identify three of six GPUs on one node; which of the other two nodes had how many is unknown."""
     rows = node({"job": "1"}, {"job": "1"}, {"job": "1"}) + node({}, {}, name="n2") + node({}, {}, name="n3")
     result = analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 6, "nodes": 3, "node_list": "n[1-3]"}))
     assert how(result)[1][0] == "labels"
@@ -348,15 +340,15 @@ def test_whole_nodes_and_labels_are_no_more_gpus_than_the_run_has(analysed: Anal
     assert result.total["gpu_hours_unmapped"] == pytest.approx(3)
 
 
-def test_label_on_one_gpu_leaves_the_records_of_the_others(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """On one node: the label of the second GPU was lost."""
+def test_label_on_one_gpu_keeps_recorded_ids_of_others(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Both GPUs are on one node; the label of the second is missing."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu} for gpu in ("0", "1")]
     result = analysed(node({"job": "1"}, {}, {}), jobs({"start": 0, "end": HOUR, "gpus": 2}), recorded=records)
     assert how(result) == {1: ("recorded", 1, 1)}
 
 
-def test_record_that_contradicts_a_label_adds_no_gpu(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """The label names one GPU of the node, the record another: the run had one there."""
+def test_recorded_id_contradicting_label_adds_no_gpu(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The label and the recorded ID name different GPUs; the run had only one GPU on this node."""
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}]
     found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
     result = analysed(node({"job": "1"}, {}), found, recorded=records)
@@ -364,26 +356,22 @@ def test_record_that_contradicts_a_label_adds_no_gpu(analysed: Analysed, node: R
     assert result.total["gpu_hours_unknown"] == pytest.approx(1)
 
 
-def test_a_gpu_of_which_the_history_ends_early_is_still_the_nodes(
-    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
-) -> None:
-    """The run had both: the time of the one that is not seen is unknown, that of the other is not."""
+def test_gpu_with_samples_ending_early_still_counts(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
+    """The run had both GPUs; only the time of the GPU without samples is unknown."""
     rows = node({}) + samples(TIMES[:20], node="n1", uuid="GPU-early", index=1, util_pct=50)
     result = analysed(rows, jobs({"start": HOUR // 2, "end": HOUR, "gpus": 2}))
     assert how(result) == {1: ("whole-node", 0.5, 0)}
     assert result.total["gpu_hours_unknown"] == pytest.approx(0.5)
 
 
-def test_a_run_of_which_nothing_is_seen_has_no_known_gpu(
-    analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows
-) -> None:
-    """The node's samples end before it."""
+def test_run_without_samples_is_not_mapped(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
+    """The samples of the node end before the run starts."""
     rows = samples(TIMES[:20], node="n1", util_pct=50)
     assert how(analysed(rows, jobs({"start": HOUR // 2, "end": HOUR, "gpus": 1}))) == {1: ("unknown", None, None)}
 
 
-def test_nodes_of_a_run_of_which_one_has_no_history(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """The same number on each of two nodes: the GPUs of the one that is seen are known, the others' time is not."""
+def test_run_is_partly_mapped_if_one_node_has_no_metrics(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """With the same number of GPUs on both nodes, the GPUs of the sampled node are known."""
     result = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": 4, "nodes": 2, "node_list": "n[1-2]"}))
     assert how(result) == {1: ("whole-node", 1, 1)}
     assert result.total["gpu_hours_unknown"] == pytest.approx(2)
@@ -397,10 +385,10 @@ def test_nodes_of_a_run_of_which_one_has_no_history(analysed: Analysed, node: Ro
     [[], [{"job_id": 2, "start": HOUR - 1, "end": HOUR, "gpus": 2}]],
     ids=["fewer GPUs than the node has", "another run on the node"],
 )
-def test_else_the_gpus_are_unknown_and_it_is_said(
+def test_unmapped_run_is_reported_as_unknown(
     analysed: Analysed, node: Rows, jobs: Jobs, others: list[dict[str, Any]]
 ) -> None:
-    """All of the run's hours are unknown, none idle."""
+    """All hours of the run are unknown, none idle."""
     mine = {"job_id": 1, "start": 0, "end": HOUR, "gpus": 2 if others else 1}
     result = analysed(node({}, {}), jobs(mine, *others))
     row = result.jobs.row(by_predicate=pl.col("job_id") == 1, named=True)
@@ -412,14 +400,14 @@ def test_else_the_gpus_are_unknown_and_it_is_said(
     assert "job 1 of ann on n1" in found.examples
 
 
-def test_runs_one_after_the_other_have_the_node_each(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Times are half-open: a run that starts where another ends is alone."""
+def test_consecutive_runs_each_have_the_whole_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Intervals are half-open: a run that starts when another ends is alone on the node."""
     found = jobs(*({"job_id": n, "start": s, "end": s + 1800, "gpus": 2} for n, s in ((1, 0), (2, 1800))))
     assert how(analysed(node({}, {}), found)) == {1: ("whole-node", 0.5, 0.5), 2: ("whole-node", 0.5, 0.5)}
 
 
-def test_an_unmapped_run_has_the_model_of_its_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Whichever of a node's GPUs it had, they are all of one model; of several models accounting's type is named."""
+def test_unmapped_run_has_gpu_model_of_its_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """On a node with several models the GPU type from accounting is used."""
     rows = node({}, {}) + node({}, {"model": "NVIDIA H100 80GB HBM3"}, name="n2")
     found = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, "gpu_type": None},
@@ -432,8 +420,8 @@ def test_an_unmapped_run_has_the_model_of_its_node(analysed: Analysed, node: Row
     assert set(result.groups["gpu_model"]["name"]) == set(models.values())
 
 
-def test_mig_instances_are_gpus_and_their_parent_is_left_out(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Two instances for two runs; the whole GPU's series counts for nobody, not as free either."""
+def test_mig_instances_count_as_gpus_without_their_parent(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Two runs have one instance each; the series of the parent GPU counts neither as allocated nor as free."""
     rows = samples(TIMES, util_pct=None, power_w=300)
     for mig, engine in (("1", 0.0), ("2", 0.9)):
         rows += samples(TIMES, mig=mig, mig_profile="1g.10gb", engine_active=engine, job=mig)
@@ -445,15 +433,15 @@ def test_mig_instances_are_gpus_and_their_parent_is_left_out(analysed: Analysed,
     assert result.groups["gpu_model"]["name"].to_list() == ["NVIDIA A100-SXM4-80GB MIG 1g.10gb"]
 
 
-def test_a_run_with_every_instance_of_a_node(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """For whole nodes the parent does not count either."""
+def test_run_with_all_mig_instances_of_a_node_is_mapped(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The parent GPU is not counted for whole nodes either."""
     rows = samples(TIMES, util_pct=0)
     rows += samples(TIMES, mig="1", engine_active=0) + samples(TIMES, mig="2", engine_active=0.9)
     assert how(analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 2}))) == {1: ("whole-node", 1, 1)}
 
 
-def test_a_history_that_calls_the_only_cluster_otherwise(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """Exporters seldom know what Slurm calls the cluster: one on each side is the same."""
+def test_single_cluster_matches_under_different_names(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Exporters seldom know the cluster name of Slurm: a single cluster on each side is the same cluster."""
     result = analysed(node({}), jobs({"start": 0, "end": HOUR, "cluster": "slurm-name"}))
     assert how(result) == {1: ("whole-node", 1, 0)}
     again = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "cluster": "slurm-name", "gpu_type": None}))
@@ -463,16 +451,16 @@ def test_a_history_that_calls_the_only_cluster_otherwise(analysed: Analysed, nod
     assert "--cluster" not in unmapped.detail
 
 
-def test_a_node_list_that_cannot_be_read_maps_nothing(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """The hours stay, as unknown, on no known node."""
+def test_run_with_invalid_node_list_is_not_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Its hours are kept as unknown, on no known node."""
     result = analysed(node({}), jobs({"start": 0, "end": HOUR, "node_list": "n[1-"}))
     assert how(result) == {1: ("unknown", None, None)}
     assert result.groups["node"]["name"].to_list() == [None]
     assert result.total["gpu_hours_unknown"] == pytest.approx(1)
 
 
-def test_every_hour_says_how_its_gpus_are_known(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """In the total, in each group and for each run."""
+def test_hours_are_broken_down_by_mapping(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The hours by mapping add up in the total, in each group and over all runs."""
     rows = node({"job": "1"}, {}) + node({}, name="n2") + node({}, {}, name="n3")
     found = jobs(
         {"job_id": 1, "start": 0, "end": HOUR, "gpus": 3, "nodes": 2, "node_list": "n[1-2]"},

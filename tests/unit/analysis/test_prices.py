@@ -1,4 +1,4 @@
-"""What a GPU-hour costs: the first row that matches, slices of a divided GPU, and errors that name the place."""
+"""Prices of GPU-hours: the first matching row, the share of MIG instances, and errors that name the location."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from slurm_affinode.analysis import prices
 from slurm_affinode.analysis.prices import NO_PRICES, Price, PriceTable
-from slurm_affinode.errors import ConfigError
+from slurm_affinode.base.errors import ConfigError
 
 TABLE = PriceTable("EUR", (Price(("a100*80*",), 3.5), Price(("a100*", "a30*"), 2.1), Price(("h100*",), 7.0)))
 
@@ -36,30 +36,30 @@ TABLE = PriceTable("EUR", (Price(("a100*80*",), 3.5), Price(("a100*", "a30*"), 2
         (None, None),
     ],
 )
-def test_a_model_costs_what_the_first_matching_row_says(model: str | None, price: float | None) -> None:
-    """However the model is written; an instance costs its share of the compute slices (7, on an A30 4).
+def test_price_is_that_of_first_matching_row(model: str | None, price: float | None) -> None:
+    """Any spelling of the model is matched; a MIG instance costs its share of the compute slices (7, on an A30 4).
 
-    Several models have a price where it is the same of all.
+    Several models have a price only if it is the same for all of them.
     """
     assert TABLE.of(model) == (None if price is None else pytest.approx(price))
 
 
-def test_a_row_that_names_instances_is_their_price() -> None:
-    """A site may ask more for a slice than its share."""
+def test_mig_row_overrides_the_share_of_slices() -> None:
+    """A site may charge more for an instance than its share."""
     table = PriceTable("EUR", (Price(("a100*",), 7.0), Price(("a100*mig 1g.*",), 2.0)))
     assert (table.of("NVIDIA A100 MIG 1g.10gb"), table.of("NVIDIA A100 MIG 2g.20gb")) == (2.0, pytest.approx(2.0))
     assert table.of("NVIDIA A100") == 7.0
 
 
-def test_a_default_is_for_all_that_no_row_matches() -> None:
-    """Also for a model that is not known; 0 is a price."""
+def test_default_price_applies_to_unmatched_models() -> None:
+    """It also applies to an unknown model; 0 is a valid price."""
     assert PriceTable("EUR", default=0.0).of("anything") == 0.0
     assert PriceTable("EUR", default=1.5).of(None) == 1.5
     assert NO_PRICES.of("NVIDIA A100") is None
 
 
-def test_a_table_is_read(tmp_path: Path) -> None:
-    """Patterns are written as people write models; the configuration may name another currency."""
+def test_price_table_is_loaded(tmp_path: Path) -> None:
+    """Patterns match model names as people write them; the configuration can override the currency."""
     path = tmp_path / "prices.toml"
     path.write_text(
         'currency = "CHF"\nsource = "finance"\nas_of = 2026-01-31\ndefault_per_hour = 1\n'
@@ -71,8 +71,8 @@ def test_a_table_is_read(tmp_path: Path) -> None:
     assert prices.load(path, currency="EUR").currency == "EUR"
 
 
-def test_the_built_in_table_is_an_example() -> None:
-    """It has the common models, says where its prices come from, and that they are nobody's."""
+def test_built_in_price_table_is_marked_as_example() -> None:
+    """It covers the common models and names the source of its prices."""
     table = prices.load()
     assert table.example
     assert table.source
@@ -96,15 +96,14 @@ def test_the_built_in_table_is_an_example() -> None:
         ("[[gpu]]\nmatch = 'a'\nper_hour = 1\nprice = 2", "t.toml: gpu 1: unknown key price"),
     ],
 )
-def test_an_error_names_file_and_key(text: str, says: str) -> None:
-    """One line, for the one who wrote the table."""
+def test_price_table_error_names_file_and_key(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as error:
         prices.parse(text, where="t.toml")
     assert says in str(error.value)
 
 
-def test_a_table_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
-    """Absent, a directory, not UTF-8."""
+def test_unreadable_price_table_is_reported(tmp_path: Path) -> None:
+    """The path does not exist, is a directory, or is not UTF-8."""
     (tmp_path / "latin.toml").write_bytes(b"currency = '\xa3'")
     for path in (tmp_path / "absent.toml", tmp_path, tmp_path / "latin.toml"):
         with pytest.raises(ConfigError, match="the price table cannot be read"):

@@ -1,4 +1,4 @@
-"""Samples as blocks: days whose parts are not one yet, steps, damaged files, the choice of implementation."""
+"""Sample blocks: days with several parts, sampling intervals, damaged files, the choice of implementation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from slurm_affinode.analysis import arraysink, kernel, samples, scalarsink, waste
+from slurm_affinode.analysis import samples, waste
+from slurm_affinode.analysis.join import array_join, compiled_join, kernel
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.history import writer
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, empty
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.metrics.parquet import writer
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, empty
 
 History = Callable[..., SampleStore]
 Samples = Callable[..., list[dict[str, Any]]]
@@ -25,7 +26,7 @@ Jobs = Callable[..., pl.DataFrame]
 
 @pytest.fixture
 def uncompacted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts stay as they were written, as after a crash before compaction."""
+    """Leave the parts as they were written, as after a crash before compaction."""
     monkeypatch.setattr(writer, "compact_day", lambda *_: 0)
 
 
@@ -35,16 +36,16 @@ def analysed(history: SampleStore, jobs: pl.DataFrame, t0: datetime, hours: floa
 
 
 def two_sources(samples: Samples) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Utilization from one exporter, framebuffer from another, half of the samples in both."""
+    """Return utilization from one exporter and framebuffer from another, which covers every second sample."""
     times = [30.0 * i for i in range(240)]
     idle = [{**row, "job": "1"} for row in samples(times, util_pct=lambda t: 0.0 if t < 3600 else 90.0)]
     return idle, samples(times[::2], fb_used_mib=2048.0)
 
 
-def test_a_day_of_several_parts_is_merged(
+def test_parts_of_a_day_are_merged(
     uncompacted: None, history: History, samples: Samples, jobs: Jobs, t0: datetime
 ) -> None:
-    """A row that two parts hold halves of is one sample, counted once; sums and timelines see both halves."""
+    """A row that is split between two parts is one sample; sums and timelines contain both halves."""
     store = history(*two_sources(samples))
     assert len(store.parts()) == 2
     result = analysed(store, jobs({"start": 0, "end": 7200}), t0)
@@ -56,8 +57,7 @@ def test_a_day_of_several_parts_is_merged(
     assert result.timelines["fb_mean_gib"].head(20).to_list() == [2.0] * 20
 
 
-def test_merging_changes_nothing(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
-    """The same two sources, compacted as an ingest does, give the same figures."""
+def test_compaction_does_not_change_figures(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
     store = history(*two_sources(samples))
     assert len(store.parts()) == 1
     result = analysed(store, jobs({"start": 0, "end": 7200}), t0)
@@ -66,37 +66,40 @@ def test_merging_changes_nothing(history: History, samples: Samples, jobs: Jobs,
     assert result.total["mem_gib_h"] == pytest.approx(2)
 
 
-def test_step_is_that_of_the_day(history: History, samples: Samples, t0: datetime) -> None:
-    """A day with few samples takes the step of the others: a gap is no step."""
+def test_sampling_interval_of_sparse_day_comes_from_other_days(
+    history: History, samples: Samples, t0: datetime
+) -> None:
+    """A gap is not a sampling interval."""
     rows = samples([*(30.0 * i for i in range(100)), 86400.0, 86400.0 + 36000], util_pct=0.0)
     index = samples_index(history(rows), t0, days=3)
     assert index.pieces.step.tolist() == [30_000, 30_000]
     assert index.pieces.limit.tolist() == [90_000.0, 90_000.0]
 
 
-def test_step_of_a_device_with_one_sample_is_that_of_the_fleet(
+def test_sampling_interval_of_single_sample_is_that_of_the_fleet(
     history: History, samples: Samples, t0: datetime
 ) -> None:
-    """One sample tells no step; where there is no fleet either, it counts for no time."""
     lone = [{**row, "uuid": "GPU-9", "index": 9} for row in samples([0.0], util_pct=0.0)]
     index = samples_index(history(samples([20.0 * i for i in range(50)], util_pct=0.0) + lone), t0)
     assert sorted(index.devices["step_ms"].to_list()) == [20_000, 20_000]
 
 
-def test_a_lone_sample_counts_for_no_time(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
-    """Nothing says for how long it holds."""
+def test_single_sample_without_interval_counts_for_no_time(
+    history: History, samples: Samples, jobs: Jobs, t0: datetime
+) -> None:
+    """The time that it represents is unknown."""
     row = [{**row, "job": "1"} for row in samples([60.0], util_pct=0.0)]
     total = analysed(history(row), jobs({"start": 0, "end": 3600}), t0).total
     assert (total["gpu_hours_measured"], total["gpu_hours_unknown"]) == (0, 1)
 
 
 def spoil_all(path: Path) -> None:
-    """No Parquet file at all."""
+    """Replace the file with one that is not Parquet."""
     path.write_bytes(b"PAR1 nonsense")
 
 
 def spoil_inside(path: Path) -> None:
-    """A footer that is whole, in front of it garbage."""
+    """Keep the footer and overwrite the data before it."""
     content = path.read_bytes()
     path.write_bytes(b"PAR1" + b"\xff" * (len(content) // 3) + content[4 + len(content) // 3 :])
 
@@ -105,10 +108,9 @@ def spoil_inside(path: Path) -> None:
     ("what", "spoil"),
     [("samples", spoil_all), ("samples", spoil_inside), ("samples", Path.unlink), ("devices", spoil_all)],
 )
-def test_damaged_file_is_one_clear_error(  # noqa: PLR0917
+def test_damaged_file_raises_one_error_with_hint(  # noqa: PLR0917
     what: str, spoil: Callable[[Path], None], history: History, samples: Samples, jobs: Jobs, t0: datetime
 ) -> None:
-    """It names the directory and what to do."""
     store = history(samples([30.0 * i for i in range(50)], util_pct=0.0))
     spoil(getattr(store.parts()[0].files, what))
     with pytest.raises(UnreachableError, match="cannot be read") as caught:
@@ -116,8 +118,8 @@ def test_damaged_file_is_one_clear_error(  # noqa: PLR0917
     assert caught.value.hint
 
 
-def test_progress_is_told_in_samples(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
-    """The last report is of all samples."""
+def test_progress_is_reported_in_samples(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
+    """The last report covers all samples."""
     told: list[tuple[int, int]] = []
     query = WasteQuery(t0, t0 + timedelta(hours=1))
     store = history(samples([30.0 * i for i in range(50)], util_pct=0.0))
@@ -145,10 +147,9 @@ def test_progress_is_told_in_samples(history: History, samples: Samples, jobs: J
         ("samples", pl.lit(None, pl.Datetime("ms", "UTC")).alias("time")),
     ],
 )
-def test_tables_that_cannot_be_true_are_an_error(  # noqa: PLR0917
+def test_inconsistent_tables_are_rejected(  # noqa: PLR0917
     history: History, samples: Samples, jobs: Jobs, t0: datetime, table: str, change: pl.Expr
 ) -> None:
-    """Rather than figures of something else."""
     store = history(two_sources(samples)[0])
     path = getattr(store.parts()[0].files, table)
     pl.read_parquet(path).with_columns(change).write_parquet(path)
@@ -156,10 +157,8 @@ def test_tables_that_cannot_be_true_are_an_error(  # noqa: PLR0917
         analysed(store, jobs({"start": 0, "end": 7200}), t0)
 
 
-def test_a_part_of_fewer_samples_than_its_table_says_is_an_error(
-    history: History, samples: Samples, jobs: Jobs, t0: datetime
-) -> None:
-    """Also where that part is not the first."""
+def test_part_with_missing_samples_is_rejected(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
+    """The part need not be the first."""
     store = history(samples([3600.0 * i for i in range(48)], util_pct=5.0))
     path = store.parts()[1].path
     pl.read_parquet(path).head(3).write_parquet(path)
@@ -167,8 +166,8 @@ def test_a_part_of_fewer_samples_than_its_table_says_is_an_error(
         analysed(store, jobs({"start": 0, "end": 7200}), t0, hours=48)
 
 
-def test_compiled_loops_are_for_long_histories(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numba's half second pays for long histories only, and where it is installed."""
+def test_compiled_loops_are_used_for_many_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba's half a second of compilation pays off only for many samples, and only if Numba is installed."""
     assert not kernel.compiled(1_000_000)
     monkeypatch.setattr(kernel, "find_spec", lambda name: None)
     assert not kernel.compiled(10**12)
@@ -176,17 +175,17 @@ def test_compiled_loops_are_for_long_histories(monkeypatch: pytest.MonkeyPatch) 
     assert kernel.compiled(10**12)
 
 
-def test_both_implementations_give_the_same_report(
+def test_both_join_implementations_give_the_same_report(
     monkeypatch: pytest.MonkeyPatch, history: History, samples: Samples, jobs: Jobs, t0: datetime
 ) -> None:
-    """Through the whole analysis, with progress."""
+    """Compares the whole analysis."""
     pytest.importorskip("numba")
     store, runs = history(*two_sources(samples)), jobs({"start": 0, "end": 7200})
     arrays = analysed(store, runs, t0)
     used: list[str] = []
     monkeypatch.setattr(kernel, "COMPILED_FROM_ROWS", 0)
-    monkeypatch.setattr(arraysink, "run", lambda *_, **__: used.append("arrays"))
-    scalarsink.warm_up()
+    monkeypatch.setattr(array_join, "run", lambda *_, **__: used.append("arrays"))
+    compiled_join.warm_up()
     compiled = analysed(store, runs, t0)
     assert not used
     assert compiled.jobs.equals(arrays.jobs)
@@ -194,7 +193,7 @@ def test_both_implementations_give_the_same_report(
 
 
 def samples_index(store: SampleStore, t0: datetime, days: int = 1) -> samples.Index:
-    """The index of some days."""
+    """Return the sample index of ``days`` days."""
     found = samples.read_index(store, t0, t0 + timedelta(days=days), max_gap_steps=3)
     assert found.rows == int(np.sum(found.pieces.end - found.pieces.row))
     return found

@@ -1,4 +1,4 @@
-"""Memory held while nothing computes: hand-made fleets with known answers, then the published trace."""
+"""Memory held by idle GPUs: small hand-made traces with known results, then the published trace."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.analysis import claims, serving
-from slurm_affinode.history.traces import gentd26
-from slurm_affinode.history.traces.gentd26 import GenTrace
+from slurm_affinode.metrics.readers import gentd26
+from slurm_affinode.metrics.readers.gentd26 import GenTrace
 
 SCHEMA = {"time_s": pl.Float64(), "pod": pl.String(), "value": pl.Float64()}
 
@@ -24,8 +24,8 @@ def fleet(duty: list[tuple[float, str | None, float]], memory: list[tuple[float,
     return GenTrace({"gpu_duty_cycle": metric(duty), "gpu_memory": metric(memory)}, None, {}, ())
 
 
-def test_both_recipes_on_a_pod_that_holds_more_while_busy() -> None:
-    """Direct counts what was held at the idle samples; per pod takes the mean of the pod, and differs."""
+def test_both_recipes_with_more_memory_held_while_busy() -> None:
+    """The direct recipe sums the memory of idle samples; the recipe per pod uses the mean memory of the pod."""
     duty = [(0.0, "a", 0.0), (10.0, "a", 80.0), (0.0, "b", 0.0), (10.0, "b", 0.0)]
     memory = [(0.0, "a", 1e9), (10.0, "a", 3e9), (0.0, "b", 2e9), (10.0, "b", 2e9)]
     s = serving.analyse(fleet(duty, memory)).summary
@@ -42,7 +42,7 @@ def test_both_recipes_on_a_pod_that_holds_more_while_busy() -> None:
 
 
 def test_only_samples_with_both_values_are_joined() -> None:
-    """A pod that is in one table only, and a time that only one table has, take no part in the sums."""
+    """A pod or a time that occurs in only one table does not contribute to the sums."""
     duty = [(0.0, "a", 0.0), (57.0, "a", 0.0), (0.0, "only-duty", 0.0)]
     memory = [(0.0, "a", 4e9), (58.0, "a", 9e9), (0.0, "only-memory", 9e9)]
     s = serving.analyse(fleet(duty, memory)).summary
@@ -50,8 +50,8 @@ def test_only_samples_with_both_values_are_joined() -> None:
     assert s.memory_time_gb_samples == pytest.approx(4)
 
 
-def test_repeated_rows_count_once_and_rows_without_a_pod_not_at_all() -> None:
-    """The last of two rows of a pod and time counts; both cases are told."""
+def test_repeated_rows_count_once_and_rows_without_pod_are_dropped() -> None:
+    """The last row with the same pod and time counts; both cases are noted."""
     result = serving.analyse(fleet([(0.0, "a", 9.0), (0.0, "a", 0.0), (5.0, None, 0.0)], [(0.0, "a", 1e9)]))
     assert result.summary.samples == 1
     assert result.summary.idle_sample_fraction == 1
@@ -59,15 +59,15 @@ def test_repeated_rows_count_once_and_rows_without_a_pod_not_at_all() -> None:
     assert any("without a pod" in note for note in result.notes)
 
 
-def test_the_step_is_inferred() -> None:
-    """The median gap within pods; a gap where a pod was away does not move it; one sample tells nothing."""
+def test_sampling_interval_is_the_median_gap_within_pods() -> None:
+    """A missing sample does not change it; a single sample per pod gives no interval."""
     rows = [(57.0 * i, pod, 0.0) for pod in ("a", "b") for i in range(20) if (pod, i) != ("a", 7)]
     assert serving.sampling_step_s(metric(rows)) == 57
     assert serving.sampling_step_s(metric([(0.0, "a", 1.0), (9.0, "b", 1.0)])) is None
 
 
-def test_what_is_not_there_is_unknown() -> None:
-    """An empty trace has no figure at all, not zeros; the capacity of the GPUs is never guessed."""
+def test_missing_tables_give_unknown_figures() -> None:
+    """An empty trace gives no figures instead of zeros; the memory capacity of the GPUs is never guessed."""
     nothing = serving.analyse(GenTrace({}, None, {}, ()))
     figures = nothing.summary.as_dict()
     assert {value for value in figures.values() if not isinstance(value, dict)} == {None}
@@ -78,8 +78,8 @@ def test_what_is_not_there_is_unknown() -> None:
     assert fleet_without_busy().memory_idle_over_busy is None
 
 
-def test_memory_that_no_duty_cycle_goes_with_is_unknown_waste() -> None:
-    """Both tables are there, of other times: nothing is known to be held, or held while idle."""
+def test_memory_without_matching_duty_cycle_is_unknown() -> None:
+    """Both tables have data, but at different times, so neither total nor idle memory is known."""
     summary = serving.analyse(fleet([(0.0, "a", 0.0), (60.0, "a", 0.0)], [(30.0, "a", 1e9)])).summary
     assert (summary.joined_samples, summary.memory_samples) == (0, 1)
     assert (summary.memory_time_gb_samples, summary.idle_memory_time_gb_samples) == (None, None)
@@ -93,8 +93,8 @@ def fleet_without_busy() -> serving.ServingSummary:
     return found
 
 
-def test_requests_and_popularity() -> None:
-    """Requests that name no model are requests, but no model's."""
+def test_requests_without_base_model_are_not_in_popularity() -> None:
+    """They are counted as requests, but for no model."""
     table = pl.DataFrame(
         {
             "exec_time_s": [1.0, 3.0, None, 5.0],
@@ -119,8 +119,8 @@ def test_requests_and_popularity() -> None:
         min_size=1, max_size=60, unique_by=lambda row: row[:2],
     )
 )  # fmt: skip
-def test_the_bands_and_the_pods_add_up(rows: list[tuple[int, str, float]]) -> None:
-    """Every sample is in one band and in one pod; idle memory is no more than memory, by both recipes."""
+def test_bands_and_pods_add_up(rows: list[tuple[int, str, float]]) -> None:
+    """Each sample is in one band and one pod; idle memory never exceeds total memory in either recipe."""
     duty = [(float(t), pod, value) for t, pod, value in rows]
     memory = [(float(t), pod, 1e9 * (1 + t % 3)) for t, pod, _ in rows]
     result = serving.analyse(fleet(duty, memory))
@@ -140,12 +140,12 @@ def test_the_bands_and_the_pods_add_up(rows: list[tuple[int, str, float]]) -> No
 
 @pytest.fixture(scope="module")
 def published(shared_data: Path) -> serving.ServingResult:
-    """The analysis of the trace as published."""
+    """Return the analysis of the published trace."""
     return serving.analyse(gentd26.read([shared_data / "gentd26"]))
 
 
 REFERENCE = {
-    # figure: (value, digits after the point to which it is known)
+    # figure: (value, number of known decimals)
     "samples": (157_417, 0), "devices": (143, 0), "ticks": (1441, 0), "span_h": (22.8, 1), "sample_step_s": (57, 0),
     "devices_live_mean": (109, 0), "memory_devices": (144, 0), "joined_samples": (157_415, 0),
     "idle_sample_fraction": (0.6685, 4), "above_50pct_sample_fraction": (0.0233, 4),
@@ -164,15 +164,15 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_figures_of_the_published_trace(published: serving.ServingResult, name: str) -> None:
-    """Each figure, to the digits to which it is known."""
+def test_published_trace_gives_known_figures(published: serving.ServingResult, name: str) -> None:
+    """Each figure is compared to its known number of decimals."""
     expected, digits = REFERENCE[name]
     found = published.summary.as_dict()[name]
     assert round(found, digits) == expected
 
 
-def test_series_of_the_published_trace(published: serving.ServingResult) -> None:
-    """Percentiles over pods and load latencies, to their digits."""
+def test_published_trace_gives_known_percentiles_and_latencies(published: serving.ServingResult) -> None:
+    """Percentiles over pods and load latencies, to their known decimals."""
     s = published.summary
     assert s.device_idle_fraction_percentiles is not None
     percentiles = {key: round(100 * (value or 0), 1) for key, value in s.device_idle_fraction_percentiles.items()}
@@ -183,8 +183,8 @@ def test_series_of_the_published_trace(published: serving.ServingResult) -> None
     }  # fmt: skip
 
 
-def test_published_statements_about_the_trace(published: serving.ServingResult) -> None:
-    """Four statements are not borne out; two of them come out by a recipe that is named."""
+def test_published_claims_have_expected_verdicts(published: serving.ServingResult) -> None:
+    """Four claims are not borne out by the data; two of them are reproduced by another, named recipe."""
     judged = {c.id: c.verdict for c in claims.judge(claims.load("gentd26"), published.summary.as_dict())}
     assert {name: verdict for name, verdict in judged.items() if verdict != claims.BORNE_OUT} == {
         "idle-memory": claims.OTHER_RECIPE,

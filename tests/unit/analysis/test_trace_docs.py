@@ -1,4 +1,4 @@
-"""docs/traces.md prints only figures that the analysis computes from the published trace."""
+"""docs/traces.md contains only figures that the analysis computes from the published trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_affinode.analysis import claims, serving
-from slurm_affinode.history.traces import gentd26
+from slurm_affinode.metrics.readers import gentd26
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
 ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
@@ -17,7 +17,7 @@ ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
 
 @pytest.fixture(scope="module")
 def figures(shared_data: Path) -> dict[str, Any]:
-    """Key, with a dot into the objects -> value."""
+    """Return figures by name; the keys of nested objects are joined with a dot."""
     summary = serving.analyse(gentd26.read([shared_data / "gentd26"])).summary.as_dict()
     flat = dict(summary)
     for key, value in summary.items():
@@ -26,8 +26,8 @@ def figures(shared_data: Path) -> dict[str, Any]:
     return flat
 
 
-def test_every_figure_of_the_table(figures: dict[str, Any]) -> None:
-    """Each value of the table is the computed one, rounded to the digits printed."""
+def test_table_figures_match_the_analysis(figures: dict[str, Any]) -> None:
+    """Each value is the computed one, rounded to the printed number of decimals."""
     rows = ROW.findall(PAGE.read_text())
     assert len(rows) > 35
     for key, text, percent in rows:
@@ -36,8 +36,8 @@ def test_every_figure_of_the_table(figures: dict[str, Any]) -> None:
         assert f"{value:,.{digits}f}" == text, key
 
 
-def test_the_statements_that_are_not_borne_out(figures: dict[str, Any]) -> None:
-    """The page lists as many as there are, with the computed numbers."""
+def test_page_lists_all_claims_not_borne_out(figures: dict[str, Any]) -> None:
+    """The page gives their number and the computed values."""
     text = PAGE.read_text()
     doubted = [c for c in claims.judge(claims.load("gentd26"), figures) if c.verdict != claims.BORNE_OUT]
     assert f"{['no', 'One', 'Two', 'Three', 'Four', 'Five'][len(doubted)]} are not borne out" in text

@@ -1,4 +1,4 @@
-"""Where GPU-hours went, on histories small enough to count by hand. Samples are 60 s apart unless said otherwise."""
+"""GPU-hours of runs, on data small enough to check by hand. The sampling interval is 60 s unless noted."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, Thresholds, Wa
 
 
 def seconds(result: WasteResult, word: str) -> float:
-    """A class of hours of the total, in seconds."""
+    """Return the total of a class of hours, in seconds."""
     return float(result.total[f"gpu_hours_{word}"] or 0) * HOUR
 
 
 @both
-def test_an_hour_idle_and_an_hour_busy(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A run of two hours that computes in the second: two hours allocated, one idle, one busy, nothing unknown."""
+def test_idle_and_busy_hours_add_up_to_allocated(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A two-hour run that computes only in the second hour has one idle, one busy and no unknown hour."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90)
     result = analysed(rows, jobs({"start": 0, "end": 7200}))
     total = result.total
@@ -30,8 +30,8 @@ def test_an_hour_idle_and_an_hour_busy(analysed: Analysed, samples: Rows, jobs: 
 
 
 @both
-def test_a_sample_counts_until_the_next_and_not_beyond_the_run(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A run of 90 s: the sample at 60 s, which the next follows at 120 s, counts for the 30 s that are left."""
+def test_sample_counts_until_next_sample_or_end_of_run(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """In a run of 90 s, the sample at 60 s counts for the remaining 30 s."""
     rows = samples(every(0, HOUR), util_pct=lambda t: 0 if t == 60 else 90)
     result = analysed(rows, jobs({"start": 0, "end": 90}))
     assert (seconds(result, "busy"), seconds(result, "idle")) == (pytest.approx(60), pytest.approx(30))
@@ -39,26 +39,26 @@ def test_a_sample_counts_until_the_next_and_not_beyond_the_run(analysed: Analyse
 
 
 @both
-def test_samples_uneven_but_near_count_to_the_next(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A sample late by 25 s: the one before it counts longer by these, and it counts less."""
+def test_late_sample_extends_the_sample_before_it(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A sample is 25 s late: the one before it counts 25 s longer, and it counts 25 s less."""
     times = [t + 25 if t == 300 else t for t in every(0, 1200)]
     result = analysed(samples(times, util_pct=lambda t: 0 if t == 325 else 50), jobs({"start": 0, "end": 1200}))
     assert (seconds(result, "idle"), seconds(result, "busy")) == (pytest.approx(35), pytest.approx(1165))
 
 
 @both
-def test_the_time_before_the_first_sample_is_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A run that starts 20 s after a sample: what that sample said was before the run, so 40 s are unknown."""
+def test_time_before_first_sample_is_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The run starts 20 s after a sample; that sample was taken before the run, so 40 s are unknown."""
     result = analysed(samples(every(0, HOUR), util_pct=0), jobs({"start": 20, "end": HOUR}))
     assert (seconds(result, "unknown"), seconds(result, "idle")) == (pytest.approx(40), pytest.approx(HOUR - 60))
 
 
 @both
 @pytest.mark.parametrize(("gap", "counts"), [(180, 180), (181, 60), (600, 60)])
-def test_a_gap_of_more_than_three_steps_is_unknown_but_for_one_step(
+def test_gap_longer_than_three_intervals_is_unknown(
     analysed: Analysed, samples: Rows, jobs: Jobs, gap: int, counts: int
 ) -> None:
-    """Three steps are bridged; beyond, the last sample before the gap counts for one step."""
+    """Up to three intervals are bridged; in a longer gap, the sample before it counts for one interval."""
     back, unknown = 540 + gap, gap - counts
     rows = samples([*every(0, 600), *every(back, back + 600)], util_pct=lambda t: 0 if t == 540 else 90)
     result = analysed(rows, jobs({"start": 0, "end": back + 600}))
@@ -69,16 +69,16 @@ def test_a_gap_of_more_than_three_steps_is_unknown_but_for_one_step(
     assert ("gaps" in {issue.code for issue in result.quality.issues}) is (unknown > 0)
 
 
-def test_the_limit_of_a_gap_is_the_query_s(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """With ten steps allowed a gap of ten minutes at a step of one is bridged."""
+def test_gap_limit_is_configurable(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """With ten intervals allowed, a gap of ten minutes at an interval of one minute is bridged."""
     rows = samples([*every(0, 600), *every(1140, 1740)], util_pct=0)
     wide = Thresholds(max_gap_steps=10)
     result = analysed(rows, jobs({"start": 0, "end": 1740}), thresholds=wide)
     assert (seconds(result, "idle"), seconds(result, "unknown")) == (pytest.approx(1740), 0)
 
 
-def test_after_the_last_sample_one_step_counts(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A history that stops in the middle of a run."""
+def test_last_sample_counts_for_one_interval(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The samples stop in the middle of a run."""
     result = analysed(samples(every(0, 1800), util_pct=50), jobs({"start": 0, "end": HOUR}))
     assert (seconds(result, "busy"), seconds(result, "unknown")) == (pytest.approx(1800), pytest.approx(1800))
 
@@ -106,10 +106,10 @@ def test_after_the_last_sample_one_step_counts(analysed: Analysed, samples: Rows
         ({"fb_used_mib": 1024, "power_w": 60, "xid": 0}, "unknown"),
     ],
 )
-def test_the_largest_signal_says_what_a_gpu_does(
+def test_largest_signal_determines_activity(
     analysed: Analysed, samples: Rows, jobs: Jobs, signals: dict[str, float], word: str
 ) -> None:
-    """A GPU is idle only where every signal that there is says so; without a signal its time is unknown."""
+    """A GPU is idle only if all available signals agree; without any signal its time is unknown."""
     result = analysed(samples(every(0, HOUR), **signals), jobs({"start": 0, "end": HOUR}))
     assert {w: seconds(result, w) for w in ("idle", "low", "busy", "unknown")} == {
         w: pytest.approx(HOUR if w == word else 0) for w in ("idle", "low", "busy", "unknown")
@@ -123,22 +123,22 @@ def test_the_largest_signal_says_what_a_gpu_does(
 
 @both
 def test_thresholds_are_inclusive(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """With 2 and 10 percent: 2 is idle, 3 and 10 are low, 11 is busy."""
+    """With thresholds of 2 and 10 %, 2 is idle, 3 and 10 are low, 11 is busy."""
     rows = samples(every(0, 2400), util_pct=lambda t: (2, 3, 10, 11)[int(t // 600)])
     result = analysed(rows, jobs({"start": 0, "end": 2400}), thresholds=Thresholds(idle_pct=2, low_pct=10))
     assert [seconds(result, w) for w in ("idle", "low", "busy")] == [pytest.approx(s) for s in (600, 1200, 600)]
 
 
-def test_runs_are_clipped_to_the_asked_interval(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A run from an hour before to an hour after an interval of two hours has two hours in it."""
+def test_runs_are_clipped_to_the_interval(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The run starts an hour before and ends an hour after an interval of two hours."""
     rows = samples(every(-HOUR, 3 * HOUR), util_pct=lambda t: 0 if t < 0 else 50)
     result = analysed(rows, jobs({"start": -HOUR, "end": 3 * HOUR, "submit": -HOUR}))
     assert result.total["gpu_hours_allocated"] == pytest.approx(2)
     assert (seconds(result, "busy"), seconds(result, "idle")) == (pytest.approx(7200), 0)
 
 
-def test_a_run_outside_the_interval_is_none_of_its(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The interval is half-open: a run that ends where it begins, or starts where it ends, is not in it."""
+def test_run_outside_the_interval_is_excluded(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The interval is half-open: runs that end at its start or start at its end are excluded."""
     found = jobs(
         {"job_id": 1, "start": -HOUR, "end": 0},
         {"job_id": 2, "start": 7200, "end": 9000},
@@ -149,8 +149,8 @@ def test_a_run_outside_the_interval_is_none_of_its(analysed: Analysed, samples: 
     assert result.total["idle_fraction"] is None
 
 
-def test_a_running_job_ends_now(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Half an hour after its start a running job has half an hour, whatever the interval asks; its end stays open."""
+def test_running_job_counts_until_now(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A job that started half an hour ago has half an hour, whatever the interval; its end stays empty."""
     result = analysed(
         samples(every(0, 1800), util_pct=0), jobs({"start": 0, "end": None, "state": "RUNNING"}), now=1800
     )
@@ -158,8 +158,8 @@ def test_a_running_job_ends_now(analysed: Analysed, samples: Rows, jobs: Jobs) -
     assert result.jobs["end"].to_list() == [None]
 
 
-def test_a_requeued_job_has_two_runs(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The same id, submitted twice: two rows, each with its own hours."""
+def test_requeued_job_has_a_row_per_attempt(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The same job ID with two submit times gives two rows, each with its own hours."""
     found = jobs(
         {"start": 0, "end": 1800, "state": "REQUEUED"},
         {"submit": 1800, "start": HOUR, "end": 2 * HOUR},
@@ -172,8 +172,8 @@ def test_a_requeued_job_has_two_runs(analysed: Analysed, samples: Rows, jobs: Jo
     ]
 
 
-def test_round_numbers_stay_round(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """An hour is 1, not 0.9999999999999999, in every row of a table as in the total."""
+def test_sums_have_no_floating_point_noise(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """An hour is 1, not 0.9999999999999999, in the table of runs and in the total."""
     found = jobs(*({"job_id": n, "start": n * HOUR, "end": (n + 1) * HOUR} for n in range(2)))
     result = analysed(samples(every(0, 7200), util_pct=0, fb_used_mib=3072, power_w=300), found, prices=EUROS)
     columns = ("gpu_hours_allocated", "gpu_hours_idle", "mem_gib_h", "energy_kwh", "cost", "idle_cost")
@@ -181,8 +181,8 @@ def test_round_numbers_stay_round(analysed: Analysed, samples: Rows, jobs: Jobs)
     assert tuple(result.total[name] for name in columns) == (2, 2, 6, 0.6, 4, 4)
 
 
-def test_a_report_of_one_cluster(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Runs and free GPUs of another cluster are not in it, even on a node of the same name."""
+def test_cluster_filter_excludes_runs_and_free_gpus(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Other clusters are excluded even if they have a node of the same name."""
     rows = samples(every(0, 7200), util_pct=0)
     rows += samples(every(0, 7200), util_pct=50, cluster="d", uuid="GPU-d")
     rows += samples(every(0, 7200), util_pct=0, node="n2", uuid="GPU-2")
@@ -197,8 +197,8 @@ def test_a_report_of_one_cluster(analysed: Analysed, samples: Rows, jobs: Jobs) 
     assert (one.total["gpu_hours_busy"], one.total["unallocated_gpu_hours"]) == (2, 0)
 
 
-def test_runs_without_gpus_are_left_out(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A CPU job beside a GPU job on a node takes no part; accounting that tracks no GPUs is said so."""
+def test_runs_without_gpus_are_excluded(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A CPU job on the same node does not count; accounting without GPU TRES is reported as an issue."""
     found = jobs(
         {"job_id": 1, "start": 0, "end": 7200},
         {"job_id": 2, "start": 0, "end": 7200, "gpus": 0, "user": "bob"},
@@ -212,10 +212,10 @@ def test_runs_without_gpus_are_left_out(analysed: Analysed, samples: Rows, jobs:
 
 
 @pytest.mark.parametrize("gpus", [None, 0])
-def test_a_run_without_a_whole_gpu_is_allocated_its_share(
+def test_run_without_allocated_gpu_gets_its_share_by_label(
     analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int | None
 ) -> None:
-    """Labels place a run on a GPU that accounting does not count for it (shards, or GPUs not tracked)."""
+    """Labels assign the run a GPU that accounting does not count for it (shards, or untracked GPUs)."""
     found = jobs({"job_id": 1, "start": 0, "end": 7200, "gpus": gpus})
     result = analysed(samples(every(0, 7200), util_pct=0, job="1"), found)
     assert result.total["gpu_hours_allocated"] == result.total["gpu_hours_idle"] == pytest.approx(2)
@@ -224,12 +224,12 @@ def test_a_run_without_a_whole_gpu_is_allocated_its_share(
 
 @both
 @pytest.mark.parametrize(("gpus", "allocated"), [(1, 2), (0, 1)])
-def test_runs_that_share_a_gpu_share_what_it_did(
+def test_runs_sharing_a_gpu_split_its_hours(
     analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int, allocated: float
 ) -> None:
-    """Two labelled jobs on a GPU for two hours: an hour, half the energy and half the memory each, nothing doubled.
+    """Two labeled jobs share a GPU for two hours: each gets an hour, half the energy and half the memory.
 
-    Where accounting gave each a whole GPU, the other hour of each is unknown.
+    If accounting allocated a whole GPU to each, the other hour of each is unknown.
     """
     found = jobs(*({"job_id": n, "start": 0, "end": 7200, "gpus": gpus} for n in (1, 2)))
     result = analysed(samples(every(0, 7200), util_pct=0, power_w=100, fb_used_mib=1024, job="1,2"), found)
@@ -244,8 +244,8 @@ def test_runs_that_share_a_gpu_share_what_it_did(
     assert ("shared-gpus" in {issue.code for issue in result.quality.issues}) is (gpus > 0)
 
 
-def test_sharing_is_seen_in_the_report_of_one_user(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Half of a GPU that another user's job holds too, though the report leaves the other out."""
+def test_sharing_counts_in_user_filtered_report(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The user gets half of the GPU although the other user's job is filtered out."""
     found = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": 7200, "user": "bob"})
     result = analysed(samples(every(0, 7200), util_pct=0, job="1,2"), found, users=("bob",))
     assert result.jobs["user"].to_list() == ["bob"]
@@ -254,7 +254,7 @@ def test_sharing_is_seen_in_the_report_of_one_user(analysed: Analysed, samples: 
 
 @both
 def test_energy_and_memory(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """An idle hour at 60 W with 40 GiB and a busy one at 400 W with 20 GiB."""
+    """An idle hour at 60 W with 40 GiB and a busy hour at 400 W with 20 GiB."""
     rows = samples(
         every(0, 7200),
         util_pct=lambda t: 0 if t < HOUR else 100,
@@ -268,10 +268,8 @@ def test_energy_and_memory(analysed: Analysed, samples: Rows, jobs: Jobs) -> Non
 
 
 @both
-def test_what_the_history_never_said_is_none_and_what_it_said_is_0(
-    analysed: Analysed, samples: Rows, jobs: Jobs
-) -> None:
-    """No power in the history: no energy, rather than none drawn; no memory held is a measurement."""
+def test_unmeasured_figures_are_none_and_measured_zero_is_zero(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Without power samples, energy is unknown; memory use of 0 is a measurement."""
     total = analysed(samples(every(0, 7200), util_pct=50, fb_used_mib=0), jobs({"start": 0, "end": 7200})).total
     assert total["energy_kwh"] is None
     assert total["idle_energy_kwh"] is None
@@ -281,8 +279,8 @@ def test_what_the_history_never_said_is_none_and_what_it_said_is_0(
 
 
 @both
-def test_of_what_was_not_measured_nobody_knows_how_much_was_idle(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Not 0: of a run on a node without history, its user, its hours; the measured run beside it keeps its own."""
+def test_idle_hours_of_unmeasured_run_are_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Idle hours are unknown, not 0, for a run on a node without metrics, its user and its time buckets."""
     rows = samples(every(0, HOUR), util_pct=100, fb_used_mib=1024, power_w=90)
     blind = {"job_id": 2, "user": "bob", "node_list": "n2", "start": HOUR, "end": 2 * HOUR}
     result = analysed(rows, jobs({"start": 0, "end": HOUR}, blind))
@@ -294,8 +292,8 @@ def test_of_what_was_not_measured_nobody_knows_how_much_was_idle(analysed: Analy
 
 
 @both
-def test_memory_without_activity_is_not_memory_held_while_busy(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The history has memory and power alone: whether the GPU was idle meanwhile is unknown, and what it held then."""
+def test_idle_memory_without_activity_signal_is_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The samples have only memory and power, so whether the GPU was idle is unknown."""
     rows = samples(every(0, HOUR), fb_used_mib=1024, power_w=90)
     result = analysed(rows, jobs({"start": 0, "end": HOUR}), until=HOUR)
     assert result.total["mem_gib_h"] == pytest.approx(1)
@@ -303,16 +301,15 @@ def test_memory_without_activity_is_not_memory_held_while_busy(analysed: Analyse
     assert set(result.window_histogram.select("windows", "gpu_hours").rows()) == {(None, None)}
 
 
-def test_where_no_job_ran_nothing_was_idle(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """No GPU-hours at all are known to have no idle ones."""
+def test_interval_without_gpu_jobs_has_zero_idle_hours(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     result = analysed(samples(every(0, HOUR), util_pct=0), jobs({"start": 0, "end": HOUR, "gpus": 0}), until=HOUR)
     assert (result.total["gpu_hours_allocated"], result.total["gpu_hours_idle"]) == (0, 0)
     assert set(result.over_time["gpu_hours_idle"]) == {0}
 
 
 @both
-def test_idle_windows(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Ten minutes and two hours of idle time are two windows, however many hours of the report they cross."""
+def test_idle_windows_are_counted_across_time_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Idle periods of ten minutes and two hours are two windows, however many buckets they cross."""
     rows = samples(every(0, 4 * HOUR), util_pct=lambda t: 0 if t < 600 or 1200 <= t < 8400 else 70)
     result = analysed(rows, jobs({"start": 0, "end": 4 * HOUR}), until=4 * HOUR)
     assert (result.total["idle_windows"], result.total["longest_idle_s"]) == (2, 7200)
@@ -323,8 +320,8 @@ def test_idle_windows(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
 
 
 @both
-def test_midnight_does_not_cut_an_idle_window(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A GPU that idles from 22:00 to 04:00 does so in one window of six hours."""
+def test_idle_window_continues_across_midnight(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A GPU that is idle from 22:00 to 04:00 has one window of six hours."""
     first, last = 12 * HOUR, 22 * HOUR
     rows = samples(every(first, last), util_pct=lambda t: 0 if 14 * HOUR <= t < 20 * HOUR else 70)
     result = analysed(rows, jobs({"start": first, "end": last}), until=24 * HOUR)
@@ -333,8 +330,8 @@ def test_midnight_does_not_cut_an_idle_window(analysed: Analysed, samples: Rows,
 
 
 @both
-def test_a_gap_ends_an_idle_window(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Of what is not known nobody can say that it was idle."""
+def test_gap_ends_an_idle_window(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Idle time cannot be assumed in a gap."""
     result = analysed(samples([*every(0, 600), *every(1200, 1800)], util_pct=0), jobs({"start": 0, "end": 1800}))
     assert (result.total["idle_windows"], result.total["longest_idle_s"]) == (2, 600)
 
@@ -345,18 +342,18 @@ def test_a_gap_ends_an_idle_window(analysed: Analysed, samples: Rows, jobs: Jobs
     [(0.000131, 2.0), (0.0005, 2.0), (0.00051, 0.0), (None, 2.0)],
     ids=["noise", "floor", "above", "none"],
 )
-def test_activity_at_or_below_the_floor_of_its_signal_is_idle(
+def test_activity_at_or_below_signal_floor_is_idle(
     analysed: Analysed, samples: Rows, jobs: Jobs, dram: float | None, idle: float
 ) -> None:
-    """An unused L40S reads 0.0131 % on its memory interface; above the floor of 0.05 % it counts."""
+    """An unused L40S reads 0.0131 % DRAM activity; values above the floor of 0.05 % count."""
     rows = samples(every(0, 7200), util_pct=0, dram_active=dram, fb_used_mib=0)
     total = analysed(rows, jobs({"start": 0, "end": 7200})).total
     assert (total["gpu_hours_idle"], total["gpu_hours_low"]) == (pytest.approx(idle), pytest.approx(2 - idle))
 
 
 @both
-def test_floors_of_the_site_apply_to_each_signal_by_itself(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """1 % of utilization is noise there, 1 % of SM activity is not; what has no value stays unknown."""
+def test_site_floor_applies_per_signal(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The site treats 1 % of utilization as noise, but not 1 % of SM activity; missing values stay unknown."""
     site = Thresholds(floors_pct={"utilization": 1.0})
     rows = samples(every(0, HOUR), util_pct=1, sm_active=lambda t: None if t < 1800 else 0.01)
     rows += samples(every(HOUR, 7200), util_pct=None, sm_active=None)

@@ -1,4 +1,4 @@
-"""What the hours of runs add up to: amounts, groups, buckets of time, timelines."""
+"""Sums over runs: costs, groups, time buckets, timelines."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
 
 from slurm_affinode.analysis import waste
 from slurm_affinode.analysis.result import GROUPINGS, MEASURES, WasteQuery
-from slurm_affinode.history.schema import SAMPLES
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, JOBS
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS
 
 YEAR = 365.25 * 24 * HOUR
 Case = tuple[list[dict[str, Any]], pl.DataFrame]
@@ -29,8 +29,8 @@ SUMMED = [
 ]
 
 
-def test_amounts(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Two hours at 2 EUR, one of them idle; the amount of a model without a price is absent, and said so."""
+def test_costs_are_computed_from_prices(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Two hours at 2 EUR, one of them idle; the cost of a model without a price is null and reported as an issue."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90)
     rows += samples(every(0, 7200), util_pct=0, node="n2", uuid="GPU-9", model="NVIDIA B200")
     found = jobs(
@@ -45,16 +45,16 @@ def test_amounts(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     assert [(i.count, i.examples) for i in result.quality.issues if i.code == "no-price"] == [(1, ("NVIDIA B200",))]
 
 
-def test_a_century_has_buckets_where_runs_are(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Who asks for everything does not mean 36,525 days of nothing."""
+def test_buckets_cover_only_the_time_of_runs(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """An interval of a century does not give 36,525 empty daily buckets."""
     found = jobs({"start": 0, "end": HOUR})
     result = analysed(samples(every(0, HOUR), util_pct=0), found, since=-50 * YEAR, until=50 * YEAR)
     assert (result.over_time.height, result.bucket_s) == (60, 60), "minutes of that hour"
     assert result.over_time["gpu_hours_idle"].sum() == pytest.approx(1)
 
 
-def test_time_that_nobody_held(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """A GPU without a run for two hours, and another in the hour after its run: three hours not allocated."""
+def test_unallocated_hours_are_counted(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """One GPU is free for two hours, another for the hour after its run: three unallocated hours."""
     rows = samples(every(0, 7200), util_pct=0, job=lambda t: "1" if t < HOUR else None)
     rows += samples(every(0, 7200), util_pct=0, uuid="GPU-1", index=1)
     result = analysed(rows, jobs({"start": 0, "end": HOUR}))
@@ -64,8 +64,8 @@ def test_time_that_nobody_held(analysed: Analysed, samples: Rows, jobs: Jobs) ->
     assert (issue.count, issue.gpu_hours, issue.examples) == (1, pytest.approx(2), ("n1 GPU-1",))
 
 
-def test_without_history_everything_is_unknown(analysed: Analysed, jobs: Jobs) -> None:
-    """Accounting alone says what was allocated, not what came of it."""
+def test_without_metrics_all_hours_are_unknown(analysed: Analysed, jobs: Jobs) -> None:
+    """Accounting alone gives allocated hours, not how they were used."""
     result = analysed([], jobs({"start": 0, "end": 7200, "gpus": 4}), prices=EUROS)
     assert result.total["gpu_hours_allocated"] == result.total["gpu_hours_unknown"] == pytest.approx(8)
     assert result.total["cost"] == pytest.approx(16)
@@ -77,7 +77,7 @@ def test_without_history_everything_is_unknown(analysed: Analysed, jobs: Jobs) -
 
 @pytest.fixture
 def varied(samples: Rows, jobs: Jobs) -> Case:
-    """Two clusters' worth of cases: whole nodes, labels, sharing, unknown GPUs, another model, gaps."""
+    """A mix of cases: whole nodes, labels, shared GPUs, unknown GPUs, another model, gaps."""
     rows = samples(every(0, 7200), util_pct=lambda t: t % 7, power_w=100, fb_used_mib=2048, job="1")
     rows += samples(every(0, 5000), util_pct=0, power_w=50, fb_used_mib=1024, uuid="GPU-1", index=1, job="2,3")
     rows += samples(every(0, 7200), util_pct=30, node="n2", uuid="GPU-2", model="NVIDIA H100 80GB HBM3", power_w=500)
@@ -96,7 +96,7 @@ def varied(samples: Rows, jobs: Jobs) -> Case:
 
 @both
 def test_every_grouping_sums_to_the_total(analysed: Analysed, varied: Case) -> None:
-    """By user, account, partition, QOS, node, model and cluster; by bucket of time; by run."""
+    """Groups by user, account, partition, QOS, node, model and cluster; time buckets; runs."""
     result = analysed(*varied, prices=EUROS)
     assert tuple(result.groups) == GROUPINGS
     for frame in (*result.groups.values(), result.jobs):
@@ -112,8 +112,8 @@ def test_every_grouping_sums_to_the_total(analysed: Analysed, varied: Case) -> N
     assert set(result.groups["node"]["name"]) == {"n1", "n2", "n3", "n8", "n9"}
 
 
-def test_time_passes_in_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Hours for up to three days; a run of an hour and a half puts an hour into one and a half into the next."""
+def test_runs_are_split_over_hourly_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Buckets are hours for up to three days; a run of 90 minutes puts one hour and half an hour into two buckets."""
     result = analysed(
         samples(every(0, 5400), util_pct=lambda t: 0 if t < HOUR else 50), jobs({"start": 0, "end": 5400})
     )
@@ -130,10 +130,10 @@ def test_time_passes_in_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -
         ("Asia/Kolkata", (2026, 10, 25), 24),
     ],
 )
-def test_buckets_of_a_local_day_are_its_hours(  # noqa: PLR0917
+def test_buckets_of_local_day_follow_clock_changes(  # noqa: PLR0917
     analysed: Analysed, samples: Rows, jobs: Jobs, t0: datetime, name: str, day: tuple[int, int, int], hours: int
 ) -> None:
-    """A job of all day fills each hour of the night in which the clock is changed, and no hour of another day."""
+    """A job that runs all day fills each hour of the day on which the clock changes, and no other."""
     zone = ZoneInfo(name)
     begin, end = datetime(*day, tzinfo=zone), datetime(*day, tzinfo=zone) + timedelta(days=1)
     since, until = (at.timestamp() - t0.timestamp() for at in (begin, end))
@@ -158,13 +158,13 @@ def test_buckets_of_a_local_day_are_its_hours(  # noqa: PLR0917
     ],
 )
 def test_longer_intervals_have_wider_buckets(analysed: Analysed, jobs: Jobs, until: int, width: int) -> None:
-    """Up to a quarter of an hour, an hour, three days, three weeks, more."""
+    """The width changes at a quarter of an hour, an hour, three days and three weeks."""
     assert analysed([], jobs(), until=until).bucket_s == width
 
 
 @both
-def test_timelines(analysed: Analysed, varied: Case) -> None:
-    """The fractions of a slot sum to 1, its slots to the run's hours; the most idle run is the first."""
+def test_timelines_agree_with_runs(analysed: Analysed, varied: Case) -> None:
+    """The fractions of a slot sum to 1, its slots to the hours of the run; the run with the most idle time is first."""
     result = analysed(*varied, top_runs=2)
     lines = result.timelines
     assert lines["job_id"].unique(maintain_order=True).to_list() == result.jobs["job_id"].head(2).to_list()
@@ -179,8 +179,8 @@ def test_timelines(analysed: Analysed, varied: Case) -> None:
             assert idle * row["gpus"] == pytest.approx(row["gpu_hours_idle"])
 
 
-def test_runs_by_how_idle_they_were(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """Ten bins of the idle share; 0 is in the first, 1 in the last; a run of which nothing is known is in none."""
+def test_histogram_bins_runs_by_idle_fraction(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """There are ten bins; 0 is in the first, 1 in the last; a run without measurements is in none."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 50)
     found = jobs(
         {"job_id": 1, "start": 0, "end": HOUR},
@@ -202,7 +202,7 @@ def test_runs_by_how_idle_they_were(analysed: Analysed, samples: Rows, jobs: Job
 def test_hours_add_up(
     gaps: list[int], signals: list[float | None], starts: list[tuple[int, int]], labelled: bool
 ) -> None:
-    """Whatever the history: allocated is measured and unknown, measured is idle, low and busy; so in every grouping."""
+    """Allocated = measured + unknown and measured = idle + low + busy, in the total and in every grouping."""
 
     t0 = datetime(2026, 11, 2, 8, tzinfo=UTC)
     times = [0]

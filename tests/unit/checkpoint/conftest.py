@@ -1,4 +1,4 @@
-"""An image store of the user that runs the tests, and images in it."""
+"""An image store owned by the user that runs the tests, and checkpoint images in it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.checkpoint import digest
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, Pages
-from slurm_affinode.checkpoint.tier import Copy, Tier
+from slurm_affinode.checkpoint.retention import Copy, Tier
 from slurm_affinode.checkpoint.tiers import Tiers
-from slurm_affinode.checkpoint.writer import ImageWriter
 from slurm_affinode.model.suspension import (
     GpuFact,
     JobKey,
@@ -50,15 +50,15 @@ MANIFEST = Manifest(
     outputs=(SavedOutput(1, "file", "/home/a/slurm-\udcff.out", "out.1", None, 5, 5, False, "home/a/out"),),
     files=(),
 )
-"""All but what the store fills in."""
+"""All fields but those that the store fills in."""
 
 LATER = LiveRun(replace(JOB, submit_epoch=JOB.submit_epoch + 200), 1001, 1)
-"""The run that Slurm makes of the job when it was requeued."""
+"""The attempt that Slurm starts when the job was requeued."""
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DirectoryStore]:
-    """An empty store."""
+    """Return an empty store."""
     made = DirectoryStore(tmp_path / "images", KEY)
     yield made
     made.close()
@@ -66,7 +66,7 @@ def store(tmp_path: Path) -> Iterator[DirectoryStore]:
 
 @pytest.fixture
 def make_image(store: DirectoryStore) -> Callable[..., Image]:
-    """Writes an image of a few files."""
+    """Return a function that writes an image of a few files."""
 
     def make(
         into: DirectoryStore = store, manifest: Manifest = MANIFEST, size: int = 5000, local: bytes = b""
@@ -123,7 +123,7 @@ class Node:
         return image
 
     def where(self, image: Image) -> list[str]:
-        """Tiers with a complete copy."""
+        """Return the tiers with a complete copy."""
         facts = image.manifest
         return [copy.tier.name for copy in self.tiers._all(facts.key.name, facts.seq)]
 
@@ -131,7 +131,7 @@ class Node:
         return tier.path / image.manifest.key.name / f"{image.manifest.seq:04d}" / "criu" / "pages-1.img"
 
     def flip(self, tier: DirectoryStore, image: Image) -> None:
-        """One bit, in the middle."""
+        """Flip one bit in the middle."""
         with self.file(tier, image).open("r+b") as file:
             file.seek(12345)
             byte = file.read(1)[0]
@@ -144,19 +144,19 @@ class Node:
 
 
 def whole(copy: Copy, pages: Pages) -> Copy:
-    """A use of a copy: it is verified to its end."""
+    """Use a copy: verify it completely."""
     pages.sound()
     return copy
 
 
 def run_of(image: Image) -> LiveRun:
-    """The run that takes it back."""
+    """Return the attempt that restores the image."""
     return replace(LATER, key=replace(image.manifest.key, submit_epoch=LATER.key.submit_epoch))
 
 
 @pytest.fixture
 def make_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Node]]:
-    """Makes nodes with blocks of 64 KiB."""
+    """Return a function that makes nodes with blocks of 64 KiB."""
     monkeypatch.setattr(digest, "BLOCK", SMALL)
     monkeypatch.setattr(digest, "workers", lambda: 2)
     made: list[Node] = []

@@ -1,4 +1,4 @@
-"""Files of an image as CRIU writes them, from a few facts."""
+"""Image files in CRIU's format, made from a few facts."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ Field = tuple[int, int | bytes]
 
 
 def message(*fields: Field) -> bytes:
-    """A protobuf message."""
+    """Return a protobuf message."""
     return b"".join(encoded(number, value) for number, value in fields)
 
 
 def image(*bodies: bytes) -> bytes:
-    """An image file of such messages."""
+    """Return an image file of these messages."""
     return HEADER + b"".join(map(framed, bodies))
 
 
 OWNER = message((1, 0), (2, 0), (3, 0), (4, 0), (5, 0))
-"""Nobody gets signals."""
+"""Owner of signals: none."""
 
 
 def regular(
     number: int, name: str, flags: int = os.O_RDONLY, mode: int | None = None, size: int | None = None
 ) -> bytes:
-    """An entry of a file with a name."""
+    """Return an entry of a file with a name."""
     fields: list[Field] = [(1, number), (2, flags), (3, 0), (5, OWNER), (6, os.fsencode(name))]
     fields += [] if size is None else [(8, size)]
     fields += [] if mode is None else [(10, mode)]
@@ -37,17 +37,17 @@ def regular(
 
 
 def root(number: int) -> bytes:
-    """An entry of the root directory."""
+    """Return an entry of the root directory."""
     return regular(number, "/", mode=os.stat("/").st_mode)  # noqa: PTH116 - as elsewhere
 
 
 def fifo(number: int, name: int) -> bytes:
-    """An entry of a FIFO; ``name``: of its name."""
+    """Return an entry of a FIFO; ``name`` is the ID of the entry with its path."""
     return message((1, 3), (2, number), (17, message((1, number), (2, 9), (3, name))))
 
 
 def terminal(number: int, name: int) -> bytes:
-    """An entry of a terminal; ``name``: of its name."""
+    """Return an entry of a terminal; ``name`` is the ID of the entry with its path."""
     return message((1, 11), (2, number), (19, message((1, number), (2, 1), (3, 2), (4, OWNER), (6, name))))
 
 
@@ -55,7 +55,7 @@ def unix(
     number: int, name: bytes = b"", *, kind: int = 1, state: int = 10, peer: int = 0, uflags: int = 0,
     extra: Sequence[Field] = (),
 ) -> bytes:  # fmt: skip
-    """An entry of a UNIX socket; its inode is a thousand above its number."""
+    """Return an entry of a UNIX socket; its inode is its ID plus 1000."""
     options = message((1, 212992), (2, 212992), (3, 0), (4, 0), (5, 0), (6, 0))
     body = message(
         (1, number), (2, 1000 + number), (3, kind), (4, state), (5, os.O_RDWR), (6, uflags), (7, 5), (8, peer),
@@ -65,7 +65,7 @@ def unix(
 
 
 def inotify(number: int, *watches: tuple[int, int, str | None]) -> bytes:
-    """An entry of an inotify descriptor: what it watches as device, inode, path."""
+    """Return an entry of an inotify descriptor; a watch is device, inode and path."""
     fields: list[Field] = [(1, number), (2, 0), (4, OWNER)]
     for device, inode, path in watches:
         handle = message((1, 8), (2, 1), *([] if path is None else [(4, os.fsencode(path))]))
@@ -75,33 +75,33 @@ def inotify(number: int, *watches: tuple[int, int, str | None]) -> bytes:
 
 
 def descriptors(*used: tuple[int, int]) -> bytes:
-    """``fdinfo-N.img``: entries and their kinds."""
+    """Return ``fdinfo-N.img`` with descriptors of these entries and their kinds."""
     return image(*(message((1, number), (2, 0), (3, kind), (4, fd)) for fd, (number, kind) in enumerate(used)))
 
 
 def memory(program: int, *areas: bytes) -> bytes:
-    """``mm-PID.img``."""
+    """Return ``mm-PID.img``."""
     return image(message((1, 1), (12, program), *((14, area) for area in areas)))
 
 
 def mapping(number: int, *, status: int = 1 << 6, protection: int = 1, flags: int | None = os.O_RDONLY) -> bytes:
-    """Of a file."""
+    """Return a mapping of a file."""
     fields: list[Field] = [(1, 4096), (2, 8192), (3, 0), (4, number), (5, protection), (6, 2), (7, status), (8, 0)]
     return message(*fields, *([] if flags is None else [(10, flags)]))
 
 
 def places(cwd: int, top: int) -> bytes:
-    """``fs-PID.img``."""
+    """Return ``fs-PID.img``."""
     return image(message((1, cwd), (2, top)))
 
 
 def remap(number: int, source: int, kind: int) -> bytes:
-    """An entry of ``remap-fpath.img``."""
+    """Return an entry of ``remap-fpath.img``."""
     return message((1, number), (2, source), (3, kind))
 
 
 def ghost(mode: int, data: bytes = b"", **facts: int) -> bytes:
-    """``ghost-file-N.img``, its contents as they are."""
+    """Return ``ghost-file-N.img`` with its contents uncompressed."""
     fields: list[Field] = [(1, facts.get("uid", 0)), (2, facts.get("gid", 0)), (3, mode)]
     if stat.S_ISLNK(mode):
         return image(message(*fields, (11, data)))

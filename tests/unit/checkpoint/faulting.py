@@ -1,9 +1,10 @@
-"""A process whose memory somebody else fills, as CRIU's restorer leaves it: run as a program by test_filling.py.
+"""A process whose memory another process fills, as with CRIU's restorer; test_page_filler.py runs it as a program.
 
     faulting.py SOCKET NUMBER PAGES
 
-Maps so many pages and says where they are. A first line has it hand them over under NUMBER and say that everything is
-complete; each further one names a page, whose first byte it says, or is ``all``: the digest of all of them.
+It maps PAGES pages and prints their address. The first line on its input makes it send their userfaultfd under NUMBER
+and report that the restore has finished. Each further line is a page, whose first byte is printed, or ``all``, for the
+digest of all pages.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import sys
 
 PAGE = 4096
 SYSCALL = {"x86_64": 323, "aarch64": 282}[platform.machine()]
-EVENTS = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6  # fork, remap, remove, unmap: those that CRIU asks for
+EVENTS = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6  # fork, remap, remove, unmap: the events that CRIU requests
 UFFDIO_API, UFFDIO_REGISTER = 0xC018AA3F, 0xC020AA00
 FINISHED = 0x52535446
 
 
 def main(path: str, number: int, pages: int) -> None:
-    """Hand the memory over, then answer."""
+    """Send the userfaultfd, then print pages or the digest."""
     memory = mmap.mmap(-1, pages * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -36,7 +37,7 @@ def main(path: str, number: int, pages: int) -> None:
     fcntl.ioctl(uffd, UFFDIO_API, bytearray(struct.pack("=QQQ", 0xAA, EVENTS, 0)))
     fcntl.ioctl(uffd, UFFDIO_REGISTER, bytearray(struct.pack("=QQQQ", address, pages * PAGE, 1, 0)))
     print(address, flush=True)
-    sys.stdin.readline()  # it is listened
+    sys.stdin.readline()  # the socket listens
     with socket.socket(socket.AF_UNIX) as talk:
         talk.connect(path)
         talk.sendall(struct.pack("=i", -(number + 1)))  # a zombie

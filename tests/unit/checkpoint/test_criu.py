@@ -1,4 +1,4 @@
-"""CRIU: its files are looked at and not believed, its log becomes one line, its answers are checked."""
+"""CRIU: its image files are verified, its log is reduced to one line, and its exit status is not relied on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from namespace_job import EmptyNamespace
 
-from slurm_affinode.checkpoint import rootdir
-from slurm_affinode.checkpoint.asuser import User
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.base.process import Completed
+from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu import Criu, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.pinned import Id
-from slurm_affinode.process import Completed
+from slurm_affinode.checkpoint.user_files import User
 
 from . import criu_files
 
 
 def varint(value: int) -> bytes:
-    """As protobuf writes numbers."""
+    """Return the number as protobuf encodes it."""
     made = bytearray()
     while value > 0x7F:
         made.append(value & 0x7F | 0x80)
@@ -37,7 +37,7 @@ def varint(value: int) -> bytes:
 
 
 def record(*fields: tuple[int, int]) -> bytes:
-    """A message of numbers, with its length."""
+    """Return a message of numbers, with its length."""
     body = b"".join(varint(number << 3) + varint(value) for number, value in fields)
     return len(body).to_bytes(4, "little") + body
 
@@ -48,12 +48,12 @@ ID = Id(12345, 1)
 
 
 def made(runner: Any) -> Criu:
-    """One that runs nothing, in a namespace that is empty."""
+    """Return a Criu that runs no program, with an empty namespace."""
     return Criu(program="/bin/true", runner=runner, hold=lambda init: EmptyNamespace())  # type: ignore[arg-type,return-value]
 
 
 def make_image(directory: Path) -> None:
-    """What CRIU writes of a root and its child."""
+    """Write an image of a root process and its child, as CRIU does."""
     tree = record((1, 7), (2, 0), (3, 7), (4, 7), (5, 7), (5, 9)) + record((1, 8), (2, 7), (3, 8), (4, 300), (5, 8))
     (directory / "inventory.img").write_bytes(HEADER)
     (directory / "pstree.img").write_bytes(HEADER + tree)
@@ -70,15 +70,15 @@ def make_image(directory: Path) -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """An image's directory and a descriptor of it."""
+    """Return the directory of an image and a descriptor of it."""
     make_image(tmp_path)
     fd = os.open(tmp_path, os.O_RDONLY)
     yield tmp_path, fd
     os.close(fd)
 
 
-def test_an_image_is_understood(image: tuple[Path, int]) -> None:
-    """Processes root first, every number that a restore needs."""
+def test_image_facts_are_read(image: tuple[Path, int]) -> None:
+    """They are the processes, root first, and all IDs that a restore needs."""
     found = inspect(image[1])
     assert found.pids == (7, 8)
     assert found.numbers == {7, 8, 9, 300}
@@ -100,8 +100,7 @@ def test_an_image_is_understood(image: tuple[Path, int]) -> None:
         ("pagemap-8.img", HEADER, "empty"),
     ],
 )
-def test_an_incomplete_image_is_seen(image: tuple[Path, int], name: str, contents: bytes | None, why: str) -> None:
-    """Whatever CRIU says of it."""
+def test_incomplete_image_is_detected(image: tuple[Path, int], name: str, contents: bytes | None, why: str) -> None:
     path = image[0] / name
     path.unlink() if contents is None else path.write_bytes(contents)
     with pytest.raises(BadImage, match=why):
@@ -109,15 +108,14 @@ def test_an_incomplete_image_is_seen(image: tuple[Path, int], name: str, content
 
 
 @given(st.binary(max_size=60))
-def test_nonsense_ends_in_one_error(data: bytes) -> None:
-    """No other exception comes out of bytes that are no image."""
+def test_arbitrary_bytes_raise_only_bad_image(data: bytes) -> None:
     for read in (message, lambda d: list(records(d))):
         with contextlib.suppress(BadImage):
             read(data)
 
 
-def test_the_log_becomes_one_line() -> None:
-    """The first errors say why; the last ones only that it failed."""
+def test_criu_log_is_reduced_to_one_line() -> None:
+    """The first errors have the cause; the last ones only report the failure."""
     log = (
         "(00.002) Warn  (criu/kerndat.c:1): something\n"
         "(00.003) Error (criu/files-ext.c:98): Can't dump file 5 of that type [20666] (chr 195:0 /dev/nvidia0)\n"
@@ -132,14 +130,14 @@ def test_the_log_becomes_one_line() -> None:
 
 
 class Program:
-    """CRIU, as it were."""
+    """A fake CRIU."""
 
     def __init__(self, *, status: int = 0, version: str = "Version: 4.1.1\n", error: Exception | None = None) -> None:
         self.status, self.version, self.error = status, version, error
         self.calls: list[tuple[Sequence[str], dict[str, Any]]] = []
 
     def __call__(self, argv: Sequence[str], **options: Any) -> Completed:
-        """Runs nothing."""
+        """Record the call."""
         if "--version" in argv:
             return Completed(tuple(argv), 0, self.version.encode(), "")
         self.calls.append((argv, options))
@@ -151,21 +149,20 @@ class Program:
 @pytest.mark.parametrize(
     ("said", "why"), [("Version: 3.17\n", "4.1 is needed"), ("Version: 4.0\n", "too old"), ("hello", "no version")]
 )
-def test_an_old_criu_is_refused(said: str, why: str) -> None:
-    """With what to do."""
+def test_old_criu_is_refused(said: str, why: str) -> None:
+    """The error has a hint."""
     with pytest.raises(CheckpointError, match=why) as caught:
         made(Program(version=said)).check()
     assert caught.value.hint is not None
 
 
-def test_a_missing_criu_is_refused() -> None:
-    """In one line."""
+def test_missing_criu_is_refused() -> None:
     with pytest.raises(CheckpointError, match="cannot be run"):
         Criu(program="/nowhere/criu").check()
 
 
-def test_criu_gets_nothing_that_a_user_chose(image: tuple[Path, int]) -> None:
-    """A fixed environment, no configuration file, no plugins, directories as descriptors."""
+def test_criu_gets_no_input_chosen_by_a_user(image: tuple[Path, int]) -> None:
+    """It gets a fixed environment, no configuration file, no plugins, and directories as descriptors."""
     program = Program()
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
         made(program).dump(Tree(ID, os.getpid(), 5), image[1], timeout_s=5)
@@ -179,8 +176,8 @@ def test_criu_gets_nothing_that_a_user_chose(image: tuple[Path, int]) -> None:
     assert options["pass_fds"] == (image[1], int(argv[4]), 0, 0)
 
 
-def test_a_dump_that_fails_says_why(image: tuple[Path, int]) -> None:
-    """Out of the log, or what the program said where there is none; also when it never ends."""
+def test_failed_dump_reports_the_cause(image: tuple[Path, int]) -> None:
+    """The cause is in the log, or else in the output of the program; a dump that times out fails, too."""
     tree = Tree(ID, os.getpid(), 7)
     with pytest.raises(DumpFailed, match="it broke"):
         made(Program(status=1)).dump(tree, image[1], timeout_s=5)
@@ -191,10 +188,10 @@ def test_a_dump_that_fails_says_why(image: tuple[Path, int]) -> None:
         made(Program(error=UnreachableError("criu: no answer within 5 s"))).dump(tree, image[1], timeout_s=5)
 
 
-def test_a_dump_into_a_full_file_system_is_told_from_others(
+def test_dump_into_a_full_file_system_is_distinguished(
     image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By its log; and by what is left there, as a log is cut off, too, where nothing can be written."""
+    """It is recognized by the log or by the space left: the log is cut off, too, if nothing can be written."""
     tree = Tree(ID, os.getpid(), 7)
     (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): Can't write: No space left on device\n")
     with pytest.raises(DumpNoRoom, match="ran full"):
@@ -205,29 +202,30 @@ def test_a_dump_into_a_full_file_system_is_told_from_others(
         with pytest.raises(DumpFailed) as caught:
             made(Program(status=status)).dump(tree, image[1], timeout_s=5)
         assert not isinstance(caught.value, DumpNoRoom)
-    monkeypatch.setattr(rootdir, "is_full", lambda at: at == image[1])
+    monkeypatch.setattr(root_directory, "is_full", lambda at: at == image[1])
     for status in (0, 1):
         with pytest.raises(DumpNoRoom):
             made(Program(status=status)).dump(tree, image[1], timeout_s=5)
 
 
-def test_an_exit_status_of_0_is_not_believed(image: tuple[Path, int]) -> None:
-    """A dump without pages."""
+def test_exit_status_0_does_not_suffice(image: tuple[Path, int]) -> None:
+    """The dump has no pages."""
     (image[0] / "pages-7.img").unlink()
     with pytest.raises(DumpFailed, match="said it was done, but the image is not complete"):
         made(Program()).dump(Tree(ID, os.getpid(), 7), image[1], timeout_s=5)
 
 
-def test_a_namespace_must_be_empty(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is restored beside something that runs."""
+def test_restore_into_a_namespace_with_processes_is_refused(
+    image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(EmptyNamespace, "members", lambda self: {2: 12345})
     pages = Mock(check=lambda path, blocks: deque(blocks, maxlen=0))
     with pytest.raises(RestoreFailed, match="not empty"):
         made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=pages, user=ME)
 
 
-def test_cgroups_are_those_of_the_process(tmp_path: Path) -> None:
-    """All hierarchies that this process is not in; no path leads out of them."""
+def test_cgroup_files_are_those_of_the_process(tmp_path: Path) -> None:
+    """Cgroups that the agent itself is in are skipped; no path leads out of the cgroup root."""
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     for pid, text in (
         ("self", "0::/agent\n"),

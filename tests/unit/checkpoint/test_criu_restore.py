@@ -1,4 +1,4 @@
-"""A tree that CRIU restores is let go when its image is verified; of what has gone wrong the first thing is said."""
+"""Order of a restore: the tree is released after its image is verified; the first cause of a failure is reported."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any
 import pytest
 from namespace_job import EmptyNamespace
 
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.pidfd import Namespace, Number
+from slurm_affinode.base.process import Completed
 from slurm_affinode.checkpoint import criu
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.pinned import Namespace, Number
-from slurm_affinode.process import Completed
 
 from .test_criu import ID, ME, make_image
-from .test_memorymap import CHILD, LAZY, PRESENT, fill
+from .test_memory_map import CHILD, LAZY, PRESENT, fill
 
 ROOT = 7
 Log = list[str]
 
 
 class Program:
-    """CRIU: restores, asks by its script, and lets the tree go unless that was killed meanwhile."""
+    """A fake CRIU: it restores, calls its action script, and releases the tree unless that was killed meanwhile."""
 
     def __init__(self, log: Log, *, fails: bool = False, hangs: bool = False, can_leave: bool = True) -> None:
         self.log, self.fails, self.hangs, self.can_leave = log, fails, hangs, can_leave
 
     def __call__(self, argv: Sequence[str], **options: Any) -> Completed:
-        """In place of ``process.run``."""
+        """Stand in for ``process.run``."""
         argv = tuple(argv)
         if "--version" in argv:
             return Completed(argv, 0, b"Version: 4.1.1\n", "")
@@ -66,7 +66,7 @@ class Program:
 
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
-    """What happens, in its order; there is no namespace."""
+    """Return the events in their order; there is no namespace."""
     happened: Log = []
     monkeypatch.setattr(criu, "_look", lambda *_: happened.append("looked"))
     return happened
@@ -74,7 +74,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 
 @pytest.fixture
 def restore(tmp_path: Path, log: Log) -> Iterator[Callable[..., int]]:
-    """Restores an image."""
+    """Return a function that restores an image."""
     make_image(tmp_path)
     fd = os.open(tmp_path, os.O_RDONLY)
 
@@ -96,17 +96,17 @@ def restore(tmp_path: Path, log: Log) -> Iterator[Callable[..., int]]:
 
 
 class Answers:
-    """Pages of an image that is sound, or is not."""
+    """Pages of an image, sound or not."""
 
     def __init__(self, log: Log, error: Exception | None = None) -> None:
         self.log, self.error = log, error
 
     def begin(self, take: Take | None = None) -> None:
-        """Have them put in place as they are read, or not."""
+        """Record whether the pages are placed as they are read."""
         self.log.append("read" if take is None else "read and put")
 
     def sound(self, timeout_s: float | None = None) -> None:
-        """In time."""
+        """Require a time limit."""
         assert timeout_s is not None
         assert timeout_s <= 5
         self.log.append("sound?")
@@ -114,7 +114,7 @@ class Answers:
             raise self.error
 
     def check(self, path: str, blocks: Iterable[memoryview]) -> None:
-        """As it was written."""
+        """Read everything."""
         deque(blocks, maxlen=0)
 
 
@@ -122,17 +122,15 @@ DAMAGED = ImageDamaged("alpha.7/0001: criu/pages-1.img: its contents have change
 LATE = CheckpointError("alpha.7/0001: could not be verified in time")
 
 
-def test_a_tree_is_let_go_when_its_image_is_verified(restore: Callable[..., int], log: Log) -> None:
-    """While it belongs to root; then what it has open is looked at."""
+def test_tree_is_released_after_its_image_is_verified(restore: Callable[..., int], log: Log) -> None:
+    """The tree belongs to root until then; its open files are compared before it is released."""
     assert restore(Program(log), Answers(log)) == ROOT
     assert log == ["read", "criu", "sound?", "looked", "ready", "let go"]
 
 
 @pytest.mark.parametrize("error", [DAMAGED, LATE, MemoryError("none left")])
-def test_a_tree_whose_image_is_not_sound_is_never_let_go(
-    restore: Callable[..., int], log: Log, error: Exception
-) -> None:
-    """What was found is told, not what CRIU says of a tree that was killed under its hands."""
+def test_tree_of_a_damaged_image_is_not_released(restore: Callable[..., int], log: Log, error: Exception) -> None:
+    """The cause is reported, not CRIU's error about the killed tree."""
     with pytest.raises(type(error), match=str(error)):
         restore(Program(log), Answers(log, error))
     assert log[:4] == ["read", "criu", "sound?", "killed"]
@@ -147,22 +145,22 @@ def test_a_tree_whose_image_is_not_sound_is_never_let_go(
         (LATE, RestoreFailed, "CRIU could not restore it: File a has bad size"),
     ],
 )
-def test_where_criu_fails_a_damaged_image_is_the_reason(
+def test_damaged_image_is_reported_as_the_cause_when_criu_fails(
     restore: Callable[..., int], log: Log, found: Exception | None, expected: type[Exception], why: str
 ) -> None:
-    """Another copy may be sound: so that has to be known."""
+    """Another copy may be sound."""
     with pytest.raises(expected, match=why):
         restore(Program(log, fails=True), Answers(log, found))
     assert log[:4] == ["read", "criu", "killed", "sound?"]
     assert "ready" not in log
 
 
-def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int], log: Log) -> None:
-    """It was killed while it held the tree, which would run now: that is ended first."""
+def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callable[..., int], log: Log) -> None:
+    """CRIU was killed while it held the tree, which would run now."""
     asked = threading.Event()
 
     class Killed(Program):
-        """Ends, by a signal, before its script does."""
+        """It is killed by a signal before its script ends."""
 
         def __call__(self, argv: Sequence[str], **options: Any) -> Completed:
             if "restore" not in argv:
@@ -174,10 +172,10 @@ def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int],
             return Completed(tuple(argv), -9, b"", "")
 
     class Late(Answers):
-        """Known to be damaged when the tree is gone."""
+        """The image is found to be damaged only after the tree was killed."""
 
         def sound(self, timeout_s: float | None = None) -> None:
-            """Wait for that."""
+            """Wait until the tree is killed."""
             asked.set()
             deadline = time.monotonic() + 60
             while "killed" not in log:
@@ -189,15 +187,15 @@ def test_without_criu_nothing_waits_for_the_digests(restore: Callable[..., int],
     assert log[:2] == ["read", "killed"]
 
 
-def test_where_criu_takes_too_long_nobody_waits_any_more(restore: Callable[..., int], log: Log) -> None:
-    """The time is for both."""
+def test_verification_is_stopped_when_criu_times_out(restore: Callable[..., int], log: Log) -> None:
+    """The time limit is for both."""
     with pytest.raises(RestoreFailed, match="given up: nsenter: no answer within 5 s"):
         restore(Program(log, hangs=True), Answers(log))
     assert set(log) == {"read", "criu", "killed"}
 
 
-def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would run: CRIU has been started before it, and has a number above its."""
+def test_tree_is_killed_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise it would run. CRIU started earlier and its PID is above those of the tree."""
     criu, root, child = Number(900, 11, 1), Number(7, 12, 1), Number(8, 13, 1)
     there = [[root, child, criu], [criu], []]
     sent: list[int] = []
@@ -209,10 +207,10 @@ def test_a_tree_ends_before_the_criu_that_holds_it(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("can_leave", [True, False])
-def test_where_memory_cannot_be_left_to_us_criu_fills_it(
+def test_criu_fills_the_memory_if_it_cannot_be_left_to_the_agent(
     restore: Callable[..., int], log: Log, tmp_path: Path, can_leave: bool
 ) -> None:
-    """It says so before, or fails for that: then it is tried without."""
+    """CRIU reports that beforehand, or fails and is tried again without."""
     fill(tmp_path, ROOT, [(5, 2, LAZY | PRESENT)], [(0, 9)])
     fill(tmp_path, CHILD, [], [(0, 9)])
     assert restore(Program(log, can_leave=can_leave), Answers(log)) == ROOT

@@ -1,4 +1,4 @@
-"""The helper for the CUDA driver, where what comes from it is not what was asked for."""
+"""The client of the helper for the CUDA driver: unexpected replies, time limits and environment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from slurm_affinode.checkpoint.cuda import Cuda, Deadlines, host_bytes
 from slurm_affinode.checkpoint.interface import CudaUnavailable, HelperLost
 
 
-def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
-    """By print, and past Python."""
+def test_output_of_a_library_is_not_taken_for_a_reply(tmp_path: Path) -> None:
+    """Neither output of ``print`` nor bytes written directly to the descriptor."""
     bindings = tmp_path / "cuda" / "bindings"
     bindings.mkdir(parents=True)
     (bindings / "__init__.py").touch()
@@ -26,7 +26,7 @@ def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
 
 
 class Babbler:
-    """A helper that does not speak JSON."""
+    """A helper that does not send JSON."""
 
     closed = False
 
@@ -37,8 +37,7 @@ class Babbler:
         self.closed = True
 
 
-def test_a_helper_that_makes_no_sense_is_ended_and_replaced() -> None:
-    """It is not left behind."""
+def test_helper_that_sends_an_invalid_reply_is_closed_and_replaced() -> None:
     started: list[Babbler] = []
 
     def start(env: object) -> Babbler:
@@ -53,14 +52,14 @@ def test_a_helper_that_makes_no_sense_is_ended_and_replaced() -> None:
 
 
 class Late(Babbler):
-    """A helper whose caller is interrupted while it works."""
+    """A helper whose caller is interrupted during the request."""
 
     def ask(self, line: bytes, *, timeout_s: float) -> bytes:
         raise KeyboardInterrupt
 
 
-def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> None:
-    """Ctrl-C in the middle of a call: the helper goes with it."""
+def test_reply_to_an_interrupted_request_is_not_taken_for_the_next_one() -> None:
+    """Ctrl-C during a call also closes the helper."""
     started: list[Late] = []
 
     def start(env: object) -> Late:
@@ -75,7 +74,7 @@ def test_an_answer_that_nobody_waited_for_is_not_taken_for_the_next_one() -> Non
 
 
 class Patient(Babbler):
-    """A helper that notes for how long it is waited for."""
+    """A helper that records the timeout of each request."""
 
     def __init__(self) -> None:
         self.limits: list[float] = []
@@ -85,9 +84,8 @@ class Patient(Babbler):
         return b'{"ok": "running"}'
 
 
-def test_the_first_call_that_initialises_cuda_is_waited_for_longer() -> None:
-    """On a node whose driver keeps no GPU ready that takes seconds for each; a helper that has only been greeted has
-    not done it."""
+def test_first_call_that_initializes_cuda_has_a_longer_timeout() -> None:
+    """Without persistence mode it takes seconds per GPU. A helper that was only greeted has not initialized CUDA."""
     helper = Patient()
     deadlines = Deadlines(start=60.0, quick=15.0, grace=10.0)
     cuda = Cuda(driver_version=lambda: None, start=lambda _: helper, deadlines=deadlines)
@@ -99,8 +97,8 @@ def test_the_first_call_that_initialises_cuda_is_waited_for_longer() -> None:
     assert helper.limits == [75.0, 15.0, 90.0, 30.0, 15.0]
 
 
-def test_a_move_has_time_for_what_is_moved(tmp_path: Path) -> None:
-    """A helper that hangs is given up soon; where it is not known how much moves, after a quarter of an hour."""
+def test_timeout_of_a_transfer_depends_on_its_size(tmp_path: Path) -> None:
+    """A helper that hangs is closed soon; if the size is unknown, after a quarter of an hour."""
     helper = Patient()
     for held, limit in ((48 * 10**9, 108.0), (0, 60.0), (None, 900.0)):
         cuda = Cuda(driver_version=lambda: None, start=lambda _: helper, held={os.getpid(): held}.get)
@@ -122,8 +120,11 @@ def test_a_move_has_time_for_what_is_moved(tmp_path: Path) -> None:
     assert host_bytes(8, tmp_path) is None
 
 
-def test_the_helper_sees_all_gpus_and_is_no_client_of_mps() -> None:
-    """Whatever the agent was started with: a root that asks a user's MPS daemon waits for that user's jobs."""
+def test_helper_sees_all_gpus_and_is_no_mps_client() -> None:
+    """The agent's environment has no influence.
+
+    A request of root to a user's MPS daemon would wait for that user's jobs.
+    """
     given: list[object] = []
 
     def start(env: object) -> Patient:

@@ -1,4 +1,4 @@
-"""What the helper for the CUDA driver answers, on bindings made of values."""
+"""Replies of the helper for the CUDA driver, on fake bindings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurm_affinode.checkpoint.cuda_helper import answer
 from slurm_affinode.checkpoint.interface import CudaError
 
 GONE = 2**22 + 1
-"""No process has this number."""
+"""No process has this PID."""
 
 
 class Code(Enum):
@@ -31,7 +31,7 @@ class Code(Enum):
 
 
 class Bindings:
-    """``cuda.bindings.driver``, as far as a test gives it."""
+    """``cuda.bindings.driver`` with the functions that a test provides."""
 
     CUresult = Code
 
@@ -40,12 +40,12 @@ class Bindings:
 
 
 def ask(bindings: Bindings, call: str, **arguments: Any) -> Any:
-    """What the helper says."""
+    """Return the helper's reply."""
     return json.loads(answer(Driver(bindings), json.dumps({"call": call, **arguments})))
 
 
-def test_who_uses_cuda_and_who_has_ended_meanwhile() -> None:
-    """Drivers 580 and 595 call the missing process an error of the operating system; one that is there is an error."""
+def test_users_of_cuda_exclude_processes_that_have_ended() -> None:
+    """Drivers 580 and 595 report a missing process as OPERATING_SYSTEM; for a live one it is an error."""
     says = {1: Code.CUDA_SUCCESS, 2: Code.CUDA_ERROR_NOT_INITIALIZED, GONE: Code.CUDA_ERROR_OPERATING_SYSTEM}
     bindings = Bindings(
         cuInit=lambda flags: (Code.CUDA_SUCCESS,), cuCheckpointProcessGetRestoreThreadId=lambda pid: (says[pid], 5)
@@ -55,8 +55,8 @@ def test_who_uses_cuda_and_who_has_ended_meanwhile() -> None:
     assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
 
 
-def test_a_driver_that_was_not_initialised_is_not_taken_for_processes_without_cuda() -> None:
-    """It says the same of itself as of them; and where it cannot be initialised, who uses it is not known."""
+def test_uninitialized_driver_is_not_taken_for_processes_without_cuda() -> None:
+    """The driver returns the same code in both cases. If it cannot be initialized, the users are unknown."""
     begun: list[int] = []
 
     def thread_of(pid: int) -> tuple[Code, int]:
@@ -71,8 +71,8 @@ def test_a_driver_that_was_not_initialised_is_not_taken_for_processes_without_cu
     assert ask(sound, "users", pids=[1]) == {"ok": [[1, 5]]}
 
 
-def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
-    """That wants CUDA to be initialised, which takes long the first time and may fail: it comes first, and once."""
+def test_cuda_is_initialized_before_a_process_is_locked() -> None:
+    """A restore needs CUDA to be initialized, which takes long the first time and may fail."""
     done: list[str] = []
 
     def called(name: str, code: Code) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ def test_nothing_is_locked_where_a_restore_could_not_be_done() -> None:
 
 
 def test_call_for_a_process_that_has_ended_is_not_made() -> None:
-    """Nor one for another process that has its number."""
+    """Nor is one for another process that has its PID."""
     states = {"cuCheckpointProcessGetState": lambda pid: (Code.CUDA_SUCCESS, SimpleNamespace(name="X"))}
     gone = {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
     started = started_of(os.getpid())
@@ -101,8 +101,8 @@ def test_call_for_a_process_that_has_ended_is_not_made() -> None:
     assert ask(Bindings(**states), "state", pid=GONE) == gone
 
 
-def test_process_with_the_number_of_another_is_not_locked() -> None:
-    """The agent knows since when the process that it means is there."""
+def test_process_with_the_pid_of_another_is_not_locked() -> None:
+    """The agent sends the start time of the process."""
     locked: list[int] = []
     bindings = Bindings(
         cuInit=lambda flags: (Code.CUDA_SUCCESS,), CUcheckpointLockArgs=SimpleNamespace,
@@ -127,8 +127,8 @@ def test_process_with_the_number_of_another_is_not_locked() -> None:
 @pytest.mark.parametrize(
     ("call", "answered"), [("state", {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}), ("users", {"ok": []})]
 )
-def test_answer_for_a_process_that_ends_during_the_call_is_none(call: str, answered: Any) -> None:
-    """The driver may have reached whoever has its number by then."""
+def test_reply_for_a_process_that_ends_during_the_call_is_discarded(call: str, answered: Any) -> None:
+    """The driver may have reached another process that has its PID by then."""
     with subprocess.Popen(["sleep", "1000"]) as child:
 
         def end(pid: int) -> Any:
@@ -143,6 +143,6 @@ def test_answer_for_a_process_that_ends_during_the_call_is_none(call: str, answe
         assert ask(bindings, call, **({"pid": child.pid} if call == "state" else {"pids": [child.pid]})) == answered
 
 
-def test_a_call_that_is_not_known_is_answered() -> None:
-    """The other side would wait."""
+def test_unknown_call_is_answered() -> None:
+    """Otherwise the client would wait."""
     assert "KeyError" in ask(Bindings(), "sing")["unavailable"]

@@ -1,4 +1,4 @@
-"""Custom storage, where the emulated driver is simpler than a real one: on bindings made of values."""
+"""Custom storage of CUDA checkpoints, on fake bindings: the emulated driver is simpler than a real one."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Bindings:
         return Code.CUDA_SUCCESS, at >> 40
 
 
-def test_the_stream_tells_which_gpu_is_mapped_and_the_address_where_it_is_the_default_one() -> None:
-    """As the description of the driver's API says."""
-    storage = object.__new__(Storage)  # without its ring of host memory
+def test_gpu_is_found_from_the_stream_or_the_address() -> None:
+    """The address is used for the default stream, as in the description of the driver's API."""
+    storage = object.__new__(Storage)  # no ring of host memory
     storage._driver = Driver(Bindings())
     assert [storage._ordinal(stream, 0) for stream in (70, 71)] == [0, 1]
     assert storage._ordinal(0, 3 << 40) == 3

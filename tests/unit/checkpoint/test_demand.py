@@ -1,14 +1,14 @@
-"""What is expected of images, told and asked by several threads."""
+"""Expected demand for checkpoint images, updated and read by several threads."""
 
 from __future__ import annotations
 
 import threading
 
-from slurm_affinode.checkpoint.demand import SharedDemand
+from slurm_affinode.checkpoint.retention import SharedDemand
 
 
-def test_several_threads_may_ask_and_tell() -> None:
-    """What is learned is saved while a job is suspended in another thread."""
+def test_concurrent_updates_and_reads_do_not_fail() -> None:
+    """The state is saved while another thread suspends a job."""
     demand, stop, failed = SharedDemand(), threading.Event(), list[BaseException]()
 
     def tell() -> None:

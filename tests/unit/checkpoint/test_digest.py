@@ -1,4 +1,4 @@
-"""Digests: a hash over hashes of blocks, of a kind that the manifest names, many files at once."""
+"""Digests of files: a hash of the hashes of blocks, of the kind named in the manifest, for many files in parallel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import blake3
 import pytest
 
 from slurm_affinode.checkpoint import digest
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
 
 BLOCK = 1 << 12
@@ -24,15 +24,15 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "BLOCK", BLOCK)
 
 
-def of_file(kind: digest.Kind, fd: int, size: int, executor: ThreadPoolExecutor) -> str:
-    """Of one file by itself."""
+def of_file(kind: digest.DigestAlgorithm, fd: int, size: int, executor: ThreadPoolExecutor) -> str:
+    """Return the digest of one file."""
     (made,) = digest.of_files(kind, [nullcontext(digest.begin(kind, fd, size, executor))])
     return made
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 17])
-def test_what_a_digest_is(tmp_path: Path, size: int) -> None:
-    """As documented, so that anybody can make it: the hash of the hashes of the blocks."""
+def test_digest_is_the_hash_of_the_hashes_of_blocks(tmp_path: Path, size: int) -> None:
+    """It is documented, so that other programs can compute it."""
     data = os.urandom(size)
     (tmp_path / "file").write_bytes(data)
     parts = [data[at : at + BLOCK] for at in range(0, max(1, size), BLOCK)]
@@ -44,8 +44,8 @@ def test_what_a_digest_is(tmp_path: Path, size: int) -> None:
         assert {name: of_file(digest.named(name), file.fileno(), size, executor) for name in wanted} == wanted
 
 
-def test_many_files_at_once(tmp_path: Path) -> None:
-    """In their order, with progress in bytes, and every one is closed: also where one of them is shorter than said."""
+def test_many_files_are_digested_in_order(tmp_path: Path) -> None:
+    """Progress is counted in bytes, and all files are closed, even if one of them is shorter than its size."""
     kind, opened = digest.preferred(), set()
     sizes = [number * 700 for number in range(2 * digest._FILES_AHEAD)]
     for number, size in enumerate(sizes):
@@ -54,7 +54,7 @@ def test_many_files_at_once(tmp_path: Path) -> None:
     with digest.pool() as executor:
 
         @contextmanager
-        def reading(number: int, more: int = 0) -> Iterator[digest.Reading]:
+        def reading(number: int, more: int = 0) -> Iterator[digest.FileDigest]:
             with (tmp_path / str(number)).open("rb") as file:
                 opened.add(number)
                 yield digest.begin(kind, file.fileno(), sizes[number] + more, executor)
@@ -72,10 +72,10 @@ def test_many_files_at_once(tmp_path: Path) -> None:
         assert not opened
 
 
-def test_images_of_either_kind_are_verified(
+def test_images_of_either_digest_kind_are_verified(
     store: DirectoryStore, make_image: Callable[..., Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An image keeps the kind that it was written with; one flipped bit is seen with both."""
+    """An image keeps the kind that it was written with; one flipped bit is detected with both."""
     new = make_image()
     monkeypatch.setattr(digest, "blake3", lambda: None)
     old = make_image()
@@ -92,10 +92,10 @@ def test_images_of_either_kind_are_verified(
             store.verify(image)
 
 
-def test_a_node_that_cannot_make_a_digest_says_so(
+def test_digest_kind_that_is_unavailable_is_reported(
     store: DirectoryStore, make_image: Callable[..., Image], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is no damage of the image: the package is missing, or the image is of a later release."""
+    """The image is not damaged: the package is missing, or the image is of a later release."""
     image = make_image()
     monkeypatch.setattr(digest, "blake3", lambda: None)
     with pytest.raises(CheckpointError, match="BLAKE3") as found:

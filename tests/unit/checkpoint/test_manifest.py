@@ -1,4 +1,4 @@
-"""The manifest of an image, as other releases have written it."""
+"""Manifests of checkpoint images, including those of other releases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.checkpoint import nodekeys
+from slurm_affinode.checkpoint import signatures
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.manifest import decode, encode, former_signature, sign
 
@@ -16,19 +16,19 @@ KEY = bytes(32)
 
 
 def written(image: Image, **changes: Any) -> tuple[bytes, bytes]:
-    """A manifest with other keys, and its signature."""
+    """Return the manifest with the changed keys, and its signature."""
     data = json.dumps(json.loads(encode(image.manifest)) | changes).encode()
     return data, sign(data, KEY, image.manifest.node).encode()
 
 
 def test_an_older_manifest_is_read(make_image: Callable[..., Image]) -> None:
-    """It lists the processes that had been stopped, which nobody needs."""
+    """It lists the processes that were stopped, which is no longer used."""
     image = make_image()
     assert decode(*written(image, stopped_pids=[7]), KEY) == image.manifest
 
 
-def test_a_newer_manifest_is_not(make_image: Callable[..., Image]) -> None:
-    """A key that is not known may matter."""
+def test_manifest_with_an_unknown_key_is_refused(make_image: Callable[..., Image]) -> None:
+    """An unknown key of a newer release may matter."""
     with pytest.raises(ImageDamaged, match="unknown colour"):
         decode(*written(make_image(), colour="red"), KEY)
 
@@ -47,16 +47,17 @@ def test_a_newer_manifest_is_not(make_image: Callable[..., Image]) -> None:
         ("files", ["criu/a", "criu/a"], "listed twice"),
     ],
 )
-def test_what_nobody_writes_is_not_believed(make_image: Callable[..., Image], key: str, value: Any, said: str) -> None:
-    """Also with the right signature: one line, and nothing outside of the image is looked at."""
+def test_invalid_value_is_refused_despite_a_valid_signature(
+    make_image: Callable[..., Image], key: str, value: Any, said: str
+) -> None:
+    """The error is one line, and no file outside of the image is opened."""
     if key == "files":
         value = [{"path": path, "size": 1, "digest": ""} for path in value]
     with pytest.raises(ImageDamaged, match=said):
         decode(*written(make_image(), **{key: value}), KEY)
 
 
-def test_a_manifest_that_is_nested_too_deeply_is_damaged() -> None:
-    """It is no other error."""
+def test_manifest_that_is_nested_too_deeply_is_reported_as_damaged() -> None:
     data = b"[" * 200_000
     with pytest.raises(ImageDamaged, match="cannot be read"):
         decode(data, sign(data, KEY, "c1").encode(), KEY)
@@ -70,7 +71,7 @@ def test_manifest_of_older_release_is_read(make_image: Callable[..., Image]) -> 
 
 
 def test_manifest_names_the_node_that_signed_it(make_image: Callable[..., Image]) -> None:
-    """The signature of another node, or one that was made for something else, is not accepted."""
+    """The signature of another node, or one made for another purpose, is refused."""
     image = make_image()
     data, signature = written(image)
     assert decode(data, signature, KEY) == image.manifest
@@ -80,7 +81,7 @@ def test_manifest_names_the_node_that_signed_it(make_image: Callable[..., Image]
     forged = f"{image.manifest.node} {other.split()[1]}"
     with pytest.raises(ImageDamaged, match="signed with another key"):
         decode(data, forged.encode(), KEY)
-    note = f"{image.manifest.node} {nodekeys.sign(KEY, 'note', image.manifest.node, data)}"
+    note = f"{image.manifest.node} {signatures.sign(KEY, 'note', image.manifest.node, data)}"
     with pytest.raises(ImageDamaged, match="signed with another key"):
         decode(data, note.encode(), KEY)
 
@@ -88,7 +89,6 @@ def test_manifest_names_the_node_that_signed_it(make_image: Callable[..., Image]
 @pytest.mark.parametrize(
     "signature", [b"", b"\xff", b"c1", b"c1 \xff", b"c1 a b", b"../c1 " + b"0" * 64, b"c1 " + b"0" * 64]
 )
-def test_noise_in_place_of_a_signature_is_refused(make_image: Callable[..., Image], signature: bytes) -> None:
-    """In one line."""
+def test_malformed_signature_is_refused(make_image: Callable[..., Image], signature: bytes) -> None:
     with pytest.raises(ImageDamaged, match="signed with another key"):
         decode(encode(make_image().manifest), signature, KEY)

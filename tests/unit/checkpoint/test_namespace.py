@@ -1,4 +1,4 @@
-"""What ``/proc`` tells of a process."""
+"""Facts about a process in ``/proc``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("name", ["x\rNSpid: 9 1", "x\fPPid: 1", "x\vNSpid: 9 1", "NSpid: 9 1"])
-def test_a_process_does_not_choose_its_numbers_by_its_name(name: str) -> None:
-    """The kernel escapes newlines in it and nothing else, and writes it into the first line."""
+def test_process_name_does_not_change_the_process_ids_read(name: str) -> None:
+    """The first line has the process name, in which the kernel escapes newlines only."""
     argv = (sys.executable, "-c", _NAMED, name)
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

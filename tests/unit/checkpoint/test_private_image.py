@@ -1,4 +1,4 @@
-"""A copy of an image that root alone can change: what was verified is what is restored."""
+"""A copy of an image that only root can change: exactly the verified data is restored."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ import pytest
 
 from slurm_affinode.checkpoint import digest, private_image
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image_verifier import NamedPages
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, Pages, RestoreFailed, Take
-from slurm_affinode.checkpoint.memorymap import Memory, Run
+from slurm_affinode.checkpoint.memory_map import PageStretch, TreeMemory
 from slurm_affinode.checkpoint.private_image import PrivateImage
-from slurm_affinode.checkpoint.verifying import NamedPages
 
 OUTPUT = b"tre"
 LARGE = b"local" * (1 << 20)
 
 
 class Sound:
-    """Pages of an image whose files are as they were written."""
+    """Pages of an image whose files are unchanged."""
 
     def __init__(self) -> None:
         self.checked: dict[str, bytes] = {}
 
     def begin(self, take: Take | None = None) -> None:
-        """Nothing is read."""
+        """Read nothing."""
 
     def sound(self, timeout_s: float | None = None) -> None:
-        """It is."""
+        """Raise nothing."""
 
     def check(self, path: str, blocks: Iterable[memoryview]) -> None:
-        """Whatever it was."""
+        """Record the contents."""
         self.checked[path.removeprefix("criu/")] = b"".join(blocks)
 
 
@@ -48,7 +48,7 @@ def held() -> Iterator[ExitStack]:
 
 @pytest.fixture
 def source(tmp_path: Path, held: ExitStack) -> tuple[Path, int]:
-    """Files of an image."""
+    """Return the files of an image and a descriptor of their directory."""
     path = tmp_path / "criu"
     path.mkdir()
     for name, data in (("files.img", b"files"), ("local-1", LARGE), ("local-2", b"small"), ("empty.img", b"")):
@@ -65,11 +65,11 @@ def copy(held: ExitStack, fd: int, pages: Pages, *, shared: bool = False) -> Pri
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_small_files_are_read_once(source: tuple[Path, int], held: ExitStack, shared: bool) -> None:
-    """What is verified is what was copied, whatever happens to the store afterwards."""
+    """The copy is verified, so later changes in the store have no effect."""
     pages = Sound()
     image = copy(held, source[1], pages, shared=shared)
     for path in source[0].iterdir():
-        if path.name != "local-1" or shared:  # on a store of this node only root could
+        if path.name != "local-1" or shared:  # in a store of this node only root could change it
             path.write_bytes(b"swapped")
     assert image.read("files.img") == b"files" == pages.checked["files.img"]
     assert sorted(image.names()) == ["empty.img", "files.img", "local-2"]
@@ -80,8 +80,8 @@ def test_small_files_are_read_once(source: tuple[Path, int], held: ExitStack, sh
     assert (facts.st_uid, stat.S_IMODE(facts.st_mode)) == (os.geteuid(), 0o700)
 
 
-def test_nothing_is_left(source: tuple[Path, int]) -> None:
-    """In memory, or open."""
+def test_private_image_leaves_nothing(source: tuple[Path, int]) -> None:
+    """No file in memory and no descriptor is left."""
     before = len(list(Path("/proc/self/fd").iterdir()))
     with private_image.private_image(source[1], Sound(), shared=True) as image:
         path = image.path
@@ -93,7 +93,7 @@ def test_nothing_is_left(source: tuple[Path, int]) -> None:
 @pytest.mark.parametrize("name", ["files.img", "local-1"])
 @pytest.mark.parametrize("what", ["link", "fifo"])
 def test_only_regular_files_are_copied(source: tuple[Path, int], held: ExitStack, name: str, what: str) -> None:
-    """Of a link nothing is read, and nobody waits for a FIFO: such a file is as one that is missing."""
+    """Links are not followed and FIFOs do not block; such a file counts as missing."""
     path = source[0] / name
     data = path.read_bytes()
     path.unlink()
@@ -107,10 +107,10 @@ def test_only_regular_files_are_copied(source: tuple[Path, int], held: ExitStack
         image.open(name)
 
 
-def test_changed_file_of_a_store_is_refused(
+def test_file_changed_after_verification_is_refused(
     make_image: Callable[..., Image], store: DirectoryStore, held: ExitStack
 ) -> None:
-    """By the digest of what was read, after all of it had been found to be sound."""
+    """The digest of the data that was read decides, even after the whole image was found to be sound."""
     image = make_image()
     pages = held.enter_context(store.verifying(image))
     fd = store.open_criu(image)
@@ -127,14 +127,14 @@ def test_changed_file_of_a_store_is_refused(
 
 
 @pytest.mark.parametrize("swapped", [b"eert", b"ert", b"", "link", "fifo", None])
-def test_saved_output_that_is_swapped_is_not_used(
+def test_saved_output_swapped_after_verification_is_refused(
     make_image: Callable[..., Image],
     store: DirectoryStore,
     held: ExitStack,
     tmp_path: Path,
     swapped: bytes | str | None,
 ) -> None:
-    """By a writer of the shared store, after the image was verified."""
+    """A writer of the shared store has replaced it."""
     (tmp_path / "elsewhere").write_bytes(OUTPUT)
     image = make_image()
     pages = held.enter_context(store.verifying(image))
@@ -168,10 +168,10 @@ def test_saved_output_is_read_once(
 
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("name", ["pstree.img", "local-1"])
-def test_file_that_grows_without_end_is_refused(
+def test_file_that_has_grown_is_refused(
     make_image: Callable[..., Image], store: DirectoryStore, held: ExitStack, name: str
 ) -> None:
-    """It is read up to the size that the manifest lists: a sparse file of 4 TiB takes no time and no space."""
+    """It is read up to the size in the manifest: a sparse file of 4 TiB takes neither time nor space."""
     image = make_image(local=LARGE)
     pages = held.enter_context(store.verifying(image))
     fd = store.open_criu(image)
@@ -183,10 +183,10 @@ def test_file_that_grows_without_end_is_refused(
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_full_disk_of_the_node_is_no_damage(
+def test_full_disk_is_not_reported_as_damage(
     source: tuple[Path, int], held: ExitStack, monkeypatch: pytest.MonkeyPatch, shared: bool
 ) -> None:
-    """The image is not set aside for it."""
+    """The image is not set aside."""
 
     def full(fd: int, data: memoryview, at: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -200,7 +200,7 @@ def test_full_disk_of_the_node_is_no_damage(
 def test_file_of_several_blocks_is_verified(
     make_image: Callable[..., Image], store: DirectoryStore, held: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the digests of the manifest are made."""
+    """The digests are the same as those of the manifest."""
     monkeypatch.setattr(digest, "BLOCK", 3)
     image = make_image()
     pages = held.enter_context(store.verifying(image))
@@ -209,8 +209,8 @@ def test_file_of_several_blocks_is_verified(
     assert copy(held, fd, pages).read("pstree.img") == b"tree"
 
 
-def test_pages_of_this_node_are_read_where_they_are(source: tuple[Path, int], held: ExitStack) -> None:
-    """By a link that leads there from the private directory, whatever the root of a process is."""
+def test_pages_on_this_node_are_read_in_place(source: tuple[Path, int], held: ExitStack) -> None:
+    """A link in the private directory leads to them, whatever the root directory of a process is."""
     image = copy(held, source[1], Sound())
     image.provide_pages(())
     target = os.readlink("pages-1.img", dir_fd=image.fd)
@@ -227,8 +227,8 @@ def test_pages_of_this_node_are_read_where_they_are(source: tuple[Path, int], he
     assert os.waitstatus_to_exitcode(os.waitpid(inside, 0)[1]) == 8
 
 
-def test_pages_of_this_node_are_no_links(source: tuple[Path, int], held: ExitStack) -> None:
-    """A link in a store is not one of ours."""
+def test_link_in_place_of_pages_is_refused(source: tuple[Path, int], held: ExitStack) -> None:
+    """A link in a store was not made by the agent."""
     image = copy(held, source[1], Sound())
     path = source[0] / "pages-1.img"
     path.rename(source[0].parent / "elsewhere")
@@ -237,11 +237,11 @@ def test_pages_of_this_node_are_no_links(source: tuple[Path, int], held: ExitSta
         image.provide_pages(())
 
 
-MEMORY = Memory(7, "pages-1.img", (Run(2 * PAGE, 0, PAGE), Run(4 * PAGE, 0, 2 * PAGE)))
+MEMORY = TreeMemory(7, "pages-1.img", (PageStretch(2 * PAGE, 0, PAGE), PageStretch(4 * PAGE, 0, 2 * PAGE)))
 
 
 def test_pages_that_criu_reads_from_a_shared_store_are_copied(source: tuple[Path, int], held: ExitStack) -> None:
-    """Those that are filled from outside are not: the file has holes there."""
+    """Pages that the agent fills are not copied: the file has holes there."""
     image = copy(held, source[1], Sound(), shared=True)
     image.provide_pages([MEMORY])
     data = image.read("pages-1.img")
@@ -252,10 +252,10 @@ def test_pages_that_criu_reads_from_a_shared_store_are_copied(source: tuple[Path
 
 
 @pytest.mark.parametrize(("page", "seen"), [(1, True), (2, False), (7, True)])
-def test_page_that_changes_between_both_readings_is_seen(
+def test_page_that_changes_between_two_reads_is_detected(
     source: tuple[Path, int], held: ExitStack, page: int, seen: bool
 ) -> None:
-    """Where CRIU reads it itself; those that are filled are those that were verified."""
+    """Only pages that CRIU reads itself are compared; the agent fills the verified data."""
     image = copy(held, source[1], Sound(), shared=True)
     image.provide_pages([MEMORY])
     taken: list[tuple[str, int]] = []
@@ -273,10 +273,10 @@ def test_page_that_changes_between_both_readings_is_seen(
         image.check_compared()
 
 
-def test_without_room_for_pages_nothing_is_restored(
+def test_restore_without_room_for_pages_is_refused(
     source: tuple[Path, int], held: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said why, and what would help."""
+    """The error says why."""
     image = copy(held, source[1], Sound(), shared=True)
     monkeypatch.setattr(private_image, "_room", lambda path: 7 * PAGE)
     with pytest.raises(RestoreFailed, match="there is no room for 32768 bytes"):
@@ -284,8 +284,8 @@ def test_without_room_for_pages_nothing_is_restored(
     image.provide_pages([MEMORY])
 
 
-def test_what_criu_reads_can_be_replaced(source: tuple[Path, int], held: ExitStack) -> None:
-    """The store's files stay."""
+def test_file_for_criu_can_be_replaced(source: tuple[Path, int], held: ExitStack) -> None:
+    """The file in the store is unchanged."""
     image = copy(held, source[1], Sound())
     image.replace("files.img", b"other")
     image.replace("empty.img", None)

@@ -1,4 +1,4 @@
-"""Tiers: the shared one is compressed."""
+"""Tiers: compressed images in the shared tier."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import packing
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.checkpoint import compression
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
-from slurm_affinode.checkpoint.writer import ImageWriter
 
 from .conftest import JOB, KEY, LATER, MANIFEST, MIB, SMALL, Node, whole
 
 
 @pytest.fixture
 def packing_node(make_node: Callable[..., Node]) -> Node:
-    """The shared tier is compressed."""
+    """Return a node whose shared tier is compressed."""
     pytest.importorskip("zstandard")
     node = make_node()
     node.tiers.retention.tiers = (*node.tiers.tiers[:2], replace(node.tiers.tiers[2], level=3))
@@ -27,7 +27,7 @@ def packing_node(make_node: Callable[..., Node]) -> Node:
 
 
 def compressible(node: Node) -> Image:
-    """An image of text, noise and zeros."""
+    """Return an image of text, noise and zeros."""
 
     def fill(writer: ImageWriter) -> Image:
         path = Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img")
@@ -41,8 +41,8 @@ def compressible(node: Node) -> Image:
     return image
 
 
-def test_the_shared_tier_may_be_compressed(packing_node: Node) -> None:
-    """The manifest is the same, the room less; it is verified as it is, and unpacked where it is brought."""
+def test_shared_tier_is_compressed(packing_node: Node) -> None:
+    """The manifest is the same; the image is verified as it is, and unpacked in the tier that it is brought to."""
     node = packing_node
     image = compressible(node)
     assert node.shared.get(JOB.name, 1).manifest == image.manifest
@@ -63,8 +63,8 @@ def test_the_shared_tier_may_be_compressed(packing_node: Node) -> None:
     assert node.tiers.sound(node.tiers.copies(LATER)[0], whole).tier.name == "disk"
 
 
-def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
-    """It cannot be restored from where it is, and says so."""
+def test_compressed_image_without_room_to_unpack_is_reported(packing_node: Node) -> None:
+    """It cannot be restored directly."""
     node = packing_node
     image = compressible(node)
     for store in (node.memory, node.disk):
@@ -75,8 +75,8 @@ def test_compressed_and_no_room_to_unpack(packing_node: Node) -> None:
     assert node.where(image) == ["shared"]
 
 
-def test_a_compressed_copy_is_unpacked_where_a_bad_one_was_set_aside(packing_node: Node) -> None:
-    """Both copies of the node are bad: the shared one is the last, and has to be brought to one of their tiers."""
+def test_compressed_copy_is_unpacked_after_damaged_ones_were_set_aside(packing_node: Node) -> None:
+    """Both copies of the node are damaged: the shared one is the last, and has to be brought to one of their tiers."""
     node = packing_node
     image = compressible(node)
     for store in (node.memory, node.disk):
@@ -89,8 +89,8 @@ def test_a_compressed_copy_is_unpacked_where_a_bad_one_was_set_aside(packing_nod
 
 
 @pytest.mark.parametrize("place", [0, 9, 17, 40])
-def test_a_flipped_bit_in_a_compressed_image(packing_node: Node, place: int) -> None:
-    """In the form, the length, or the data of a slot."""
+def test_flipped_bit_in_a_compressed_image_is_detected(packing_node: Node, place: int) -> None:
+    """It is in the format, the length, or the data of a slot."""
     node = packing_node
     image = compressible(node)
     path = node.file(node.shared, image).with_name("pages-1.img.zst")
@@ -105,8 +105,7 @@ def test_a_flipped_bit_in_a_compressed_image(packing_node: Node, place: int) -> 
         node.shared.copy(image, DirectoryStore(node.shared.path.with_name("other"), KEY))
 
 
-def test_a_compressed_copy_is_taken_up(packing_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From where it ended."""
+def test_interrupted_compressed_copy_is_continued(packing_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node = packing_node
     looks = iter([False] * 60)
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
@@ -118,8 +117,8 @@ def test_a_compressed_copy_is_taken_up(packing_node: Node, monkeypatch: pytest.M
     node.shared.verify(node.shared.get(JOB.name, 1))
 
 
-def test_any_flipped_bit_of_a_slot_is_damage(packing_node: Node) -> None:
-    """In its header, in that of zstd's frame, or behind it: found, and by no other error; or it changes nothing."""
+def test_flipped_bits_of_a_slot_are_reported_as_damage(packing_node: Node) -> None:
+    """A bit in the header of the slot or of zstd's frame, or behind it, is reported as damage, or has no effect."""
     node = packing_node
     image = compressible(node)
     path = node.file(node.shared, image).with_name("pages-1.img.zst")
@@ -132,9 +131,9 @@ def test_any_flipped_bit_of_a_slot_is_damage(packing_node: Node) -> None:
             changed[bit // 8] ^= 1 << bit % 8
             os.pwrite(file.fileno(), changed, 0)
             try:
-                packing.read(file.fileno(), 0, 0, view)
+                compression.read(file.fileno(), 0, 0, view)
             except ImageDamaged:
                 found += 1
             else:
-                found += view != whole  # its digest will tell
+                found += view != whole  # its digest will differ
     assert found > 400

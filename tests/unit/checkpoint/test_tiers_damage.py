@@ -1,4 +1,4 @@
-"""Tiers: copies that are not what was written."""
+"""Tiers: damaged copies."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from slurm_affinode.checkpoint.interface import (
     Pages,
     RestoreFailed,
 )
-from slurm_affinode.checkpoint.tier import Copy
+from slurm_affinode.checkpoint.retention import Copy
 
 from .conftest import JOB, LATER, SMALL, Node, whole
 
 
 @pytest.mark.parametrize("bad", ["memory", "disk", "shared"])
-def test_a_flipped_bit_in_one_tier_is_put_aside(make_node: Callable[..., Node], bad: str) -> None:
-    """The copy of another tier is used; the bad one is kept apart and told of."""
+def test_copy_with_a_flipped_bit_is_set_aside(make_node: Callable[..., Node], bad: str) -> None:
+    """The copy of another tier is used; the damaged one is kept apart and reported."""
     node = make_node()
     image = node.dump()
     store = {"memory": node.memory, "disk": node.disk, "shared": node.shared}[bad]
     node.flip(store, image)
     if bad == "shared":
-        node.memory.remove(image)  # else it need not be brought
-    # From the bad one on: as on a node that has no faster one.
+        node.memory.remove(image)  # otherwise it is not brought
+    # Begin with the damaged copy, as on a node without a faster one.
     copies, _ = node.tiers.copies(LATER)
     start = [one.tier.name for one in copies].index(bad)
     sound = node.tiers.sound([*copies[start:], *copies[:start]], whole)
@@ -49,8 +49,8 @@ def test_a_flipped_bit_in_one_tier_is_put_aside(make_node: Callable[..., Node], 
     assert store.sweep([], cluster="cluster", young_s=-1) == [aside]
 
 
-def test_a_flipped_bit_in_every_tier_is_an_error(make_node: Callable[..., Node]) -> None:
-    """The last copy stays where it is, and each is named."""
+def test_flipped_bit_in_every_tier_is_an_error(make_node: Callable[..., Node]) -> None:
+    """The last copy stays where it is, and each tier is named."""
     node = make_node()
     image = node.dump()
     for store in node.tiers.stores:
@@ -60,10 +60,8 @@ def test_a_flipped_bit_in_every_tier_is_an_error(make_node: Callable[..., Node])
     assert node.where(image) == ["shared"]
 
 
-def test_a_copy_that_cannot_be_read_is_not_published(
-    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A bad sector is no lack of room in the tier that is written to: the copy is made from the one that is sound."""
+def test_unreadable_copy_is_not_published(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bad sector is not lack of room in the target tier: the copy is made from a sound one."""
     node = make_node()
     image = node.dump(publish=False)
     bad = node.file(node.memory, image).stat()
@@ -82,8 +80,8 @@ def test_a_copy_that_cannot_be_read_is_not_published(
     assert told.startswith("its copy in the tier memory is damaged: criu/pages-1.img: cannot be read: Input/output")
 
 
-def test_a_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None:
-    """The copy to the shared tier is made from the one that is sound."""
+def test_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None:
+    """The copy to the shared tier is made from a sound one."""
     node = make_node()
     image = node.dump(publish=False)
     node.flip(node.memory, image)
@@ -93,14 +91,14 @@ def test_a_damaged_copy_is_not_published(make_node: Callable[..., Node]) -> None
 
 
 def read_only(*_: object) -> None:
-    """What a file system says that was mounted anew."""
+    """Raise the error of a file system that was remounted read-only."""
     raise OSError(errno.EROFS, "Read-only file system")
 
 
-def test_a_bad_copy_that_cannot_be_put_aside_is_not_used(
+def test_damaged_copy_that_cannot_be_set_aside_is_not_used(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tier is read-only: the image is not brought there, where the bad copy still has its name."""
+    """Its tier is read-only: no image is brought there, where the damaged copy still has the name."""
     node = make_node()
     image = node.dump()
     node.disk.remove(image)
@@ -112,8 +110,10 @@ def test_a_bad_copy_that_cannot_be_put_aside_is_not_used(
 
 
 @pytest.mark.parametrize("bad", ["0001.tmp", "0001.tmp/criu", ""])
-def test_trouble_where_a_copy_goes_to_is_no_damage_of_its_source(make_node: Callable[..., Node], bad: str) -> None:
-    """The directory there is open to others: nothing is copied, and the copies of this node stay."""
+def test_error_in_the_target_tier_is_not_reported_as_damage_of_the_source(
+    make_node: Callable[..., Node], bad: str
+) -> None:
+    """The target directory is open to others: nothing is copied, and the copies on this node stay."""
     node = make_node()
     image = node.dump(publish=False)
     there = node.shared.path / JOB.name / bad
@@ -131,8 +131,8 @@ def test_trouble_where_a_copy_goes_to_is_no_damage_of_its_source(make_node: Call
 
 @pytest.mark.parametrize("bad", ["memory", "disk", "shared"])
 @pytest.mark.parametrize("what", ["manifest", "signature", "other", "link"])
-def test_a_manifest_that_was_tampered_with(make_node: Callable[..., Node], bad: str, what: str) -> None:
-    """The copy is passed over and told of, and replaced where the image is brought there."""
+def test_copy_with_a_tampered_manifest_is_skipped(make_node: Callable[..., Node], bad: str, what: str) -> None:
+    """It is reported, and replaced when the image is brought there."""
     node = make_node()
     image, other = node.dump(), node.dump(7)
     store = {"memory": node.memory, "disk": node.disk, "shared": node.shared}[bad]
@@ -158,8 +158,7 @@ def test_a_manifest_that_was_tampered_with(make_node: Callable[..., Node], bad: 
     store.verify(image)
 
 
-def test_a_shared_copy_is_not_given_up_for_none(make_node: Callable[..., Node]) -> None:
-    """It seems to be damaged, and what the node has is: it stays where it is, and is told of."""
+def test_damaged_shared_copy_is_kept_if_no_copy_is_sound(make_node: Callable[..., Node]) -> None:
     node = make_node()
     image = node.dump()
     for store in (node.memory, node.disk, node.shared):
@@ -169,8 +168,8 @@ def test_a_shared_copy_is_not_given_up_for_none(make_node: Callable[..., Node]) 
     assert node.where(image) == ["memory", "disk", "shared"]
 
 
-def test_a_copy_that_is_replaced_is_set_aside(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It could not be read for a moment. Nothing has gone when that which it is replaced by is found to be damaged."""
+def test_copy_that_is_replaced_is_set_aside(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was unreadable for a moment. Nothing is lost if its replacement turns out to be damaged."""
     node = make_node()
     image = node.dump()
     node.memory.remove(image)
@@ -188,7 +187,7 @@ def test_a_copy_that_is_replaced_is_set_aside(make_node: Callable[..., Node], mo
 
 
 def lose(path: Path, generator: random.Random) -> None:
-    """What a power cut may leave of a file that was not synced: pieces not written, another end."""
+    """Damage a file as a power cut does if it was not synced: pieces not written, another size."""
     size = path.stat().st_size
     with path.open("r+b") as file:
         for _ in range(3):
@@ -198,8 +197,10 @@ def lose(path: Path, generator: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_power_cut_during_a_copy(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    """Whatever is left of the files, the copy that is taken up is the image, or there is none."""
+def test_copy_interrupted_by_a_power_cut_is_continued_correctly(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever is left of the files, the continued copy is the image, or there is none."""
     node, generator = make_node(), random.Random(seed)  # noqa: S311
     image = node.dump(publish=False)
     looks = iter([False] * generator.randrange(70))
@@ -220,8 +221,8 @@ def test_a_power_cut_during_a_copy(make_node: Callable[..., Node], monkeypatch: 
     node.shared.verify(node.shared.get(JOB.name, 1))
 
 
-def test_a_copy_that_left_its_tier_meanwhile_is_no_damaged_one(make_node: Callable[..., Node]) -> None:
-    """It was dropped after it had been found: the next is taken, and nothing is told."""
+def test_copy_removed_from_its_tier_meanwhile_is_not_reported_as_damaged(make_node: Callable[..., Node]) -> None:
+    """It was dropped after it had been found: the next one is used."""
     node = make_node()
     image = node.dump()
     copies, _ = node.tiers.copies(LATER)
@@ -230,8 +231,8 @@ def test_a_copy_that_left_its_tier_meanwhile_is_no_damaged_one(make_node: Callab
     assert node.told == []
 
 
-def test_damage_that_is_found_during_the_use_of_a_copy_is_as_any_other(make_node: Callable[..., Node]) -> None:
-    """It is put aside, and the next one is used from the beginning on; the last one stays."""
+def test_damage_found_during_use_switches_to_the_next_copy(make_node: Callable[..., Node]) -> None:
+    """The damaged copy is set aside, and the next one is used from the beginning; the last one stays."""
     node = make_node()
     image = node.dump()
     used: list[str] = []
@@ -257,8 +258,8 @@ def test_damage_that_is_found_during_the_use_of_a_copy_is_as_any_other(make_node
 
 
 @pytest.mark.parametrize("error", [RestoreFailed("no"), CheckpointError("no"), OSError(errno.EIO, "no")])
-def test_what_fails_with_a_sound_copy_is_not_laid_to_it(make_node: Callable[..., Node], error: Exception) -> None:
-    """No other copy is tried, and nothing is said of this one."""
+def test_failure_with_a_sound_copy_is_not_reported_as_damage(make_node: Callable[..., Node], error: Exception) -> None:
+    """No other copy is tried."""
     node = make_node()
     image = node.dump()
     used: list[str] = []
@@ -274,8 +275,7 @@ def test_what_fails_with_a_sound_copy_is_not_laid_to_it(make_node: Callable[...,
     assert node.told == []
 
 
-def test_a_copy_that_was_brought_is_sound(make_node: Callable[..., Node]) -> None:
-    """What is found wrong with it later is not laid to the one that it was made from."""
+def test_damage_of_a_brought_copy_is_not_attributed_to_its_source(make_node: Callable[..., Node]) -> None:
     node = make_node()
     image = node.dump()
     for store in (node.memory, node.disk):
@@ -290,10 +290,10 @@ def test_a_copy_that_was_brought_is_sound(make_node: Callable[..., Node]) -> Non
     assert node.where(image) == ["memory", "shared"]
 
 
-def test_a_copy_that_cannot_be_verified_is_not_taken_for_one_that_was_brought(
+def test_copy_that_cannot_be_verified_is_not_taken_for_a_brought_one(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies where the one of the shared tier would be brought."""
+    """It is where the copy of the shared tier would be brought to."""
     node = make_node()
     image = node.dump()
     node.disk.remove(image)

@@ -1,4 +1,4 @@
-"""Tiers on real file systems: full, read-only, unmounted, of the wrong kind."""
+"""Tiers on real file systems: full, read-only, unmounted, of the wrong type."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import rootdir
+from slurm_affinode.base.node_config import SuspendConfig, TiersConfig
+from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.interface import CheckpointError, Image
-from slurm_affinode.checkpoint.opening import filesystem, open_tiers
-from slurm_affinode.checkpoint.tiers import Tiers
-from slurm_affinode.checkpoint.writer import ImageWriter
+from slurm_affinode.checkpoint.tiers import Tiers, filesystem, open_tiers
 from slurm_affinode.model.suspension import JobKey, Manifest
-from slurm_affinode.nodeconfig import SuspendConfig
-from slurm_affinode.tierconfig import TiersConfig
 
 from .conftest import JOB, KEY, LATER, MANIFEST, MIB, Node, run_of, whole
 
 
-def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) -> None:
-    """Its directory was replaced, as by an umount: the next tier takes the image, and nothing is lost."""
+def test_tier_that_was_unmounted_is_skipped(make_node: Callable[..., Node]) -> None:
+    """Its directory was replaced, as by an unmount: the next tier gets the image, and nothing is lost."""
     node = make_node()
     first = node.dump(1)
     node.memory.path.rename(node.memory.path.with_name("elsewhere"))
@@ -34,8 +32,8 @@ def test_a_tier_that_went_away_is_passed_over(make_node: Callable[..., Node]) ->
 
 
 @pytest.mark.parametrize("bad", ["memory", "disk"])
-def test_a_tier_that_answers_with_errors_is_passed_over(make_node: Callable[..., Node], bad: str) -> None:
-    """As a dead disk does, or a file system of another machine that has gone: nothing of it is believed or asked."""
+def test_tier_that_returns_errors_is_skipped(make_node: Callable[..., Node], bad: str) -> None:
+    """A dead disk or a lost network file system does so: its contents are neither used nor queried."""
     node = make_node()
     first = node.dump(1)
     store = {"memory": node.memory, "disk": node.disk}[bad]
@@ -54,7 +52,7 @@ def test_a_tier_that_answers_with_errors_is_passed_over(make_node: Callable[...,
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts small tmpfs file systems."""
+    """Return a function that mounts small tmpfs file systems."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     made: list[Path] = []
@@ -75,13 +73,13 @@ def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 def config(tmp_path: Path, memory: Path, **more: object) -> SuspendConfig:
-    """A node with a memory tier."""
+    """Return the configuration of a node with a memory tier."""
     tiers = TiersConfig(memory=memory, memory_size="1G", memory_reserve="0", **more)  # type: ignore[arg-type]
     return SuspendConfig(local_store=tmp_path / "disk", shared_store=tmp_path / "shared", tiers=tiers)
 
 
 def write(tiers: Tiers, facts: Manifest, size: int) -> Image:
-    """A dump."""
+    """Write a dump."""
 
     def fill(writer: ImageWriter) -> Image:
         Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(os.urandom(size))
@@ -93,8 +91,8 @@ def write(tiers: Tiers, facts: Manifest, size: int) -> Image:
     return image
 
 
-def test_a_full_tmpfs(tmp_path: Path, mounted: Callable[..., Path]) -> None:
-    """What does not fit goes to the disk; what fits goes to memory."""
+def test_image_that_does_not_fit_into_tmpfs_goes_to_disk(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """An image that fits goes to memory."""
     tiers = open_tiers(config(tmp_path, mounted("memory")), KEY)
     assert [tier.name for tier in tiers.tiers] == ["memory", "disk", "shared"]
     small, large = JobKey("cluster", 1, 1), JobKey("cluster", 2, 1)
@@ -110,8 +108,10 @@ def test_a_full_tmpfs(tmp_path: Path, mounted: Callable[..., Path]) -> None:
 
 
 @pytest.mark.parametrize("options", ["size=16m", "size=1g,nr_inodes=4"])
-def test_a_tmpfs_that_runs_full_while_it_is_written(tmp_path: Path, mounted: Callable[..., Path], options: str) -> None:
-    """Bytes or files run out after the image was begun: it is on the disk, whole, and the tmpfs is as it was."""
+def test_tmpfs_that_runs_full_during_a_write_is_cleaned_up(
+    tmp_path: Path, mounted: Callable[..., Path], options: str
+) -> None:
+    """Bytes or inodes run out after the image was begun: the complete image is on the disk, the tmpfs as before."""
     memory = mounted("memory", options.removeprefix("size="))
     tiers = open_tiers(config(tmp_path, memory), KEY)
     source = tmp_path / "source"
@@ -130,22 +130,22 @@ def test_a_tmpfs_that_runs_full_while_it_is_written(tmp_path: Path, mounted: Cal
         store.close()
 
 
-def test_a_file_system_that_takes_nothing_is_told(mounted: Callable[..., Path]) -> None:
-    """Without bytes, without files, and read-only."""
+def test_full_or_read_only_file_system_is_detected(mounted: Callable[..., Path]) -> None:
+    """It is without bytes, without inodes, or read-only."""
     for name, options in (("bytes", "16m"), ("files", "1g,nr_inodes=2"), ("read-only", "16m")):
         path = mounted(name, options)
         fd = os.open(path, os.O_RDONLY)
-        assert not rootdir.is_full(fd)
+        assert not root_directory.is_full(fd)
         if name == "read-only":
             subprocess.run(["mount", "-o", "remount,ro", path], check=True)
         else:
             (path / "others").write_bytes(bytes(14 * MIB if name == "bytes" else 1))
-        assert rootdir.is_full(fd)
+        assert root_directory.is_full(fd)
         os.close(fd)
 
 
-def test_a_tier_that_becomes_read_only(tmp_path: Path, mounted: Callable[..., Path]) -> None:
-    """Its images can still be read, new ones go elsewhere."""
+def test_tier_that_becomes_read_only_is_still_read(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """New images go elsewhere."""
     memory = mounted("memory")
     tiers = open_tiers(config(tmp_path, memory), KEY)
     first = write(tiers, MANIFEST, MIB)
@@ -167,8 +167,8 @@ def test_a_tier_that_becomes_read_only(tmp_path: Path, mounted: Callable[..., Pa
         store.close()
 
 
-def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None:
-    """Also where it goes away under an agent that runs."""
+def test_unmounted_tier_is_skipped(tmp_path: Path, mounted: Callable[..., Path]) -> None:
+    """It may disappear while the agent runs."""
     memory = mounted("memory")
     tiers = open_tiers(config(tmp_path, memory), KEY)
     write(tiers, MANIFEST, MIB)
@@ -190,8 +190,8 @@ def test_an_unmounted_tier(tmp_path: Path, mounted: Callable[..., Path]) -> None
         store.close()
 
 
-def test_a_shared_store_is_not_made_where_its_file_system_is_not_mounted(tmp_path: Path) -> None:
-    """The directory that it is in has to be there: the agent says so, and does not begin with an empty one."""
+def test_shared_store_on_an_unmounted_file_system_is_refused(tmp_path: Path) -> None:
+    """Its parent directory must exist: the agent reports it instead of beginning with an empty store."""
     shared = tmp_path / "mount" / "slurm-affinode" / "images"
     suspend = SuspendConfig(local_store=tmp_path / "new" / "disk", shared_store=shared)
     with pytest.raises(CheckpointError, match="slurm-affinode: is not there") as caught:
@@ -205,7 +205,7 @@ def test_a_shared_store_is_not_made_where_its_file_system_is_not_mounted(tmp_pat
 
 
 def test_tiers_in_one_directory_are_refused(tmp_path: Path, mounted: Callable[..., Path]) -> None:
-    """By two paths, too: what left one of them, as the other has a copy, would have left both."""
+    """So are two paths of one directory: an image dropped from one tier for the copy in the other would be lost."""
     with pytest.raises(CheckpointError, match="are one directory: the tiers disk and shared"):
         open_tiers(SuspendConfig(local_store=tmp_path / "images", shared_store=tmp_path / "images"), KEY)
     bound = mounted("bound")
@@ -215,8 +215,8 @@ def test_tiers_in_one_directory_are_refused(tmp_path: Path, mounted: Callable[..
     subprocess.run(["umount", bound], check=True)
 
 
-def test_a_directory_that_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
-    """The tier is left out, with the reason."""
+def test_memory_tier_that_is_not_on_tmpfs_is_left_out(tmp_path: Path) -> None:
+    """The reason is reported."""
     if filesystem(tmp_path) == "tmpfs":
         pytest.skip("temporary files are on a tmpfs here")
     tiers = open_tiers(config(tmp_path, tmp_path / "memory"), KEY)
@@ -230,10 +230,10 @@ def test_a_directory_that_is_no_tmpfs_is_no_memory(tmp_path: Path) -> None:
     ("kind", "size", "why"),
     [("ramfs", "", "is on ramfs, not on a tmpfs"), ("tmpfs", "0", "is on a tmpfs without a limit")],
 )
-def test_memory_that_tells_no_room_is_no_tier(
+def test_memory_tier_without_a_size_limit_is_left_out(
     tmp_path: Path, mounted: Callable[..., Path], kind: str, size: str, why: str
 ) -> None:
-    """It would be passed over by every image, as if it were full."""
+    """Every image would skip it as if it were full."""
     tiers = open_tiers(config(tmp_path, mounted("memory", size, kind)), KEY)
     assert [tier.name for tier in tiers.tiers] == ["disk", "shared"]
     assert why in tiers.missing[0]

@@ -1,4 +1,4 @@
-"""Tiers: what makes room, and for what."""
+"""Tiers: copies that are dropped to make room, and the images that they make room for."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from slurm_affinode.checkpoint.interface import CheckpointError, NoRoom
-from slurm_affinode.checkpoint.tier import Copy
+from slurm_affinode.checkpoint.retention import Copy
 from slurm_affinode.checkpoint.tiers import Tiers
 
 from .conftest import JOB, MIB, Node, run_of
 
 
-def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., Node]) -> None:
-    """Of several, what is wanted least goes, and no more of it than is needed."""
+def test_copies_that_are_also_on_disk_make_room_in_memory(make_node: Callable[..., Node]) -> None:
+    """The copy with the least demand is dropped, and only as much of it as is needed."""
     node = make_node(memory=9 * MIB)
     often, seldom = node.dump(1), node.dump(2)
     for second in range(5):
@@ -28,7 +28,7 @@ def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., N
     (begun,) = node.memory.begun()
     assert begun[0] == seldom.manifest
     assert 0 < begun[1] < 4 * MIB
-    # What is left of it is taken up when it is wanted again.
+    # The rest of it is reused when the image is brought again.
     node.memory.remove(third)
     (copy, *_), _ = node.tiers.copies(run_of(seldom))
     before = node.file(node.memory, seldom).parent.parent.with_name("0001.tmp").stat().st_ino
@@ -39,8 +39,8 @@ def test_what_is_on_the_disk_too_makes_room_in_memory(make_node: Callable[..., N
     assert node.file(node.memory, seldom).parent.parent.stat().st_ino == before
 
 
-def test_a_pull_ahead_of_time_does_not_drive_out_what_is_worth_more(make_node: Callable[..., Node]) -> None:
-    """What is wanted in an hour is not put in place of what is wanted each minute."""
+def test_pull_ahead_of_a_start_does_not_evict_more_valuable_copies(make_node: Callable[..., Node]) -> None:
+    """An image needed in an hour does not replace one needed every minute."""
     node = make_node(memory=5 * MIB)
     first = node.dump(1)
     node.now += 3600
@@ -57,21 +57,21 @@ def test_a_pull_ahead_of_time_does_not_drive_out_what_is_worth_more(make_node: C
     )
 
 
-def test_host_memory_that_jobs_need_is_given_back(make_node: Callable[..., Node]) -> None:
-    """Copies leave the tier when the node runs short; what is only there stays."""
+def test_host_memory_needed_by_jobs_is_released(make_node: Callable[..., Node]) -> None:
+    """Copies leave the tier when the node runs short of memory; an only copy stays."""
     node = make_node()
     safe, only = node.dump(1), node.dump(2, publish=False, settle=False)
     node.left = -1
     node.tiers.relieve()
     assert node.where(only) == ["memory"]
     assert node.where(safe) == ["disk", "shared"]
-    assert node.where(node.dump(3)) == ["disk", "shared"]  # and nothing comes in
+    assert node.where(node.dump(3)) == ["disk", "shared"]  # and no image is added
     node.left = None
     assert node.where(node.dump(4)) == ["memory", "disk", "shared"]
 
 
-def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
-    """A disk full of what is in the shared tier has room; one full of what is nowhere else has none."""
+def test_room_includes_copies_that_can_be_dropped(make_node: Callable[..., Node]) -> None:
+    """A disk full of images that are also in the shared tier has room; one full of only copies has none."""
     node = make_node(memory=1, disk=6 * MIB)
     image = node.dump(1)
     assert node.where(image) == ["disk", "shared"]
@@ -83,8 +83,8 @@ def test_room_is_what_can_be_made(make_node: Callable[..., Node]) -> None:
 
 
 @pytest.mark.parametrize("by", ["the agent's start", "the next dump"])
-def test_a_tier_that_is_given_less_room_keeps_within_it(make_node: Callable[..., Node], by: str) -> None:
-    """Configured anew: what is too much goes, and new images come in."""
+def test_tier_with_a_reduced_quota_drops_copies(make_node: Callable[..., Node], by: str) -> None:
+    """The quota was changed in the configuration; new images are still added."""
     node = make_node()
     for job in (1, 2, 3, 4):
         node.dump(job)
@@ -98,8 +98,8 @@ def test_a_tier_that_is_given_less_room_keeps_within_it(make_node: Callable[...,
     assert 4 * MIB < node.memory.usage().used <= 9 * MIB
 
 
-def test_what_a_user_may_have_is_asked_before_anything_is_touched(make_node: Callable[..., Node]) -> None:
-    """Where there is room enough, too; and where a tier takes nothing any more."""
+def test_user_quota_is_checked_first(make_node: Callable[..., Node]) -> None:
+    """It is checked even if there is room enough, or if the tier is unusable."""
     node = make_node()
     node.disk.budget.user_quota = 6 * MIB
     tiers = Tiers.of(node.disk, None)
@@ -111,8 +111,8 @@ def test_what_a_user_may_have_is_asked_before_anything_is_touched(make_node: Cal
         tiers.check_room(1001, 4 * MIB)
 
 
-def test_a_dump_in_memory_is_not_sent_past_a_disk_that_can_make_room(make_node: Callable[..., Node]) -> None:
-    """It is on its way out, and worth there what it would take to load it from behind the disk."""
+def test_dump_in_memory_is_copied_to_a_disk_that_can_make_room(make_node: Callable[..., Node]) -> None:
+    """Its value on the disk is the time to load it from the tier behind the disk."""
     node = make_node(disk=10 * MIB)
     older = [node.dump(1), node.dump(2)]
     node.now += 300
@@ -124,8 +124,8 @@ def test_a_dump_in_memory_is_not_sent_past_a_disk_that_can_make_room(make_node: 
     assert sum("disk" in node.where(image) for image in older) == 1
 
 
-def test_host_memory_is_promised_once(make_node: Callable[..., Node]) -> None:
-    """Two dumps at once do not both count on what is left beside the jobs' memory."""
+def test_host_memory_is_reserved_once(make_node: Callable[..., Node]) -> None:
+    """Two simultaneous dumps do not both count on the same free memory."""
     node = make_node()
     node.left = 6 * MIB
     tier = node.tiers.tiers[0]
@@ -136,20 +136,22 @@ def test_host_memory_is_promised_once(make_node: Callable[..., Node]) -> None:
     assert tier.room() == 6 * MIB
 
 
-def test_one_copy_is_written_once_at_a_time(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also on a file system that has no locks on directories."""
+def test_copy_is_written_by_one_process_at_a_time(
+    make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That also holds on file systems without locks on directories."""
     node = make_node()
     image = node.dump(publish=False)
-    monkeypatch.setattr("slurm_affinode.checkpoint.writer.lock", lambda fd: True)
+    monkeypatch.setattr("slurm_affinode.checkpoint.image_writer.lock", lambda fd: True)
     writer = node.shared.take_up(image)
-    with pytest.raises(CheckpointError, match="somebody else is writing"):
+    with pytest.raises(CheckpointError, match="another process is writing"):
         node.tiers.publish(JOB.name, 1)
     writer.leave()
     assert node.tiers.publish(JOB.name, 1)
 
 
-def test_an_older_image_of_a_job_goes_before_all_others(make_node: Callable[..., Node]) -> None:
-    """No run takes it any more, and its job's next dump is in its place; the job's newest image stays."""
+def test_superseded_image_of_a_job_is_dropped_first(make_node: Callable[..., Node]) -> None:
+    """No attempt restores it any more, since the job has a newer image, which stays."""
     node = make_node(memory=9 * MIB)
     often, other = node.dump(1), node.dump(2)
     for _ in range(5):
@@ -161,8 +163,8 @@ def test_an_older_image_of_a_job_goes_before_all_others(make_node: Callable[...,
     assert node.where(often) == ["disk", "shared"]
 
 
-def test_a_new_image_is_worth_what_it_would_take_to_load_it(make_node: Callable[..., Node]) -> None:
-    """From the next tier, as those that are there already, and not from the one that it is written to."""
+def test_value_of_a_new_image_is_the_time_to_load_it(make_node: Callable[..., Node]) -> None:
+    """It is loaded from the next tier, like the present ones, not from the tier that it is written to."""
     node = make_node(memory=5 * MIB)
     node.tiers.retention._speeds["memory"] = 1e12
     first = node.dump(1)
@@ -172,13 +174,13 @@ def test_a_new_image_is_worth_what_it_would_take_to_load_it(make_node: Callable[
     assert node.where(first) == ["disk", "shared"]
 
 
-def test_two_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_node: Callable[..., Node]) -> None:
-    """Half of each is there, and no room for the rest: the younger one makes way, and comes when there is some."""
+def test_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_node: Callable[..., Node]) -> None:
+    """Half of each image is there, without room for the rest: the younger is removed, and copied when there is room."""
     node, other = make_node(), make_node("c2")
     other.shared = node.shared
     other.tiers.retention.tiers = (*other.tiers.tiers[:2], node.tiers.tiers[2])
     older, younger = other.dump(7, publish=False), node.dump(8, publish=False)
-    assert older.manifest.dumped_epoch == younger.manifest.dumped_epoch  # then it goes by the name
+    assert older.manifest.dumped_epoch == younger.manifest.dumped_epoch  # then the names decide
     for image, who in ((older, other), (younger, node)):
         looks = iter([False] * 80)
         who.tiers.stopping.is_set = lambda looks=looks: next(looks, True)  # type: ignore[method-assign]
@@ -188,7 +190,7 @@ def test_two_nodes_that_fill_the_shared_tier_do_not_wait_for_each_other(make_nod
     sizes = [held for _, held in node.shared.begun()]
     node.shared.budget.quota = sum(sizes) + MIB
     with pytest.raises(NoRoom):
-        other.tiers.publish("cluster.7", 1)  # the older one keeps what it has
+        other.tiers.publish("cluster.7", 1)  # the older one keeps its part
     assert len(node.shared.begun()) == 2
     with pytest.raises(NoRoom):
         node.tiers.publish("cluster.8", 1)

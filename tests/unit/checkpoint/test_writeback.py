@@ -1,4 +1,4 @@
-"""Files go to disk while another process appends to them."""
+"""Writeback of image files while another process appends to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint.writeback import Writeback, start_writing
+from slurm_affinode.checkpoint.block_io import Writeback, start_writing
 
 MIB = 1 << 20
 WAIT_S = 30.0
@@ -23,8 +23,8 @@ def directory(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_what_has_come_is_written_once(directory: int, tmp_path: Path) -> None:
-    """In pieces of at least 4 MiB, each from where the last one ended; small files are left to the end."""
+def test_appended_data_is_written_back_once(directory: int, tmp_path: Path) -> None:
+    """Data is written in pieces of at least 4 MiB, each from the end of the last; small files are left to the end."""
     seen: queue.Queue[tuple[int, int]] = queue.Queue()
 
     def start(fd: int, at: int, length: int) -> None:
@@ -50,8 +50,8 @@ def test_what_has_come_is_written_once(directory: int, tmp_path: Path) -> None:
     assert seen.empty()
 
 
-def test_what_vanishes_or_is_no_file_is_passed_over(directory: int, tmp_path: Path) -> None:
-    """Links are not followed, a FIFO does not hold it up, removed files and a removed directory are no failure."""
+def test_vanished_and_special_files_are_skipped(directory: int, tmp_path: Path) -> None:
+    """Links are not followed, a FIFO does not block, and removed files and directories are not errors."""
     seen: queue.Queue[str] = queue.Queue()
 
     def start(fd: int, at: int, length: int) -> None:
@@ -77,8 +77,7 @@ def test_what_vanishes_or_is_no_file_is_passed_over(directory: int, tmp_path: Pa
     writeback.close()
 
 
-def test_it_ends_without_leaving_descriptors(directory: int, tmp_path: Path) -> None:
-    """Also those of the files that it had looked at."""
+def test_writeback_leaves_no_descriptors_open(directory: int, tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - descriptors of this process
     (tmp_path / "pages-1.img").write_bytes(bytes(8 * MIB))
     seen: queue.Queue[int] = queue.Queue()

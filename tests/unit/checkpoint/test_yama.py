@@ -1,4 +1,4 @@
-"""Yama's ``ptrace_scope``, read from files as the kernel has them."""
+"""The setting of Yama's ``ptrace_scope``, read from files as the kernel provides them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import pytest
 
 from slurm_affinode.checkpoint import yama
 from slurm_affinode.checkpoint.interface import CheckpointError
-from slurm_affinode.checkpoint.yama import Verdict
-from slurm_affinode.workflow.check import OK, PROBLEM, SKIPPED
-from slurm_affinode.workflow.doctor import tracing
+from slurm_affinode.checkpoint.yama import PtraceVerdict
+from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED, tracing
 
 
 @pytest.fixture(params=["0", "1", "2", "3"])
@@ -28,17 +27,17 @@ def test_scope_is_read(setting: tuple[Path, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "4\n", "-1\n", "1 2\n", "one\n", "٣\n", "\udcff"])
 def test_unknown_scope_counts_as_no_yama(tmp_path: Path, text: str) -> None:
-    """What is not understood protects nobody."""
+    """An unknown value is treated as no protection."""
     path = tmp_path / "ptrace_scope"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     assert yama.scope(path) is None
     assert yama.scope(tmp_path / "missing") is None
     assert yama.scope(tmp_path) is None
-    assert yama.judge(None) is not Verdict.SOUND
+    assert yama.judge(None) is not PtraceVerdict.SOUND
 
 
 def test_doctor_and_agent_agree(setting: tuple[Path, int]) -> None:
-    """One decision for both, with a line that says what to do."""
+    """Both use the same decision, and the message has a remedy."""
     path, value = setting
     found = tracing(path)
     if value:
@@ -52,7 +51,7 @@ def test_doctor_and_agent_agree(setting: tuple[Path, int]) -> None:
 
 
 def test_refused_scope_stops_the_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yama, "judge", lambda scope: Verdict.REFUSED)
+    monkeypatch.setattr(yama, "judge", lambda scope: PtraceVerdict.REFUSED)
     with pytest.raises(CheckpointError, match="the kernel has no Yama") as raised:
         yama.check(tmp_path / "missing")
     assert "CONFIG_SECURITY_YAMA" in str(raised.value.hint)

@@ -7,15 +7,15 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.base.errors import NoStoreError
 from slurm_affinode.cli.db import db
-from slurm_affinode.errors import NoStoreError
 
 
 def invoke(*arguments):
     return CliRunner().invoke(db, [str(argument) for argument in arguments], catch_exceptions=False)
 
 
-def test_upgrade_makes_the_store_once(tmp_path):
+def test_db_upgrade_is_idempotent(tmp_path):
     state = tmp_path / "50% why?"
     first = invoke("upgrade", "--state", state)
     assert first.exit_code == 0
@@ -26,20 +26,20 @@ def test_upgrade_makes_the_store_once(tmp_path):
     assert (state / "affinode.sqlite").exists()
 
 
-def test_status_of_a_store_that_is_not_there_makes_none(tmp_path):
+def test_db_status_does_not_create_the_database(tmp_path):
     with pytest.raises(NoStoreError, match="there is no store"):
         invoke("status", "--state", tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
 
-def test_status_of_an_empty_file_says_what_is_pending(tmp_path):
+def test_db_status_lists_pending_migrations(tmp_path):
     (tmp_path / "affinode.sqlite").touch()
     done = invoke("status", "--state", tmp_path)
     assert done.exit_code == 1
     assert "0001_initial" in done.output
 
 
-def test_status_counts(store_url):
+def test_db_status_reports_counts(store_url):
     invoke("upgrade", "--db", store_url)
     done = invoke("status", "--db", store_url, "--json")
     assert done.exit_code == 0

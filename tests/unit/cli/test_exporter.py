@@ -1,4 +1,4 @@
-"""``slurm-affinode exporter`` refuses what it cannot do in one line; the rest is tested on the emulated driver."""
+"""``slurm-affinode exporter``: errors of options and files. Serving is tested on the emulated driver."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ import pytest
 from click.testing import CliRunner
 from gpu_fakes import FakeDriver
 
-from slurm_affinode import process
+from slurm_affinode.base import process
+from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.cli.exporter import exporter
-from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
-from slurm_affinode.workflow.exporter import Converter, ExporterOptions, Signals, run
+from slurm_affinode.pipeline.exporter import ExporterOptions, Signals, SpoolConverter, run
 
 
 @pytest.mark.parametrize(
     "listen", ["9402", "host", "host:99999", "::1:9402", ":x", "host:\u00b2", "host:" + "9" * 5000]
 )
-def test_an_address_that_is_none(listen: str) -> None:
+def test_invalid_listen_address_is_rejected(listen: str) -> None:
     with pytest.raises(AffinodeError, match=r"is no HOST:PORT"):
         CliRunner().invoke(exporter, ["--listen", listen], catch_exceptions=False)
 
 
-def test_a_key_without_a_certificate() -> None:
+def test_tls_key_without_certificate_is_rejected() -> None:
     with pytest.raises(AffinodeError, match="need --tls-cert"):
         CliRunner().invoke(exporter, ["--tls-key", "x"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("content", [b"", b"two words", b"\xff\xfe", b"a\nb"])
-def test_a_token_file_without_a_token(tmp_path: Path, content: bytes) -> None:
-    """Named, and nothing is served without the token that was asked for."""
+def test_token_file_without_token_is_rejected(tmp_path: Path, content: bytes) -> None:
+    """The exporter never serves without the configured token."""
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(InputError, match="token"):
         CliRunner().invoke(exporter, ["--token-file", str(path)], catch_exceptions=False)
 
 
-def test_a_period_of_nothing_is_a_usage_error() -> None:
+def test_period_of_zero_is_a_usage_error() -> None:
     assert CliRunner().invoke(exporter, ["--period", "0"]).exit_code == 2
 
 
 @pytest.mark.parametrize("period", ["\u00b2", "9" * 400, "99999999999d", "1.5.5", "."])
-def test_a_period_that_is_none_is_told_in_one_line(period: str) -> None:
-    """Digits of other scripts, and times of which no clock knows."""
+def test_invalid_period_is_rejected(period: str) -> None:
+    """Digits of other scripts and out-of-range durations are rejected, too."""
     done = CliRunner().invoke(exporter, ["--period", period], standalone_mode=False)
     assert isinstance(done.exception, click.UsageError | AffinodeError)
 
@@ -53,14 +53,14 @@ def options(**more: object) -> ExporterOptions:
     return ExporterOptions(node="c1", cluster=None, host="127.0.0.1", port=0, period_s=0.01, **more)
 
 
-def test_a_spool_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
+def test_unwritable_spool_is_rejected_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UnreachableError, match="cannot be written"):
         run(options(spool=tmp_path / "file"), FakeDriver(), Signals(), say=lambda message: None)
 
 
-def test_without_a_driver_it_waits_for_one() -> None:
-    """It says so and runs on, to be stopped in good order."""
+def test_exporter_waits_for_driver() -> None:
+    """A missing driver is reported; the exporter keeps running and stops cleanly."""
     signals, said = Signals(), []
 
     def say(message: str) -> None:
@@ -77,28 +77,30 @@ def test_without_a_driver_it_waits_for_one() -> None:
     assert driver.closed == 1
 
 
-def test_a_file_becomes_parquet_by_our_own_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever lies in the directory in which the exporter was started, which may be anybody's."""
+def test_parquet_conversion_ignores_modules_in_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory may belong to another user."""
     (tmp_path / "slurm_affinode.py").write_text("raise SystemExit('mine')\n")
     (tmp_path / "gpu.csv").write_text("no table of ours\n")
     monkeypatch.chdir(tmp_path)
     said: list[str] = []
-    converter = Converter(said.append)
+    converter = SpoolConverter(said.append)
     converter.add(tmp_path / "gpu.csv")
     converter.close()
     assert len(said) == 1
     assert "is no file of a spool" in said[0]
 
 
-def test_a_file_that_cannot_become_parquet_stays_as_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is said, and the next one is tried."""
+def test_failed_parquet_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The converter continues with the next file."""
     said: list[str] = []
 
     def fail(argv: list[str], *, timeout_s: float) -> None:
         raise UnreachableError("python ended with status 2: disk full")
 
     monkeypatch.setattr(process, "run", fail)
-    converter = Converter(said.append)
+    converter = SpoolConverter(said.append)
     converter.add(Path("/spool/a.csv"))
     converter.add(Path("/spool/b.csv"))
     converter.close()

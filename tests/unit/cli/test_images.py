@@ -1,4 +1,4 @@
-"""The command ``images``: what is in the stores, whether it is sound, and what goes."""
+"""``images``: list, verify and prune checkpoint images."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from slurm_affinode.agent.absences import Absences
-from slurm_affinode.agent.notes import Note, Notes
-from slurm_affinode.checkpoint import digest, rootdir
-from slurm_affinode.checkpoint.images import DirectoryStore
+from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.checkpoint import digest, root_directory
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image
-from slurm_affinode.checkpoint.nodekeys import Signer
+from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.cli.images import images
-from slurm_affinode.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
-from slurm_affinode.slurm.faults import UnknownJobError
+from slurm_affinode.slurm.interface import UnknownJobError
+from slurm_affinode.suspension.shared_state import Note, Notes
+from slurm_affinode.suspension.sweep import Absences
 
 KEY = bytes(64)
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A node with a store of its own, in which is one image of job 123, and a shared one without any."""
+    """A node with one image of job 123 in its local store, and an empty shared store."""
     key = tmp_path / "image.key"
     key.write_bytes(KEY)
     key.chmod(0o400)
@@ -58,7 +58,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object) -> tuple[int, str]:
-    """The command's exit status and what it says."""
+    """Return the exit status and the output of the command."""
     done = CliRunner().invoke(images, [str(one) for one in arguments], standalone_mode=False)
     if done.exception is not None:
         raise done.exception
@@ -66,7 +66,7 @@ def run(*arguments: object) -> tuple[int, str]:
 
 
 def test_images_are_listed(config: Path) -> None:
-    """With their job, size and store; those of other jobs are left out when jobs are named."""
+    """The list shows job, size and store, and only the jobs that are named."""
     status, text = run("list", "--config", config)
     assert status == 0
     assert "alpha.123" in text
@@ -78,8 +78,8 @@ def test_images_are_listed(config: Path) -> None:
     assert "alpha.123" not in run("list", "124", "--config", config)[1]
 
 
-def test_a_damaged_image_is_told(config: Path) -> None:
-    """In the list only what the manifest shows, in the verification all."""
+def test_damaged_image_is_reported(config: Path) -> None:
+    """``list`` checks only the manifest, ``verify`` also the contents."""
     assert run("verify", "--config", config) == (0, f"{config.parent}/local: alpha.123/0001: ok\n")
     pages = config.parent / "local" / "alpha.123" / "0001" / "criu" / "pages-1.img"
     pages.write_bytes(b"Memory" + pages.read_bytes()[6:])
@@ -93,8 +93,7 @@ def test_a_damaged_image_is_told(config: Path) -> None:
     assert "damaged" in text
 
 
-def test_a_sleeping_job_is_given_up_only_when_asked_twice(config: Path) -> None:
-    """Its image is all that is left of it."""
+def test_image_of_suspended_job_is_pruned_only_with_yes(config: Path) -> None:
     with pytest.raises(InputError, match="all that is left"):
         run("prune", "123", "--config", config)
     assert run("prune", "123", "--dry-run", "--config", config)[1].startswith("would remove alpha.123/0001")
@@ -102,8 +101,8 @@ def test_a_sleeping_job_is_given_up_only_when_asked_twice(config: Path) -> None:
     assert run("prune", "123", "--yes", "--config", config)[1] == "nothing to remove\n"
 
 
-def test_the_agents_are_told_of_a_job_that_is_given_up(config: Path) -> None:
-    """Other nodes may have copies: the job's note says that they are not to be used."""
+def test_pruned_job_is_marked_in_its_note(config: Path) -> None:
+    """Other nodes may have copies; the note of the job prevents their use."""
     notes = Notes(config.parent, Signer(KEY, "c1"))
     for job in (123, 124):
         notes.write(Note("alpha", job, 5, 0, 1, 0, "c1", 0, 0.0, "idle", 1, 0, 0, "auto"))
@@ -113,13 +112,12 @@ def test_the_agents_are_told_of_a_job_that_is_given_up(config: Path) -> None:
     assert [note.given_up for note in notes.all()] == [True, False]
 
 
-def test_a_job_without_image_is_no_success(config: Path) -> None:
-    """Who asks for a job's image wants to know that there is one."""
+def test_verify_of_job_without_image_fails(config: Path) -> None:
     assert run("verify", "77", "--config", config) == (1, "no images\n")
 
 
 class Slurm:
-    """A controller that lists no jobs; ``known``: what it says of each of them by its id."""
+    """A slurmctld with an empty job list; ``known`` is the state of every job that is queried by ID."""
 
     def __init__(self, known: str | None = None) -> None:
         self._known = known
@@ -145,8 +143,8 @@ class Slurm:
         )
 
 
-def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is all that is left of the job, which Slurm knows when it is asked for it."""
+def test_image_of_job_missing_from_job_list_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The image is kept while Slurm still knows the job by its ID."""
     arguments = ("--young", "0s", "--config", config)
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("PENDING"))
     with pytest.raises(UnreachableError, match="lacks 123"):
@@ -157,10 +155,10 @@ def test_the_image_of_a_job_that_a_list_of_slurms_lacks_stays(config: Path, monk
 
 
 @pytest.mark.parametrize("how", [("123", "--yes"), ("--unknown", "--yes", "--young", "0s")])
-def test_what_was_set_aside_for_an_image_goes_with_it(
+def test_file_set_aside_for_image_is_removed_with_it(
     config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
 ) -> None:
-    """The name of a file that the job has open while its own is gone; nothing else knows of it."""
+    """It is the last name of a deleted file that the job has open; only the image refers to it."""
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     (tmp_path / ".link_remap.1.2").write_text("kept")
     aside = {"directory": str(tmp_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
@@ -172,8 +170,8 @@ def test_what_was_set_aside_for_an_image_goes_with_it(
     assert not (tmp_path / ".link_remap.1.2").exists()
 
 
-def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After Slurm has said which jobs there are; first one looks what would go."""
+def test_images_of_ended_jobs_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--dry-run`` lists the images without removing them."""
 
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
     assert run("prune", "--config", config) == (0, "nothing to remove\n")
@@ -184,8 +182,8 @@ def test_images_of_jobs_that_are_over_are_pruned(config: Path, monkeypatch: pyte
     assert run("list", "--config", config)[1].count("0 images") == 2
 
 
-def test_an_image_that_came_since_slurm_was_asked_stays(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To read the stores may take longer than to submit a job and have it suspended."""
+def test_image_written_after_job_query_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading the stores may take longer than submitting and suspending a job."""
 
     def it_comes(*_: object) -> dict[str, object]:
         time.sleep(0.5)
@@ -199,7 +197,7 @@ def test_an_image_that_came_since_slurm_was_asked_stays(config: Path, monkeypatc
 
 
 def more_images(config: Path, count: int) -> None:
-    """Images of further jobs in the shared store."""
+    """Write images of ``count`` more jobs to the shared store."""
     shared = DirectoryStore(config.parent / "shared", KEY)
     local = DirectoryStore(config.parent / "local", KEY)
     facts = local.get("alpha.123", 1).manifest
@@ -212,7 +210,7 @@ def more_images(config: Path, count: int) -> None:
 
 
 def test_image_of_unknown_job_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """slurmctld may have lost its state; only an administrator removes it before its time."""
+    """slurmctld may have lost its state; only an administrator may remove the image early."""
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     status, text = run("prune", "--young", "0s", "--config", config)
     assert status == 0
@@ -229,11 +227,11 @@ def test_image_of_unknown_job_is_kept(config: Path, monkeypatch: pytest.MonkeyPa
 def test_sweep_that_would_remove_most_images_waits_for_an_administrator(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It removes nothing, and every command that looks at the stores says so until it is confirmed."""
+    """It removes nothing, and ``list`` and ``prune`` report it until it is confirmed."""
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     config.write_text(config.read_text() + 'keep_unknown = "0.001s"\n')
     more_images(config, 6)
-    run("prune", "--young", "0s", "--config", config)  # sees for the first time that Slurm does not know them
+    run("prune", "--young", "0s", "--config", config)  # records that Slurm does not know the jobs
     for _ in range(2):
         status, text = run("prune", "--young", "0s", "--config", config)
         assert status == 1
@@ -250,8 +248,10 @@ def test_sweep_that_would_remove_most_images_waits_for_an_administrator(
     assert not list((config.parent / "shared").iterdir())
 
 
-def test_few_images_of_unknown_jobs_go_after_their_time(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to confirm a handful."""
+def test_few_images_of_unknown_jobs_are_removed_after_keep_unknown(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A small number needs no confirmation."""
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     config.write_text(config.read_text() + 'keep_unknown = "0.001s"\n')
     more_images(config, 5)
@@ -260,8 +260,8 @@ def test_few_images_of_unknown_jobs_go_after_their_time(config: Path, monkeypatc
     assert (status, text.count("removed ")) == (0, 6)
 
 
-def test_note_that_no_node_has_signed_is_listed(config: Path) -> None:
-    """Whoever can write beside the shared store without the key is noticed."""
+def test_unsigned_note_is_reported(config: Path) -> None:
+    """A note written without the key is ignored and listed."""
     (config.parent / "asleep").mkdir()
     note = {"cluster": "alpha", "job_id": 5, "submit": 1, "restarts": 0, "seq": 1, "uid": 0, "node": "c1"}
     (config.parent / "asleep" / "alpha.5.json").write_text(json.dumps(note))
@@ -270,8 +270,8 @@ def test_note_that_no_node_has_signed_is_listed(config: Path) -> None:
     assert f"ignored: {config.parent}/asleep/alpha.5.json: " in text
 
 
-def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
-    """Where an image is whole or in part, what was set aside, and a tier that is not there."""
+def test_tiers_and_their_problems_are_listed(config: Path) -> None:
+    """The list shows complete and partial copies, images that were set aside, and missing tiers."""
     local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
     image = local.get("alpha.123", 1)
     local.copy(image, shared)
@@ -294,8 +294,7 @@ def test_tiers_and_what_is_wrong_in_them_are_listed(config: Path) -> None:
     assert run("list", "5", "--config", config)[0] == 0
 
 
-def test_a_tier_that_is_not_looked_at_is_told(config: Path) -> None:
-    """Whoever reads that all is well has to know what was not read."""
+def test_unread_tier_is_reported(config: Path) -> None:
     (config.parent / "shared").rmdir()
     status, text = run("verify", "--quiet", "--config", config)
     assert status == 0
@@ -305,18 +304,15 @@ def test_a_tier_that_is_not_looked_at_is_told(config: Path) -> None:
     assert "not used: " in run("prune", "123", "--dry-run", "--config", config)[1]
 
 
-def test_an_image_that_cannot_be_verified_here_does_not_hide_the_others(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the package of its digests: each is named, with what to do."""
+def test_missing_blake3_package_is_reported_with_hint(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digest, "blake3", lambda: None)
     status, text = run("verify", "--quiet", "--config", config)
     assert status == 1
     assert text.endswith("alpha.123/0001: its digests are BLAKE3 (install the Python package blake3 on this node)\n")
 
 
-def test_an_image_whose_job_ends_meanwhile_is_not_damaged(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The agent removes it while it is being read."""
+def test_image_removed_during_verification_is_not_damaged(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent removes the image of a job that ends."""
     verify = DirectoryStore.verify
 
     def verified(store: DirectoryStore, image: Image, **settings: Any) -> None:
@@ -327,8 +323,8 @@ def test_an_image_whose_job_ends_meanwhile_is_not_damaged(config: Path, monkeypa
     assert run("verify", "--quiet", "--config", config) == (0, "no images\n")
 
 
-def test_a_store_that_lets_nothing_go_does_not_keep_the_others(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All images of a job go, also what is there of a copy; what cannot is named, and the exit status is 1."""
+def test_read_only_store_does_not_prevent_pruning_others(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All other images of the job, complete or partial, are removed; the error is reported with exit status 1."""
     local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
     local.copy(local.get("alpha.123", 1), shared)
     shared.cut(shared.get("alpha.123", 1), 10)
@@ -353,8 +349,8 @@ def test_a_store_that_lets_nothing_go_does_not_keep_the_others(config: Path, mon
     assert [note.given_up for note in notes.all()] == [True]
 
 
-def test_a_copy_that_is_being_made_is_listed(config: Path) -> None:
-    """As far as it has come."""
+def test_copy_in_progress_is_listed(config: Path) -> None:
+    """It is listed as partial."""
     local, shared = (DirectoryStore(config.parent / name, KEY) for name in ("local", "shared"))
     image = local.get("alpha.123", 1)
     shared.copy(local.copy(image, shared), local)
@@ -367,17 +363,17 @@ def test_a_copy_that_is_being_made_is_listed(config: Path) -> None:
     shared.close()
 
 
-def test_where_there_is_no_key_is_no_node_with_an_agent(config: Path) -> None:
-    """A login node: it is told where to look, and not to make a key."""
+def test_missing_key_is_reported_with_hint(config: Path) -> None:
+    """On a login node, the hint is to run the command on a node with the agent, not to create a key."""
     (config.parent / "image.key").unlink()
     with pytest.raises(AffinodeError, match="has no key of images") as caught:
         run("list", "--config", config)
     assert "on a node with the agent" in (caught.value.hint or "")
 
 
-def test_a_store_that_cannot_be_read_does_not_hide_the_others(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, with the reason, and the exit status is 1."""
-    size_of, names = rootdir.size_of, rootdir.names
+def test_unreadable_store_does_not_hide_the_others(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is reported with the reason and exit status 1."""
+    size_of, names = root_directory.size_of, root_directory.names
     shared = (config.parent / "shared").stat().st_ino
 
     def failing(call: Callable[[int], Any]) -> Callable[[int], Any]:
@@ -388,8 +384,8 @@ def test_a_store_that_cannot_be_read_does_not_hide_the_others(config: Path, monk
 
         return one
 
-    monkeypatch.setattr(rootdir, "size_of", failing(size_of))
-    monkeypatch.setattr(rootdir, "names", failing(names))
+    monkeypatch.setattr(root_directory, "size_of", failing(size_of))
+    monkeypatch.setattr(root_directory, "names", failing(names))
     status, text = run("list", "--config", config)
     assert status == 1
     assert "alpha.123" in text

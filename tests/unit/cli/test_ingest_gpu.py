@@ -1,4 +1,4 @@
-"""``ingest gpu``: what a person sees, exit statuses, the journal."""
+"""``ingest gpu``: output, exit statuses, the journal."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from slurm_affinode.base.config import Config, GpuHistoryConfig
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.config import Config, GpuHistoryConfig
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import gpu_intake
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.pipeline import ingest
 
 LINE = 'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 1793520000000\n'
 
@@ -31,8 +31,7 @@ def run(state: Path, *args: str | Path, text: str | None = None) -> Result:
     return CliRunner().invoke(cli, argv, input=text, standalone_mode=False)
 
 
-def test_a_file_is_taken_in_and_noted(state: Path, recorded: Path) -> None:
-    """A table for people; an entry in the journal."""
+def test_ingested_file_is_summarized_and_journaled(state: Path, recorded: Path) -> None:
     result = run(state, recorded / "gpu" / "dcgm-exporter.prom")
     assert result.return_value == 0
     for text in (
@@ -51,8 +50,8 @@ def test_a_file_is_taken_in_and_noted(state: Path, recorded: Path) -> None:
     assert entry.source.endswith("dcgm-exporter.prom")
 
 
-def test_the_second_time_says_that_nothing_is_new(state: Path, recorded: Path) -> None:
-    """And the journal has no second entry."""
+def test_ingesting_the_same_file_twice_is_a_no_op(state: Path, recorded: Path) -> None:
+    """The journal gets no second entry."""
     path = recorded / "gpu" / "dcgm-exporter.prom"
     run(state, path)
     result = run(state, path)
@@ -62,8 +61,7 @@ def test_the_second_time_says_that_nothing_is_new(state: Path, recorded: Path) -
         assert len(repository.ingests(kind="gpu")) == 1
 
 
-def test_json_for_machines(state: Path, recorded: Path) -> None:
-    """The same as numbers."""
+def test_summary_as_json(state: Path, recorded: Path) -> None:
     result = run(state, "--json", recorded / "gpu" / "dcgm-exporter.prom")
     data = json.loads(result.stdout)
     assert (data["samples"], data["new"], data["duplicates"], data["devices"], data["nodes"]) == (6, 6, 0, 3, 1)
@@ -72,8 +70,8 @@ def test_json_for_machines(state: Path, recorded: Path) -> None:
     assert data["files"][0]["format"] == "prometheus"
 
 
-def test_a_bad_file_is_one_line_and_status_2(state: Path, tmp_path: Path, recorded: Path) -> None:
-    """The good one beside it is taken in; the journal has the reason."""
+def test_invalid_file_is_reported_with_status_2(state: Path, tmp_path: Path, recorded: Path) -> None:
+    """The valid file is ingested; the journal has the reason."""
     bad = tmp_path / "bad.bin"
     bad.write_bytes(b"\0\1\2")
     result = run(state, bad, recorded / "gpu" / "dcgm-exporter.prom")
@@ -85,8 +83,8 @@ def test_a_bad_file_is_one_line_and_status_2(state: Path, tmp_path: Path, record
     assert failed[0].problems[-1].reason == f"{bad}: is a binary file of no known format"
 
 
-def test_bad_lines_are_shown_with_file_and_line(state: Path, tmp_path: Path) -> None:
-    """Only the first of them; status 0, for the rest is stored."""
+def test_bad_lines_are_reported_with_file_and_line(state: Path, tmp_path: Path) -> None:
+    """Only the first ones are printed; the exit status is 0 because the other lines are stored."""
     path = tmp_path / "m.prom"
     path.write_text(LINE + LINE.replace("} 5", "} x") * 5)
     result = run(state, "--problems", "2", path)
@@ -98,22 +96,21 @@ def test_bad_lines_are_shown_with_file_and_line(state: Path, tmp_path: Path) -> 
 
 
 def test_standard_input_with_a_start(state: Path) -> None:
-    """A scrape as ``curl`` gives it."""
+    """A scrape as printed by ``curl``, without timestamps."""
     result = run(state, "--start", "2026-11-01T08:00Z", "-", text=LINE.replace(" 1793520000000", ""))
     assert result.return_value == 0
     assert SampleStore(state / "history").span() == (datetime(2026, 11, 1, 8, tzinfo=UTC),) * 2
 
 
 def test_dmon_with_interval_and_node(state: Path, recorded: Path) -> None:
-    """Spans as people type them."""
+    """``--interval`` accepts durations such as ``1m``."""
     path = recorded / "gpu" / "dmon.txt"
     result = run(state, "--node", "gpu01", "--start", "2026-11-01T08:00Z", "--interval", "1m", path)
     assert result.return_value == 0
     assert "60 s (4 devices)" in result.stdout
 
 
-def test_the_start_is_in_the_given_zone(state: Path, recorded: Path) -> None:
-    """Like every other time without a zone of its own."""
+def test_start_is_in_the_given_time_zone(state: Path, recorded: Path) -> None:
     path = recorded / "gpu" / "dmon.txt"
     how = ("--timezone", "Europe/Oslo", "--node", "gpu01", "--interval", "30s")
     run(state, *how, "--start", "2026-11-01T09:00", path)
@@ -123,8 +120,7 @@ def test_the_start_is_in_the_given_zone(state: Path, recorded: Path) -> None:
     assert "'soon' is not a time" in str(run(state, *how, "--start", "soon", path).exception)
 
 
-def test_the_node_from_the_path_and_times_that_exist_twice_are_said(state: Path, tmp_path: Path) -> None:
-    """What was decided is no secret."""
+def test_assumed_node_and_ambiguous_times_are_reported(state: Path, tmp_path: Path) -> None:
     path = tmp_path / "gpu01.csv"
     path.write_text("time,uuid,util_pct\n2026-10-25 02:30:00,GPU-1,1\n")
     result = run(state, "--timezone", "Europe/Oslo", "--dry-run", path)
@@ -144,26 +140,25 @@ def test_the_node_from_the_path_and_times_that_exist_twice_are_said(state: Path,
         ((), "nothing to read"),
     ],
 )
-def test_wrong_usage_is_said(state: Path, args: tuple[str, ...], what: str) -> None:
-    """Before anything is read."""
+def test_usage_error_is_reported(state: Path, args: tuple[str, ...], what: str) -> None:
+    """Usage is checked before anything is read."""
     result = run(state, *args)
     assert what in str(result.exception)
 
 
-def test_help_teaches_with_examples() -> None:
-    """Formats and examples are in the help."""
+def test_help_has_formats_and_examples() -> None:
     result = CliRunner().invoke(cli, ["ingest", "gpu", "--help"])
     assert "nvidia-smi --query-gpu" in result.output
     assert "--interval 30s dmon.txt" in result.output
 
 
-def test_the_configuration_names_columns_and_cluster(tmp_path: Path) -> None:
-    """And what it names wrongly is said."""
+def test_columns_and_cluster_come_from_the_configuration(tmp_path: Path) -> None:
+    """An invalid time zone is reported."""
     config = Config(gpu_history=GpuHistoryConfig(columns={"Busy": "util_pct"}))
-    options = gpu_intake.read_options(config, zone="Europe/Oslo")
+    options = ingest.read_options(config, zone="Europe/Oslo")
     found = options.aliases.column("busy")
     assert found is not None
     assert found.field == "util_pct"
     assert options.default_cluster == "default"
     with pytest.raises(AffinodeError, match="no time zone"):
-        gpu_intake.read_options(config, zone="x")
+        ingest.read_options(config, zone="x")

@@ -1,4 +1,4 @@
-"""``ingest sacct``: what a person sees, what is stored, exit statuses."""
+"""``ingest sacct``: output, stored records, exit statuses."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from click import UsageError
 from click.testing import CliRunner, Result
 
+from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.errors import InputError, UnreachableError
-from slurm_affinode.store.repository import Repository
-from slurm_affinode.workflow import intake
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.pipeline import ingest
 
 HEAD = "JobIDRaw|State|Submit|Start|End|AllocTRES|JobName\n"
 GOOD = "1|COMPLETED|2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05|cpu=1,gres/gpu=2|train\n"
@@ -45,18 +45,18 @@ def run(state: Path, *args: str | Path, text: str | bytes | None = None) -> Resu
 
 
 def store(state: Path) -> Repository:
-    """Open what was stored."""
+    """Open the database."""
     return Repository.open(f"sqlite:///{state / 'affinode.sqlite'}")
 
 
 def stored(state: Path) -> pl.DataFrame:
-    """The runs in the store."""
+    """Return the stored attempts of jobs."""
     with store(state) as repository:
         return repository.jobs(SINCE, UNTIL)
 
 
-def test_a_file_is_taken_in_and_its_bad_record_reported(state: Path, source: Path) -> None:
-    """The bad record with file, line, job, column and reason; the rest is stored; the journal keeps it."""
+def test_bad_record_is_reported_and_the_rest_is_stored(state: Path, source: Path) -> None:
+    """The report has file, line, job, column and reason; the journal keeps it."""
     result = run(state, "--timezone", "UTC", source)
     assert result.return_value == 0
     assert f"{source}:4: job 2: Submit: 'never' is not a time" in result.stderr
@@ -69,8 +69,8 @@ def test_a_file_is_taken_in_and_its_bad_record_reported(state: Path, source: Pat
     assert entry.first == datetime(2026, 1, 1, 10, 0, 5, tzinfo=UTC)
 
 
-def test_the_same_input_twice_changes_nothing(state: Path, source: Path) -> None:
-    """Not even the journal."""
+def test_ingesting_the_same_input_twice_is_a_no_op(state: Path, source: Path) -> None:
+    """The journal gets no second entry."""
     run(state, "--timezone", "UTC", source)
     before = stored(state)
     result = run(state, "--timezone", "UTC", source)
@@ -80,7 +80,7 @@ def test_the_same_input_twice_changes_nothing(state: Path, source: Path) -> None
         assert len(repository.ingests()) == 1
 
 
-def test_a_running_job_seen_again_is_completed(state: Path, recorded: Path) -> None:
+def test_running_job_is_completed_by_a_later_record(state: Path, recorded: Path) -> None:
     """Two recordings of a real Slurm, minutes apart, in either order."""
     early, later = (recorded / "slurm-24.11" / name for name in ("parsable2.txt", "parsable2-later.txt"))
     for first, second in ((early, later), (later, early)):
@@ -95,7 +95,7 @@ def test_a_running_job_seen_again_is_completed(state: Path, recorded: Path) -> N
 
 
 def test_standard_input_and_json(state: Path) -> None:
-    """A dash reads standard input; the summary for machines has every figure."""
+    """``-`` reads standard input; the JSON summary has every figure."""
     result = run(state, "-", "--json", "--cluster", "larch", "--timezone", "UTC", text=HEAD + GOOD + STEP + BAD)
     (told,) = json.loads(result.stdout)["sources"]
     assert (told["records"], told["job_runs"], told["steps"], told["new"], told["bad_records"]) == (3, 1, 1, 2, 1)
@@ -104,7 +104,7 @@ def test_standard_input_and_json(state: Path) -> None:
 
 
 def test_strict_stores_nothing(state: Path, source: Path) -> None:
-    """The first bad record stops it."""
+    """The first bad record aborts the ingest."""
     result = run(state, "--strict", "--timezone", "UTC", source)
     assert isinstance(result.exception, InputError)
     assert f"{source}:4" in str(result.exception)
@@ -114,8 +114,8 @@ def test_strict_stores_nothing(state: Path, source: Path) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x7fELF\0", b"JobID|State|User\n1|FAIL", b"hello\n", b"JobID,State\n1|FAILED\n"]
 )
-def test_an_input_that_cannot_be_read_changes_nothing(state: Path, source: Path, tmp_path: Path, data: bytes) -> None:
-    """One line, and the good file beside it is taken in."""
+def test_invalid_input_does_not_affect_other_files(state: Path, source: Path, tmp_path: Path, data: bytes) -> None:
+    """It is one error; the valid file is ingested."""
     wrong = tmp_path / "wrong"
     wrong.write_bytes(data)
     result = run(state, "--timezone", "UTC", wrong, source)
@@ -126,39 +126,39 @@ def test_an_input_that_cannot_be_read_changes_nothing(state: Path, source: Path,
         assert [entry.source for entry in repository.ingests()] == [str(source)]
 
 
-def test_several_inputs_that_cannot_be_read(state: Path, tmp_path: Path) -> None:
-    """A line each, and status 2."""
+def test_each_unreadable_input_is_reported(state: Path, tmp_path: Path) -> None:
+    """One line each, and exit status 2."""
     paths = [tmp_path / name for name in ("a", "b")]
     result = run(state, "--timezone", "UTC", *paths)
     assert result.return_value == 2
     assert result.stderr.count("no such file") == 2
 
 
-def test_a_dry_run_stores_nothing(state: Path, source: Path) -> None:
-    """It does not even make the store."""
+def test_dry_run_stores_nothing(state: Path, source: Path) -> None:
+    """It does not create the database either."""
     result = run(state, "--dry-run", "--timezone", "UTC", source)
     assert "nothing was stored" in result.stdout
     assert not state.exists()
 
 
 def test_only_the_first_problems_are_printed(state: Path, source: Path) -> None:
-    """The rest is counted."""
+    """The number of the others is printed."""
     source.write_text(HEAD + GOOD + BAD * 5, encoding="utf-8")
     result = run(state, "--problems", "2", "--timezone", "UTC", source)
     assert result.stderr.count("is not a time") == 2
     assert "3 more problems" in result.stderr
 
 
-def test_decided_times_are_told(state: Path, source: Path) -> None:
-    """With what they were taken for."""
+def test_ambiguous_times_are_reported(state: Path, source: Path) -> None:
+    """The report has the time that was assumed."""
     source.write_text(HEAD + GOOD.replace("2026-01-01T10:00:0", "2025-10-26T02:30:0"), encoding="utf-8")
     result = run(state, "--timezone", "Europe/Oslo", "--problems", "1", source)
     assert "exists twice: taken as 2025-10-26T00:30:00Z" in result.stderr
     assert "1 more times were decided" in result.stderr
 
 
-def test_summaries_of_jobstats_are_pointed_out(state: Path) -> None:
-    """They are averages, so a report does not use them; the command that does is named."""
+def test_jobstats_summaries_are_reported(state: Path) -> None:
+    """They are averages, so a report does not use them; the hint names the command that does."""
     head = "JobIDRaw|State|Start|End|AdminComment\n"
     ran = "COMPLETED|2026-01-01T10:00:05|2026-01-01T11:00:05"
     result = run(state, "-", text=f"{head}1|{ran}|JS1:H4sI\n2|{ran}|JS1:Short\n3|{ran}|\n")
@@ -166,8 +166,8 @@ def test_summaries_of_jobstats_are_pointed_out(state: Path) -> None:
     assert "slurm-affinode trace jobstats" in result.stderr
 
 
-def test_a_delimiter_can_be_written_as_an_escape(state: Path, source: Path) -> None:
-    r"""``\x1f`` and ``\t`` as in a shell without quotes for them."""
+def test_delimiter_accepts_escape_sequences(state: Path, source: Path) -> None:
+    """For shells without a syntax for control characters."""
     for escape, character in ((r"\x1f", "\x1f"), (r"\t", "\t"), ("|", "|")):
         source.write_text((HEAD + GOOD).replace("|", character), encoding="utf-8")
         assert run(state, "--delimiter", escape, "--timezone", "UTC", source).return_value == 0
@@ -175,14 +175,14 @@ def test_a_delimiter_can_be_written_as_an_escape(state: Path, source: Path) -> N
         raise run(state, "--delimiter", r"\n", source).exception  # type: ignore[misc]
 
 
-def test_options_that_make_no_sense_together(state: Path, source: Path) -> None:
-    """A span of time is for sacct, a zone for files."""
+def test_conflicting_options_are_rejected(state: Path, source: Path) -> None:
+    """``--since`` is only for sacct, ``--timezone`` only for files."""
     assert isinstance(run(state, "--since", "1d", source).exception, UsageError)
     assert isinstance(run(state, "--timezone", "UTC").exception, UsageError)
 
 
 def fake_sacct(directory: Path, answer: str, status: int = 0) -> None:
-    """A program called sacct that notes what it was asked."""
+    """Create a program ``sacct`` that records its arguments and prints ``answer``."""
     directory.mkdir(exist_ok=True)
     (directory / "answer").write_text(answer, encoding="utf-8")
     program = directory / "sacct"
@@ -197,8 +197,8 @@ def fake_sacct(directory: Path, answer: str, status: int = 0) -> None:
     program.chmod(0o755)
 
 
-def test_sacct_is_run_where_no_file_is_named(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time for a week; then from the end of the last run, less the overlap."""
+def test_sacct_is_run_if_no_file_is_given(state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call covers a week; later calls start at the end of the previous one, less the overlap."""
     fake_sacct(tmp_path / "bin", (HEAD + GOOD + STEP).replace("|", "\x1f"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     assert run(state, "--until", "2026-01-08T00:00:00Z").return_value == 0
@@ -210,10 +210,10 @@ def test_sacct_is_run_where_no_file_is_named(state: Path, tmp_path: Path, monkey
     assert isinstance(run(state, "--since", "2026-01-09", "--until", "2026-01-08").exception, UsageError)
 
 
-def test_a_database_that_does_not_answer_is_status_3(
+def test_unreachable_accounting_database_is_status_3(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And changes nothing."""
+    """Nothing is stored."""
     fake_sacct(tmp_path / "bin", "", status=1)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
     result = run(state)
@@ -223,8 +223,8 @@ def test_a_database_that_does_not_answer_is_status_3(
         assert repository.ingests() == []
 
 
-def test_a_cluster_that_counts_gpus_is_remembered(state: Path, source: Path) -> None:
-    """A later file without any GPU says 0, not unknown."""
+def test_cluster_that_accounts_gpus_is_remembered(state: Path, source: Path) -> None:
+    """Jobs of a later file without GPUs have 0 GPUs, not an unknown number."""
     run(state, "--timezone", "UTC", source)
     source.write_text(HEAD + GOOD.replace(",gres/gpu=2", "").replace("1|", "9|", 1), encoding="utf-8")
     run(state, "--timezone", "UTC", source)
@@ -232,8 +232,8 @@ def test_a_cluster_that_counts_gpus_is_remembered(state: Path, source: Path) -> 
 
 
 @pytest.mark.parametrize("raw_first", [True, False])
-def test_an_array_task_has_one_id_whatever_the_field_set(state: Path, tmp_path: Path, raw_first: bool) -> None:
-    """A file without raw ids and one with them say the same run: it is stored once, under the raw id."""
+def test_array_task_has_one_id_for_all_field_sets(state: Path, tmp_path: Path, raw_first: bool) -> None:
+    """A file without raw IDs and one with them describe the same attempt; it is stored once, under the raw ID."""
     ran = "COMPLETED|2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05|gres/gpu=2"
     printed, raw = tmp_path / "printed.txt", tmp_path / "raw.txt"
     head = "JobID|State|Submit|Start|End|AllocTRES"
@@ -248,19 +248,19 @@ def test_an_array_task_has_one_id_whatever_the_field_set(state: Path, tmp_path: 
         assert repository.steps(SINCE, UNTIL)["job_id"].to_list() == [21]
 
 
-def test_where_to_go_on(state: Path) -> None:
-    """A week back at first, else before the last run stored or the end of the last run of sacct."""
+def test_default_start_of_ingest(state: Path) -> None:
+    """A week back at first, else before the last stored attempt or the end of the last sacct call."""
     state.mkdir()
     now, overlap = datetime(2026, 1, 10, tzinfo=UTC), timedelta(days=2)
     with store(state) as repository:
-        assert intake.default_since(repository, now=now, overlap=overlap) == now - timedelta(days=7)
-        intake.reached(repository, now)
-        intake.reached(repository, now - timedelta(days=1))
-        assert intake.default_since(repository, now=now, overlap=overlap) == now - overlap
+        assert ingest.default_since(repository, now=now, overlap=overlap) == now - timedelta(days=7)
+        ingest.reached(repository, now)
+        ingest.reached(repository, now - timedelta(days=1))
+        assert ingest.default_since(repository, now=now, overlap=overlap) == now - overlap
 
 
-def test_the_real_sacct_of_a_gpu_cluster(state: Path, shared_data: Path) -> None:
-    """876 records, 294 runs, 582 steps; twice changes nothing."""
+def test_real_sacct_of_a_gpu_cluster(state: Path, shared_data: Path) -> None:
+    """876 records, 294 attempts, 582 steps; ingesting them twice is a no-op."""
     path = shared_data / "jobanalyzer" / "sacct_p.txt"
     assert run(state, path).stdout.split("\n")[1].split()[1:] == ["876", "294", "582", "876", "0", "0", "0"]
     assert run(state, path).stdout.split("\n")[1].split()[1:] == ["876", "294", "582", "0", "0", "876", "0"]

@@ -1,4 +1,4 @@
-"""The command line as a whole: help, errors in one line, exit statuses."""
+"""The command line as a whole: help, one-line errors, exit statuses."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_affinode import __version__
+from slurm_affinode.base.errors import InputError, NoStoreError, UnreachableError
 from slurm_affinode.cli import main as entry
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.options import print_json, printable
-from slurm_affinode.errors import InputError, NoStoreError, UnreachableError
 
 
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """The words that call each command."""
+    """Return the words of every command."""
     context = click.Context(group)
     found: list[tuple[str, ...]] = []
     for name in group.list_commands(context):
@@ -33,7 +33,6 @@ def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_every_command_has_help(words: tuple[str, ...]) -> None:
-    """Each command of the table can be imported and explains itself."""
     done = CliRunner().invoke(cli, [*words, "--help"])
     assert done.exit_code == 0, done.output
     assert "Usage:" in done.output
@@ -41,7 +40,7 @@ def test_every_command_has_help(words: tuple[str, ...]) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Call the console script's function in a process of its own."""
+    """Run the console script in a separate process."""
     code = "from slurm_affinode.cli.main import main; main()"
     return subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
@@ -49,21 +48,20 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_version() -> None:
-    """--version names the program and its version."""
     done = run("--version")
     assert (done.returncode, done.stdout) == (0, f"slurm-affinode, version {__version__}\n")
 
 
-def test_a_wrong_option_is_a_usage_error() -> None:
-    """Exit status 2, the reason on standard error, nothing on standard output."""
+def test_unknown_option_is_a_usage_error() -> None:
+    """Exit status 2; the reason goes to standard error."""
     done = run("report", "--no-such-option")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "--no-such-option" in done.stderr
 
 
-def test_a_missing_configuration_is_one_line(tmp_path: Path) -> None:
-    """An expected failure ends without a trace, with the file and what to do."""
+def test_missing_configuration_is_reported_with_hint(tmp_path: Path) -> None:
+    """An expected failure has no traceback."""
     done = run("report", "--config", str(tmp_path / "none.toml"))
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
@@ -83,11 +81,9 @@ def test_a_missing_configuration_is_one_line(tmp_path: Path) -> None:
         (click.exceptions.Abort(), 130, "slurm-affinode: interrupted\n"),
     ],
 )  # fmt: skip
-def test_errors_become_one_line_and_a_status(
+def test_errors_have_one_line_and_an_exit_status(
     error: BaseException, status: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Every expected failure has its exit status."""
-
     def fail(**_: object) -> None:
         raise error
 
@@ -99,8 +95,8 @@ def test_errors_become_one_line_and_a_status(
 
 
 @pytest.mark.parametrize("words", [("report", "--title"), ("ingest", "sacct", "--cluster")])
-def test_an_argument_that_is_no_text_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
-    """Names of files may be any bytes; a title or a name that goes into a store or a page may not."""
+def test_argument_that_is_not_utf8_is_rejected(words: tuple[str, ...], tmp_path: Path) -> None:
+    """File names may be any bytes; titles and names that are stored or shown may not."""
     state, file = str(tmp_path / "state"), tmp_path / "caf\udce9.txt"
     file.write_text("JobID|Start|End\n1|2026-11-01T00:00:00|2026-11-01T01:00:00\n")
     assert run("ingest", "sacct", str(file), "--state", state).returncode == 0
@@ -109,14 +105,13 @@ def test_an_argument_that_is_no_text_is_one_line(words: tuple[str, ...], tmp_pat
     assert (done.returncode, done.stderr) == (2, "slurm-affinode: 'caf\\udce9': this argument is not UTF-8\n")
 
 
-def test_names_cannot_drive_the_terminal() -> None:
-    """Escape sequences in a job name are shown, not obeyed."""
+def test_control_characters_in_names_are_replaced() -> None:
     assert printable("a\x1b[31mb\n") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_paths_are_completed_by_the_shell(words: tuple[str, ...]) -> None:
-    """Whatever a command calls a file, a path or a directory."""
+    """Every parameter that is a file, path or directory."""
     context, command = click.Context(cli), cli
     for word in words:
         command = command.get_command(context, word)  # type: ignore[assignment, union-attr]
@@ -127,14 +122,14 @@ def test_paths_are_completed_by_the_shell(words: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(shell: str) -> None:
-    """A completion script for each shell names the program."""
+    """There is a completion script for each shell."""
     done = CliRunner().invoke(cli, ["completion", shell])
     assert done.exit_code == 0
     assert "_SLURM_AFFINODE_COMPLETE" in done.output
 
 
-def test_json_cannot_drive_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """Names in it are what users chose: a control sequence in one character, text backwards, half a character."""
+def test_control_characters_in_json_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """Users choose the names: C1 control sequences, right-to-left overrides and lone surrogates may occur."""
     names = ["\x1b[2J", "\x9b2J", "\u202egnp.exe", "\ud800", "J\u00fcrgen"]
     print_json(names)
     text = capsys.readouterr().out
@@ -147,19 +142,20 @@ def test_json_cannot_drive_a_terminal(capsys: pytest.CaptureFixture[str]) -> Non
     "words",
     [
         "report --out out", "db status", "export openmetrics", "zombies list --since 7d", "zombies explain 1",
-        "zombies users", "zombies queue", "zombies history", "zombies warn", "zombies clean", "zombies policy check",
+        "report users", "report queue", "zombies users", "zombies history", "zombies warn", "zombies clean",
+        "zombies policy check",
         "doctor",
     ],
 )  # fmt: skip
-def test_a_command_that_only_reads_makes_no_state(words, tmp_path, monkeypatch):
-    """A mistyped --state must not look like a site where nothing is wrong."""
+def test_reading_commands_do_not_create_a_state_directory(words, tmp_path, monkeypatch):
+    """A mistyped ``--state`` must not look like a site without findings."""
     monkeypatch.chdir(tmp_path)
     CliRunner().invoke(cli, [*words.split(), "--state", "typo"])
     assert not Path("typo").exists()
     assert not Path("out").exists()
 
 
-def test_a_report_from_a_state_that_is_not_there_is_one_line(tmp_path):
+def test_report_without_database_is_an_error(tmp_path):
     with pytest.raises(NoStoreError, match=r"typo/affinode\.sqlite: there is no store") as caught:
         CliRunner().invoke(
             cli, ["report", "--state", str(tmp_path / "typo"), "--out", str(tmp_path / "out")], catch_exceptions=False
@@ -168,8 +164,8 @@ def test_a_report_from_a_state_that_is_not_there_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_streams_are_no_fault(tmp_path: Path, closed: str) -> None:
-    """A supervisor may start it without them: what it prints goes nowhere, and into no file that it opens."""
+def test_closed_standard_streams_are_tolerated(tmp_path: Path, closed: str) -> None:
+    """A supervisor may start a program without them; output is discarded and goes to no other file."""
     state = tmp_path / "state"
     program = f"{sys.executable} -c 'from slurm_affinode.cli.main import main; main()'"
     script = f"{program} db upgrade --state {state} {closed} && {program} db status --state {state} {closed}"
@@ -184,8 +180,8 @@ def piped(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_nightly_run_whose_reader_leaves_is_finished(tmp_path: Path) -> None:
-    """``nightly -v | head -1``: what was begun is done, and the exit status tells of it, not of the reader."""
+def test_nightly_run_completes_after_a_broken_pipe(tmp_path: Path) -> None:
+    r"""``nightly -v | head -1``: the exit status is that of the nightly run."""
     (tmp_path / "sacct.txt").write_text("JobID|Start|End\n1|2026-11-01T00:00:00|2026-11-01T01:00:00\n")
     config = tmp_path / "c.toml"
     config.write_text(f'[nightly]\naccounting_paths = ["{tmp_path}/sacct.txt"]\n')
@@ -197,22 +193,22 @@ def test_a_nightly_run_whose_reader_leaves_is_finished(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "reports" / "index.html").exists()
 
 
-def test_a_full_disk_behind_standard_output_is_one_line() -> None:
-    """Nothing of what is left in the buffer is told of again at the end; errors that nobody can read are none."""
+def test_full_disk_at_standard_output_is_reported_once() -> None:
+    """The buffered rest is not reported again at exit; errors of a closed standard error are ignored."""
     done = piped("$program --help >/dev/full")
     assert (done.returncode, done.stderr) == (2, "slurm-affinode: standard output: No space left on device\n")
     assert piped("$program report --config /none 2>/dev/full").returncode == 2
 
 
 @pytest.mark.parametrize("words", ["zombies list --min-score", "report --idle-pct", "demo --synthetic --days"])
-def test_what_is_no_number_is_in_no_range(words: str) -> None:
+def test_nan_is_rejected(words: str) -> None:
     done = CliRunner().invoke(cli, [*words.split(), "nan"])
     assert (done.exit_code, "'nan' is not a number" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("option", ["--state", "--config"])
-def test_a_variable_that_is_not_set_names_no_directory(option: str, tmp_path: Path, monkeypatch) -> None:
-    """``--state "$STATE"`` made a store wherever one happened to be."""
+def test_empty_path_is_rejected(option: str, tmp_path: Path, monkeypatch) -> None:
+    """``--state "$STATE"`` with an unset variable created a database in the working directory."""
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(cli, ["db", "upgrade", option, ""])
     assert (done.exit_code, f"Invalid value for '{option}': it is empty" in done.output) == (2, True)

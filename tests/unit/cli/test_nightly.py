@@ -1,4 +1,4 @@
-"""``nightly`` as cron calls it: a process, a sacct on PATH, files, silence."""
+"""``nightly`` as cron runs it: a process, sacct on PATH, no output on success."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from slurm_affinode.workflow.nightly.lock import exclusive
+from slurm_affinode.pipeline.nightly import exclusive
 
 HEADER = "JobIDRaw|Cluster|User|Account|Partition|State|Submit|Start|End|ElapsedRaw|NNodes|NodeList|AllocTRES|JobName"
 JOB = (
@@ -41,7 +41,7 @@ GPU = "timestamp,node,uuid,util_pct,job\n" + "".join(
 
 @pytest.fixture
 def site(tmp_path):
-    """A function that runs ``nightly`` at 04:15 on 20 November 2026."""
+    """Return a function that runs ``nightly`` at 04:15 on 20 November 2026."""
     programs = tmp_path / "bin"
     programs.mkdir()
     sacct = programs / "sacct"
@@ -66,8 +66,8 @@ def site(tmp_path):
     return nightly
 
 
-def test_a_night_is_silent_and_leaves_reports(site, tmp_path):
-    """sacct is asked from the start of the earliest report on, the files are read, the pages are there."""
+def test_successful_run_is_silent_and_writes_reports(site, tmp_path):
+    """sacct is queried from the start of the earliest report."""
     done = site()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     total = json.loads((tmp_path / "reports/day/2026-11-19/summary.json").read_text())["total"]
@@ -76,7 +76,7 @@ def test_a_night_is_silent_and_leaves_reports(site, tmp_path):
     assert "--starttime=2026-10-01T00:00:00" in (tmp_path / "calls").read_text()
 
 
-def test_the_next_run_reads_on_with_overlap_and_skips_what_has_not_changed(site, tmp_path):
+def test_next_run_overlaps_and_skips_unchanged_files(site, tmp_path):
     site()
     (tmp_path / "calls").unlink()
     done = site("--json")
@@ -87,7 +87,7 @@ def test_the_next_run_reads_on_with_overlap_and_skips_what_has_not_changed(site,
     assert "--starttime=2026-11-18T04:15:00" in (tmp_path / "calls").read_text()
 
 
-def test_without_the_accounting_database_the_rest_is_done_and_one_text_says_so(site, tmp_path):
+def test_unreachable_accounting_database_does_not_stop_the_other_steps(site, tmp_path):
     site()
     (tmp_path / "down").touch()
     (tmp_path / "gpu" / "n2.csv").write_text("nothing of use\n")
@@ -100,7 +100,7 @@ def test_without_the_accounting_database_the_rest_is_done_and_one_text_says_so(s
     assert "Traceback" not in done.stderr
 
 
-def test_two_do_not_overlap(site, tmp_path):
+def test_concurrent_run_is_rejected(site, tmp_path):
     with exclusive(tmp_path / "state" / "nightly.lock"):
         done = site()
     assert done.returncode == 3
@@ -108,8 +108,8 @@ def test_two_do_not_overlap(site, tmp_path):
     assert not (tmp_path / "reports").exists()
 
 
-def test_accounting_from_files_in_place_of_sacct(site, tmp_path):
-    """A file is read once; one that is missing is told; sacct is not run."""
+def test_accounting_files_replace_sacct(site, tmp_path):
+    """A file is read once; a missing one is reported; sacct is not run."""
     (tmp_path / "acct").mkdir()
     (tmp_path / "acct" / "a.txt").write_text(f"{HEADER}\n{JOB}\n")
     with (tmp_path / "config.toml").open("a") as config:
@@ -123,8 +123,8 @@ def test_accounting_from_files_in_place_of_sacct(site, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files for others")
-def test_a_run_by_root_leaves_the_users_state_to_the_user(site, tmp_path):
-    """The next night runs as that user again; what else root has there, and what is only linked there, stays root's."""
+def test_run_by_root_keeps_ownership_of_state(site, tmp_path):
+    """The next run is the user's again. Other files of root, and those linked into the state directory, stay root's."""
     state, secret = tmp_path / "state", tmp_path / "secret"
     (state / "history").mkdir(parents=True)
     os.chown(state, 64123, 64124)

@@ -1,4 +1,4 @@
-"""The commands status, suspend, wake, agent, prolog and epilog as people use them."""
+"""The commands status, suspend, wake, agent, prolog and epilog."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.cli import entry
 from slurm_affinode.cli.main import cli
-from slurm_affinode.errors import ConfigError
 
 SIGNAL = {"of": "GPU 0", "name": "utilization", "value": 37.5, "limit": 0.0, "verdict": "busy"}
 IDLE = {
@@ -42,7 +42,7 @@ SUSPENDED: dict[str, Any] = {
 
 
 class Reach:
-    """Agents that answer what they are given."""
+    """Agents with given responses."""
 
     def __init__(self, *answers: dict[str, Any] | Exception) -> None:
         self.answers = list(answers)
@@ -77,8 +77,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return call
 
 
-def test_status_of_a_running_job(run: Any) -> None:
-    """Option, GPUs, memory, window, what comes next and why not, each signal; no control character gets through."""
+def test_status_of_running_job(run: Any) -> None:
+    """It shows option, GPUs, memory, idle window, next action and each signal, without control characters."""
     done = run(Reach({"dry_run": True, "jobs": [RUNNING]}), "status", "7")
     for text in (
         "on c1: watched", "window 15m, util 0 %, requeue, wake auto, when pressure, signal USR1@10", "GPU 0 (GPU-abc)",
@@ -89,8 +89,8 @@ def test_status_of_a_running_job(run: Any) -> None:
     assert "\x1b" not in done.output
 
 
-def test_status_of_a_job_that_is_not_known_well_yet(run: Any) -> None:
-    """It has just said hello."""
+def test_status_of_job_just_registered(run: Any) -> None:
+    """Nothing has been sampled yet."""
     row = RUNNING | {
         "idle": None,
         "next": None,
@@ -102,8 +102,8 @@ def test_status_of_a_job_that_is_not_known_well_yet(run: Any) -> None:
     assert "not known yet" in run(Reach({"jobs": [row]}), "status", "7").output
 
 
-def test_status_of_a_sleeper_that_an_administrator_holds(run: Any) -> None:
-    """Its owner is not told to wake it, which would be refused; nor in the list."""
+def test_status_of_job_held_by_administrator(run: Any) -> None:
+    """Neither the status nor the list proposes ``wake`` to the owner: it would be refused."""
     reach = Reach({"jobs": [{**SUSPENDED, "held_by_admin": True}]})
     reach.nodes = {"c1": {"node": "c1", "jobs": [{**SUSPENDED, "failure": None, "held_by_admin": True}]}}
     for output in (run(reach, "status", "8").output, run(reach, "status").output):
@@ -122,23 +122,23 @@ def test_status_of_a_sleeper_that_an_administrator_holds(run: Any) -> None:
         ("2h", "BeginTime", "(2h)"),
     ],
 )
-def test_status_of_a_sleeper_that_was_released(run: Any, wake: str, reason: str, said: str) -> None:
-    """Also by ``scontrol release``: what its option says of waking does not hold any more."""
+def test_status_of_released_job(run: Any, wake: str, reason: str, said: str) -> None:
+    """Once released, also by ``scontrol release``, the wake setting of the option no longer applies."""
     row = {**SUSPENDED, "where": "shared", "wake": wake, "released": True, "reason": reason}
     output = run(Reach({"jobs": [row]}), "status", "8").output
     assert said in output
     assert "slurm-affinode wake" not in output
 
 
-def test_status_of_a_job_that_is_being_restored(run: Any) -> None:
-    """It is not said to wait for anything, nor that it could be woken."""
+def test_status_of_job_being_restored(run: Any) -> None:
+    """It shows neither a wait condition nor a ``wake`` command."""
     output = run(Reach({"jobs": [{**SUSPENDED, "restoring_on": "c2", "held_by_admin": False}]}), "status", "8").output
     assert "now: it is being restored on c2" in output
     assert "slurm-affinode wake" not in output
 
 
-def test_status_of_a_suspended_job(run: Any) -> None:
-    """Since when, why, where it can go, how it wakes, and what went wrong."""
+def test_status_of_suspended_job(run: Any) -> None:
+    """It shows since when and why, where the job can be restored, how it wakes, and the last failure."""
     done = run(Reach({"jobs": [SUSPENDED]}), "status", "8")
     for text in ("suspended", "12m ago", "idle 15m", "only c1 can restore it", "slurm-affinode wake 8", "is damaged"):
         assert text in done.output, text
@@ -147,24 +147,24 @@ def test_status_of_a_suspended_job(run: Any) -> None:
 @pytest.mark.parametrize(
     ("wake", "said"),
     [
-        ("hold", "when it is asked to"),
-        ("auto", "when GPUs are free and nobody waits"),
+        ("hold", "on request"),
+        ("auto", "when GPUs are free and no job waits"),
         ("now", "as soon as Slurm has GPUs for it: it is released"),
         ("2h", "at 2023-11-15 00:13:20 (2h)"),
         ("now+30days", "at 2023-12-14 22:13:20 (now+30days)"),
         ("2030-12-31T18:30", "at 2030-12-31 18:30:00 (2030-12-31T18:30)"),
     ],
 )
-def test_status_says_when_a_job_wakes(run: Any, wake: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A time as a time, counted from when it fell asleep."""
+def test_status_shows_when_job_wakes(run: Any, wake: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Durations count from the suspension and are shown as a time."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     done = run(Reach({"jobs": [SUSPENDED | {"wake": wake, "where": "shared"}]}), "status", "8")
     assert f"{said}; or: slurm-affinode wake 8" in done.output
 
 
-def test_a_job_that_is_woken_before_its_image_is_everywhere_is_not_said_to_be_released(run: Any) -> None:
-    """By the command that wakes it, and by its status."""
+def test_job_woken_before_its_image_is_copied_is_not_reported_as_released(run: Any) -> None:
+    """Neither by ``wake`` nor by ``status``."""
     said = run(Reach({"released": False}), "wake", "8").output
     assert "will be released when it is in the queue and its image in the shared store" in said
     done = run(Reach({"jobs": [SUSPENDED | {"wake": "now", "where": "node"}]}), "status", "8")
@@ -172,37 +172,37 @@ def test_a_job_that_is_woken_before_its_image_is_everywhere_is_not_said_to_be_re
 
 
 def test_status_as_json(run: Any) -> None:
-    """What the agent said, as it is."""
+    """The response of the agent, unchanged."""
     assert json.loads(run(Reach({"jobs": [SUSPENDED]}), "status", "8", "--json").output)["jobs"] == [SUSPENDED]
 
 
-def test_list_of_jobs(run: Any) -> None:
-    """Each once, from the node that knows best; what went wrong is told apart."""
+def test_job_list_of_all_nodes(run: Any) -> None:
+    """Each job is listed once, from the node with the best information; errors go to standard error."""
     reach = Reach()
     asleep = SUSPENDED | {"job_id": 7, "shown_id": "7"}
-    reach.nodes = {"c1": {"jobs": [asleep, SUSPENDED]}, "c2": {"jobs": [RUNNING]}, "c3": "does not answer"}
+    reach.nodes = {"c1": {"jobs": [asleep, SUSPENDED]}, "c2": {"jobs": [RUNNING]}, "c3": "does not respond"}
     done = run(reach, "status")
     assert done.return_value == 0
     assert done.stdout.count("watched") == 1
     assert "asleep 12m" in done.stdout
-    assert "c3: does not answer" in done.stderr
+    assert "c3: does not respond" in done.stderr
     listed = json.loads(run(reach, "status", "--json").stdout)
     assert [row["state"] for row in listed["jobs"]] == ["watched", "suspended"]
-    reach.nodes = {"c3": "does not answer"}
+    reach.nodes = {"c3": "does not respond"}
     assert run(reach, "status").return_value == 3
     reach.nodes = {"c1": {"jobs": []}}
     assert "No job of yours" in run(reach, "status").stdout
 
 
-def test_status_names_tiers_that_did_not_take_an_image(run: Any) -> None:
-    """With the reason."""
+def test_status_lists_tiers_that_were_passed_over(run: Any) -> None:
+    """The reason is shown."""
     row = SUSPENDED | {"passed_over": "memory: /dev/shm/images: 0 B free, 53.0 GiB needed"}
     text = run(Reach({"jobs": [row]}), "status", "8").stdout
     assert "tiers that did not take the image: memory: /dev/shm/images: 0 B free, 53.0 GiB needed" in text
 
 
-def test_suspend_waits_until_it_is_done(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks until the job is suspended, also while it is for a moment in no list."""
+def test_suspend_waits_for_completion(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It polls until the job is suspended, even if the job is missing from the list for a moment."""
     monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
     gone = AnswerError("unknown-job", "no such job", hint=None, exit_code=1)
     working = {"jobs": [RUNNING | {"state": "suspending", "last": None}]}
@@ -213,8 +213,8 @@ def test_suspend_waits_until_it_is_done(run: Any, monkeypatch: pytest.MonkeyPatc
     assert [request["verb"] for _, request in reach.asked] == ["suspend", "status", "status", "status"]
 
 
-def test_suspend_of_one_that_was_woken_at_once_does_not_wait(run: Any) -> None:
-    """A server that somebody asks something of: it slept, and is awake again before anybody has looked."""
+def test_suspend_returns_if_job_was_woken_at_once(run: Any) -> None:
+    """A server with a pending connection may sleep and wake between two polls."""
     last = {"at": time.time() + 3600, "done": True, "text": "awake after 0s in place: a connection waits on port 8000"}
     row = RUNNING | {"option": RUNNING["option"] | {"mode": "inplace"}, "last": last}
     done = run(Reach({"begun": True}, {"jobs": [row]}), "suspend", "7", "--timeout", "60s")
@@ -222,15 +222,14 @@ def test_suspend_of_one_that_was_woken_at_once_does_not_wait(run: Any) -> None:
 
 
 @pytest.mark.parametrize(("on_request", "wakes"), [(True, "it wakes on a request, or with"), (False, "wake it with")])
-def test_suspend_in_place_says_what_wakes_it(run: Any, on_request: bool, wakes: str) -> None:
-    """A request alone where somebody could send one."""
+def test_suspend_in_place_reports_wake_conditions(run: Any, on_request: bool, wakes: str) -> None:
+    """Waking on request is mentioned only if the job can receive requests."""
     row = RUNNING | {"state": "asleep", "in_place": {"wakes_on_request": on_request}}
     done = run(Reach({"begun": True}, {"jobs": [row]}), "suspend", "7")
     assert done.output.splitlines()[-1] == f"Job 7 sleeps in place; {wakes}: slurm-affinode wake 7"
 
 
-def test_suspend_that_fails_says_why(run: Any) -> None:
-    """The job runs on."""
+def test_failed_suspend_reports_reason(run: Any) -> None:
     last = {"at": time.time(), "done": False, "text": "not suspended, it runs on: the lock timed out"}
     done = run(Reach({"begun": True}, {"jobs": [RUNNING | {"last": last}]}), "suspend", "7")
     assert isinstance(done.exception, AnswerError)
@@ -239,8 +238,8 @@ def test_suspend_that_fails_says_why(run: Any) -> None:
 
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, 3600.0])
-def test_suspend_goes_by_the_clock_of_the_agent(run: Any, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
-    """That of the login node may be ahead or behind: an older failure is not this one's."""
+def test_suspend_uses_the_clock_of_the_agent(run: Any, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
+    """The clock of the login node may be ahead or behind; an older failure must not be reported."""
     monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
     there = time.time() + ahead_s
     before = {"jobs": [RUNNING | {"last": {"at": there - 2, "done": False, "text": "an older failure"}}]}
@@ -249,29 +248,29 @@ def test_suspend_goes_by_the_clock_of_the_agent(run: Any, monkeypatch: pytest.Mo
     assert "job 7: the lock timed out" in str(done.exception)
 
 
-def test_suspend_does_not_wait_for_ever(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes on by itself, which is said."""
+def test_suspend_wait_times_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says that the suspension continues."""
     monkeypatch.setattr("slurm_affinode.cli.suspend.POLL_S", 0.001)
     done = run(
         Reach({"begun": True}, {"jobs": [RUNNING | {"state": "suspending"}]}), "suspend", "7", "--timeout", "0.05s"
     )
-    assert "it goes on by itself" in str(done.exception)
+    assert "the suspension continues" in str(done.exception)
 
 
-def test_a_node_without_a_name_is_a_usage_error(run: Any) -> None:
-    """Of a variable that is not set: it would be this machine."""
+def test_empty_node_name_is_a_usage_error(run: Any) -> None:
+    """An unset variable must not select the local node."""
     assert isinstance(run(Reach({"jobs": []}), "status", "--node", "").exception, click.UsageError)
 
 
 def test_suspend_without_waiting_and_wake(run: Any) -> None:
-    """One request each."""
+    """Each sends one request."""
     assert "is being suspended" in run(Reach({"begun": True}), "suspend", "7", "--no-wait").output
     assert "is released" in run(Reach({"released": True}), "wake", "8").output
     assert json.loads(run(Reach({"released": True}), "wake", "8", "--json").output) == {"released": True}
 
 
-def test_a_configuration_that_everybody_may_write_is_told(tmp_path: Path) -> None:
-    """Root's agent runs programs that it names."""
+def test_world_writable_configuration_is_reported(tmp_path: Path) -> None:
+    """The agent runs programs named in it as root."""
     config = tmp_path / "config.toml"
     config.write_text('[agent]\nrun_dir = "/nowhere"\n')
     config.chmod(0o666)
@@ -281,10 +280,10 @@ def test_a_configuration_that_everybody_may_write_is_told(tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
 @pytest.mark.parametrize("which", ["config", "policy"])
-def test_agent_does_not_start_with_a_configuration_of_others(
+def test_agent_rejects_configuration_writable_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    """Who can write to it, or replace it, chooses the program that root runs as criu or for mails."""
+    """A user who can write or replace it chooses the program that root runs as criu or to send mail."""
     started: list[object] = []
     monkeypatch.setattr("slurm_affinode.agent.daemon.serve", lambda *words: started.append(words))
     monkeypatch.setattr("slurm_affinode.agent.daemon.log_to_stderr", lambda **words: None)
@@ -314,15 +313,14 @@ def test_agent_does_not_start_with_a_configuration_of_others(
     assert len(started) == 1
 
 
-def test_help_of_the_node_side() -> None:
-    """It teaches with examples."""
+def test_help_of_node_commands() -> None:
     for command, text in (("agent", "--dry-run"), ("prolog", "Prolog="), ("epilog", "requeued"), ("wake", "released")):
         assert text in CliRunner().invoke(cli, [command, "--help"]).output
 
 
 @pytest.mark.parametrize("period", ["0s", "99999999999999d"])
-def test_agent_refuses_a_period_of_nothing_and_one_of_no_clock(period: str, tmp_path: Path) -> None:
-    """Before anything is started."""
+def test_agent_rejects_period_out_of_range(period: str, tmp_path: Path) -> None:
+    """Nothing is started."""
     (tmp_path / "config.toml").write_text(f'[agent]\nrun_dir = "{tmp_path}/run"\n')
     done = CliRunner().invoke(cli, ["agent", "--config", str(tmp_path / "config.toml"), "--period", period])
     assert done.exit_code == 2
@@ -330,10 +328,10 @@ def test_agent_refuses_a_period_of_nothing_and_one_of_no_clock(period: str, tmp_
 
 
 @pytest.mark.parametrize("which", ["prolog", "epilog"])
-def test_hooks_go_their_own_way(
+def test_hooks_bypass_the_command_line(
     which: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without the command line's parts; other commands go through them."""
+    """``prolog`` and ``epilog`` do not load the modules of the command line; other commands do."""
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setattr("sys.argv", ["slurm-affinode", which])
     with pytest.raises(SystemExit) as ended:

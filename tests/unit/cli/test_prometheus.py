@@ -1,4 +1,4 @@
-"""The commands that read from a Prometheus server: what a person sees, exit statuses, the journal, where to go on."""
+"""The commands that read from a Prometheus server: output, exit statuses, the journal, the start of the next read."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from click.testing import CliRunner, Result
 from fake_http import Answer, Question, serving
 from prometheus_server import Certificates
 
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.errors import AffinodeError, UnreachableError
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.store.repository import Repository
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
 
 DAY = ("--since", "2026-11-01", "--until", "2026-11-02")
 EIGHT = 1_793_520_000
@@ -24,7 +24,7 @@ PASSWORD_HASH = "$2b$04$6CeMf5oIkvuvoJzNYFMuyu0RSb9Z4tjcMkaNQJje5A31/OOZHcrIG"  
 
 
 class Api:
-    """A server with one GPU, a sample a minute, for ever; a path of ``fails`` answers 503."""
+    """A server with one GPU and a sample per minute; queries for times after ``fails_after`` return 503."""
 
     def __init__(self, *, warning: str | None = None, fails_after: float = float("inf")) -> None:
         self.warning = warning
@@ -60,8 +60,8 @@ def state(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits between attempts."""
-    monkeypatch.setattr("slurm_affinode.history.promclient.FIRST_WAIT_S", 0.0)
+    """Disable the delay between attempts."""
+    monkeypatch.setattr("slurm_affinode.metrics.prometheus.client.FIRST_WAIT_S", 0.0)
 
 
 def run(state: Path, *args: str | Path) -> Result:
@@ -70,8 +70,8 @@ def run(state: Path, *args: str | Path) -> Result:
     return CliRunner().invoke(cli, argv, standalone_mode=False)
 
 
-def test_a_server_is_read_and_noted(state: Path) -> None:
-    """A table for people; one entry in the journal, with the URL."""
+def test_read_is_summarized_and_journaled(state: Path) -> None:
+    """The journal entry has the URL and the warnings of the server."""
     with serving(judge=Api(warning="store b is down")) as fake:
         result = run(state, "--prometheus", fake.url, *DAY)
     assert result.return_value == 0
@@ -84,16 +84,16 @@ def test_a_server_is_read_and_noted(state: Path) -> None:
     assert any("store b is down" in note for note in entry.notes)
 
 
-def test_machines_get_json(state: Path) -> None:
-    """The same keys as for files."""
+def test_json_summary_of_server(state: Path) -> None:
+    """The keys are the same as for files."""
     with serving(judge=Api()) as fake:
         data = json.loads(run(state, "--prometheus", fake.url, *DAY, "--json").stdout)
     assert (data["new"], data["devices"], data["error"]) == (1440, 1, None)
     assert data["files"][0]["format"] == "prometheus-api"
 
 
-def test_without_since_it_goes_on_where_it_ended(state: Path) -> None:
-    """Ten minutes before; the first time it reads seven days."""
+def test_read_without_since_continues_after_the_last_one(state: Path) -> None:
+    """It overlaps by ten minutes; the first read covers seven days."""
     with serving(judge=(api := Api())) as fake:
         run(state, "--prometheus", fake.url)
         first = min(since for since, _ in api.spans)
@@ -104,18 +104,17 @@ def test_without_since_it_goes_on_where_it_ended(state: Path) -> None:
     assert min(since for since, _ in api.spans) == pytest.approx(last - 600, abs=5)
 
 
-def test_a_reading_that_breaks_off_says_how_to_go_on(state: Path) -> None:
-    """Exit status 3; what came before is stored."""
+def test_interrupted_read_is_reported_with_hint(state: Path) -> None:
+    """The exit status is 3; earlier samples are stored."""
     with serving(judge=Api(fails_after=EIGHT)) as fake:
         result = run(state, "--prometheus", fake.url, *DAY)
     assert result.return_value == 3
     assert "HTTP 503" in result.stderr
-    assert "goes on from there" in result.stderr
+    assert "to continue" in result.stderr
     assert SampleStore(state / "history").span() is not None
 
 
-def test_a_server_that_does_not_answer(state: Path) -> None:
-    """One line, exit status 3, nothing made."""
+def test_unreachable_server_is_reported(state: Path) -> None:
     with serving(judge=Api()) as fake:
         pass
     result = run(state, "--prometheus", fake.url, *DAY)
@@ -141,8 +140,8 @@ def test_a_server_that_does_not_answer(state: Path) -> None:
         (("--prometheus", "https://p", "--ca-file", "/none"), "/none: cannot be used"),
     ],
 )
-def test_misuse_is_told(state: Path, args: tuple[str, ...], message: str) -> None:
-    """Exit status 2, one line, and no secret in it."""
+def test_usage_errors_are_reported_without_secrets(state: Path, args: tuple[str, ...], message: str) -> None:
+    """The exit status is 2."""
     result = run(state, *args)
     error = result.exception
     text = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -151,8 +150,7 @@ def test_misuse_is_told(state: Path, args: tuple[str, ...], message: str) -> Non
     assert "secret" not in text
 
 
-def test_credentials_go_only_where_they_belong(state: Path, tmp_path: Path) -> None:
-    """Those of the configuration to the configured server, and to no other that is named."""
+def test_credentials_are_sent_only_to_the_configured_server(state: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t0ken")
     with serving(judge=Api()) as mine, serving(judge=Api()) as other:
         config = tmp_path / "config.toml"
@@ -171,8 +169,8 @@ SACCT = (
 )
 
 
-def test_a_report_straight_from_a_server(state: Path, tmp_path: Path) -> None:
-    """In place of the stored history, which stays as it is; accounting is looked at first."""
+def test_report_reads_directly_from_a_server(state: Path, tmp_path: Path) -> None:
+    """The stored history is neither used nor changed; missing accounting is reported before any query."""
     argv = ["report", "--state", str(state), *DAY, "--out", str(tmp_path / "out"), "--json"]
     with serving(judge=Api(warning="store b is down")) as fake:
         empty = CliRunner().invoke(cli, [*argv, "--prometheus", fake.url], standalone_mode=False)
@@ -190,8 +188,8 @@ def test_a_report_straight_from_a_server(state: Path, tmp_path: Path) -> None:
     assert isinstance(gone.exception, UnreachableError)
 
 
-def test_doctor_looks_at_the_configured_server(state: Path, tmp_path: Path) -> None:
-    """It answers, it has no GPUs, it is gone."""
+def test_doctor_checks_the_configured_server(state: Path, tmp_path: Path) -> None:
+    """The server responds, has no GPU metrics, or is unreachable."""
     config = tmp_path / "config.toml"
 
     def check() -> dict[str, str]:
@@ -216,7 +214,7 @@ def test_doctor_looks_at_the_configured_server(state: Path, tmp_path: Path) -> N
 def test_tls_and_basic_authentication_of_a_real_prometheus(
     state: Path, tmp_path: Path, certificates: Certificates, prometheus_of: Callable[..., str]
 ) -> None:
-    """Its own web configuration file: no password, a wrong one, the right one; no authority, the right one."""
+    """The server has its own web configuration file; tested without and with CA bundle and password."""
     web = tmp_path / "web.yml"
     web.write_text(
         f"tls_server_config: {{cert_file: {certificates.certificate}, key_file: {certificates.key}}}\n"
@@ -241,8 +239,8 @@ def test_tls_and_basic_authentication_of_a_real_prometheus(
     assert run(state, "--prometheus", url, *DAY, "--insecure", *user, tmp_path / "right").return_value == 0
 
 
-def test_an_overlapping_reading_moves_the_end_and_one_with_a_gap_does_not(state: Path) -> None:
-    """What lies between would never be read."""
+def test_read_after_a_gap_does_not_advance_the_end(state: Path) -> None:
+    """Otherwise the samples in the gap would never be read. An overlapping read advances the end."""
     with serving(judge=Api()) as fake:
         run(state, "--prometheus", fake.url, "--since", "5d", "--until", "4d")
         run(state, "--prometheus", fake.url, "--since", "2d", "--until", "1d")
@@ -255,7 +253,7 @@ def test_an_overlapping_reading_moves_the_end_and_one_with_a_gap_does_not(state:
 
 
 def test_export_writes_a_file_or_to_standard_output(state: Path, tmp_path: Path) -> None:
-    """As a whole or not at all; labels can be added; a history without samples of that time is told."""
+    """The file is written atomically, labels can be added, and an interval without samples is an error."""
     with serving(judge=Api()) as fake:
         run(state, "--prometheus", fake.url, *DAY)
     argv = ["export", "openmetrics", "--state", str(state), *DAY, "--out"]

@@ -1,4 +1,4 @@
-"""``slurm-affinode report`` as a person types it."""
+"""``slurm-affinode report``."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import polars as pl
 import pytest
 from click.testing import CliRunner, Result
 
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.slurm.schema import JOBS, conform
-from slurm_affinode.store.repository import Repository
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
 
 
 @pytest.fixture
 def state(tmp_path: Path) -> Path:
-    """One job of two hours on four GPUs, and no GPU history."""
+    """One job of two hours on four GPUs, without GPU metrics."""
     job = {
         "cluster": "alpha", "job_id": 1, "submit": START, "job_name": "train", "user": "ann", "partition": "gpu",
         "state": "COMPLETED", "start": START, "end": START + timedelta(hours=2), "node_list": "n1", "gpus": 4,
@@ -37,8 +37,8 @@ def run(state: Path, *arguments: str) -> Result:
     return CliRunner().invoke(cli, ["report", "--state", str(state), *interval, *arguments])
 
 
-def test_the_headline_is_printed_with_the_places_of_the_files(state: Path, tmp_path: Path) -> None:
-    """A table, the page, the summary; a warning where nothing is measured."""
+def test_summary_and_file_paths_are_printed(state: Path, tmp_path: Path) -> None:
+    """Missing GPU metrics are reported as a warning."""
     out = tmp_path / "out"
     done = run(state, "--out", str(out))
     assert done.exit_code == 0, done.output
@@ -48,16 +48,16 @@ def test_the_headline_is_printed_with_the_places_of_the_files(state: Path, tmp_p
     assert (out / "report.html").exists()
 
 
-def test_json_prints_the_summary_and_nothing_else(state: Path, tmp_path: Path) -> None:
-    """The same that is in summary.json."""
+def test_json_output_is_the_summary(state: Path, tmp_path: Path) -> None:
+    """It equals ``summary.json``."""
     out = tmp_path / "out"
     done = run(state, "--out", str(out), "--json", "--top", "3", "--idle-pct", "2")
     assert json.loads(done.stdout) == json.loads((out / "summary.json").read_text(encoding="utf-8"))
     assert json.loads(done.stdout)["query"]["idle_pct"] == 2
 
 
-def test_days_are_those_of_the_site(state: Path, tmp_path: Path) -> None:
-    """A date is a local midnight, JSON says when that is in UTC, and the page shows what was asked for."""
+def test_dates_are_in_the_time_zone_of_the_site(state: Path, tmp_path: Path) -> None:
+    """A date is local midnight; JSON has UTC, the page the local time."""
     config = tmp_path / "config.toml"
     config.write_text('[cluster]\ntimezone = "Asia/Kolkata"\n')
     out = tmp_path / "out"
@@ -67,11 +67,11 @@ def test_days_are_those_of_the_site(state: Path, tmp_path: Path) -> None:
     assert (asked["since"], asked["until"]) == ("2026-11-01T18:30:00Z", "2026-11-02T18:30:00Z")
     assert asked["timezone"] == "Asia/Kolkata"
     page = (out / "report.html").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
-    assert "2026-11-02 00:00 to 2026-11-03 00:00 (24 h)" in page
+    assert "2026-11-02 00:00 to 2026-11-03 00:00 (1d)" in page
 
 
 def test_csv_writes_the_tables(state: Path, tmp_path: Path) -> None:
-    """And says how many."""
+    """The number of files is printed."""
     out = tmp_path / "out"
     done = run(state, "--out", str(out), "--csv", "--title", "Week")
     assert "*.csv (9 files)" in done.stdout
@@ -79,8 +79,8 @@ def test_csv_writes_the_tables(state: Path, tmp_path: Path) -> None:
     assert "<h1>Week</h1>" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_filter_that_matches_nothing_is_an_error(state: Path, tmp_path: Path) -> None:
-    """With what there is instead."""
+def test_filter_without_matches_is_an_error(state: Path, tmp_path: Path) -> None:
+    """The hint lists the existing values."""
     done = run(state, "--out", str(tmp_path / "out" / "nobody"), "--user", "nobody")
     assert not (tmp_path / "out").exists()
     assert isinstance(done.exception, AffinodeError)
@@ -92,15 +92,14 @@ def test_a_filter_that_matches_nothing_is_an_error(state: Path, tmp_path: Path) 
     "arguments",
     [("--since", "yesteryear", "--out", "o"), ("--top", "0", "--out", "o"), ("--idle-pct", "101", "--out", "o")],
 )
-def test_wrong_usage_is_refused(state: Path, arguments: tuple[str, ...]) -> None:
-    """Bad times and numbers out of range."""
+def test_invalid_option_values_are_rejected(state: Path, arguments: tuple[str, ...]) -> None:
+    """Invalid times and numbers out of range."""
     done = run(state, *arguments)
     assert done.exit_code != 0
     assert "Traceback" not in done.output
 
 
-def test_help_teaches_with_examples() -> None:
-    """And lists the options."""
+def test_help_has_options_and_examples() -> None:
     done = CliRunner().invoke(cli, ["report", "--help"])
     assert done.exit_code == 0
     for word in ("--since", "--partition", "--csv", "Examples:", "jq .total.gpu_hours_idle"):

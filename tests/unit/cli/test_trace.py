@@ -1,4 +1,4 @@
-"""``slurm-affinode trace``: figures, files and errors as a person meets them."""
+"""``slurm-affinode trace``: figures, files and errors."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from click.testing import CliRunner, Result
 from slurm_affinode.analysis import waste
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.serving import ServingSummary
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.history.store import SampleStore
-from slurm_affinode.slurm import sacct
-from slurm_affinode.slurm.schema import ALLOCATION_GPUS, empty
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.slurm.accounting import sacct
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, empty
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 SPECIFIED = (
@@ -52,7 +52,7 @@ def check_schema(summary: dict[str, Any], name: str = "trace-summary.schema.json
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Path:
-    """A synthetic trace: two pods, one request, one load; one table as an archive with what macOS adds."""
+    """A synthetic trace of two pods, one request and one load; one table is an archive with an AppleDouble file."""
     directory = tmp_path / "trace"
     directory.mkdir()
     (directory / "pod_gpu_duty_cycle_anon.csv").write_text(
@@ -76,7 +76,7 @@ PODS = (("a", 0.0), ("b", 80.0))
 
 
 def test_gentd26_writes_a_page_and_a_summary(fleet: Path, tmp_path: Path) -> None:
-    """Both files appear, the figures are printed, names in the page are escaped."""
+    """The figures are printed, and names are escaped in the page."""
     out = tmp_path / "out"
     done = run("gentd26", fleet, "--out", out)
     assert done.exit_code == 0, done.output
@@ -95,8 +95,8 @@ def test_gentd26_writes_a_page_and_a_summary(fleet: Path, tmp_path: Path) -> Non
     assert "Not borne out" in page
 
 
-def test_the_summary_has_the_specified_keys_and_the_schema_has_every_key(fleet: Path) -> None:
-    """``--json`` prints the summary; the schema and the dataclass name the same figures."""
+def test_summary_has_specified_keys_and_matches_schema(fleet: Path) -> None:
+    """The schema and the dataclass have the same figures."""
     done = run("gentd26", fleet, "--json")
     assert done.exit_code == 0
     summary = json.loads(done.stdout)
@@ -112,8 +112,8 @@ def test_the_summary_has_the_specified_keys_and_the_schema_has_every_key(fleet: 
     ["pod_gpu_duty_cycle_anon.csv", "pod_gpu_memory_used_bytes_anon.tar.gz", "data_trace_processed.csv",
      "lora_update_latency_anon.csv"],
 )  # fmt: skip
-def test_a_missing_table_makes_its_figures_unknown(fleet: Path, tmp_path: Path, name: str) -> None:
-    """The rest is computed, and the page says what is missing."""
+def test_missing_table_makes_its_figures_unknown(fleet: Path, tmp_path: Path, name: str) -> None:
+    """The other figures are computed; the page names the missing table."""
     (fleet / name).unlink()
     done = run("gentd26", fleet, "--out", tmp_path / "out")
     assert done.exit_code == 0, done.output
@@ -125,8 +125,7 @@ def test_a_missing_table_makes_its_figures_unknown(fleet: Path, tmp_path: Path, 
         assert any(claim["verdict"] == "unknown" for claim in summary["published"])
 
 
-def test_an_error_leaves_nothing_behind(fleet: Path, tmp_path: Path) -> None:
-    """A damaged archive is one line and no file."""
+def test_damaged_archive_leaves_no_output(fleet: Path, tmp_path: Path) -> None:
     archive = fleet / "pod_gpu_memory_used_bytes_anon.tar.gz"
     archive.write_bytes(archive.read_bytes()[:100])
     done = run("gentd26", fleet, "--out", tmp_path / "out")
@@ -136,15 +135,14 @@ def test_an_error_leaves_nothing_behind(fleet: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_out_that_cannot_be_written(fleet: Path) -> None:
-    """A directory below a file cannot be made: one line."""
+def test_unwritable_output_directory_is_reported(fleet: Path) -> None:
     done = run("gentd26", fleet, "--out", fleet / "data_trace_processed.csv" / "x")
     assert isinstance(done.exception, AffinodeError)
     assert "data_trace_processed.csv" in str(done.exception)
 
 
-def test_the_published_trace_in_any_packing(shared_data: Path, tmp_path: Path) -> None:
-    """Archives as published, and the same with some taken out into a subdirectory, give the same summary."""
+def test_published_trace_in_archives_and_unpacked(shared_data: Path, tmp_path: Path) -> None:
+    """The archives as published and a partly unpacked copy give the same summary."""
     source = shared_data / "gentd26"
     mixed = tmp_path / "mixed"
     (mixed / "sub").mkdir(parents=True)
@@ -165,8 +163,8 @@ def test_the_published_trace_in_any_packing(shared_data: Path, tmp_path: Path) -
     assert None not in [summary[key] for key in SPECIFIED]
 
 
-def test_the_published_trace_has_a_page(shared_data: Path, tmp_path: Path) -> None:
-    """Every finding is a section, every published statement has its verdict."""
+def test_page_of_the_published_trace(shared_data: Path, tmp_path: Path) -> None:
+    """Every finding has a section, every published statement a verdict."""
     done = run("gentd26", shared_data / "gentd26", "--out", tmp_path)
     assert done.exit_code == 0
     page = (tmp_path / "report.html").read_text()
@@ -178,7 +176,7 @@ def test_the_published_trace_has_a_page(shared_data: Path, tmp_path: Path) -> No
 
 
 def database(path: Path, *jobs: tuple[int, int, float | None]) -> Path:
-    """A synthetic job table: (job id, seconds, average utilization), one GPU each, on one node one after another."""
+    """Create a job table: (job ID, seconds, average utilization), one GPU each, consecutive on one node."""
     connection = sqlite3.connect(path)
     connection.execute("CREATE TABLE job (job_id, cluster, start_time, duration, num_acc, resources, footprint)")
     at = 1_700_000_000
@@ -192,8 +190,8 @@ def database(path: Path, *jobs: tuple[int, int, float | None]) -> Path:
     return path
 
 
-def test_clustercockpit_goes_through_the_analysis_of_a_cluster(tmp_path: Path) -> None:
-    """Average 0: idle. Missing: unknown. Anything else: busy or low by the average, and the page says so."""
+def test_clustercockpit_jobs_are_classified_by_average(tmp_path: Path) -> None:
+    """An average of 0 is idle, a missing one unknown, any other busy or low; the page calls it a lower bound."""
     path = database(tmp_path / "job.db", (1, 3600, 0.0), (2, 7200, 60.0), (3, 1800, None), (4, 900, 3.0))
     out = tmp_path / "out"
     done = run("clustercockpit", path, "--out", out)
@@ -212,8 +210,8 @@ def test_clustercockpit_goes_through_the_analysis_of_a_cluster(tmp_path: Path) -
     assert "lower bound" in done.output
 
 
-def test_clustercockpit_without_gpu_jobs_and_with_none(tmp_path: Path) -> None:
-    """Jobs of no length give a report of nothing; a table without a job is one clear line."""
+def test_clustercockpit_without_gpu_hours_or_jobs(tmp_path: Path) -> None:
+    """Jobs of zero length give an empty report; a table without jobs is an error."""
     done = run("clustercockpit", database(tmp_path / "zero.db", (1, 0, 5.0)), "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["total"]["gpu_hours_allocated"] == 0
@@ -221,8 +219,8 @@ def test_clustercockpit_without_gpu_jobs_and_with_none(tmp_path: Path) -> None:
     assert isinstance(done.exception, AffinodeError)
 
 
-def test_the_published_jobs_of_clustercockpit(shared_data: Path) -> None:
-    """303 GPU jobs, 94 of them at 0 %, 3,980 GPU-hours, all of it measured."""
+def test_published_jobs_of_clustercockpit(shared_data: Path) -> None:
+    """303 GPU jobs, 94 of them at 0 %, and 3,980 GPU-hours, all of them measured."""
     done = run("clustercockpit", shared_data / "clustercockpit" / "jobs.sqlite", "--json")
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
@@ -239,7 +237,7 @@ def test_the_published_jobs_of_clustercockpit(shared_data: Path) -> None:
 
 
 def recorded_js1(shared_data: Path) -> str:
-    """The recorded runs as sacct would print them, their summaries packed again as jobstats packs them."""
+    """Return the recorded attempts in the format of sacct, with their summaries packed as jobstats packs them."""
     lines = ["Cluster|JobID|User|State|Start|End|Elapsed|NNodes|NodeList|AllocTRES|AdminComment|JobName"]
     for entry in json.loads((shared_data / "jobstats" / "js1_decoded.json").read_text()):
         _, _, elapsed, job, _, _, nodes, _, state, _, _ = entry["sacct"].split("|")
@@ -255,8 +253,8 @@ def recorded_js1(shared_data: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def test_jobstats_summaries_go_through_the_same_pipeline(shared_data: Path) -> None:
-    """Two recorded runs, three GPUs, one with a utilization: what was not said is unknown, not idle."""
+def test_jobstats_summaries_are_classified(shared_data: Path) -> None:
+    """Two recorded attempts with three GPUs, one with a utilization; the others are unknown, not idle."""
     done = run("jobstats", "-", "--timezone", "UTC", "--json", stdin=recorded_js1(shared_data))
     assert done.exit_code == 0, done.output
     summary = json.loads(done.stdout)
@@ -273,8 +271,8 @@ def test_jobstats_summaries_go_through_the_same_pipeline(shared_data: Path) -> N
     assert rows[45352405]["idle_fraction"] is None
 
 
-def test_jobstats_needs_summaries(tmp_path: Path) -> None:
-    """Accounting without them is one clear line with what to add."""
+def test_jobstats_without_summaries_is_an_error(tmp_path: Path) -> None:
+    """The hint names the missing column."""
     path = tmp_path / "sacct.txt"
     path.write_text("JobID|Start|End|State|AllocTRES\n1|2023-03-01T00:00:00|2023-03-01T01:00:00|COMPLETED|gres/gpu=1\n")
     done = run("jobstats", path, "--timezone", "UTC")
@@ -283,8 +281,8 @@ def test_jobstats_needs_summaries(tmp_path: Path) -> None:
     assert "AdminComment" in str(done.exception.hint)
 
 
-def test_jobstats_marks_of_runs_without_data(tmp_path: Path) -> None:
-    """``JS1:Short`` and ``JS1:None``: the GPU-hours are counted, all of them unknown; a damaged one is told."""
+def test_jobstats_markers_without_data_are_unknown(tmp_path: Path) -> None:
+    """The GPU-hours of ``JS1:Short`` and ``JS1:None`` are unknown; a damaged summary is reported."""
     path = tmp_path / "sacct.txt"
     rows = [
         f"{job}|2023-03-01T0{job}:00:00|2023-03-01T0{job}:30:00|COMPLETED|gres/gpu=1|{comment}|j"
@@ -299,7 +297,7 @@ def test_jobstats_marks_of_runs_without_data(tmp_path: Path) -> None:
 
 
 def test_real_accounting_without_gpu_history(shared_data: Path, tmp_path: Path) -> None:
-    """294 allocations, 84 with GPUs, 39.0 GPU-hours: all of them unknown, none idle."""
+    """294 allocations, 84 with GPUs; all 39.0 GPU-hours are unknown, none idle."""
     accounting = sacct.read(shared_data / "jobanalyzer" / "sacct_p.txt")
     jobs = accounting.jobs
     assert jobs.height == 294

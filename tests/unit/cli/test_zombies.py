@@ -1,4 +1,4 @@
-"""``zombies`` on the command line: exit status, tables that keep to the terminal, pages that run nothing."""
+"""The ``zombies`` commands: exit statuses, tables that fit the terminal, pages without active content."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.cli.main import cli
-from slurm_affinode.resources import asset_dir
 
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two days of an invented cluster."""
+    """Two days of a synthetic cluster."""
     out = tmp_path_factory.mktemp("zombies")
     result = CliRunner().invoke(cli, ["demo", "--synthetic", "--days", "2", "--out", str(out)])
     assert result.exit_code == 0, result.output
@@ -26,15 +26,15 @@ def _run(*arguments: str, columns: int = 80) -> Result:
 
 
 def _status(result: Result) -> int:
-    """As ``main`` ends."""
+    """Return the exit status as ``main`` sets it."""
     if result.exception is not None:
         return int(getattr(result.exception, "exit_code", 70))
     return int(result.return_value or 0)
 
 
 @pytest.mark.parametrize("columns", [76, 80, 140])
-def test_the_list_keeps_to_the_width(state: Path, columns: int) -> None:
-    """Every finding is one line, aligned; 1: something was found. A command to be copied is in one piece."""
+def test_list_fits_the_terminal_width(state: Path, columns: int) -> None:
+    """Every finding is one aligned line; the exit status is 1. A command to be copied is not wrapped."""
     result = _run("list", "--state", str(state), "--slurm-backend", "commands", columns=columns)
     assert _status(result) == 1
     lines = result.stdout.splitlines()
@@ -46,15 +46,14 @@ def test_the_list_keeps_to_the_width(state: Path, columns: int) -> None:
     assert any(line.startswith("squatter ") for line in lines)
 
 
-def test_nothing_found_is_status_0(state: Path) -> None:
-    """A filter that leaves nothing."""
+def test_no_findings_is_status_0(state: Path) -> None:
     result = _run("list", "--state", str(state), "--kind", "orphan-process", "--slurm-backend", "commands")
     assert _status(result) == 0
     assert result.stdout.startswith("Nothing found:")
 
 
-def test_json(state: Path) -> None:
-    """For machines: evidence with value, threshold, weight and whether it is unknown."""
+def test_list_as_json(state: Path) -> None:
+    """Evidence has value, threshold, weight, and whether it is unknown."""
     result = _run("list", "--state", str(state), "--json", "--kind", "squatter", "--slurm-backend", "commands")
     found = json.loads(result.stdout)
     assert _status(result) == 1
@@ -66,8 +65,8 @@ def test_json(state: Path) -> None:
     assert one["subject"]["type"] == "job"
 
 
-def test_explain_shows_every_gpu_with_its_time_line(state: Path, tmp_path: Path) -> None:
-    """In the terminal, as JSON, and as a page of one file."""
+def test_explain_shows_timeline_of_every_gpu(state: Path, tmp_path: Path) -> None:
+    """In the terminal, as JSON, and as a self-contained page."""
     listed = _run("list", "--state", str(state), "--json", "--kind", "squatter", "--slurm-backend", "commands")
     job = json.loads(listed.stdout)["findings"][0]["subject"]["id"]
     shown = _run("explain", job, "--state", str(state), "--slurm-backend", "commands")
@@ -85,15 +84,14 @@ def test_explain_shows_every_gpu_with_its_time_line(state: Path, tmp_path: Path)
     assert data["gpus"][0]["signatures"][0]["fits"]
 
 
-def test_an_unknown_job_is_status_1_and_a_word_is_status_2(state: Path) -> None:
-    """One line each, no traceback."""
+def test_unknown_job_is_status_1_and_invalid_id_is_status_2(state: Path) -> None:
     for job, status in (("999999", 1), ("abc", 2)):
         result = _run("explain", job, "--state", str(state))
         assert _status(result) == status
 
 
-def test_signatures(tmp_path: Path) -> None:
-    """The packaged file is right; a changed one is told by line, or by the example that it breaks."""
+def test_signatures_check_and_test(tmp_path: Path) -> None:
+    """The packaged file passes; errors are reported by line, or by the example that fails."""
     assert _status(_run("signatures", "check")) == 0
     assert _status(_run("signatures", "test")) == 0
     text = (asset_dir("reports") / "signatures.toml").read_text()
@@ -111,8 +109,8 @@ def test_signatures(tmp_path: Path) -> None:
     assert "idle for ten minutes only" in tested.stdout
 
 
-def test_slips_in_signatures_say_what_to_do(tmp_path: Path) -> None:
-    """With file, line, the line itself and a hint; as JSON, too."""
+def test_syntax_error_in_signatures_has_hint(tmp_path: Path) -> None:
+    """File, line and hint are shown, also in JSON."""
     wrong = tmp_path / "wrong.toml"
     wrong.write_text('[[signature]]\nname = "x"\n[signature.compute\n')
     shown = _run("signatures", "check", str(wrong)).stdout
@@ -123,8 +121,8 @@ def test_slips_in_signatures_say_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["check", "test"])
-def test_signatures_that_do_not_end_are_none(verb: str) -> None:
-    """One line, and not all of the memory."""
+def test_oversized_signature_file_is_rejected(verb: str) -> None:
+    """It is not read into memory."""
     result = _run("signatures", verb, "/dev/zero")
     assert _status(result) == 2
     assert "/dev/zero: is larger than 1 MiB" in str(result.exception)

@@ -1,4 +1,4 @@
-"""Decisions about findings: what is done when, to jobs, processes and nodes, and by which rule."""
+"""Decisions about findings: actions on jobs, processes and nodes, their times, and the rules that apply."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 from cleanup_samples import TWICE, due, policy, verdict, warned
 from zombie_samples import NOW, gpu, job, node, orphan, squatter
 
-from slurm_affinode.core.cleanup_plan import decide
-from slurm_affinode.core.cleanup_rules import effective
+from slurm_affinode.core.cleanup_plan import decide, effective
 from slurm_affinode.model.cleanup import Ledger, Policy
 
 
-def test_warned_warned_cancelled() -> None:
-    """Each stage after its time."""
+def test_job_is_warned_twice_and_then_canceled() -> None:
+    """Each stage comes after its time."""
     young = squatter(idle=timedelta(minutes=59))
     assert verdict(young) == ("none", "too-early", 0)
     assert verdict(squatter(idle=timedelta(minutes=60))) == ("warn-user", "due", 1)
@@ -24,22 +23,22 @@ def test_warned_warned_cancelled() -> None:
     assert verdict(old, ledger=warned(old, *TWICE)) == ("cancel", "due", 0)
 
 
-def test_a_missed_night_does_not_shorten_the_warnings() -> None:
-    """Found for the first time after seven hours: the warnings still come, as far apart as the rule says."""
+def test_missed_run_does_not_shorten_the_warnings() -> None:
+    """A job first found after seven hours still gets the warnings, at the intervals of the rule."""
     late = squatter(idle=timedelta(hours=7))
     assert verdict(late) == ("warn-user", "due", 1)
     assert verdict(late, ledger=warned(late, timedelta(minutes=29))) == ("none", "too-early", 0)
     assert verdict(late, ledger=warned(late, timedelta(hours=1), timedelta(minutes=29))) == ("none", "too-early", 0)
 
 
-def test_a_job_that_computed_after_a_warning_begins_anew() -> None:
-    """Warnings from before it was idle this time count for nothing."""
+def test_job_that_computed_after_a_warning_is_warned_from_the_beginning() -> None:
+    """Warnings from before the current idle time do not count."""
     again = squatter(idle=timedelta(hours=3))
     assert verdict(again, ledger=warned(again, timedelta(hours=5), timedelta(hours=4))) == ("warn-user", "due", 1)
 
 
-def test_what_was_idle_only_as_long_as_a_run_looked_is_not_warned_of_anew() -> None:
-    """Without a history each run sees the last minutes alone: what was in between is unknown, and no new matter."""
+def test_job_idle_as_long_as_a_run_sampled_is_not_warned_again() -> None:
+    """Without metrics each run knows the last minutes only: the time in between is unknown, the finding not new."""
     began = NOW - timedelta(hours=1)
     finding = squatter(idle=timedelta(hours=1))
     assert verdict(finding, looked_from=began)[0] == "warn-user"
@@ -49,8 +48,8 @@ def test_what_was_idle_only_as_long_as_a_run_looked_is_not_warned_of_anew() -> N
     assert verdict(longer, ledger=warned(longer, timedelta(hours=5)), looked_from=began)[0] == "warn-user"
 
 
-def test_a_job_that_changes_between_the_idle_kinds_is_warned_once() -> None:
-    """A little less memory makes an idle allocation of a squatter; what its owner was told holds, where it is alike."""
+def test_job_that_changes_between_idle_kinds_is_warned_once() -> None:
+    """Using less memory turns an idle allocation into a squatter; warnings of the same consequence still count."""
     first = squatter(idle=timedelta(hours=3))
     then = replace(first, kind="idle-allocation", variant="idle")
     alike = """
@@ -63,22 +62,22 @@ sliding = { first_warning = "1h", second_warning = "1h30m", cancel = "2h" }
         assert verdict(one, alike, warned(other, timedelta(minutes=29))) == ("none", "too-early", 0)
         assert verdict(one, alike, warned(other, timedelta(minutes=30))) == ("warn-user", "due", 2)
         assert verdict(one, alike, warned(other, *TWICE))[0] == "cancel"
-    gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # that warning announced no end
+    gentle = alike + '[[rule]]\nkinds = ["squatter"]\ndo_not_cancel = true\n'  # it announced no cancellation
     assert verdict(then, gentle, warned(first, *TWICE)) == ("warn-user", "due", 1)
     told = Ledger(told={first.matter: NOW - timedelta(hours=1)})
     assert decide(then, Policy(), told, NOW).code == "told"
 
 
-def test_never_used_counts_from_the_start_of_the_job() -> None:
-    """By the fixed window; what was used and then idle by the sliding one."""
+def test_job_that_never_used_its_gpus_is_timed_from_its_start() -> None:
+    """The fixed window applies; for a job that used them, the sliding window applies."""
     more = '[default]\n[[rule]]\nusers = ["alice"]\nfixed = { first_warning = "10m" }'
     began = job(start=NOW - timedelta(minutes=20))
     assert verdict(squatter(idle=timedelta(minutes=20), subject=began), more) == ("warn-user", "due", 1)
     assert verdict(squatter(idle=timedelta(minutes=20)), more) == ("none", "too-early", 0)
 
 
-def test_of_several_gpus_the_one_that_was_used_last_counts() -> None:
-    """Never used, and used until 70 minutes ago: the job was used, and is idle since then. Unless fewer GPUs do."""
+def test_gpu_used_last_decides() -> None:
+    """One GPU was never used, another one until 70 minutes ago: idle since then, unless fewer GPUs suffice."""
     more = """
 [[rule]]
 users = ["alice"]
@@ -93,15 +92,15 @@ sliding = { first_warning = "2h", cancel = "5h" }
     half = more + "gpu_fraction = 0.5\n"
     assert verdict(finding, half, once)[0] == "cancel"
     sampled = replace(finding, since=began.start + timedelta(seconds=50), gpus=(never, gpu(1, idle_s=4 * 3600.0 - 50)))  # type: ignore[operator]
-    assert verdict(sampled, more, once)[0] == "cancel"  # never used, and not sampled at the same moment
+    assert verdict(sampled, more, once)[0] == "cancel"  # never used, but not sampled at the same moment
     shortly = replace(sampled, kind="idle-allocation", variant="used-once")
     assert verdict(shortly, more, warned(shortly, timedelta(minutes=65)))[:2] == ("none", "too-early")
     computing = replace(finding, gpus=(never, replace(used, flagged=False)))
     assert verdict(computing, more, once)[:2] == ("none", "fraction")
 
 
-def test_a_job_that_opted_in_is_suspended() -> None:
-    """Unless the rule says otherwise."""
+def test_job_that_opted_in_is_suspended() -> None:
+    """A rule can disable it."""
     finding = squatter()
     ledger = warned(finding, *TWICE)
     assert verdict(finding, ledger=ledger, opted_in={7})[0] == "suspend"
@@ -111,8 +110,8 @@ def test_a_job_that_opted_in_is_suspended() -> None:
     assert not decide(finding, policy(), Ledger(), NOW).suspends
 
 
-def test_orphans_are_killed_after_their_grace_and_only_by_their_start() -> None:
-    """A process id alone may be another's."""
+def test_orphans_are_killed_after_their_grace_if_their_start_is_known() -> None:
+    """A PID alone may be that of another process."""
     assert verdict(orphan())[0] == "kill-process"
     assert verdict(orphan(since=NOW - timedelta(seconds=119)))[:2] == ("none", "too-early")
     unknown = orphan()
@@ -120,8 +119,8 @@ def test_orphans_are_killed_after_their_grace_and_only_by_their_start() -> None:
     assert verdict(unknown)[:2] == ("none", "unknown")
 
 
-def test_without_a_rule_administrators_are_told_of_nodes_and_processes_once() -> None:
-    """And nothing is done to them."""
+def test_without_a_rule_administrators_are_notified_once_of_nodes_and_processes() -> None:
+    """No action is taken on them."""
     for finding in (node(), node("orphan-memory"), orphan()):
         action = decide(finding, Policy(), Ledger(), NOW)
         assert action.verb == "warn-admin"
@@ -129,15 +128,15 @@ def test_without_a_rule_administrators_are_told_of_nodes_and_processes_once() ->
         assert decide(finding, Policy(), told, NOW).code == "told"
 
 
-def test_nodes_are_drained_and_resumed_where_a_rule_says_so() -> None:
+def test_nodes_are_drained_and_resumed_if_a_rule_says_so() -> None:
     rule = '[[rule]]\nkinds = ["drained-kill-failed"]\naction = "resume"\n'
     rule += '[[rule]]\nkinds = ["orphan-memory"]\naction = "drain"'
     assert decide(node(), policy("", rule), Ledger(), NOW).verb == "resume"
     assert decide(node("orphan-memory"), policy("", rule), Ledger(), NOW).verb == "drain"
 
 
-def test_misfits_and_ended_jobs_are_told_and_never_cancelled() -> None:
-    """Whatever the action."""
+def test_misfits_and_ended_jobs_are_reported_and_never_canceled() -> None:
+    """The configured action does not matter."""
     assert verdict(squatter(kind="time-limit"), "[default]\naction = 'cancel'")[0] == "warn-user"
     ended = job(state="TIMEOUT", end=NOW)
     assert due(subject=ended)[0] == "warn-user"
@@ -153,14 +152,14 @@ def test_misfits_and_ended_jobs_are_told_and_never_cancelled() -> None:
         ("min_gpus = 2", "cpu-idle", "due"),
     ],
 )
-def test_small_matters_are_left_alone_whatever_they_are(more: str, kind: str, code: str) -> None:
-    """The shape of a job as much as its idle GPUs; a job without GPUs has not too few of them."""
+def test_small_findings_are_ignored_for_every_kind(more: str, kind: str, code: str) -> None:
+    """That applies to the shape of a job as well as to idle GPUs; a job without GPUs does not have too few of them."""
     finding = squatter(kind=kind, allocated_gpus=0 if kind == "cpu-idle" else 1)
     assert verdict(finding, f"[default]\n{more}")[1] == code
 
 
-def test_the_shape_of_jobs_is_one_matter_for_each_user() -> None:
-    """Told once in a time, however many jobs; jobs that have ended are told of later than what may change."""
+def test_job_shape_is_one_notice_per_user() -> None:
+    """A notice is sent once per period for any number of jobs; ended jobs may be reported later than running ones."""
     long_ago = NOW - timedelta(hours=5)
     ended = squatter(kind="time-limit", subject=job(state="COMPLETED", end=long_ago), observed_at=long_ago)
     assert verdict(ended)[0] == "warn-user"
@@ -177,7 +176,7 @@ def test_the_shape_of_jobs_is_one_matter_for_each_user() -> None:
 
 
 def test_the_most_specific_rule_wins_key_by_key() -> None:
-    """User before account before QOS before node before partition before cluster, wherever they stand."""
+    """Precedence is user, account, QOS, node, partition, cluster, regardless of their order in the file."""
     more = """
 [[rule]]
 name = "user"

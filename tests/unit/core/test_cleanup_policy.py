@@ -1,4 +1,4 @@
-"""The policy file: what may stand in it, and every mistake by its line."""
+"""The policy file: accepted contents, and mistakes reported by line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_affinode.base.errors import InputError
 from slurm_affinode.core.cleanup_policy import parse_policy, read_policy, working_now
-from slurm_affinode.errors import InputError
 from slurm_affinode.model.cleanup import NEVER, Policy
 from slurm_affinode.slurm.hostlist import expand
 
@@ -53,7 +53,7 @@ def faults(text: str) -> list[tuple[int, str]]:
     return [(one.line, one.message) for one in read_policy(text, where="z.toml")[1]]
 
 
-def test_everything_that_a_site_can_say() -> None:
+def test_complete_policy_is_parsed() -> None:
     policy = parse_policy(WHOLE, where="z.toml", expand=expand)
     [rule] = policy.rules
     assert rule.match.nodes == ("c01", "c02", "c03", "gpu*")
@@ -69,8 +69,8 @@ def test_everything_that_a_site_can_say() -> None:
     assert policy.limits.cancel == 3
 
 
-def test_the_built_in_policy_is_right() -> None:
-    """And the same as no file says where it says nothing."""
+def test_built_in_policy_is_valid() -> None:
+    """Its limits and periods are the defaults."""
     policy = parse_policy(BUILT_IN.read_text(), where="built-in policy", expand=expand)
     assert {rule.settings.action for rule in policy.rules} == {"cancel", "kill", "warn"}
     assert policy.limits == Policy().limits
@@ -89,7 +89,7 @@ def test_the_built_in_policy_is_right() -> None:
         ("[default]\naction = 'shoot'", 2, "none of none, warn, cancel"),
         ("[default]\nfixed = { first_warning = '1h', cancel = 'soon' }", 2, "'soon' is not a span"),
         ("[default.fixed]\nfirst_warning = '2h'\ncancel = '1h'", 3, "is not after first_warning"),
-        ("[default.fixed]\ncancel = '1h'", 2, "nobody is warned before"),
+        ("[default.fixed]\ncancel = '1h'", 2, "there is no warning before"),
         ("[default.fixed]\nsecond_warning = '1h'", 2, "no first_warning"),
         ("[[rule]]\nusers = ['a']\n[[rule]]\nusers = 7", 4, "rule[2].users: 7 is not a list of texts"),
         ("[[rule]]\nkinds = ['squater']", 2, "'squater' is none; known"),
@@ -110,7 +110,7 @@ def test_the_built_in_policy_is_right() -> None:
         ("[[rule]]\nusers = ['alice ']", 2, "each stands by itself"),
         ("[[rule]]\naccounts = ['phys[12]']", 2, "patterns are * and ?"),
         ("[[rule]]\njobs = ['123_[1-15]']", 2, "patterns are * and ?"),
-        ("[[rule]]\njobs = ['job 123']", 2, "no job id"),
+        ("[[rule]]\njobs = ['job 123']", 2, "no job ID"),
         ("[epilog]\nwait = '1m'", 2, "more than 10 s"),
         ("[mail]\nvia = 'command'", 2, "mail.command is missing"),
         ("[mail]\naddress = 'all@example.org'", 2, "{user}"),
@@ -126,13 +126,13 @@ def test_the_built_in_policy_is_right() -> None:
         ("zombies = 1", 1, "unknown key"),
     ],
 )
-def test_mistakes_are_shown_by_line(text: str, line: int, says: str) -> None:
-    """With the key and what is allowed."""
+def test_mistakes_are_reported_by_line(text: str, line: int, says: str) -> None:
+    """The message has the key and the allowed values."""
     assert any(where == line and says in message for where, message in faults(text)), faults(text)
 
 
-def test_all_mistakes_are_found_at_once_and_the_first_is_the_error() -> None:
-    """The error names file and line, and that there are more."""
+def test_all_mistakes_are_found_and_the_first_is_raised() -> None:
+    """The error has file and line, and the number of further mistakes."""
     text = "[limits]\ncancel = 'x'\nkil = 3\n[default]\naction = 1"
     assert [line for line, _ in faults(text)] == [2, 3, 5]
     with pytest.raises(InputError, match=r"^z\.toml:2: limits\.cancel: .* \(and 2 more") as caught:
@@ -140,14 +140,13 @@ def test_all_mistakes_are_found_at_once_and_the_first_is_the_error() -> None:
     assert caught.value.exit_code == 2
 
 
-def test_a_close_name_is_suggested() -> None:
-    """For keys."""
+def test_similar_key_is_suggested() -> None:
     [fault] = read_policy("[default]\nmin_runs = '1h'", where="z")[1]
     assert fault.hint == "is min_run meant?"
 
 
-def test_working_time_is_the_sites() -> None:
-    """Its zone, its hours, its holidays, both kinds."""
+def test_working_time_follows_the_calendar_of_the_site() -> None:
+    """It has a time zone, working hours, and holidays with and without a year."""
     calendar = parse_policy(WHOLE, where="z").calendar
     assert working_now(calendar, datetime(2026, 11, 17, 7, 30, tzinfo=UTC))
     assert not working_now(calendar, datetime(2026, 11, 17, 7, 29, tzinfo=UTC))
@@ -157,8 +156,8 @@ def test_working_time_is_the_sites() -> None:
 
 
 @given(st.text(max_size=200))
-def test_no_text_is_too_odd(text: str) -> None:
-    """A policy or a list of mistakes, never an exception."""
+def test_any_text_is_a_policy_or_has_mistakes(text: str) -> None:
+    """No exception is raised."""
     policy, wrong = read_policy(text, where="z")
     assert isinstance(policy, Policy)
     assert all(fault.line >= 1 for fault in wrong)
@@ -182,8 +181,8 @@ _VALUE = st.recursive(
         unique_by=lambda row: row[0],
     )
 )
-def test_values_of_a_wrong_kind_are_mistakes_of_their_line(rows: list[tuple[str, str, str]]) -> None:
-    """Never an exception, and each line is one that has the key."""
+def test_invalid_values_are_reported_with_their_line(rows: list[tuple[str, str, str]]) -> None:
+    """No exception is raised, and each line is that of a key."""
     text = "".join(f"[{table}]\n{key} = {value}\n" for table, key, value in rows)
     _, wrong = read_policy(text, where="z")
     assert all(fault.line % 2 == 0 for fault in wrong)

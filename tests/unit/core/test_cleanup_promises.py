@@ -1,4 +1,4 @@
-"""What is promised about actions holds whatever the findings are."""
+"""Guarantees about clean-up actions that hold for any findings."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ _AGOS = st.lists(st.lists(st.integers(0, 20000), max_size=2), min_size=12, max_s
 
 @settings(max_examples=300)
 @given(_FINDINGS, _AGOS, st.integers(0, 3), st.booleans(), st.sets(st.integers(1, 9)))
-def test_promises(findings: list[Finding], agos: list[list[int]], most: int, holiday: bool, opted_in: set[int]) -> None:
-    """Never on one metric, on old evidence, unannounced, exempt, on a holiday, over the limit, or twice."""
+def test_destructive_actions_meet_all_guarantees(
+    findings: list[Finding], agos: list[list[int]], most: int, holiday: bool, opted_in: set[int]
+) -> None:
+    """No action on one metric, on old evidence, unannounced, if exempt, on a holiday, above the limit, or twice."""
     more = f"[limits]\ncancel = {most}\nsuspend = {most}\n[default]\ncancel_working_days_only = true\n[calendar]\n"
     more += f"holidays = [{'2026-11-18' if holiday else ''}]\n[[exempt]]\njobs = ['3']\nuntil = 'never'\nreason = 'x'"
     ledger = Ledger(

@@ -1,4 +1,4 @@
-"""What stands against an action: weak evidence, the site's rules, the owner's wish, the limits of a run."""
+"""Reasons against an action: weak evidence, rules of the site, requests of the owner, limits of a run."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from slurm_affinode.model.finding import Finding
         ({"since": None}, "unknown"),
     ],
 )
-def test_not_on_one_metric_nor_on_what_is_old_or_unknown(values: dict[str, Any], code: str) -> None:
-    """Two kinds of measurement, all GPUs of the job, fresh."""
+def test_weak_old_or_unknown_evidence_is_not_acted_on(values: dict[str, Any], code: str) -> None:
+    """An action requires two kinds of measurements, of all GPUs of the job, recently taken."""
     assert due(**values)[:2] == ("none", code)
 
 
@@ -57,8 +57,8 @@ def test_not_on_one_metric_nor_on_what_is_old_or_unknown(values: dict[str, Any],
         ("[limits]\ncancel = 0", ""),
     ],
 )
-def test_what_the_site_says_against_it(more: str, code: str) -> None:
-    """Exemptions on their last day still hold; working days are the site's."""
+def test_site_rules_prevent_an_action(more: str, code: str) -> None:
+    """An exemption includes its last day; working days are those of the site."""
     finding = squatter()
     [action] = plan([finding], policy(more), warned(finding, *TWICE), NOW)
     assert (action.verb, action.code) == ("none", code or "limit")
@@ -71,7 +71,7 @@ def test_what_the_site_says_against_it(more: str, code: str) -> None:
         ('interactive = { max_run = "9d" }', False, "interactive, at most 1 GPU for at most 9d"),
     ],
 )
-def test_one_gpu_is_not_called_several(more: str, batch: bool, says: str) -> None:
+def test_one_gpu_is_singular(more: str, batch: bool, says: str) -> None:
     finding = squatter(subject=job(batch=batch), gpus=squatter().gpus[:1], allocated_gpus=1)
     [action] = plan([finding], policy(f"[default]\n{more}"), Ledger(), NOW)
     assert action.reason == says
@@ -81,38 +81,36 @@ def test_one_gpu_is_not_called_several(more: str, batch: bool, says: str) -> Non
     ("kinds", "verb"),
     [('["whole-node"]', "cancel"), ('["labels", "whole-node"]', "cancel"), ('["labels", "recorded"]', "none")],
 )
-def test_mappings_of_the_policy_decide_what_is_certain_enough(kinds: str, verb: str) -> None:
+def test_mappings_of_the_policy_decide_which_assignment_suffices(kinds: str, verb: str) -> None:
     finding = squatter(gpus=(gpu(mapping="whole-node"),))
     rules = policy(f'[[rule]]\nusers = ["alice"]\nmappings = {kinds}')
     [action] = plan([finding], rules, warned(finding, *TWICE), NOW)
     assert action.verb == verb
 
 
-def test_mapping_that_is_not_certain_is_named_in_the_reason() -> None:
+def test_uncertain_gpu_assignment_is_named_in_the_reason() -> None:
     finding = squatter(gpus=(gpu(mapping="whole-node"),))
     [action] = plan([finding], policy(), warned(finding, *TWICE), NOW)
     assert "GPU 0 is the job's is known from GPU counts" in action.reason
 
 
-def test_two_signals_of_activity_are_two_measurements() -> None:
-    """Utilization and SM activity agree; utilization alone is one, however long it lasted."""
+def test_two_activity_signals_are_two_measurements() -> None:
+    """Utilization and SM activity are two; utilization alone is one, however long it lasted."""
     assert due(evidence=(evidence("compute", sources=2), evidence("time")))[0] == "cancel"
     assert due(evidence=(evidence("compute", sources=2, met=False), evidence("time")))[1] == "weak-evidence"
 
 
-def test_an_exemption_ends() -> None:
-    """On the day after its last one."""
+def test_exemption_ends_after_its_last_day() -> None:
     assert due('[[exempt]]\nusers = ["alice"]\nuntil = 2026-11-17\nreason = "thesis"')[0] == "cancel"
 
 
-def test_an_exemption_may_leave_the_warnings() -> None:
-    """And nothing more."""
+def test_exemption_may_permit_warnings_only() -> None:
     more = '[[exempt]]\nusers = ["alice"]\nuntil = "never"\nreason = "x"\nwarnings = true'
     assert due(more)[:2] == ("none", "exempt")
     assert verdict(squatter(), more) == ("warn-user", "due", 1)
 
 
-def test_the_owners_wish_holds_until_its_time_and_for_its_run() -> None:
+def test_keep_request_holds_until_its_time_and_for_its_attempt() -> None:
     """A requeued job has another submit time."""
     finding = squatter()
     submit = finding.job.submit  # type: ignore[union-attr]
@@ -125,8 +123,8 @@ def test_the_owners_wish_holds_until_its_time_and_for_its_run() -> None:
     assert verdict(finding, ledger=other)[0] == "cancel"
 
 
-def test_interactive_jobs_have_more() -> None:
-    """Short ones with few GPUs are left alone; others have more time."""
+def test_interactive_jobs_have_more_time() -> None:
+    """Short ones with few GPUs are exempt; others have more time."""
     more = '[default]\ninteractive = { max_run = "8h", max_gpus = 1, extra = "4h" }'
     short, long = job(batch=False, time_limit_s=8 * 3600.0), job(batch=False, time_limit_s=None)
     assert due(more, subject=short)[:2] == ("none", "interactive")
@@ -135,8 +133,8 @@ def test_interactive_jobs_have_more() -> None:
     assert due(more, subject=job(batch=None))[0] == "cancel"
 
 
-def test_a_job_that_sleeps_in_place_is_neither_warned_nor_cancelled() -> None:
-    """Being idle is what it was asked for. Unless the rule prefers to cancel."""
+def test_job_suspended_in_place_is_neither_warned_nor_canceled() -> None:
+    """It is expected to be idle. A rule may prefer cancellation."""
     finding = squatter()
     assert verdict(finding, asleep={7})[:2] == ("none", "asleep")
     ledger = warned(finding, *TWICE)
@@ -144,8 +142,8 @@ def test_a_job_that_sleeps_in_place_is_neither_warned_nor_cancelled() -> None:
     assert verdict(finding, "[default]\nprefer_suspend = false", ledger, asleep={7})[0] == "cancel"
 
 
-def test_the_limit_of_a_run_takes_the_worst() -> None:
-    """The rest waits for a person or the next run, and says so."""
+def test_limit_of_a_run_selects_the_worst() -> None:
+    """The others wait for an administrator or the next run, and are reported so."""
     findings = [squatter(subject=job(job_id=n, id=str(n)), held_gpu_hours=float(n)) for n in range(1, 9)]
     ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in findings})
     actions = plan(findings, policy("[limits]\ncancel = 3"), ledger, NOW)
@@ -153,15 +151,15 @@ def test_the_limit_of_a_run_takes_the_worst() -> None:
     assert {action.code for action in actions[3:]} == {"limit"}
 
 
-def test_a_job_found_twice_is_cancelled_once() -> None:
-    """Squatter and idle allocation."""
+def test_job_with_two_findings_is_canceled_once() -> None:
+    """It is a squatter and an idle allocation."""
     first, second = squatter(), squatter(kind="idle-allocation")
     ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (first, second)})
     assert [one.verb for one in plan([first, second], policy(), ledger, NOW)].count("cancel") == 1
 
 
-def test_what_is_on_another_cluster_is_told_and_not_acted_on() -> None:
-    """Its number is another job's here; it takes nothing of the limit."""
+def test_finding_of_another_cluster_is_reported_only() -> None:
+    """Its job ID is that of another job here; it does not count towards the limit."""
     there, here = squatter(cluster="beta", held_gpu_hours=9.0), squatter()
     ledger = Ledger({one.key: warned(one, *TWICE).warnings[one.key] for one in (there, here)})
     actions = plan([there, here], policy("[limits]\ncancel = 1"), ledger, NOW, elsewhere={"beta"})
@@ -169,8 +167,7 @@ def test_what_is_on_another_cluster_is_told_and_not_acted_on() -> None:
     assert plan([there], policy(), Ledger(), NOW, elsewhere={"beta"})[0].verb == "warn-user"
 
 
-def test_a_warning_of_what_is_exempt_from_more_is_followed_by_nothing() -> None:
-    """So that its mail does not announce what is not going to happen."""
+def test_warning_of_an_exempt_job_announces_no_cancellation() -> None:
     more = '[[exempt]]\nusers = ["alice"]\nuntil = "never"\nreason = "thesis"\nwarnings = true'
     assert decide(squatter(), policy(), Ledger(), NOW).stays is False
     action = decide(squatter(), policy(more), Ledger(), NOW)
@@ -178,15 +175,15 @@ def test_a_warning_of_what_is_exempt_from_more_is_followed_by_nothing() -> None:
 
 
 @pytest.mark.parametrize(("jobs", "name"), [("7", "7_3"), ("7", "7+1"), ("7_*", "7_3"), ("9", "7+1")])
-def test_an_exemption_of_a_job_is_one_of_its_parts(jobs: str, name: str) -> None:
-    """Of an array, and of a heterogeneous job; a raw id is that part alone."""
+def test_exemption_of_a_job_applies_to_its_parts(jobs: str, name: str) -> None:
+    """Parts are array tasks and components of a heterogeneous job; a raw ID is that part only."""
     finding = squatter(subject=job(job_id=9, id=name))
     more = f'[[exempt]]\njobs = ["{jobs}"]\nuntil = "never"\nreason = "thesis"'
     assert decide(finding, policy(more), Ledger(), NOW).code == "exempt"
 
 
-def test_a_heterogeneous_job_is_cancelled_where_all_of_it_is_due() -> None:
-    """Its parts are one program: one that computes, or is not known, speaks for the others, also in their mails."""
+def test_heterogeneous_job_is_canceled_if_all_components_are_due() -> None:
+    """The components are one program: one that computes, or is unknown, protects the others, also in mails."""
     first, second = (squatter(subject=job(job_id=7 + n, id=f"7+{n}")) for n in (0, 1))
     ledger = Ledger(warned(first, *TWICE).warnings | warned(second, *TWICE).warnings)
     both = {7: {7, 8}, 8: {7, 8}}

@@ -1,4 +1,4 @@
-"""Idle windows."""
+"""Detection of idle windows."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ BUSY = gpu(utilization=37.0, processes=0.0)
 BLIND = gpu(utilization=None, processes=None)
 
 
-def test_window_is_reached_when_every_sample_of_it_is_idle() -> None:
-    """Sixty seconds of nothing: reached at the sample that completes them, not before."""
+def test_window_is_reached_when_all_its_samples_are_idle() -> None:
+    """It is reached at the sample that completes sixty seconds, not before."""
     samples = [at(float(t)) for t in range(0, 61, 10)]
     assert not fed(*samples[:-1]).reached
     state = fed(*samples)
@@ -51,8 +51,8 @@ def test_window_is_reached_when_every_sample_of_it_is_idle() -> None:
     assert state.used_bytes == 1 << 30
 
 
-def test_one_burst_starts_the_window_again() -> None:
-    """A single busy sample in the middle, and all of the window is needed again."""
+def test_burst_restarts_the_window() -> None:
+    """After a single busy sample in the middle, the whole window is needed again."""
     samples = [at(float(t)) if t != 30 else at(30.0, BUSY) for t in range(0, 91, 10)]
     state = fed(*samples)
     assert state.progress_s == 50
@@ -61,22 +61,21 @@ def test_one_burst_starts_the_window_again() -> None:
     assert fed(*samples, at(100.0)).reached
 
 
-def test_all_gpus_of_the_job_have_to_be_idle() -> None:
-    """One busy GPU of two keeps the job."""
+def test_all_gpus_of_the_job_must_be_idle() -> None:
     verdict, why, _ = judge(RULE, at(0.0, gpu("GPU 0"), gpu("GPU 1", utilization=1.0, processes=0.0)))
     assert verdict is Verdict.BUSY
     assert why.startswith("GPU 1: utilization")
 
 
-def test_each_signal_counts_by_itself() -> None:
-    """PROF counters can read 0 after a fault while utilization is 100, and the other way round."""
+def test_each_signal_counts_separately() -> None:
+    """PROF counters can read 0 after a fault while utilization is 100, and vice versa."""
     for name in ("utilization", "memory", "engine", "sm", "tensor", "dram", "processes"):
         quiet: dict[str, float | None] = {"utilization": 0.0, "sm": 0.0, "processes": 0.0}
         assert judge(RULE, at(0.0, gpu(**(quiet | {name: 0.5}))))[0] is Verdict.BUSY
 
 
-def test_unknown_is_never_idle_and_adds_nothing() -> None:
-    """Samples without a readable signal do not lengthen the window."""
+def test_unknown_samples_do_not_extend_the_window() -> None:
+    """They have no readable signal."""
     state = fed(at(0.0), at(10.0), at(20.0, BLIND))
     assert state.verdict is Verdict.UNKNOWN
     assert state.progress_s == 10
@@ -84,43 +83,43 @@ def test_unknown_is_never_idle_and_adds_nothing() -> None:
 
 
 def test_window_is_not_reached_on_an_unknown_sample() -> None:
-    """The newest sample has to be idle itself."""
+    """The newest sample must be idle itself."""
     rule = replace(RULE, window_s=10)
     assert not fed(at(0.0), at(10.0, BLIND), rule=rule).reached
     assert fed(at(0.0), at(10.0, BLIND), at(12.0), rule=rule).reached
 
 
-def test_long_gap_starts_the_window_again() -> None:
-    """Nobody knows what happened in between."""
+def test_long_gap_restarts_the_window() -> None:
+    """The activity in between is unknown."""
     state = fed(at(0.0), at(10.0), at(26.0))
     assert state.since_s == 26
     assert "no sample" in state.broken
     assert fed(at(0.0), at(10.0), at(25.0)).progress_s == 25
 
 
-def test_one_readable_signal_decides_nothing() -> None:
-    """No decision on one metric; a site that has only one may say so."""
+def test_single_readable_signal_is_not_idle() -> None:
+    """A site with one signal only can permit it."""
     lonely = gpu(utilization=0.0, processes=None)
     assert judge(RULE, at(0.0, lonely))[0] is Verdict.UNKNOWN
     assert judge(replace(RULE, min_signals=1), at(0.0, lonely))[0] is Verdict.IDLE
     assert judge(RULE, at(0.0, gpu(utilization=5.0)))[0] is Verdict.BUSY
 
 
-def test_gpus_that_are_not_known_are_unknown() -> None:
-    """No list of GPUs is not a list of idle GPUs."""
+def test_unknown_gpus_are_not_idle() -> None:
+    """A missing list of GPUs is not a list of idle GPUs."""
     assert judge(RULE, Sample(0.0, ()))[0] is Verdict.UNKNOWN
 
 
-def test_limit_of_the_option_and_floor_of_the_site() -> None:
-    """A signal is judged by the higher of the two; at the limit is idle."""
+def test_higher_of_job_limit_and_site_floor_applies() -> None:
+    """A value at the limit is idle."""
     rule = replace(RULE, util_pct=5.0, floors_pct={"dram": 8.0})
     assert judge(rule, at(0.0, gpu(utilization=5.0, dram=8.0)))[0] is Verdict.IDLE
     assert judge(rule, at(0.0, gpu(utilization=5.1, dram=8.0)))[0] is Verdict.BUSY
     assert judge(rule, at(0.0, gpu(utilization=5.0, dram=8.1)))[0] is Verdict.BUSY
 
 
-def test_host_activity_counts_where_it_is_configured() -> None:
-    """Without a limit it does not matter; with one it is judged, and unknown where it was not read."""
+def test_host_activity_counts_if_configured() -> None:
+    """Without a limit it is ignored; with a limit it is unknown if it was not read."""
     rule = replace(RULE, host_limits={"cpu": 20.0})
     assert judge(RULE, at(0.0, cpu=300.0))[0] is Verdict.IDLE
     assert judge(rule, at(0.0, cpu=300.0))[0] is Verdict.BUSY
@@ -128,21 +127,19 @@ def test_host_activity_counts_where_it_is_configured() -> None:
     assert judge(rule, at(0.0))[0] is Verdict.UNKNOWN
 
 
-def test_memory_held_is_unknown_where_one_gpu_does_not_tell() -> None:
-    """A sum with a missing part is no sum."""
+def test_held_memory_is_unknown_if_one_gpu_is_unknown() -> None:
     assert fed(at(0.0, gpu(used=5), gpu("GPU 1", used=7))).used_bytes == 12
     assert fed(at(0.0, gpu(used=5), gpu("GPU 1", used=None))).used_bytes is None
 
 
-def test_look_just_before_acting() -> None:
-    """Idle: nothing to say. Busy or unreadable: what was seen."""
+def test_still_idle_reports_activity_or_unknown() -> None:
     assert still_idle(RULE, at(0.0)) is None
     assert still_idle(RULE, at(0.0, BUSY)) == "GPU 0: utilization 37 is above 0"
     assert still_idle(RULE, at(0.0, BLIND)) is not None
 
 
-def test_restart_forgets_the_window() -> None:
-    """After a restore the job begins anew."""
+def test_restart_resets_the_window() -> None:
+    """It is used after a restore."""
     detector = IdleDetector(RULE)
     for t in range(0, 61, 10):
         detector.feed(at(float(t)))
@@ -155,8 +152,8 @@ HISTORY = st.lists(st.tuples(st.floats(0.5, 40.0), st.sampled_from(sorted(KINDS)
 
 
 @given(HISTORY)
-def test_reached_means_a_window_of_idle_samples_without_gaps(history: list[tuple[float, str]]) -> None:
-    """Whatever comes: a full window has its length in idle samples, none of them busy, none too far apart."""
+def test_reached_window_has_idle_samples_without_gaps(history: list[tuple[float, str]]) -> None:
+    """A complete window has idle samples over its length, none busy, and no gap that is too long."""
     detector, now, past = IdleDetector(RULE), 0.0, list[tuple[float, str]]()
     for step, kind in history:
         now += step
@@ -173,8 +170,8 @@ def test_reached_means_a_window_of_idle_samples_without_gaps(history: list[tuple
 
 
 @given(HISTORY, st.floats(0.5, 40.0))
-def test_a_burst_always_costs_the_whole_window(history: list[tuple[float, str]], step: float) -> None:
-    """After a busy sample no progress is left, and the next idle sample begins at nothing."""
+def test_burst_always_resets_the_window(history: list[tuple[float, str]], step: float) -> None:
+    """After a busy sample no progress is left, and the next idle sample begins at zero."""
     now, state = 0.0, None
     for gap, kind in history:
         now += gap
@@ -185,8 +182,8 @@ def test_a_burst_always_costs_the_whole_window(history: list[tuple[float, str]],
 
 
 @given(HISTORY)
-def test_unknown_samples_never_help(history: list[tuple[float, str]]) -> None:
-    """With samples made unreadable the window is never longer than with them idle."""
+def test_unknown_samples_never_extend_the_window(history: list[tuple[float, str]]) -> None:
+    """With unreadable samples the window is never longer than with idle ones in their place."""
     now, seen, blind = 0.0, None, None
     for gap, kind in history:
         now += gap
@@ -196,7 +193,7 @@ def test_unknown_samples_never_help(history: list[tuple[float, str]]) -> None:
 
 
 def test_gpu_with_a_fault_is_unknown_unless_it_is_busy() -> None:
-    """After an XID error counters may read 0 for ever; what still moves is believed."""
+    """After an XID error counters may read 0 forever; a counter that still changes is used."""
     faulty = replace(gpu(), fault="XID 31 was reported")
     assert judge(RULE, at(0.0, faulty))[:2] == (Verdict.UNKNOWN, "GPU 0: XID 31 was reported")
     assert judge(RULE, at(0.0, replace(BUSY, fault="XID 31 was reported")))[0] is Verdict.BUSY

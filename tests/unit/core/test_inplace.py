@@ -1,4 +1,4 @@
-"""Jobs that take turns with a GPU's memory: order, bound, who makes room, and that everybody's turn comes."""
+"""In-place suspension: order of wake requests, limits, jobs that make room, and absence of starvation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from slurm_affinode.core.inplace import (
     MARGIN,
     Arriving,
     Awake,
-    Card,
-    Plan,
+    GpuLoad,
     Waiter,
+    WakePlan,
     cheapest,
     plan,
     price,
@@ -24,30 +24,30 @@ GIB = 1 << 30
 A, B = "GPU-A", "GPU-B"
 
 
-def card(uuid: str = A, free_gib: float | None = 80, limit_gib: float = 80) -> Card:
+def card(uuid: str = A, free_gib: float | None = 80, limit_gib: float = 80) -> GpuLoad:
     free = None if free_gib is None else round(free_gib * GIB)
-    return Card(uuid, f"GPU {'AB'.index(uuid[-1])}", free, round(limit_gib * GIB))
+    return GpuLoad(uuid, f"GPU {'AB'.index(uuid[-1])}", free, round(limit_gib * GIB))
 
 
 def held(gib: float, uuid: str = A) -> dict[str, int]:
     return {uuid: round(gib * GIB)}
 
 
-def test_one_that_fits_goes_at_once() -> None:
-    """And takes nothing from what it does not need."""
-    assert plan([card()], [], [], [Waiter(1, held(48))]) == Plan(go=(1,))
+def test_job_that_fits_wakes_immediately() -> None:
+    """So does a job that needs no memory."""
+    assert plan([card()], [], [], [Waiter(1, held(48))]) == WakePlan(go=(1,))
     assert plan([card(free_gib=0)], [], [], [Waiter(1, {})]).go == (1,)
 
 
-def test_two_that_fit_only_one_after_the_other() -> None:
-    """The first goes; the second waits for it to be idle."""
+def test_jobs_that_do_not_fit_together_take_turns() -> None:
+    """The first wakes; the second waits until it is idle."""
     found = plan([card()], [], [], [Waiter(2, held(48)), Waiter(1, held(48))])
     assert found.go == (2,)
     assert "it needs 48" in found.waits[1]
 
 
-def test_the_line_is_kept() -> None:
-    """A small one does not overtake a large one that waits for the same GPU; on another GPU it does."""
+def test_order_of_the_queue_is_kept() -> None:
+    """A small job does not overtake a large one that waits for the same GPU; on another GPU it does."""
     cards = [card(free_gib=10), card(B, free_gib=80)]
     queue = [
         Waiter(1, held(48)),
@@ -63,30 +63,30 @@ def test_the_line_is_kept() -> None:
     assert found.waits[5] == "job 4 asked before it"
 
 
-def test_an_idle_one_makes_room() -> None:
-    """The cheapest: fewer bytes, longer idle. One that works stays."""
+def test_idle_job_makes_room() -> None:
+    """The cheapest is chosen: fewer bytes, longer idle. A busy job stays."""
     awake = [Awake(1, held(30), idle_s=100), Awake(2, held(30), idle_s=900), Awake(3, held(10), idle_s=None)]
     found = plan([card(free_gib=10)], awake, [], [Waiter(7, held(30))])
     assert (found.go, found.make_room, found.waits) == ((), {2: 7}, {7: "job 2 makes room"})
 
 
-def test_nobody_is_moved_twice_for_the_same_room() -> None:
-    """While one is on its way out the others stay."""
+def test_no_second_job_is_moved_for_the_same_room() -> None:
+    """While one is being moved, the others stay."""
     awake = [Awake(1, held(40), idle_s=10, leaving=True), Awake(2, held(40), idle_s=900)]
     found = plan([card(free_gib=0.1)], awake, [], [Waiter(7, held(30))])
     assert (found.make_room, found.waits) == ({}, {7: "job 1 makes room"})
 
 
-def test_several_make_room_where_one_is_not_enough() -> None:
-    """And one that is not needed is left alone."""
+def test_several_jobs_make_room_if_one_is_not_enough() -> None:
+    """A job that is not needed stays."""
     awake = [Awake(1, held(20), idle_s=50), Awake(2, held(20), idle_s=60), Awake(3, held(38), idle_s=10)]
     found = plan([card(free_gib=2)], awake, [], [Waiter(7, held(40))])
     assert set(found.make_room) == {1, 2}
     assert found.waits[7] == "each of the jobs 2, 1 makes room"
 
 
-def test_what_holds_the_rest_is_named() -> None:
-    """A job that works, or somebody else altogether; or the free memory is not known."""
+def test_holders_of_the_memory_are_named() -> None:
+    """A busy job, processes outside of jobs in place, or unknown free memory."""
     working = plan([card(free_gib=10)], [Awake(3, held(70))], [], [Waiter(7, held(30))])
     assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is at work"
     foreign = plan([card(free_gib=10)], [], [], [Waiter(7, held(30))])
@@ -97,8 +97,8 @@ def test_what_holds_the_rest_is_named() -> None:
     assert unknown.waits[7] == "how much memory is free on GPU 0 is not known"
 
 
-def test_the_site_bounds_what_is_awake_at_once() -> None:
-    """Also where the GPU would have room; and one that could never wake is told before it sleeps."""
+def test_awake_limit_of_the_site_is_kept() -> None:
+    """It applies even if the GPU has room; a job that could never wake is reported before it is suspended."""
     tight = card(free_gib=80, limit_gib=40)
     found = plan([tight], [Awake(1, held(20))], [], [Waiter(7, held(30))])
     assert found.go == ()
@@ -109,30 +109,30 @@ def test_the_site_bounds_what_is_awake_at_once() -> None:
     assert "more than jobs in place may hold" in str(sleeps_forever(held(50), [tight], held(50)))
 
 
-def test_nobody_waits_behind_one_that_can_never_wake() -> None:
-    """The site has changed its bound while it slept: it is told so, and the others take their turns."""
+def test_job_that_can_never_wake_does_not_block_the_queue() -> None:
+    """The site lowered its limit during the suspension: that job gets the reason, and the others take turns."""
     tight = card(free_gib=80, limit_gib=40)
     found = plan([tight], [], [], [Waiter(7, held(50)), Waiter(8, held(30))])
     assert (found.go, list(found.waits)) == ((8,), [7])
 
 
-def test_one_that_fills_a_gpu_to_the_last_could_not_wake() -> None:
-    """A restore needs a little more than was held; what others hold could be given back."""
+def test_job_that_fills_a_gpu_could_not_wake() -> None:
+    """A restore needs a little more than was held; memory held by others could be released."""
     for free, others, forever in ((0.0625, 0, False), (0.03, 0, True), (0.03, 10, False), (None, 0, False)):
         full = card(free_gib=None if free is None else free)
         assert (sleeps_forever(held(70), [full], held(70 + others)) is not None) is forever
 
 
-def test_one_that_still_holds_its_memory_needs_no_more() -> None:
-    """Its suspension was cut short before it had moved; what it holds counts for the bound."""
+def test_job_that_still_holds_its_memory_needs_no_more() -> None:
+    """Its suspension was aborted before the memory was moved; it counts towards the limit."""
     half = Waiter(7, held(48), held(48))
     assert plan([card(free_gib=1)], [], [], [half]).go == (7,)
     assert plan([card(free_gib=20)], [], [], [Waiter(7, held(48), held(40))]).go == (7,)
     assert plan([card(free_gib=80, limit_gib=60)], [], [], [half, Waiter(8, held(20))]).go == (7,)
 
 
-def test_what_is_on_its_way_back_has_its_place() -> None:
-    """What it does not hold yet is not free; what it holds already is not counted twice."""
+def test_arriving_job_has_its_memory_reserved() -> None:
+    """Memory that it does not hold yet is not free; memory that it holds is not counted twice."""
     coming = Arriving(1, held(48), held(40))
     assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(31))]).go == (7,)
     assert plan([card(free_gib=40)], [], [coming], [Waiter(7, held(33))]).go == ()
@@ -145,8 +145,8 @@ sizes = st.integers(0, 60).map(lambda gib: gib * GIB)
     movable=st.lists(st.tuples(sizes, st.floats(0, 1000)), min_size=1, max_size=13),
     lack=st.integers(1, 200).map(lambda gib: gib * GIB),
 )
-def test_the_cheapest_set_is_enough_and_has_nobody_too_many(movable: list[tuple[int, float]], lack: int) -> None:
-    """Where any set is enough; no single job that would do is cheaper."""
+def test_cheapest_set_is_sufficient_and_minimal(movable: list[tuple[int, float]], lack: int) -> None:
+    """If any set suffices; no single sufficient job is cheaper."""
     jobs = [Awake(number, {A: size}, idle_s=idle) for number, (size, idle) in enumerate(movable)]
     chosen = cheapest({A: lack}, jobs)
     if sum(size for size, _ in movable) < lack:
@@ -162,7 +162,7 @@ def test_the_cheapest_set_is_enough_and_has_nobody_too_many(movable: list[tuple[
 
 @dataclass
 class Sharing:
-    """Jobs on two GPUs: who is awake since when, who stands in line."""
+    """Jobs on two GPUs: jobs that are awake, with times, and the queue."""
 
     needs: dict[int, dict[str, int]]
     works_s: int
@@ -170,7 +170,7 @@ class Sharing:
     total: int
     now: int = 0
     awake: dict[int, int] = field(default_factory=dict)
-    """Job -> until when it works."""
+    """Job -> time until it works."""
     line: list[int] = field(default_factory=list)
     let_in: list[int] = field(default_factory=list)
 
@@ -184,7 +184,7 @@ class Sharing:
                 self.awake[job] = self.now + self.works_s
             elif job not in self.line:
                 self.line.append(job)
-        cards = [Card(uuid, uuid, self.total - self.used(uuid), self.limit) for uuid in (A, B)]
+        cards = [GpuLoad(uuid, uuid, self.total - self.used(uuid), self.limit) for uuid in (A, B)]
         awake = [
             Awake(job, self.needs[job], idle_s=self.now - until if until < self.now else None)
             for job, until in self.awake.items()
@@ -198,8 +198,8 @@ class Sharing:
             self.awake[job] = self.now + self.works_s
             self.let_in.append(job)
 
-    def check(self, found: Plan) -> None:
-        """The order, the bound, and that everybody is told something."""
+    def check(self, found: WakePlan) -> None:
+        """Check the order, the limit, and that every waiting job has a reason."""
         assert set(found.go) | set(found.waits) == set(self.line)
         for place, job in enumerate(self.line):
             if job in found.go:
@@ -221,8 +221,8 @@ class Sharing:
     asks=st.lists(st.lists(st.integers(0, 7), max_size=4), max_size=30),
     limit=st.integers(60, 80),
 )
-def test_everybody_gets_his_turn(needs: list[tuple[int, int]], works_s: int, asks: list[list[int]], limit: int) -> None:
-    """Whatever is asked, in whatever order: while those who are awake come to rest sometime, the line empties."""
+def test_every_job_gets_its_turn(needs: list[tuple[int, int]], works_s: int, asks: list[list[int]], limit: int) -> None:
+    """For any order of requests the queue empties, if awake jobs become idle at some time."""
     jobs = {number: {A: a * GIB, B: b * GIB} for number, (a, b) in enumerate(needs)}
     world = Sharing(jobs, works_s, limit * GIB, 81 * GIB)
     for ask in asks:
@@ -234,8 +234,8 @@ def test_everybody_gets_his_turn(needs: list[tuple[int, int]], works_s: int, ask
     assert set(wanted) <= set(world.let_in)
 
 
-def test_one_that_asks_again_does_not_lose_its_place() -> None:
-    """A line is kept by who came first, not by who asks most."""
+def test_repeated_request_keeps_its_place() -> None:
+    """The order is that of the first request."""
     world = Sharing({1: held(60), 2: held(60), 3: held(60)}, 2, 80 * GIB, 81 * GIB)
     for ask in ([1], [2], [3, 1], [3, 1], [1, 3], *([[1]] * 4), *([[]] * 12)):
         world.step(ask)

@@ -1,4 +1,4 @@
-"""Whether an idle job is to be suspended."""
+"""Decision whether an idle job is suspended."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_affinode.base.text import span
 from slurm_affinode.core.features import may_match
 from slurm_affinode.core.idle import IdleState, Verdict
 from slurm_affinode.core.policy import (
     Candidate,
     Limit,
     NodeRoom,
-    Policy,
     Promise,
     Surroundings,
+    SuspendPolicy,
     Waiting,
     backoff_s,
     decide,
     pressing,
 )
-from slurm_affinode.core.spans import span
 from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
 
 
@@ -40,19 +40,19 @@ WAITING = Waiting(
     131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, gpu_kind=None, cpus=1, memory_mib=500
 )
 PRESSED = Surroundings((WAITING,), NODE)
-POLICY = Policy()
+POLICY = SuspendPolicy()
 
 
-def test_idle_job_is_suspended_for_a_job_that_waits() -> None:
-    """The decision says what it is based on."""
+def test_idle_job_is_suspended_for_a_pending_job() -> None:
+    """The decision has its reasons."""
     decision = decide(POLICY, JOB, PRESSED)
     assert decision.act
     assert decision.text == "idle 15m, 1 job waits for its GPUs (131)"
     assert decision.for_jobs == ("131",)
 
 
-def test_without_pressure_an_idle_job_stays() -> None:
-    """Its GPUs are of no use to anybody else; with when=always that does not matter."""
+def test_idle_job_without_pressure_is_not_suspended() -> None:
+    """No other job could use its GPUs; with when=always that does not matter."""
     quiet = Surroundings((), NODE)
     assert decide(POLICY, JOB, quiet).code == "no-pressure"
     always = replace(JOB, option=SuspendOption(when=Pressure.ALWAYS))
@@ -84,7 +84,7 @@ def test_without_pressure_an_idle_job_stays() -> None:
     ],
 )
 def test_job_that_could_not_use_the_gpus_is_no_pressure(change: dict[str, object]) -> None:
-    """Other partition, kind, features, nodes; held; waiting for something else; itself."""
+    """Other partition, GPU type, features or nodes; held; waiting for another reason; the job itself."""
     waiting = replace(WAITING, **change)  # type: ignore[arg-type]
     assert decide(POLICY, JOB, Surroundings((waiting,), NODE)).code == "no-pressure"
 
@@ -101,31 +101,31 @@ def test_job_that_could_not_use_the_gpus_is_no_pressure(change: dict[str, object
     ],
 )
 def test_job_that_could_use_the_gpus_is_pressure(change: dict[str, object]) -> None:
-    """Any way of asking for what this node has."""
+    """Its requests match the node in various ways."""
     waiting = replace(WAITING, **change)  # type: ignore[arg-type]
     surroundings = Surroundings((waiting,), NODE)
     assert pressing(surroundings, JOB) == (waiting,)
     assert decide(POLICY, JOB, surroundings).act
 
 
-def test_job_that_fits_into_free_gpus_presses_nobody() -> None:
-    """Slurm starts it by itself; the second one has nothing left and does."""
+def test_job_that_fits_into_free_gpus_is_no_pressure() -> None:
+    """Slurm starts it anyway; a second one no longer fits, and is."""
     free = replace(NODE, free_gpus=1)
     second = replace(WAITING, job_id=132, shown_id="132")
     assert decide(POLICY, JOB, Surroundings((WAITING,), free)).code == "no-pressure"
     assert decide(POLICY, JOB, Surroundings((WAITING, second), free)).for_jobs == ("132",)
 
 
-def test_job_that_needs_two_idle_jobs_gone() -> None:
-    """One idle job alone does not help it; two together do."""
+def test_job_that_needs_the_gpus_of_two_idle_jobs() -> None:
+    """One idle job is not enough for it; two are."""
     big = replace(WAITING, gpus=2)
     other = replace(JOB, job_id=101)
     assert pressing(Surroundings((big,), NODE), JOB) == ()
     assert pressing(Surroundings((big,), NODE), JOB, (other,)) == (big,)
 
 
-def test_pending_job_with_a_promise_presses_nobody_else() -> None:
-    """Another node gives it GPUs, or another job of this one does; the next one that waits still presses."""
+def test_pending_job_with_a_promise_is_no_pressure() -> None:
+    """Another node, or another job on this one, gives it GPUs; the next pending job still counts."""
     for node in ("c2", "c1"):
         promised = replace(PRESSED, promises=(Promise(131, node, 1),))
         decision = decide(POLICY, JOB, promised)
@@ -137,8 +137,8 @@ def test_pending_job_with_a_promise_presses_nobody_else() -> None:
         assert [one.job_id for one in decision.presses] == [132]
 
 
-def test_promise_of_this_node_counts_once_it_covers_the_job() -> None:
-    """A job that needs two jobs gone is promised the GPUs of the first, and has to get those of the second."""
+def test_promise_of_this_node_counts_if_it_covers_the_job() -> None:
+    """A job that needs the GPUs of two jobs is promised those of the first, and must get those of the second."""
     big, free = replace(WAITING, gpus=2), replace(NODE, free_gpus=1)
     part = Surroundings((big,), free, promises=(Promise(131, "c1", 1),))
     assert decide(POLICY, JOB, part).act
@@ -146,7 +146,7 @@ def test_promise_of_this_node_counts_once_it_covers_the_job() -> None:
     assert decide(POLICY, JOB, replace(part, promises=(Promise(131, "c1", 2),))).code == "promised"
 
 
-def test_array_presses_while_it_has_tasks_without_a_promise() -> None:
+def test_array_is_pressure_while_tasks_have_no_promise() -> None:
     """One record of the queue stands for several tasks."""
     array = replace(WAITING, tasks=2)
     one = Surroundings((array,), NODE, promises=(Promise(131, "c2", 1),))
@@ -155,18 +155,18 @@ def test_array_presses_while_it_has_tasks_without_a_promise() -> None:
     assert decide(POLICY, JOB, replace(one, promises=both)).code == "promised"
 
 
-def test_node_that_takes_no_jobs_has_no_pressure() -> None:
-    """A drained node would not give its GPUs to anybody."""
+def test_unavailable_node_has_no_pressure() -> None:
+    """A drained node would not give its GPUs to another job."""
     assert decide(POLICY, JOB, Surroundings((WAITING,), replace(NODE, available=False))).code == "no-pressure"
 
 
 def test_unknown_queue_is_not_pressure() -> None:
-    """slurmctld is away: nothing is done."""
+    """slurmctld does not respond: nothing is done."""
     assert decide(POLICY, JOB, Surroundings(None, NODE)).code == "queue-unknown"
 
 
-def test_what_happens_next_is_said_before_the_window_is_full() -> None:
-    """What status shows: how long it takes, and what then."""
+def test_next_step_is_reported_before_the_window_is_full() -> None:
+    """``status`` shows how long it takes and what follows."""
     decision = decide(POLICY, replace(JOB, idle=idle(660)), PRESSED)
     assert (decision.act, decision.code) == (False, "window")
     assert (
@@ -183,9 +183,9 @@ def test_what_happens_next_is_said_before_the_window_is_full() -> None:
     assert decide(POLICY, replace(JOB, idle=idle(verdict=Verdict.UNKNOWN)), PRESSED).code == "unknown"
 
 
-def test_every_reason_against_is_given() -> None:
-    """A user sees all that keeps his job, not one after the other."""
-    policy = Policy(users={"alice": Limit(exclude=True)}, min_run_s=9000)
+def test_all_reasons_against_are_reported() -> None:
+    """The user sees them together, not one after the other."""
+    policy = SuspendPolicy(users={"alice": Limit(exclude=True)}, min_run_s=9000)
     refusal = Refusal("srun-steps", "it has srun steps")
     decision = decide(policy, replace(JOB, refusals=(refusal,)), replace(PRESSED, no_room="the store is full"))
     assert [one.code for one in decision.against] == ["srun-steps", "excluded-user", "min-run", "no-room"]
@@ -195,29 +195,33 @@ def test_every_reason_against_is_given() -> None:
 @pytest.mark.parametrize(
     ("policy", "surroundings", "code"),
     [
-        (Policy(partitions={"gpu": Limit(exclude=True)}), PRESSED, "excluded-partition"),
-        (Policy(accounts={"vision": Limit(exclude=True)}), PRESSED, "excluded-account"),
-        (Policy(users={"alice": Limit(exclude=True)}), PRESSED, "excluded-user"),
-        (Policy(min_run_s=7201), PRESSED, "min-run"),
-        (Policy(partitions={"gpu": Limit(min_run_s=7201)}), PRESSED, "min-run"),
-        (Policy(), replace(PRESSED, under_way=1), "node-busy"),
-        (Policy(), replace(PRESSED, no_room="full"), "no-room"),
-        (Policy(users={"alice": Limit(2)}), replace(PRESSED, suspended_users={"alice": 2}), "limit-user"),
-        (Policy(accounts={"vision": Limit(2)}), replace(PRESSED, suspended_accounts={"vision": 3}), "limit-account"),
-        (Policy(partitions={"gpu": Limit(0)}), PRESSED, "limit-partition"),
-        (Policy(dry_run=True), PRESSED, "dry-run"),
+        (SuspendPolicy(partitions={"gpu": Limit(exclude=True)}), PRESSED, "excluded-partition"),
+        (SuspendPolicy(accounts={"vision": Limit(exclude=True)}), PRESSED, "excluded-account"),
+        (SuspendPolicy(users={"alice": Limit(exclude=True)}), PRESSED, "excluded-user"),
+        (SuspendPolicy(min_run_s=7201), PRESSED, "min-run"),
+        (SuspendPolicy(partitions={"gpu": Limit(min_run_s=7201)}), PRESSED, "min-run"),
+        (SuspendPolicy(), replace(PRESSED, under_way=1), "node-busy"),
+        (SuspendPolicy(), replace(PRESSED, no_room="full"), "no-room"),
+        (SuspendPolicy(users={"alice": Limit(2)}), replace(PRESSED, suspended_users={"alice": 2}), "limit-user"),
+        (
+            SuspendPolicy(accounts={"vision": Limit(2)}),
+            replace(PRESSED, suspended_accounts={"vision": 3}),
+            "limit-account",
+        ),
+        (SuspendPolicy(partitions={"gpu": Limit(0)}), PRESSED, "limit-partition"),
+        (SuspendPolicy(dry_run=True), PRESSED, "dry-run"),
     ],
 )
-def test_rules_of_the_site(policy: Policy, surroundings: Surroundings, code: str) -> None:
-    """Each rule stops a suspension under its own name."""
+def test_site_rules_prevent_a_suspension(policy: SuspendPolicy, surroundings: Surroundings, code: str) -> None:
+    """Each rule is reported under its own code."""
     decision = decide(policy, JOB, surroundings)
     assert not decision.act
     assert decision.code == code
 
 
-def test_one_more_counts_for_every_limit_that_is_its() -> None:
-    """What is decided in one round is known to the next decision of it."""
-    policy = Policy(
+def test_additional_suspension_counts_for_all_its_limits() -> None:
+    """Decisions of one round are known to the next decision of that round."""
+    policy = SuspendPolicy(
         max_at_once=9, users={"alice": Limit(1)}, accounts={"vision": Limit(2)}, partitions={"gpu": Limit(3)}
     )
     one = PRESSED.with_one_more(JOB)
@@ -227,12 +231,12 @@ def test_one_more_counts_for_every_limit_that_is_its() -> None:
     assert codes == ["limit-partition", "limit-account", "limit-user"]
     in_place = PRESSED.with_one_more(replace(JOB, option=replace(JOB.option, mode=Mode.INPLACE)))
     assert (in_place.under_way, in_place.in_place_under_way) == (0, 1)
-    assert decide(Policy(), JOB, in_place).act
+    assert decide(SuspendPolicy(), JOB, in_place).act
 
 
-def test_rules_about_others_do_not_matter() -> None:
+def test_rules_of_others_do_not_apply() -> None:
     """Limits of other users, accounts and partitions, and limits that are not reached."""
-    policy = Policy(
+    policy = SuspendPolicy(
         users={"bob": Limit(exclude=True), "alice": Limit(2)},
         accounts={"language": Limit(0)},
         partitions={"cpu": Limit(exclude=True)},
@@ -240,27 +244,25 @@ def test_rules_about_others_do_not_matter() -> None:
     assert decide(policy, JOB, replace(PRESSED, suspended_users={"alice": 1, "bob": 9})).act
 
 
-def test_unknown_run_time_is_not_long_enough() -> None:
-    """A job of which slurmctld has said nothing yet is left alone."""
+def test_unknown_run_time_prevents_a_suspension() -> None:
+    """slurmctld has not reported the job yet."""
     assert decide(POLICY, replace(JOB, run_s=None), PRESSED).code == "run-unknown"
 
 
-def test_job_that_idles_again_and_again_is_left_alone_longer_each_time() -> None:
-    """Five minutes, ten, twenty, up to six hours."""
+def test_backoff_grows_with_each_suspension() -> None:
+    """It is five minutes, ten, twenty, up to six hours."""
     assert [backoff_s(POLICY, n) for n in (0, 1, 2, 3)] == [0, 300, 600, 1200]
     assert backoff_s(POLICY, 10_000) == 21600
     assert decide(POLICY, replace(JOB, run_s=1000.0, suspensions=3), PRESSED).code == "backoff"
     assert decide(POLICY, replace(JOB, run_s=1200.0, suspensions=3), PRESSED).act
 
 
-def test_job_that_is_being_worked_on_is_left_alone() -> None:
-    """No second suspension of the same job."""
+def test_job_under_way_is_not_suspended_again() -> None:
     assert decide(POLICY, replace(JOB, busy_with="suspending"), PRESSED).code == "under-way"
 
 
-def test_dry_run_says_what_it_would_do() -> None:
-    """And does nothing."""
-    decision = decide(Policy(dry_run=True), JOB, PRESSED)
+def test_dry_run_reports_what_it_would_do() -> None:
+    decision = decide(SuspendPolicy(dry_run=True), JOB, PRESSED)
     assert not decision.act
     assert "would be suspended" in decision.text
 
@@ -273,19 +275,19 @@ def test_dry_run_says_what_it_would_do() -> None:
         ("z*4&y*2", False), ("(a", False), ("&", False), ("a b", False),
     ],
 )  # fmt: skip
-def test_constraints(constraint: str | None, match: bool) -> None:
-    """As sbatch --constraint writes them; what cannot be read does not match."""
+def test_constraint_matches_features(constraint: str | None, match: bool) -> None:
+    """The syntax is that of sbatch --constraint; an invalid constraint does not match."""
     assert may_match(constraint, ("a", "b")) is match
 
 
 @given(st.text(max_size=30))
-def test_no_constraint_breaks_anything(constraint: str) -> None:
+def test_any_constraint_is_evaluated_without_an_error(constraint: str) -> None:
     """Users write them."""
     assert may_match(constraint, ("a",)) in (True, False)
 
 
-def test_a_constraint_of_a_thousand_brackets_does_not_match() -> None:
-    """It keeps no agent from deciding about all the others."""
+def test_deeply_nested_constraint_does_not_match() -> None:
+    """The agent must still decide about all other jobs."""
     assert may_match("(a)", ("a",))
     assert not may_match("(" * 3000 + "a" + ")" * 3000, ("a",))
 
@@ -295,14 +297,14 @@ def test_a_constraint_of_a_thousand_brackets_does_not_match() -> None:
     verdict=st.sampled_from(Verdict), dry=st.booleans(), room=st.one_of(st.none(), st.just("full")),
     queue=st.booleans(), under_way=st.integers(0, 2), suspensions=st.integers(0, 5),
 )  # fmt: skip
-def test_nothing_is_done_against_a_rule(  # noqa: PLR0917
+def test_suspension_requires_all_conditions(  # noqa: PLR0917
     window: float, progress: float, run: float | None, verdict: Verdict, dry: bool, room: str | None, queue: bool,
     under_way: int, suspensions: int,
 ) -> None:  # fmt: skip
-    """Acting means: idle for the whole window, known run time, a job that waits, room, and no dry run."""
+    """They are an idle window, a known run time, a pending job, room, and no dry run."""
     candidate = replace(JOB, idle=idle(progress, window, verdict), run_s=run, suspensions=suspensions)
     surroundings = Surroundings((WAITING,) if queue else None, NODE, under_way, no_room=room)
-    decision = decide(Policy(dry_run=dry), candidate, surroundings)
+    decision = decide(SuspendPolicy(dry_run=dry), candidate, surroundings)
     assert decision.text
     if decision.act:
         assert verdict is Verdict.IDLE
@@ -319,8 +321,8 @@ def test_nothing_is_done_against_a_rule(  # noqa: PLR0917
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0 s"),
-        (59.4, "59 s"),
+        (0, "0s"),
+        (59.4, "59s"),
         (60, "1m"),
         (90, "1m 30s"),
         (900, "15m"),
@@ -328,6 +330,5 @@ def test_nothing_is_done_against_a_rule(  # noqa: PLR0917
         (86400 * 3 + 14400, "3d 4h"),
     ],
 )
-def test_spans(seconds: float, text: str) -> None:
-    """For people: the two largest units."""
+def test_durations_have_two_units(seconds: float, text: str) -> None:
     assert span(seconds) == text

@@ -1,4 +1,4 @@
-"""The histories that come with the program, taken in like a site's own and reported."""
+"""The sample data shipped with the program, ingested and reported like that of a site."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import polars as pl
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.demo import demo
 from slurm_affinode.demo import histories
-from slurm_affinode.demo.build import build_demo
-from slurm_affinode.errors import AffinodeError
-from slurm_affinode.history.schema import SAMPLES
+from slurm_affinode.demo.histories import build_demo
+from slurm_affinode.metrics.schema import SAMPLES
 
 
-def test_the_recording_is_small_and_whole():
-    """Raw sacct text and samples of every node, within the time that it says."""
+def test_recording_is_small_and_complete():
+    """It has raw sacct text and samples of every node within its stated interval."""
     files = {path.name: path.stat().st_size for path in histories.RECORDING.iterdir()}
     assert {"recording.toml", "sacct.txt"} <= set(files)
     assert sum(files.values()) < 500_000
@@ -27,8 +27,8 @@ def test_the_recording_is_small_and_whole():
     assert len(inside) > 0.95 * len(samples)
 
 
-def test_the_recorded_demo_says_what_it_is(tmp_path):
-    """Its title names the emulated GPUs; several users, ends of many kinds, busy, idle and unknown hours."""
+def test_recorded_demo_names_its_source(tmp_path):
+    """The title names the emulated GPUs; there are several users, many job states, and busy, idle and unknown hours."""
     written = build_demo(tmp_path / "demo", histories.recorded())
     page = written.report.read_text()
     assert "minutes recorded from a Slurm cluster with emulated GPUs" in page
@@ -40,7 +40,7 @@ def test_the_recorded_demo_says_what_it_is(tmp_path):
     build_demo(tmp_path / "demo", histories.recorded())
 
 
-def test_the_demo_removes_nothing_that_it_did_not_make(tmp_path):
+def test_demo_keeps_foreign_files(tmp_path):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "mine.txt").write_text("precious")
     with pytest.raises(AffinodeError, match="that no demo made"):
@@ -48,8 +48,8 @@ def test_the_demo_removes_nothing_that_it_did_not_make(tmp_path):
     assert (tmp_path / "input" / "mine.txt").read_text() == "precious"
 
 
-def test_the_command_shows_the_recording_unless_told(tmp_path):
-    """And options of the synthetic history are refused without it."""
+def test_demo_command_uses_the_recording_by_default(tmp_path):
+    """Options of the synthetic data are rejected without ``--synthetic``."""
     run = CliRunner()
     said = run.invoke(demo, ["--out", str(tmp_path / "a")], catch_exceptions=False)
     assert "GPUs are emulated" in said.output

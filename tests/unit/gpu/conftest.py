@@ -1,4 +1,4 @@
-"""A driver made of values, and sweeps to work on."""
+"""A fake driver and sweeps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slurm_affinode.model.gpu import GpuSample, Reading, Sweep
 
 @pytest.fixture
 def driver() -> FakeDriver:
-    """Two idle GPUs."""
+    """Return a driver with two idle GPUs."""
     return FakeDriver()
 
 
 @pytest.fixture
 def sweep_at() -> Callable[..., Sweep]:
-    """A sweep of two GPUs at a time."""
+    """Return a function that makes a sweep of two GPUs."""
 
     def make(time_s: float, jobs: tuple[str, ...] | None = ("7",), reading: Reading = IDLE) -> Sweep:
         return Sweep(time_s, (GpuSample(A100, reading, jobs), GpuSample(OTHER, reading, ())))

@@ -1,4 +1,4 @@
-"""Which job a process belongs to, on trees of /proc made of files."""
+"""Assignment of processes to jobs, on fake trees of /proc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurm_affinode.model.gpu import JobRef
 
 
 class Proc:
-    """A /proc to fill."""
+    """A fake /proc."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -51,8 +51,8 @@ def proc(tmp_path: Path) -> Proc:
         ("12:cpuset:/user.slice\n4:devices:/slurm/uid_1000/job_123/step_extern", "extern"),
     ],
 )
-def test_the_cgroup_of_slurmd_says_the_job(proc, cgroup, step):
-    """In the forms of cgroup v1 and v2, of one slurmd and of several on a machine."""
+def test_cgroup_of_slurmd_identifies_the_job(proc, cgroup, step):
+    """The forms are those of cgroup v1 and v2, with one slurmd or several on a machine."""
     proc.add(50, 1, cgroup=cgroup)
     assert proc.finder().find(50) == JobRef(123, step, "cgroup")
 
@@ -66,29 +66,29 @@ def test_the_cgroup_of_slurmd_says_the_job(proc, cgroup, step):
         "0::/system.slice/slurmd.service",
     ],
 )
-def test_a_cgroup_that_slurmd_did_not_make_says_nothing(proc, cgroup):
-    """Users may name their own cgroups as they like."""
+def test_cgroup_not_made_by_slurmd_is_ignored(proc, cgroup):
+    """Users may choose names of their own cgroups."""
     proc.add(50, 1, cgroup=cgroup)
     assert proc.finder().find(50) is None
 
 
-def test_without_cgroups_the_ancestor_says_it(proc):
-    """A slurmstepd far up the tree, whose command line is its title."""
+def test_ancestor_identifies_the_job_without_cgroups(proc):
+    """It is a slurmstepd further up the process tree, identified by its title."""
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
     proc.add(11, 10, cmdline="/bin/sh slurm_script")
     proc.add(12, 11)
     assert proc.finder().find(12) == JobRef(123, "batch", "slurmstepd")
 
 
-def test_a_process_that_calls_itself_slurmstepd_is_not_believed(proc):
-    """Anyone may set a title; only the one of the trusted user counts."""
+def test_process_with_the_title_of_slurmstepd_is_not_trusted(proc):
+    """Every user can set a title; only a process of the trusted user counts."""
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
     proc.add(12, 10)
     assert proc.finder(trusted_uid=os.getuid() + 1).find(12) is None
 
 
-def test_a_setuid_program_with_the_title_of_a_slurmstepd_is_not_believed(proc):
-    """It is root's, and the user who has started it has given it its title."""
+def test_setuid_program_with_the_title_of_slurmstepd_is_not_trusted(proc):
+    """It runs as root, but the user who started it has chosen its title."""
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]")
     program = proc.root / "10" / "exe"
     program.touch()
@@ -99,8 +99,8 @@ def test_a_setuid_program_with_the_title_of_a_slurmstepd_is_not_believed(proc):
     assert proc.finder().find(12) is None
 
 
-def test_a_cgroup_named_by_sluid_takes_the_number_from_a_slurmstepd(proc, tmp_path):
-    """Which job it is has to be found out; that it is one the cgroup says. Its user cannot make it that of another."""
+def test_job_of_a_cgroup_named_by_sluid_is_found_from_slurmstepd(proc, tmp_path):
+    """The cgroup shows that there is a job, but not its ID. Its user cannot make it look like another job."""
     job = "system.slice/slurmstepd.scope/s0J8K3M1N5P7QR"
     named = f"0::/{job}/step_batch/user/task_0"
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]", cgroup=f"0::/{job}/step_batch/slurm")
@@ -116,22 +116,22 @@ def test_a_cgroup_named_by_sluid_takes_the_number_from_a_slurmstepd(proc, tmp_pa
     assert finder.find(14) == JobRef(123, "batch", "cgroup")
 
 
-def test_what_left_the_tree_is_known_by_its_environment_alone(proc):
-    """And it is said that nothing else speaks for it."""
+def test_process_outside_the_tree_is_assigned_by_its_environment(proc):
+    """The source is reported as the environment alone."""
     proc.add(13, 1, env="SLURM_JOB_ID=123\0SLURM_STEP_ID=4294967291x\0")
     assert proc.finder().find(13) == JobRef(123, None, "environment")
 
 
 @pytest.mark.parametrize("env", ["", "SLURM_JOB_ID=\0", "SLURM_JOB_ID=12a\0", "XSLURM_JOB_ID=12\0"])
-def test_a_process_of_no_job(proc, env):
+def test_process_without_a_job_is_not_assigned(proc, env):
     proc.add(13, 1, env=env)
     assert proc.finder().find(13) is None
     assert proc.finder().find(99) is None
 
 
 @pytest.mark.parametrize("said", ["\u00b2", "\u0663", "9" * 5000, "12345678901", "0", "-1", " 7", "7\n"], ids=ascii)
-def test_what_is_no_number_in_an_environment_is_no_job(proc, said):
-    """Its user chooses that: it must not end the look at all the others."""
+def test_invalid_job_id_in_the_environment_is_ignored(proc, said):
+    """Its user chooses the value, which must not stop the inspection of all other processes."""
     proc.add(13, 1, env=f"SLURM_JOB_ID={said}\0")
     proc.add(14, 1, env=f"SLURM_JOB_ID=7\0SLURM_STEP_ID={said}\0")
     assert proc.finder().find(13) is None
@@ -140,8 +140,8 @@ def test_what_is_no_number_in_an_environment_is_no_job(proc, said):
     assert found.job_id == 7
 
 
-def test_what_another_thread_finds_meanwhile_is_no_fault(proc, monkeypatch):
-    """The shepherds' thread and the one that samples share what is known."""
+def test_concurrent_change_of_the_cache_is_not_an_error(proc, monkeypatch):
+    """The shepherds' thread and the sampling thread share the cache."""
     monkeypatch.setattr(jobs, "_REMEMBERED", 1)
 
     class Shared(JobFinder):
@@ -155,8 +155,8 @@ def test_what_another_thread_finds_meanwhile_is_no_fault(proc, monkeypatch):
     assert [finder.find(pid) for pid in (50, 51)] == [JobRef(9, "0", "cgroup")] * 2
 
 
-def test_a_pid_of_another_process_is_not_mistaken(proc):
-    """With the start time of the process that was meant; also for what was found before."""
+def test_reused_pid_is_not_assigned_to_the_former_job(proc):
+    """The start time identifies the process; it also applies to cached results."""
     inside = "0::/system.slice/slurmstepd.scope/job_{}/step_0"
     proc.add(50, 1, cgroup=inside.format(1), start=1000)
     finder = proc.finder()
@@ -167,15 +167,15 @@ def test_a_pid_of_another_process_is_not_mistaken(proc):
     assert finder.find(50) == JobRef(2, "0", "cgroup")
 
 
-def test_a_parent_that_is_younger_than_its_child_is_another_process(proc):
-    """The PID of a parent that ended was given to a slurmstepd since."""
+def test_parent_younger_than_its_child_is_another_process(proc):
+    """The PID of a parent that ended was reused by a slurmstepd."""
     proc.add(10, 1, cmdline="slurmstepd: [123.batch]", start=5000)
     proc.add(12, 10, start=4000)
     assert proc.finder().find(12) is None
 
 
-def test_a_process_that_is_adopted_later_is_found_then(proc):
-    """That a process has no job is not remembered."""
+def test_process_adopted_later_is_assigned_then(proc):
+    """The absence of a job is not cached."""
     proc.add(50, 1)
     finder = proc.finder()
     assert finder.find(50) is None
@@ -183,8 +183,8 @@ def test_a_process_that_is_adopted_later_is_found_then(proc):
     assert finder.find(50) == JobRef(9, "extern", "cgroup")
 
 
-def test_slurmstepd_of_a_node_in_a_container_is_not_of_this_node(proc):
-    """It is in a PID namespace of its own; slurmctld of this node's cluster need not know its job."""
+def test_slurmstepd_of_a_node_in_a_container_is_ignored(proc):
+    """It is in another PID namespace; the slurmctld of this node need not know its job."""
     for name, space in (("self", 1), ("10", 1), ("11", 2)):
         (proc.root / name / "ns").mkdir(parents=True)
         (proc.root / name / "ns" / "pid").symlink_to(f"pid:[{space}]")

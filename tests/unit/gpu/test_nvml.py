@@ -1,4 +1,4 @@
-"""What the emulated driver does not have: MIG, activity counters, drivers that refuse. On a binding made of values."""
+"""Features that the emulated driver does not have, on fake bindings: MIG, activity counters, drivers that refuse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 class Binding:
-    """The functions of pynvml that the driver uses; what is not given is not supported."""
+    """The functions of pynvml that the driver uses; functions that are not given are not supported."""
 
     def __init__(self, gpus=1, **answers):
         self.gpus, self.answers = gpus, answers
@@ -59,7 +59,7 @@ class Binding:
 
 
 class Gpm(Binding):
-    """Counters that move by what each call finds."""
+    """Activity counters that record where they were sampled."""
 
     def nvmlGpmQueryDeviceSupport(self, handle):
         return SimpleNamespace(isSupportedDevice=1)
@@ -94,7 +94,7 @@ def refusal(code):
 
 
 def test_activity_is_the_mean_since_the_last_reading():
-    """None at the first, a share after it; what is not a number or not there is None; all is given back."""
+    """It is None at first, then a share; NaN and missing counters are None; all samples are freed."""
     binding = Gpm()
     driver = NvmlDriver(binding, clock=count(0.0, 0.5).__next__)
     [device] = driver.devices()
@@ -105,8 +105,8 @@ def test_activity_is_the_mean_since_the_last_reading():
     assert (binding.freed, binding.shut) == (2, 1)
 
 
-def test_who_asks_at_once_again_takes_nothing_from_the_next_one():
-    """Two jobs on a GPU are read one after the other, and free memory is asked for in between: both see all of it."""
+def test_second_reading_in_quick_succession_reuses_the_first():
+    """Two jobs on a GPU are read in turn, with a query of free memory in between: both see the whole interval."""
     now = [0.0]
     binding = Gpm(nvmlDeviceGetMemoryInfo=SimpleNamespace(total=10 * MIB, used=2 * MIB, free=7 * MIB, reserved=MIB))
     driver = NvmlDriver(binding, clock=lambda: now[0])
@@ -119,16 +119,16 @@ def test_who_asks_at_once_again_takes_nothing_from_the_next_one():
     assert (seen, driver.read(device).engine_active, driver.free_mib(device)) == (0.98, 0.98, 7.0)
 
 
-def test_a_gpu_that_says_nothing_still_is_one():
-    """Every field None; XIDs that cannot be watched are not 0."""
+def test_gpu_without_values_is_listed():
+    """Every field is None; XIDs that cannot be watched are not 0."""
     driver = NvmlDriver(Binding())
     [device] = driver.devices()
     reading = driver.read(device)
     assert {getattr(reading, name) for name in reading.__slots__} == {None}
 
 
-def test_mig_instances_are_devices_of_their_own():
-    """With the memory of the instance, and the board's power left to the whole GPU."""
+def test_mig_instances_are_separate_devices():
+    """Memory is that of the instance; power is reported for the whole GPU only."""
 
     def name(handle):
         return "NVIDIA A100" if handle == "gpu0" else "NVIDIA A100 MIG 1g.10gb"
@@ -158,7 +158,7 @@ def test_mig_instances_are_devices_of_their_own():
     assert binding.last == "gpu0/9"
 
 
-def test_an_old_driver_has_memory_without_what_is_reserved():
+def test_old_driver_has_no_reserved_memory():
     def memory(handle, version=None):
         return (
             refusal(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
@@ -182,8 +182,8 @@ def test_an_old_driver_has_memory_without_what_is_reserved():
         (pynvml.NVML_ERROR_TIMEOUT, GpuError),
     ],
 )
-def test_errors_have_names(code, kind):
-    """NVML's own stop at the adapter; the line says what was asked and what NVML said."""
+def test_nvml_errors_are_translated(code, kind):
+    """The message has the query and NVML's text."""
     binding = Binding()
     driver = NvmlDriver(binding)
     [device] = driver.devices()
@@ -193,13 +193,13 @@ def test_errors_have_names(code, kind):
     assert type(caught.value) is kind
 
 
-def test_a_gpu_lost_between_two_fields_is_lost():
+def test_gpu_lost_between_two_fields_is_reported_as_lost():
     driver = NvmlDriver(Binding(nvmlDeviceGetPowerUsage=refusal(pynvml.NVML_ERROR_GPU_IS_LOST)))
     with pytest.raises(GpuLost):
         driver.read(driver.devices()[0])
 
 
-def test_processes_that_only_root_may_see():
+def test_processes_visible_to_root_only_raise_not_permitted():
     driver = NvmlDriver(Binding(nvmlDeviceGetGraphicsRunningProcesses=refusal(pynvml.NVML_ERROR_NO_PERMISSION)))
     with pytest.raises(NotPermitted):
         driver.processes(driver.devices()[0])
@@ -209,8 +209,8 @@ def sample(pid, time_us, sm, memory=0):
     return SimpleNamespace(pid=pid, timeStamp=time_us, smUtil=sm, memUtil=memory)
 
 
-def test_what_a_driver_never_wrote_is_no_utilization():
-    """Shares above 100 %, entries of no process, and samples that are older than what was asked for."""
+def test_invalid_process_utilization_is_ignored():
+    """Shares above 100 %, entries without a process, and samples older than requested are invalid."""
     found = [sample(7, 150, 30), sample(7, 160, 4_000_000_000), sample(8, 90, 50), sample(0, 150, 90)]
     driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=lambda handle, since: found))
     assert [(one.pid, one.time_us, one.sm_pct) for one in driver.process_utilization(driver.devices()[0], 100)] == [
@@ -219,14 +219,14 @@ def test_what_a_driver_never_wrote_is_no_utilization():
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_FOUND, pynvml.NVML_SUCCESS])
-def test_no_process_worked(code):
-    """Which the binding tells as an error, even where it is none."""
+def test_no_active_process_is_an_empty_list(code):
+    """The binding raises an error for it, even with the code for success."""
     driver = NvmlDriver(Binding(nvmlDeviceGetProcessUtilization=refusal(code)))
     assert list(driver.process_utilization(driver.devices()[0])) == []
 
 
-def test_a_device_of_another_time_is_lost():
-    """As when a GPU was taken out, or MIG instances were made anew."""
+def test_device_of_an_earlier_listing_is_lost():
+    """A GPU was removed, or MIG instances were made again."""
     driver = NvmlDriver(Binding(gpus=2))
     devices = driver.devices()
     driver.close()
@@ -235,8 +235,8 @@ def test_a_device_of_another_time_is_lost():
         other.read(devices[1])
 
 
-def test_a_library_that_the_loader_does_not_know_is_told_where_it_lies(tmp_path, monkeypatch):
-    """As in containers that have NVIDIA's libraries in a directory of their own."""
+def test_hint_names_the_directory_of_the_library(tmp_path, monkeypatch):
+    """Some containers have NVIDIA's libraries in a directory that the loader does not search."""
     (tmp_path / "libnvidia-ml.so.1").touch()
     monkeypatch.setattr(nvml, "_PLACES", ("/nowhere", str(tmp_path)))
     binding = Binding(nvmlAnything=refusal(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
@@ -246,8 +246,8 @@ def test_a_library_that_the_loader_does_not_know_is_told_where_it_lies(tmp_path,
     assert f"LD_LIBRARY_PATH={tmp_path}" in caught.value.hint
 
 
-def test_a_gpu_that_only_computes_has_processes():
-    """NVML may refuse to list those that draw there; where it lists none that compute, it is not said that none are."""
+def test_gpu_without_graphics_processes_lists_compute_processes():
+    """NVML may refuse to list graphics processes. If it lists no compute processes either, both are unknown."""
     running = [SimpleNamespace(pid=7, usedGpuMemory=3 * MIB)]
     driver = NvmlDriver(Binding(nvmlDeviceGetComputeRunningProcesses=lambda handle: running))
     [device] = driver.devices()

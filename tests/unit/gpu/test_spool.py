@@ -1,4 +1,4 @@
-"""Samples on disk: nothing is lost by a crash but a line that was under way, and every file can be taken in."""
+"""The spool: samples on disk, of which a crash loses at most the last line, and which can be ingested."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import polars as pl
 import pytest
 from gpu_fakes import IDLE
 
-from slurm_affinode.gpu import spool as spool_module
-from slurm_affinode.gpu.spool import COLUMNS, Spool
-from slurm_affinode.history import aliases
-from slurm_affinode.history.ingest import ingest_files
-from slurm_affinode.history.reading import ReadOptions
-from slurm_affinode.history.schema import SAMPLES
-from slurm_affinode.history.spool import main, to_parquet
-from slurm_affinode.history.store import SampleStore
+from slurm_affinode.gpu import sampler as spool_module
+from slurm_affinode.gpu.sampler import COLUMNS, Spool
+from slurm_affinode.metrics import aliases
+from slurm_affinode.metrics.ingest import ingest_files
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.readers.common import ReadOptions
+from slurm_affinode.metrics.schema import SAMPLES
+from slurm_affinode.metrics.spool import main, to_parquet
 from slurm_affinode.model.gpu import GpuFault
 
 T0 = 1_795_234_200.25
@@ -24,7 +24,7 @@ T0 = 1_795_234_200.25
 
 @pytest.fixture
 def opened():
-    """Makes spools; what they still have open at the end is let go as a crash does."""
+    """Return a function that makes spools; files still open at the end are closed without ``close``, as in a crash."""
     made = []
 
     def make(directory, closed=None, **options):
@@ -49,12 +49,12 @@ def taken(directory, root):
     return summary, store
 
 
-def test_the_columns_are_those_of_the_history():
+def test_columns_are_those_of_the_metrics_store():
     assert tuple(SAMPLES) == COLUMNS
 
 
-def test_a_file_is_closed_when_its_time_is_over(opened, tmp_path, sweep_at):
-    """The next sweep begins another; those who are told get the closed one."""
+def test_file_is_closed_when_its_time_is_over(opened, tmp_path, sweep_at):
+    """The next sweep begins another file, and the closed one is passed on."""
     closed = []
     spool = opened(tmp_path, closed)
     for second in (0, 1, 59, 60, 61):
@@ -65,15 +65,15 @@ def test_a_file_is_closed_when_its_time_is_over(opened, tmp_path, sweep_at):
     assert len(closed) == 2
 
 
-def test_a_clock_that_goes_back_begins_another_file(opened, tmp_path, sweep_at):
+def test_clock_that_is_set_back_begins_another_file(opened, tmp_path, sweep_at):
     spool = opened(tmp_path)
     spool.put(sweep_at(T0))
     spool.put(sweep_at(T0 - 10))
     assert len(names(tmp_path)) == 2
 
 
-def test_what_was_read_is_what_is_taken_in(opened, tmp_path, sweep_at):
-    """As text and as Parquet, missing values missing, both together counted once."""
+def test_samples_are_ingested_as_they_were_read(opened, tmp_path, sweep_at):
+    """CSV and Parquet give the same samples, missing values are null, and both together are counted once."""
     spool = opened(tmp_path / "spool")
     busy = replace(IDLE, util_pct=97.0, sm_active=0.123456, power_w=None, fb_used_mib=40000.5)
     spool.put(sweep_at(T0, ("7", "12"), busy))
@@ -97,8 +97,8 @@ def test_what_was_read_is_what_is_taken_in(opened, tmp_path, sweep_at):
     assert (summary.samples, summary.new) == (4, 0)
 
 
-def test_a_crash_loses_only_the_line_that_was_under_way(opened, tmp_path, sweep_at):
-    """At the next start the open file is cut and closed, and left-over text is handed on again."""
+def test_crash_loses_only_the_incomplete_line(opened, tmp_path, sweep_at):
+    """At the next start the open file is truncated and closed, and leftover CSV files are passed on again."""
     spool = opened(tmp_path)
     spool.put(sweep_at(T0))
     spool.put(sweep_at(T0 + 1))
@@ -113,8 +113,8 @@ def test_a_crash_loses_only_the_line_that_was_under_way(opened, tmp_path, sweep_
     assert closed[0].read_text().endswith("\n")
 
 
-def test_old_files_go(opened, tmp_path, sweep_at):
-    """Those of this node alone, by their age."""
+def test_old_files_are_deleted(opened, tmp_path, sweep_at):
+    """Only files of this node are deleted, by age."""
     clock = [T0]
     spool = opened(tmp_path, keep_s=3600.0, now=lambda: clock[0])
     for name in ("gpu-c1-20261101T000000.000Z.parquet", "gpu-c2-20261101T000000.000Z.parquet", "notes.txt"):
@@ -127,8 +127,8 @@ def test_old_files_go(opened, tmp_path, sweep_at):
     assert {"gpu-c2-20261101T000000.000Z.parquet", "notes.txt"} <= set(left)
 
 
-def test_a_full_disk_is_said_once_and_survived(opened, tmp_path, sweep_at, monkeypatch):
-    """The sampler goes on; what was written before stays readable."""
+def test_full_disk_is_reported_once_and_survived(opened, tmp_path, sweep_at, monkeypatch):
+    """Sampling continues; earlier samples stay readable."""
     said = []
     spool = opened(tmp_path, say=said.append)
     spool.put(sweep_at(T0))
@@ -148,7 +148,7 @@ def test_a_full_disk_is_said_once_and_survived(opened, tmp_path, sweep_at, monke
     assert summary.new == 4
 
 
-def test_a_sweep_without_samples_makes_no_file(opened, tmp_path, sweep_at):
+def test_sweep_without_samples_makes_no_file(opened, tmp_path, sweep_at):
     spool = opened(tmp_path)
     spool.put(replace(sweep_at(T0), samples=()))
     spool.close()
@@ -156,7 +156,7 @@ def test_a_sweep_without_samples_makes_no_file(opened, tmp_path, sweep_at):
 
 
 def test_failed_gpu_is_sample_without_value(opened, tmp_path, sweep_at):
-    """Its time is unknown, also where no GPU of the node can be read."""
+    """Utilization at that time is unknown, even if no GPU of the node can be read."""
     spool = opened(tmp_path)
     sweep = sweep_at(T0)
     faults = tuple(GpuFault(sample.device, sample.device.index, "lost") for sample in sweep.samples)
@@ -171,8 +171,8 @@ def test_failed_gpu_is_sample_without_value(opened, tmp_path, sweep_at):
         assert {failed[name] for name in ("util_pct", "fb_used_mib", "power_w", "xid", "job")} == {""}
 
 
-def test_what_is_no_spool_file_stays_as_it_is(tmp_path, capsys):
-    """With a line that names it, and status 2; a file that is gone was converted before."""
+def test_file_that_is_not_a_spool_file_is_unchanged(tmp_path, capsys):
+    """The error names it, with exit status 2; a missing file was converted before."""
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
     assert main([str(path), str(tmp_path / "gone.csv")]) == 2
@@ -180,7 +180,7 @@ def test_what_is_no_spool_file_stays_as_it_is(tmp_path, capsys):
     assert names(tmp_path) == ["x.csv"]
 
 
-def test_the_parquet_file_has_the_schema_of_the_history(opened, tmp_path, sweep_at):
+def test_parquet_file_has_the_schema_of_the_metrics_store(opened, tmp_path, sweep_at):
     spool = opened(tmp_path)
     spool.put(sweep_at(T0))
     spool.close()

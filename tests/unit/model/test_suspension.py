@@ -1,4 +1,4 @@
-"""The values of a suspension: the option as it travels, names of jobs."""
+"""Values of a suspension: the option as text, and job names."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OPTIONS = st.builds(
 
 
 @given(option=OPTIONS)
-def test_an_option_survives_its_text(option: SuspendOption) -> None:
-    """From plugin to agent to manifest and back."""
+def test_option_round_trip(option: SuspendOption) -> None:
+    """The text is passed from the plugin to the agent and stored in the manifest."""
     assert SuspendOption.parse(str(option)) == option
 
 
-def test_what_is_not_said_has_its_default() -> None:
-    """Also when nothing is said."""
+def test_missing_keys_have_defaults() -> None:
+    """An empty text has all defaults."""
     assert SuspendOption.parse("") == SuspendOption()
     assert SuspendOption.parse("signal=SIGusr1@10").signal == Notice("USR1", 10)
 
@@ -45,14 +45,13 @@ def test_what_is_not_said_has_its_default() -> None:
         "signal=USR1",
     ],
 )
-def test_nonsense_is_an_error(text: str) -> None:
-    """That names it."""
+def test_invalid_option_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="suspend option"):
         SuspendOption.parse(text)
 
 
-def test_a_job_has_a_name_that_is_no_path() -> None:
-    """Clusters and ids that could lead elsewhere are refused."""
+def test_job_name_is_not_a_path() -> None:
+    """Clusters and IDs that could form another path are refused."""
     assert JobKey("alpha-1_x", 7, 0).name == "alpha-1_x.7"
     for cluster, job_id in (("../x", 7), ("a/b", 7), ("", 7), ("a", 0), ("a.b", 7), ("a", -1)):
         with pytest.raises(ValueError, match="not"):

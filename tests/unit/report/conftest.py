@@ -1,4 +1,4 @@
-"""Synthetic results for the tests of the report."""
+"""Synthetic results for the tests of reports."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slurm_affinode.analysis.result import WasteResult
 
 @pytest.fixture(scope="session")
 def samples() -> ModuleType:
-    """``make_result``, ``empty_result`` and hostile names."""
+    """Return the module with ``make_result``, ``empty_result`` and hostile names."""
     return waste_samples
 
 
 @pytest.fixture(scope="session")
 def result(samples: ModuleType) -> WasteResult:
-    """A week of 300 job runs."""
+    """Return a week of 300 job runs."""
     made = samples.make_result()
     assert isinstance(made, WasteResult)
     return made
@@ -26,7 +26,7 @@ def result(samples: ModuleType) -> WasteResult:
 
 @pytest.fixture(scope="session")
 def hostile(samples: ModuleType) -> WasteResult:
-    """A week of jobs, users, partitions, ... with names that try to break out of the page."""
+    """Return a week of jobs; names of jobs, users, partitions etc. try to inject markup into the page."""
     made = samples.make_result(names=samples.HOSTILE)
     assert isinstance(made, WasteResult)
     return made
@@ -34,7 +34,7 @@ def hostile(samples: ModuleType) -> WasteResult:
 
 @pytest.fixture(scope="session")
 def unmeasured(samples: ModuleType) -> WasteResult:
-    """A week of jobs without any GPU history or price."""
+    """Return a week of jobs without GPU metrics and prices."""
     made = samples.make_result(measured=False, priced=False)
     assert isinstance(made, WasteResult)
     return made

@@ -1,4 +1,4 @@
-"""Charts: well-formed, accessible, honest about what is unknown."""
+"""Charts: well-formed, accessible, explicit about unknown values."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from slurm_affinode import zones
+from slurm_affinode.base import times
 from slurm_affinode.report import charts
-from slurm_affinode.report.charts import Bar, Point, Series, Words
-from slurm_affinode.report.figure import value_axis
-from slurm_affinode.report.timeaxis import time_ticks
+from slurm_affinode.report.charts import Bar, Point, Series, Words, time_ticks, value_axis
 
 WORDS = Words("chart", "Title <b>", "What it & shows.", "How <i>to</i> read.")
 HOSTILE = '"><script>alert(1)</script>'
@@ -24,12 +22,12 @@ ZONE = ZoneInfo("America/St_Johns")
 
 
 def parse(markup: Markup) -> ET.Element:
-    """The chart as XML: it must be well-formed."""
+    """Parse the chart as XML."""
     return ET.fromstring(str(markup))  # noqa: S314 - our own output
 
 
 def rects(root: ET.Element, fill: str) -> list[dict[str, float]]:
-    """Position and size of the rectangles with a fill, percent and pixels."""
+    """Return position and size of the rectangles with this fill, in percent or pixels."""
     return [
         {k: float(r.get(k, "0").rstrip("%")) for k in ("x", "y", "width", "height")}
         for r in root.iter("rect")
@@ -38,7 +36,7 @@ def rects(root: ET.Element, fill: str) -> list[dict[str, float]]:
 
 
 def every_figure() -> dict[str, Markup]:
-    """One of each kind, with hostile texts wherever a text can be given."""
+    """Return one figure of each kind, with hostile text for every label."""
     starts = [START + timedelta(hours=i) for i in range(3)]
     series = [Series(HOSTILE, [1.0, None, 0.0], "busy"), Series("idle", [1.0, 2.0, 0.5], "idle")]
     return {
@@ -53,16 +51,15 @@ def every_figure() -> dict[str, Markup]:
 
 
 @pytest.mark.parametrize("kind", list(every_figure()))
-def test_a_chart_is_well_formed_and_lets_no_markup_in(kind: str) -> None:
-    """Whatever the labels are."""
+def test_chart_is_well_formed_and_escapes_labels(kind: str) -> None:
     root = parse(every_figure()[kind])
     assert root.tag == "figure"
     assert not [e for e in root.iter() if e.tag in ("script", "b", "i")]
 
 
 @pytest.mark.parametrize(("bars", "label", "x"), [(2, "01:00", 50.0), (8, "01:00", 18.75)])
-def test_labels_of_time_stand_under_bars_only_where_each_names_one(bars: int, label: str, x: float) -> None:
-    """Two bars of an hour have labels every quarter of it: those stand at their time."""
+def test_time_labels_are_centered_under_bars_if_each_names_one(bars: int, label: str, x: float) -> None:
+    """With two bars of an hour there is a label every quarter of an hour, placed at its time."""
     starts = [START + timedelta(hours=i) for i in range(bars)]
     root = parse(charts.stacked_time(WORDS, starts, 3600, [Series("busy", [1.0] * bars, "busy")], unit="GPUs"))
     (at,) = [e.get("x") for e in root.iter("text") if e.text == label]
@@ -70,8 +67,8 @@ def test_labels_of_time_stand_under_bars_only_where_each_names_one(bars: int, la
 
 
 @pytest.mark.parametrize("kind", ["stacked_time", "histogram", "lines", "scatter", "density"])
-def test_a_picture_has_a_name_a_description_and_its_numbers_as_a_table(kind: str) -> None:
-    """What a screen reader is given in place of the picture."""
+def test_chart_has_accessible_name_description_and_table(kind: str) -> None:
+    """Screen readers use these instead of the chart."""
     root = parse(every_figure()[kind])
     picture = next(e for e in root.iter("svg") if e.get("role") == "img")
     names = {e.get("id"): e.text for e in picture.iter() if e.get("id")}
@@ -83,8 +80,8 @@ def test_a_picture_has_a_name_a_description_and_its_numbers_as_a_table(kind: str
     assert table.find("caption") is not None
 
 
-def test_bars_say_their_numbers_in_words() -> None:
-    """Each bar is a list item with its label, a note and a picture with a name; unknown parts are not read as 0."""
+def test_bars_have_accessible_labels() -> None:
+    """Each bar is a list item with a label, a note and a named image; unknown parts do not read as 0."""
     root = parse(every_figure()["stacked_bars"])
     meter = next(e for e in root.iter("svg") if e.get("class") == "meter")
     assert meter.get("role") == "img"
@@ -94,15 +91,14 @@ def test_bars_say_their_numbers_in_words() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(every_figure().keys() - {"empty"}))
-def test_every_heading_of_a_table_of_numbers_has_words(kind: str) -> None:
-    """The corner above the names of the rows is a plain cell: a heading that says nothing is read out as one."""
+def test_column_headers_of_data_tables_are_not_empty(kind: str) -> None:
+    """The corner cell above the row headers is a plain cell, since screen readers announce empty headers."""
     headings = [th for th in parse(every_figure()[kind]).iter("th") if th.get("scope") == "col"]
     assert headings
     assert all(th.text for th in headings)
 
 
-def test_stacked_bars_over_time_add_up_and_leave_no_gap() -> None:
-    """The parts of a bar stand on each other; the heights are to one scale."""
+def test_stacked_bars_touch_and_share_one_scale() -> None:
     starts = [START + timedelta(hours=i) for i in range(4)]
     series = [Series("busy", [1, 2, 3, 4], "busy"), Series("idle", [3, 2, 1, 0], "idle")]
     root = parse(charts.stacked_time(WORDS, starts, 3600, series, unit="GPUs"))
@@ -114,16 +110,16 @@ def test_stacked_bars_over_time_add_up_and_leave_no_gap() -> None:
     assert all(r["x"] >= 0 and r["x"] + r["width"] <= 100 for r in busy)
 
 
-def test_many_buckets_are_drawn_without_gaps() -> None:
-    """A month of hours is an area."""
+def test_many_bars_are_drawn_without_gaps() -> None:
+    """The bars of a hundred hours form an area."""
     starts = [START + timedelta(hours=i) for i in range(100)]
     root = parse(charts.stacked_time(WORDS, starts, 3600, [Series("busy", [1.0] * 100, "busy")], unit="GPUs"))
     assert [r["width"] for r in rects(root, "busy")] == [1.0] * 100
     assert any(g.get("class") == "dense" for g in root.iter("g"))
 
 
-def test_a_histogram_of_nothing_says_so() -> None:
-    """No bars of height 0, which would look like a measurement."""
+def test_chart_without_data_shows_a_note() -> None:
+    """Bars of height 0 would look like a measurement."""
     markup = charts.histogram(WORDS, ["a"], [Series("jobs", [None], "1")], unit="%", x_label="x")
     assert "Nothing was measured" in markup
     assert charts.stacked_bars(WORDS, [], [], unit="h").count("Nothing to show") == 1
@@ -132,24 +128,23 @@ def test_a_histogram_of_nothing_says_so() -> None:
     assert "Nothing happened" in charts.stacked_time(WORDS, [], 60, [], unit="GPUs")
 
 
-def test_a_curve_is_broken_where_a_value_is_unknown() -> None:
-    """No line is drawn across what is not known."""
+def test_line_is_interrupted_at_unknown_values() -> None:
     series = [Series("a", [0.0, None, 1.0, 1.0], "1")]
     root = parse(charts.lines(WORDS, [0, 1, 2, 3], series, unit="%", x_label="x"))
     path = next(root.iter("path"))
     assert str(path.get("d")).count("M") == 2
 
 
-def test_too_many_points_become_a_grid_of_densities() -> None:
-    """Each cell says how many it holds; none is lost."""
+def test_many_points_are_drawn_as_density_grid() -> None:
+    """Each cell gives its number of points; none is lost."""
     points = [Point(i % 10, i % 7, "idle") for i in range(5000)]
     root = parse(charts.scatter(WORDS, points, x_label="x", y_label="y", thing="jobs"))
     cells = [t.text or "" for g in root.iter("g") if str(g.get("class")).startswith("o") for t in g.iter("title")]
     assert sum(int(t.split()[0].replace(",", "")) for t in cells) == 5000
-    assert "stronger the colour" in "".join(root.itertext())
+    assert "stronger the color" in "".join(root.itertext())
 
 
-def test_the_scatter_table_counts_every_point() -> None:
+def test_scatter_table_counts_every_point() -> None:
     """Points beyond the axis are counted at its edge."""
     points = [Point(150, 5), Point(0, 0), Point(50, 2)]
     root = parse(charts.scatter(WORDS, points, x_label="x", y_label="y", x_max=100))
@@ -157,16 +152,16 @@ def test_the_scatter_table_counts_every_point() -> None:
     assert all(float(str(c.get("cx")).rstrip("%")) <= 100 for c in root.iter("circle"))
 
 
-def test_the_timeline_strip_joins_equal_neighbours() -> None:
-    """A job that is idle all its life is one rectangle over the full width."""
+def test_timeline_strip_merges_equal_neighbors() -> None:
+    """A job that is always idle is one rectangle over the full width."""
     root = parse(charts.strip(HOSTILE, [[(1.0, "idle")]] * 48))
     assert [r["width"] for r in rects(root, "idle")] == [100.1]
     assert root.get("aria-label") == HOSTILE
     assert charts.strip("nothing", []) == ""
 
 
-def test_the_split_and_the_meter_show_shares() -> None:
-    """To the scale of the whole; nothing where there is nothing."""
+def test_split_and_meter_show_shares() -> None:
+    """Widths are shares of the total; without data nothing is drawn."""
     root = parse(
         charts.split(WORDS, [Series("a", [1.0], "busy"), Series("b", [3.0], "idle"), Series("c", [None], "low")])
     )
@@ -178,8 +173,7 @@ def test_the_split_and_the_meter_show_shares() -> None:
 
 
 @given(st.floats(min_value=1e-6, max_value=1e12))
-def test_an_axis_holds_its_largest_value_with_few_round_ticks(largest: float) -> None:
-    """Ticks begin at 0, are evenly spaced, and have different labels."""
+def test_axis_covers_largest_value_with_few_distinct_ticks(largest: float) -> None:
     axis = value_axis(largest)
     assert axis.top >= largest * (1 - 1e-9)
     assert axis.top <= 2.6 * largest
@@ -188,8 +182,7 @@ def test_an_axis_holds_its_largest_value_with_few_round_ticks(largest: float) ->
     assert len(set(labels)) == len(labels)
 
 
-def test_an_axis_of_nothing_is_still_an_axis() -> None:
-    """No division by zero."""
+def test_axis_without_values_has_ticks() -> None:
     assert value_axis(0).ticks == (0.0, 1.0)
     assert value_axis(float("nan")).ticks == (0.0, 1.0)
 
@@ -198,8 +191,8 @@ def test_an_axis_of_nothing_is_still_an_axis() -> None:
     st.datetimes(min_value=datetime(2000, 1, 1), max_value=datetime(2100, 1, 1)),  # noqa: DTZ001 - made aware below
     st.floats(min_value=0.02, max_value=20_000),
 )
-def test_time_ticks_are_few_ordered_and_inside(start: datetime, span_h: float) -> None:
-    """From a minute to years."""
+def test_time_ticks_are_few_ordered_and_within_the_interval(start: datetime, span_h: float) -> None:
+    """Intervals range from a minute to years."""
     since = start.replace(tzinfo=UTC)
     until = since + timedelta(hours=span_h)
     ticks = time_ticks(since, until, ZONE)
@@ -219,8 +212,8 @@ def test_time_ticks_are_few_ordered_and_inside(start: datetime, span_h: float) -
         (180 * 24, ["Nov", "Dec", "2027", "Feb", "Mar", "Apr"]),
     ],
 )
-def test_time_ticks_have_the_labels_of_their_step(hours: int, labels: list[str]) -> None:
-    """Clock times within a day, days within weeks, months beyond."""
+def test_time_tick_labels_fit_the_interval(hours: int, labels: list[str]) -> None:
+    """Clock times within a day, days within weeks, otherwise months."""
     assert [t.label for t in time_ticks(START, START + timedelta(hours=hours), UTC)] == labels
 
 
@@ -228,11 +221,11 @@ def test_time_ticks_have_the_labels_of_their_step(hours: int, labels: list[str])
     ("name", "day"),
     [("Europe/Berlin", (2026, 3, 29)), ("America/St_Johns", (2026, 11, 1)), ("Asia/Kolkata", (2026, 11, 1))],
 )
-def test_time_axis_labels_the_first_bar_of_a_local_day(name: str, day: tuple[int, int, int]) -> None:
-    """The day is named at its first hour, whatever the offset of the zone, and no hour is drawn outside."""
+def test_time_axis_labels_first_bar_of_a_local_day(name: str, day: tuple[int, int, int]) -> None:
+    """The label is at the first hour of the day for any UTC offset, and no bar is outside the axis."""
     zone = ZoneInfo(name)
     begin = datetime(*day, tzinfo=zone)
-    starts = zones.edges(begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC), 3600, zone)[:-1]
+    starts = times.edges(begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC), 3600, zone)[:-1]
     series = [Series("idle", [1.0] * len(starts), "idle")]
     chart = parse(charts.stacked_time(WORDS, starts, 3600, series, unit="GPUs", zone=zone))
     labels = {

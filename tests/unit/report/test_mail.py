@@ -1,4 +1,4 @@
-"""Mails: what they say, in which language, and that no name of a job gets out of its place."""
+"""Mails: content, language, and names of jobs that cannot inject headers, markup or lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zombie_samples import HOSTILE, NOW, evidence, gpu, job, node, orphan, squatter
 
-from slurm_affinode.errors import InputError
+from slurm_affinode.base.errors import InputError
 from slurm_affinode.model.cleanup import Action, Interactive, MailPolicy, Settings, Stages
 from slurm_affinode.model.finding import KINDS, QueueImpact
 from slurm_affinode.report import mail as mail_module
@@ -37,7 +37,7 @@ def mail(*actions: Action, policy: MailPolicy | None = None, user: str | None = 
 
 
 class Tags(html.parser.HTMLParser):
-    """Elements and attributes of a page."""
+    """Collects the elements and attributes of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -48,50 +48,50 @@ class Tags(html.parser.HTMLParser):
         self.seen += [tag, *(name for name, _ in attrs)]
 
 
-def test_a_warning_says_what_was_seen_and_what_comes() -> None:
-    """And what its reader can do."""
+def test_warning_states_evidence_and_next_action() -> None:
+    """It also tells the reader what to do."""
     found = mail()
     assert found.subject == "[alpha] GPUs of job 7 are idle"
     for text in (found.text, found.html):
         assert "Warning 1 of 2" in text
-        assert "2026-11-18 13:00 UTC" in text  # one hour between this warning and the end
+        assert "2026-11-18 13:00 UTC" in text  # one hour between this warning and the cancellation
         assert "77.0 / 80 GiB" in text
         assert "memory speaks against it" in text
         assert "scancel 7" in text
     assert 'slurm-affinode keep 7 --for 2h --why "..."' in found.text
 
 
-def test_the_last_warning_is_called_so_and_a_cancelled_job_too() -> None:
-    """Nothing to do is offered for what is over."""
+def test_last_warning_and_canceled_job_are_named_as_such() -> None:
+    """A mail about a finished action suggests no commands."""
     assert "Last warning" in mail(action(2)).text
     done = mail(action(0, "cancel"))
-    assert done.subject == "[alpha] Job 7 was cancelled"
+    assert done.subject == "[alpha] Job 7 was canceled"
     assert "scancel" not in done.text
     assert "when it has nothing to compute" in done.text
     suspended = mail(action(0, "suspend")).text
     assert "Its state is being saved" in suspended
     assert "End the job" not in suspended + mail(action(0, "cancel")).text
-    assert mail(action(0, "cancel"), action(0, "cancel")).subject == "[alpha] 2 of your jobs were cancelled"
+    assert mail(action(0, "cancel"), action(0, "cancel")).subject == "[alpha] 2 of your jobs were canceled"
 
 
-def test_nothing_is_announced_that_is_not_going_to_happen() -> None:
-    """Interactive jobs have longer; one of which a part computes is not cancelled."""
+def test_warning_announces_only_actions_that_will_happen() -> None:
+    """Interactive jobs get extra time; a job that uses some of its GPUs is not canceled."""
     settings = replace(SETTINGS, interactive=Interactive(extra_s=7200.0))
     subject = job(batch=False)
     longer = mail(replace(action(2, subject=subject), settings=settings))
     assert "2026-11-18 13:00 UTC" in longer.text
     assert "2026-11-18 12:15 UTC" in mail(action(2)).text
     asleep = mail(replace(action(), suspends=True))
-    assert "it is suspended after 2026-11-18 13:00 UTC" in asleep.text
+    assert "it will be suspended after 2026-11-18 13:00 UTC" in asleep.text
     partly = mail(action(gpus=(gpu(), gpu(1, flagged=False)), allocated_gpus=2))
-    assert "Nothing is done to it." in partly.text
+    assert "No action will be taken." in partly.text
 
 
-def test_one_mail_has_everything_for_its_reader() -> None:
-    """Several jobs, processes, nodes."""
+def test_mail_combines_all_findings_of_a_recipient() -> None:
+    """The findings are about jobs, processes and nodes."""
     second = action(0, subject=job(job_id=8, id="8_1", name="b"))
     found = mail(action(), second)
-    assert found.subject == "[alpha] 2 of your jobs and GPUs need a look"
+    assert found.subject == "[alpha] 2 of your jobs and GPUs need attention"
     assert "Job 7 (train)" in found.text
     assert "Job 8_1 (b)" in found.text
     admins = mail(*(Action("warn-admin", one, "due", "x") for one in (orphan(), node())), user=None)
@@ -100,16 +100,15 @@ def test_one_mail_has_everything_for_its_reader() -> None:
     assert "administrators of alpha" in admins.text
 
 
-def test_what_could_not_be_measured_is_said_so() -> None:
-    """Not shown as 0."""
+def test_unmeasured_values_are_not_shown_as_zero() -> None:
     blind = gpu(held_gib=None, peak_pct=None, measured=False, idle_s=None)
     found = mail(action(gpus=(blind,), evidence=(evidence("power", met=False, unknown=True, text="no power"),)))
-    assert found.text.count("not known") == 3
+    assert found.text.count("unknown") == 3
     assert "no power" in found.text
 
 
-def test_the_language_is_the_readers() -> None:
-    """With what a language lacks in English."""
+def test_mail_is_in_the_language_of_the_recipient() -> None:
+    """Texts missing in a language are in English."""
     policy = MailPolicy(language="en", languages={"alice": "de"})
     german = mail(policy=policy)
     assert "Guten Tag alice" in german.text
@@ -118,8 +117,8 @@ def test_the_language_is_the_readers() -> None:
     assert "Hello alice" in mail(policy=MailPolicy(language="fr")).text
 
 
-def test_every_language_has_every_text_with_its_values() -> None:
-    """And every kind of finding."""
+def test_every_language_has_all_texts_and_placeholders() -> None:
+    """The texts cover every kind of finding."""
     catalogues = {path.name: tomllib.loads(path.read_text()) for path in TEXTS.glob("texts.*.toml")}
     english = catalogues["texts.en.toml"]
     for texts in catalogues.values():
@@ -134,8 +133,8 @@ def test_every_language_has_every_text_with_its_values() -> None:
                 assert sorted(re.findall(r"\{\w+\}", text)) == sorted(re.findall(r"\{\w+\}", english[key])), key
 
 
-def test_a_site_has_its_own_texts_and_templates(tmp_path: Path) -> None:
-    """What it does not have is ours; a template that is wrong is shown by its line."""
+def test_site_can_override_texts_and_templates(tmp_path: Path) -> None:
+    """Other texts keep their default; an error in a template is reported with its line."""
     (tmp_path / "texts.en.toml").write_text('hello = "Dear {user} {what}"\n')
     (tmp_path / "digest.txt.j2").write_text("{{ greeting }}\n{{ t.footer }}\n")
     policy = MailPolicy(templates=str(tmp_path))
@@ -155,8 +154,8 @@ def hostile(text: str) -> Action:
     )  # fmt: skip
 
 
-def test_hostile_names_stay_where_they_are() -> None:
-    """No element, no header, no line and no control character more than without them."""
+def test_hostile_names_are_escaped() -> None:
+    """They add no element, header, line or control character."""
     plain, bad = mail(hostile("x")), mail(hostile(HOSTILE))
     assert Tags(bad.html).seen == Tags(plain.html).seen
     assert "{{ 7*7 }}" in bad.html
@@ -169,36 +168,34 @@ def test_hostile_names_stay_where_they_are() -> None:
 
 
 @given(st.text(min_size=1, max_size=60))
-def test_no_name_adds_anything(name: str) -> None:
-    """Whatever it is made of."""
+def test_name_cannot_inject_elements_or_headers(name: str) -> None:
     plain, bad = mail(hostile("x")), mail(hostile(name))
     assert Tags(bad.html).seen == Tags(plain.html).seen
     assert message(replace(bad, subject=name), MailPolicy(), NOW).as_bytes()
 
 
 @pytest.mark.parametrize("recipient", ["alice@example.org\r\nBcc: x@y", "a b@example.org", "a@b@c", ""])
-def test_an_address_that_is_none_is_refused(recipient: str) -> None:
-    """Before anything is sent."""
+def test_invalid_address_is_rejected(recipient: str) -> None:
     with pytest.raises(InputError, match="not a mail address"):
         message(replace(mail(), recipient=recipient), MailPolicy(), NOW)
 
 
-def test_users_have_addresses() -> None:
+def test_address_comes_from_pattern_or_override() -> None:
     policy = MailPolicy(address="{user}@example.org", addresses={"bob": "robert@example.net"})
     assert address_of("alice", policy) == "alice@example.org"
     assert address_of("bob", policy) == "robert@example.net"
 
 
-def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path) -> None:
-    """Everything that the sources can say has its words; a site adds some; what is unknown stays as it is."""
+def test_phrases_of_findings_are_translated(tmp_path: Path) -> None:
+    """Every phrase of the sources has a translation; a site can add phrases; unknown phrases are kept as they are."""
     source = Path(mail_module.__file__).parents[1]
     files = (
-        "core/signature.py",
+        "core/signatures.py",
         "analysis/squatters.py",
         "analysis/misfits.py",
-        "analysis/misfit_users.py",
+        "analysis/misfits.py",
         "analysis/leftover_memory.py",
-        "workflow/zombie_orphans.py",
+        "zombies/orphans.py",
     )
     german = mail_module.Texts("de", None)
     for said, instead in (
@@ -216,7 +213,7 @@ def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path)
     assert mail_module.Texts("en", None).phrase("for 2h") == "for 2h"
     (tmp_path / "texts.de.toml").write_text('[phrases]\n"for {span}" = "{span} lang"\n')
     assert mail_module.Texts("de", tmp_path).phrase("for 2h") == "2h lang"
-    # Words of the catalogue that the sources do not have any more are of no use.
+    # Phrases of the catalog that the sources no longer contain are useless.
     text = " ".join((source / name).read_text() for name in files)
     text += (TEXTS.parent / "signatures.toml").read_text()
     for said in tomllib.loads((TEXTS / "texts.de.toml").read_text())["phrases"]:
@@ -225,15 +222,15 @@ def test_what_findings_say_is_said_in_the_language_of_the_reader(tmp_path: Path)
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_subjects_say_what_it_is_about_also_of_one(language: str) -> None:
-    """GPUs are called idle where they are; one matter is not several."""
+def test_subject_of_single_finding_names_it(language: str) -> None:
+    """Only idle GPUs are called idle; a single finding is in the singular."""
     policy = MailPolicy(language=language)
     shape = action(0, kind="time-limit", subject=job(name="train"))
     period = action(0, kind="low-efficiency-user")
     left = replace(action(0), finding=orphan())
     expected = {
-        "en": ("Please look: Job 7 (train)", "Please look: Your jobs over the last days",
-               "Please look: Process 4242 on n1", "A matter for administrators"),
+        "en": ("Please check: Job 7 (train)", "Please check: Your jobs over the last days",
+               "Please check: Process 4242 on n1", "A finding for administrators"),
         "de": ("Bitte ansehen: Job 7 (train)", "Bitte ansehen: Ihre Jobs der letzten Tage",
                "Bitte ansehen: Prozess 4242 auf n1", "Etwas für die Administration"),
     }[language]  # fmt: skip
@@ -242,8 +239,8 @@ def test_subjects_say_what_it_is_about_also_of_one(language: str) -> None:
     assert found == [f"[alpha] {words}" for words in expected]
 
 
-def test_one_job_that_waits_is_one_job() -> None:
-    """The same for what the queue could have done, and for one warning."""
+def test_counts_of_one_are_in_the_singular() -> None:
+    """This applies to jobs that could have started and to warnings."""
     impact = QueueImpact(3, 1, 60.0, 60.0)
     stages = Stages(first_warning_s=3600.0, cancel_s=7200.0)
     done = action(0, "cancel", impact=impact)
@@ -255,18 +252,18 @@ def test_one_job_that_waits_is_one_job() -> None:
     assert "nach einer Warnung" in german
 
 
-def test_a_job_of_which_only_steps_were_ended_was_not_cancelled() -> None:
-    """The allocation stays, and its owner can go on."""
+def test_job_with_ended_steps_is_not_called_canceled() -> None:
+    """The allocation remains, and its owner can continue to use it."""
     ended = mail(replace(action(0, "cancel"), steps=True))
     assert ended.subject == "[alpha] Steps of job 7 were ended"
     assert "Steps ended" in ended.text
-    assert "The allocation stays;" in ended.text
-    assert "ancelled" not in ended.subject + ended.text
+    assert "The allocation remains;" in ended.text
+    assert "anceled" not in ended.subject + ended.text
     both = mail(replace(action(0, "cancel"), steps=True), action(0, "cancel"))
-    assert both.subject == "[alpha] 2 of your jobs and GPUs need a look"
+    assert both.subject == "[alpha] 2 of your jobs and GPUs need attention"
 
 
-def test_a_warning_that_nothing_follows_says_so() -> None:
-    """The job is exempt from more than warnings."""
-    assert "Nothing is done to it." in mail(replace(action(), stays=True)).text
-    assert "cancelled after" in mail(action()).text
+def test_warning_without_further_action_says_so() -> None:
+    """The job is exempt from everything but warnings."""
+    assert "No action will be taken." in mail(replace(action(), stays=True)).text
+    assert "canceled after" in mail(action()).text

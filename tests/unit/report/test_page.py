@@ -1,4 +1,4 @@
-"""The report page: complete, self-contained, safe, honest."""
+"""The report page: complete, self-contained, safe, explicit about unknown values."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import polars as pl
 import pytest
 
 from slurm_affinode.analysis.result import QualityIssue, WasteResult
-from slurm_affinode.report import headline, render
-from slurm_affinode.report.assemble import JOB_ROWS, build_context, render_report
+from slurm_affinode.report import pages, render
 from slurm_affinode.report.format import NBSP
 from slurm_affinode.report.measures import known
+from slurm_affinode.report.pages import JOB_ROWS, build_context, render_report
 
 VOID = {"meta", "link", "br", "input", "img"}
 
@@ -70,8 +70,8 @@ def page(result: WasteResult) -> Page:
     return Page(render_plain(result))
 
 
-def test_the_page_is_well_nested_with_unique_ids_and_targets_that_exist(page: Page) -> None:
-    """Every link within the page and every label leads somewhere."""
+def test_page_is_well_nested_with_unique_ids_and_valid_targets(page: Page) -> None:
+    """Every internal link and label has a target."""
     ids = [a["id"] for _, a in page.elements if a.get("id")]
     assert len(ids) == len(set(ids))
     for _, attributes in page.elements:
@@ -83,8 +83,8 @@ def test_the_page_is_well_nested_with_unique_ids_and_targets_that_exist(page: Pa
             assert href[1:] in ids
 
 
-def test_the_page_needs_nothing_from_outside(page: Page) -> None:
-    """No link, image, font, script or style from elsewhere; no inline style or handler that the policy would refuse."""
+def test_page_loads_no_external_resources(page: Page) -> None:
+    """It also has no inline styles or handlers, which its content security policy would block."""
     for tag, attributes in page.elements:
         for name, value in attributes.items():
             assert name not in ("style", "srcset", "action"), (tag, name)
@@ -95,8 +95,8 @@ def test_the_page_needs_nothing_from_outside(page: Page) -> None:
     assert not re.search(r"url\((?!#)", page.raw["style"])
 
 
-def test_the_policy_allows_exactly_this_style_and_script(page: Page) -> None:
-    """By hash, and nothing else."""
+def test_policy_allows_only_the_style_and_script_of_the_page(page: Page) -> None:
+    """They are allowed by hash."""
     policy = next(a["content"] for t, a in page.elements if t == "meta" and a.get("http-equiv"))
     assert policy is not None
     assert policy.startswith("default-src 'none'")
@@ -106,11 +106,11 @@ def test_the_policy_allows_exactly_this_style_and_script(page: Page) -> None:
     assert [t for t, _ in page.elements if t == "script"] == ["script"]
 
 
-def test_every_section_of_the_report_is_there(page: Page) -> None:
-    """What the report promises to answer."""
+def test_page_has_every_section(page: Page) -> None:
     for heading in (
-        "Idle over time", "Partitions and GPU models", "Who wastes most", "Which jobs waste most",
-        "Memory held and compute used", "Distribution of idle time", "All jobs", "Data quality",
+        "Idle over time", "Partitions and GPU models", "Waste by user, account, QOS and node",
+        "Jobs with the most waste", "Memory held and compute used", "Distribution of idle time", "All jobs",
+        "Data quality",
         "Method and definitions",
     ):  # fmt: skip
         assert heading in page.texts
@@ -128,8 +128,8 @@ def test_every_section_of_the_report_is_there(page: Page) -> None:
         assert any(a.get("id") == f"fig-{figure}" for _, a in page.elements)
 
 
-def test_the_headline_is_the_total_of_the_result(page: Page, result: WasteResult) -> None:
-    """The same numbers, rounded."""
+def test_headline_shows_the_totals(page: Page, result: WasteResult) -> None:
+    """The numbers are those of the result, rounded."""
     allocated, idle = result.total["gpu_hours_allocated"], result.total["gpu_hours_idle"]
     assert allocated is not None
     assert idle is not None
@@ -141,8 +141,8 @@ def test_the_headline_is_the_total_of_the_result(page: Page, result: WasteResult
     assert f"Not allocated {free:,.0f} GPU-h" in page.text
 
 
-def test_page_has_one_base_for_idle_shares(result: WasteResult) -> None:
-    """Half of what was allocated is unknown: shares of the measured part would read twice as large elsewhere."""
+def test_idle_shares_are_relative_to_allocated_hours(result: WasteResult) -> None:
+    """Half of the allocated hours are unknown: a share of the measured hours would be twice as large."""
     half = result.jobs.with_columns(pl.col("gpu_hours_allocated") * 2)
     groups = {name: frame.with_columns(pl.col("gpu_hours_allocated") * 2) for name, frame in result.groups.items()}
     total = {**result.total, "gpu_hours_allocated": 2 * (result.total["gpu_hours_allocated"] or 0.0)}
@@ -156,15 +156,15 @@ def test_page_has_one_base_for_idle_shares(result: WasteResult) -> None:
     assert "of the measured" not in render_plain(dataclasses.replace(result, total=total)).partition('id="method"')[0]
 
 
-def test_every_figure_has_its_definition_without_script(page: Page) -> None:
-    """Help opens with details elements; the definitions list every figure."""
+def test_definitions_are_accessible_without_script(page: Page) -> None:
+    """Help is in ``details`` elements; the definitions list every figure."""
     assert page.text.count("Definition") >= 10
     ids = {a.get("id") for _, a in page.elements}
     assert {"def-gpu_hours_idle", "def-idle_fraction", "def-cost", "def-unallocated_gpu_hours"} <= ids
 
 
-def test_hostile_names_are_shown_and_nothing_of_them_is_markup(hostile: WasteResult) -> None:
-    """A job called ``<script>`` is shown as that."""
+def test_hostile_names_are_shown_as_text(hostile: WasteResult) -> None:
+    """A job named ``<script>`` is shown under this name."""
     page = Page(render_plain(hostile, title="<script>alert(9)</script>"))
     assert [t for t, _ in page.elements].count("script") == 1
     assert "img" not in {t for t, _ in page.elements}
@@ -177,15 +177,15 @@ def test_hostile_names_are_shown_and_nothing_of_them_is_markup(hostile: WasteRes
     assert not any(c in "".join(page.texts) for c in "\u202e\u2066\u200b\x1b\x00\ufeff")
 
 
-def test_a_name_that_is_too_long_is_cut_and_kept_in_a_title(hostile: WasteResult) -> None:
-    """The layout holds; the whole name is there on pointing, up to a limit."""
+def test_long_name_is_truncated_with_full_name_as_title(hostile: WasteResult) -> None:
+    """The title has the name up to a limit."""
     page = Page(render_plain(hostile))
     assert max(len(t) for t in page.texts if t.startswith("xxx")) <= 60
     assert any((a.get("title") or "").startswith("x" * 100) for _, a in page.elements)
 
 
-def test_what_is_not_known_is_called_unknown_and_is_never_zero(unmeasured: WasteResult) -> None:
-    """Without GPU history there is no idle figure at all."""
+def test_unmeasured_figures_are_shown_as_unknown(unmeasured: WasteResult) -> None:
+    """Without GPU metrics there are no idle figures."""
     page = Page(render_plain(unmeasured))
     assert "How much of it was idle is unknown" in page.text
     assert "no GPU history covers these jobs" in page.text
@@ -199,16 +199,15 @@ def test_what_is_not_known_is_called_unknown_and_is_never_zero(unmeasured: Waste
     assert "No price is known" in page.text
 
 
-def test_an_interval_without_jobs_says_so(samples: ModuleType) -> None:
-    """Every section says why it is empty."""
+def test_page_without_jobs_explains_empty_sections(samples: ModuleType) -> None:
     page = Page(render_plain(samples.empty_result()))
     assert "No GPU job ran in this interval." in page.text
     assert "There was no job with GPUs." in page.text
     assert "No job had idle GPU time that could be measured." in page.text
 
 
-def test_ten_thousand_jobs_stay_under_two_megabytes(samples: ModuleType) -> None:
-    """The table of jobs is cut and says so, and where the rest is."""
+def test_page_with_ten_thousand_jobs_is_below_two_megabytes(samples: ModuleType) -> None:
+    """The table of jobs is truncated, with a note that names the file with all jobs."""
     html = render_plain(samples.make_result(10_000), csv_name="jobs.csv")
     assert len(html.encode()) < 2_000_000
     page = Page(html)
@@ -216,23 +215,23 @@ def test_ten_thousand_jobs_stay_under_two_megabytes(samples: ModuleType) -> None
     assert "9,000 more are not shown; all of them are in jobs.csv." in page.text
 
 
-def test_even_with_the_worst_names_ten_thousand_jobs_stay_under_two_megabytes(samples: ModuleType) -> None:
-    """Names that grow most when escaped."""
+def test_page_size_limit_holds_with_worst_case_names(samples: ModuleType) -> None:
+    """Escaping makes these names grow most."""
     html = render_plain(samples.make_result(10_000, names=('"' * 300, "<&>" * 100)))
     assert len(html.encode()) < 2_000_000
     assert "the option --csv writes all of them to jobs.csv" in html
 
 
-def test_a_small_table_of_jobs_is_whole(result: WasteResult) -> None:
-    """No note on missing rows where none is missing."""
+def test_short_job_table_is_complete(result: WasteResult) -> None:
+    """It has no note on omitted rows."""
     context = build_context(result, title="t", top=15)
     assert context.jobs is not None
     assert len(context.jobs.rows) == result.jobs.height < JOB_ROWS
     assert context.jobs.note == ""
 
 
-def test_the_worst_jobs_come_first_and_have_their_picture(result: WasteResult) -> None:
-    """As many as asked for."""
+def test_worst_jobs_come_first_with_their_timeline(result: WasteResult) -> None:
+    """There are ``top`` of them."""
     context = build_context(result, title="t", top=5)
     assert context.worst is not None
     assert context.worst.rows[0][0].sort == str(result.jobs["job_id"][0])
@@ -240,22 +239,21 @@ def test_the_worst_jobs_come_first_and_have_their_picture(result: WasteResult) -
     assert all(row[4].picture for row in context.worst.rows)
 
 
-def test_tables_say_their_order_and_scope(page: Page) -> None:
-    """The sorted column is marked, every heading has a scope."""
+def test_table_headers_have_sort_order_and_scope(page: Page) -> None:
     heads = [a for t, a in page.elements if t == "th"]
     assert all(a.get("scope") in ("col", "row") for a in heads)
     assert sum(a.get("aria-sort") == "descending" for a in heads) >= 6
 
 
-def test_filters_are_named_on_the_page(result: WasteResult) -> None:
-    """A report on a part must not pass for the whole."""
+def test_filters_are_shown_on_the_page(result: WasteResult) -> None:
+    """A partial report must not be mistaken for a complete one."""
     query = dataclasses.replace(result.query, partitions=("gpu", "<b>"), users=("ann",))
     page = Page(render_plain(dataclasses.replace(result, query=query)))
     assert "Only partition gpu, <b>; user ann" in page.text
 
 
-def test_models_without_a_price_are_named(result: WasteResult) -> None:
-    """The amounts leave them out."""
+def test_models_without_price_are_listed(result: WasteResult) -> None:
+    """Costs exclude them."""
     prices = {**result.prices, "NVIDIA L4": None}
     page = Page(render_plain(dataclasses.replace(result, prices=prices)))
     assert "Amounts leave out GPUs without a known price: NVIDIA L4." in page.text
@@ -268,50 +266,46 @@ def test_models_without_a_price_are_named(result: WasteResult) -> None:
         ([30.0, 30.0, 20.0, 20.0], "Three of 4 users account for 80 % of the idle time."),
     ],
 )
-def test_where_the_waste_is_concentrated_is_said_in_a_sentence(
-    result: WasteResult, idle: list[float], sentence: str
-) -> None:
-    """One user where one has at least half, else the first three."""
+def test_concentration_of_waste_is_summarized(result: WasteResult, idle: list[float], sentence: str) -> None:
+    """One user if they have at least half of the idle time, otherwise the first three."""
     users = result.groups["user"].head(4).with_columns(gpu_hours_idle=pl.Series(idle))
     total = {**result.total, "gpu_hours_idle": 100.0}
     some = dataclasses.replace(result, total=total, groups={**result.groups, "user": users})
-    assert sentence in [f.replace(NBSP, " ") for f in headline.findings(some)]
+    assert sentence in [f.replace(NBSP, " ") for f in pages.findings(some)]
 
 
-def test_a_history_that_fits_no_job_is_said_to_be_there(unmeasured: WasteResult) -> None:
-    """Whoever took history in and sees nothing of it would look for it in vain."""
+def test_metrics_that_match_no_job_are_mentioned(unmeasured: WasteResult) -> None:
+    """Otherwise the ingested metrics would seem to be missing."""
     quality = dataclasses.replace(unmeasured.quality, samples=7)
-    assert "the GPU history fits none" in headline.answer(dataclasses.replace(unmeasured, quality=quality)).after
+    assert "the GPU history fits none" in pages.answer(dataclasses.replace(unmeasured, quality=quality)).after
 
 
-def test_why_much_is_unknown_is_said_at_the_top(result: WasteResult) -> None:
-    """The largest reason, and where to read on; nothing where little is unknown."""
+def test_main_reason_for_unknown_hours_is_a_finding(result: WasteResult) -> None:
+    """It is shown only if many hours are unknown."""
     issue = QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", "", 3, gpu_hours=30.0)
     quality = dataclasses.replace(result.quality, issues=(issue, QualityIssue("no-price", "No price", "", 1, 99.0)))
     for unknown, said in ((40.0, True), (10.0, False)):
         total = {**result.total, "gpu_hours_allocated": 100.0, "gpu_hours_unknown": unknown}
-        found = headline.findings(dataclasses.replace(result, total=total, quality=quality))
+        found = pages.findings(dataclasses.replace(result, total=total, quality=quality))
         there = [f for f in found if "75 % of the unknown GPU-hours: runs whose GPUs" in f.replace(NBSP, " ")]
         assert bool(there) == said
 
 
-def test_nothing_is_said_to_stand_out_where_little_is_known(samples: ModuleType, unmeasured: WasteResult) -> None:
-    """Few users and jobs have no concentration; without measurement there is no finding."""
-    assert headline.findings(unmeasured) == ()
+def test_few_jobs_or_no_measurements_give_no_findings(samples: ModuleType, unmeasured: WasteResult) -> None:
+    assert pages.findings(unmeasured) == ()
     few = samples.make_result(3)
-    assert not [f for f in headline.findings(few) if "account" in f or "Half" in f]
+    assert not [f for f in pages.findings(few) if "account" in f or "Half" in f]
 
 
-def test_a_week_that_is_measured_whole_names_no_unknown_hours(result: WasteResult) -> None:
-    """The sentence stays short."""
+def test_fully_measured_week_mentions_no_unknown_hours(result: WasteResult) -> None:
     total = {**result.total, "gpu_hours_measured": result.total["gpu_hours_allocated"], "gpu_hours_unknown": 0.0}
-    said = headline.answer(dataclasses.replace(result, total=total))
+    said = pages.answer(dataclasses.replace(result, total=total))
     assert said.after.partition(".")[0].endswith("% of the allocated")
     assert "unknown" not in said.after
 
 
-def test_prices_that_are_not_the_sites_own_are_on_no_page(result: WasteResult) -> None:
-    """Nobody takes an example for a bill: no amount of money, and how to have some."""
+def test_example_prices_are_not_shown(result: WasteResult) -> None:
+    """The page shows no amounts, and says how to set prices."""
     page = Page(render_plain(dataclasses.replace(result, price_note="Amounts use example prices.")))
     assert "EUR" not in page.text
     assert "the site has set no prices" in page.text
@@ -325,39 +319,38 @@ def test_prices_that_are_not_the_sites_own_are_on_no_page(result: WasteResult) -
         (86400, None, "≥24 h"), (30, 90, "30–90 s"),
     ],
 )  # fmt: skip
-def test_lengths_of_idle_windows_have_short_labels(lower_s: float, upper_s: float | None, label: str) -> None:
-    """They stand side by side under the bars."""
-    from slurm_affinode.report.pictures import _window
+def test_idle_window_lengths_have_short_labels(lower_s: float, upper_s: float | None, label: str) -> None:
+    """They are next to each other under the bars."""
+    from slurm_affinode.report.waste_charts import _window
 
     assert _window(lower_s, upper_s).replace(NBSP, " ") == label
 
 
-def test_a_running_job_is_said_to_run(result: WasteResult) -> None:
-    """It has no end yet."""
+def test_running_job_is_shown_as_running(result: WasteResult) -> None:
     running = result.jobs.with_columns(end=pl.lit(None, dtype=result.jobs.schema["end"]))
     page = Page(render_plain(dataclasses.replace(result, jobs=running)))
     assert "– running" in page.text
 
 
-def test_page_shows_local_times_and_names_the_zone_once(result: WasteResult) -> None:
-    """In headline, tables, pictures and their numbers."""
+def test_page_shows_local_times_and_names_time_zone_once(result: WasteResult) -> None:
+    """This includes the headline, tables, charts and chart data."""
     zone = ZoneInfo("America/St_Johns")
     page = Page(render_plain(dataclasses.replace(result, query=dataclasses.replace(result.query, zone=zone))))
     assert page.text.count("America/St_Johns") == 1
-    assert "UTC" not in page.text.partition("How it is computed")[0]
-    assert "2026-10-31 21:30 to 2026-11-07 20:30 (7 d)" in page.text
+    assert "UTC" not in page.text.partition("Computation")[0]
+    assert "2026-10-31 21:30 to 2026-11-07 20:30 (7d)" in page.text
     start = result.jobs["start"][0].astimezone(zone)
     assert f"{start:%Y-%m-%d %H:%M} –" in page.text
 
 
-def test_a_name_that_a_template_does_not_get_is_an_error() -> None:
-    """StrictUndefined: nothing is silently empty."""
+def test_undefined_template_variable_is_an_error() -> None:
+    """With ``StrictUndefined`` nothing is silently empty."""
     with pytest.raises(jinja2.UndefinedError):
         render.page("report.html.j2", title="t", zone=UTC)
 
 
-def test_texts_of_the_method_show_code_as_code() -> None:
-    """Backticks become code elements, everything is escaped."""
-    from slurm_affinode.report.evidence import prose
+def test_backticks_in_method_text_become_code_elements() -> None:
+    """All text is escaped."""
+    from slurm_affinode.report.pages import prose
 
     assert prose("a `b<` <c>") == "a <code>b&lt;</code> &lt;c&gt;"

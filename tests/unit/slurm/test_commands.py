@@ -1,4 +1,4 @@
-"""Running sacct: what is asked, and what a failure says. The program is a stand-in."""
+"""Running sacct: its arguments, and reported failures. The program is a fake."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.process import Completed
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.process import Completed
 from slurm_affinode.slurm import commands
 
 
 class FakeSacct:
-    """Answers as sacct does and remembers what it was asked."""
+    """Replies as sacct does and records its arguments."""
 
     def __init__(self, help_text: str, *, stdout: bytes = b"JobID\n", stderr: str = "", returncode: int = 0) -> None:
         self.calls: list[tuple[str, ...]] = []
@@ -25,7 +25,7 @@ class FakeSacct:
     def __call__(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
     ) -> Completed:
-        """Answer."""
+        """Reply."""
         self.calls.append(tuple(argv))
         self.env = env or {}
         if "--helpformat" in argv:
@@ -38,8 +38,8 @@ SINCE = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=2)))
 UNTIL = datetime(2026, 1, 2, tzinfo=UTC)
 
 
-def test_what_is_asked(recorded: Path) -> None:
-    """Every run of every user in UTC, fields that this release has, free text last, a control character between."""
+def test_arguments_of_sacct(recorded: Path) -> None:
+    """All attempts of all users in UTC, available fields, free text last, a control character as delimiter."""
     fake = FakeSacct((recorded / "slurm-24.11" / "helpformat.txt").read_text(encoding="utf-8"))
     shell = {"SLURM_TIME_FORMAT": "relative", "SACCT_FEDERATION": "1", "SACCT_LOCAL": "1", "PATH": "/x"}
     assert commands.run_sacct(SINCE, UNTIL, run=fake, env=shell) == b"JobID\n"
@@ -54,8 +54,8 @@ def test_what_is_asked(recorded: Path) -> None:
     assert fake.env == {"PATH": "/x", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 
 
-def test_clusters_can_be_chosen() -> None:
-    """One, or all of the database."""
+def test_clusters_can_be_selected() -> None:
+    """One cluster, or all of the database."""
     fake = FakeSacct("JobID JobName AllocGRES")
     commands.run_sacct(SINCE, UNTIL, clusters=("a", "b"), run=fake)
     assert "--clusters=a,b" in fake.calls[-1]
@@ -64,8 +64,8 @@ def test_clusters_can_be_chosen() -> None:
     assert "--allclusters" in fake.calls[-1]
 
 
-def test_a_database_that_does_not_answer(recorded: Path) -> None:
-    """Recorded while slurmdbd was down."""
+def test_unreachable_slurmdbd_is_reported(recorded: Path) -> None:
+    """The message was recorded while slurmdbd was down."""
     stderr = (recorded / "slurm-24.11" / "stderr-no-slurmdbd.txt").read_text(encoding="utf-8")
     fake = FakeSacct("JobID", stdout=b"JobID\n", stderr=stderr, returncode=1)
     with pytest.raises(UnreachableError, match="cannot reach the accounting database: Problem talking") as caught:
@@ -74,21 +74,19 @@ def test_a_database_that_does_not_answer(recorded: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-def test_a_cluster_without_accounting() -> None:
-    """There is nothing to read, and what to do is said."""
+def test_cluster_without_accounting_is_reported() -> None:
     fake = FakeSacct("JobID", stdout=b"", stderr="Slurm accounting storage is disabled\n", returncode=1)
     with pytest.raises(UnreachableError, match="keeps no accounting"):
         commands.run_sacct(SINCE, UNTIL, run=fake)
 
 
-def test_other_failures_carry_the_last_line() -> None:
-    """As sacct said it."""
+def test_other_failures_have_the_last_line_of_sacct() -> None:
     fake = FakeSacct("JobID", stdout=b"", stderr="sacct: error: Invalid user id: x\n", returncode=1)
     with pytest.raises(UnreachableError, match="status 1: Invalid user id: x"):
         commands.run_sacct(SINCE, UNTIL, run=fake)
 
 
-def test_another_program_called_sacct() -> None:
-    """Its help names no JobID."""
+def test_other_program_named_sacct_is_refused() -> None:
+    """Its help does not list JobID."""
     with pytest.raises(UnreachableError, match="not Slurm's sacct"):
         commands.sacct_fields(FakeSacct("usage: sacct"))

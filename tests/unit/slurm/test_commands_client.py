@@ -1,4 +1,4 @@
-"""The client by Slurm's commands: what is run, and what is made of the answers. ``run`` is a stand-in."""
+"""The client based on Slurm's commands: the commands it runs and how it reads their output. ``run`` is a fake."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from slurm_affinode.errors import UnreachableError
-from slurm_affinode.process import Completed
-from slurm_affinode.slurm import faults
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.process import Completed
+from slurm_affinode.slurm import interface
 from slurm_affinode.slurm.commands_client import CommandsClient
 
 
 class Slurm:
-    """Remembers what was run; answers by the words of the command."""
+    """Records the commands; replies by their words."""
 
     def __init__(self, answers=None, jobs=()):
         self.ran = []
@@ -40,7 +40,7 @@ def job(number=5, state="RUNNING", **more):
     return {"job_id": number, "job_state": [state], **more}
 
 
-def test_each_action_is_one_command_whose_options_end_before_the_names():
+def test_each_action_is_one_command_with_options_before_the_names():
     slurm = Slurm()
     client = CommandsClient(slurm)
     client.hold("5")
@@ -77,8 +77,8 @@ def number(value):
     return {"set": True, "infinite": False, "number": value}
 
 
-def test_a_raw_id_means_one_task_also_where_the_array_has_the_same_number():
-    """Slurm gives one task of an array the number of the array, and takes that number for all of them."""
+def test_raw_id_means_one_task_even_if_the_array_has_the_same_number():
+    """Slurm gives one task of an array the number of the array, and takes that number for all tasks."""
     tasks = [job(raw, array_job_id=number(36), array_task_id=number(task)) for raw, task in ((37, 1), (36, 2))]
     slurm = Slurm(jobs=tasks)
     client = CommandsClient(slurm)
@@ -100,15 +100,15 @@ def test_a_raw_id_means_one_task_also_where_the_array_has_the_same_number():
     ]
 
 
-def test_a_raw_id_that_slurm_does_not_know_is_an_error():
-    """Nothing is asked for it."""
+def test_unknown_raw_id_is_an_error():
+    """No request is sent for it."""
     slurm = Slurm(jobs=[job(5)])
-    with pytest.raises(faults.UnknownJobError):
+    with pytest.raises(interface.UnknownJobError):
         CommandsClient(slurm).requeue(6)
     assert all("requeue" not in argv for argv in slurm.ran)
 
 
-def test_what_a_users_shell_sets_does_not_change_the_commands():
+def test_environment_of_the_user_does_not_change_the_commands():
     slurm = Slurm()
     env = {"PATH": "/bin", "SLURM_CONF": "/x", "SCANCEL_SIGNAL": "KILL", "SLURM_CLUSTERS": "b", "TZ": "Asia/Kolkata"}
     CommandsClient(slurm, env=env).hold("5")
@@ -117,18 +117,18 @@ def test_what_a_users_shell_sets_does_not_change_the_commands():
     assert not {"SCANCEL_SIGNAL", "SLURM_CLUSTERS"} & set(slurm.env)
 
 
-def test_the_whole_queue_is_one_command():
+def test_whole_queue_is_one_command():
     slurm = Slurm(jobs=[job(n) for n in range(1, 1001)])
     assert len(CommandsClient(slurm).jobs(gpu_detail=True)) == 1000
     assert len(slurm.ran) == 1
 
 
-def test_scancel_that_ends_with_0_has_still_failed_where_it_says_so():
+def test_error_of_scancel_with_exit_status_0_is_detected():
     for said, kind in (
-        ("scancel: error: Kill job error on job id 5: Invalid job id specified", faults.UnknownJobError),
+        ("scancel: error: Kill job error on job id 5: Invalid job id specified", interface.UnknownJobError),
         (
-            "scancel: error: Kill job error on job id 5: Job/step already completing or completed",
-            faults.AlreadyDoneError,
+            "scancel: error: Kill job error on job ID 5: Job/step already completing or completed",
+            interface.AlreadyDoneError,
         ),
     ):
         slurm = Slurm({"scancel": (0, b"", f"scancel: Terminating job 5\n{said}\n")})
@@ -138,23 +138,23 @@ def test_scancel_that_ends_with_0_has_still_failed_where_it_says_so():
 
 
 def test_controller_that_is_down_is_not_an_empty_queue():
-    """scontrol ends with 0 and an empty list then."""
+    """In that case scontrol exits with 0 and an empty list."""
     ping = (1, b"Slurmctld(primary) at head is DOWN\n", "")
     client = CommandsClient(Slurm({"ping": ping}))
     for look in (client.jobs, lambda: client.job(5), client.steps, lambda: client.signal(5, "USR1")):
-        with pytest.raises(faults.ControllerDownError, match="at head is DOWN"):
+        with pytest.raises(interface.ControllerDownError, match="at head is DOWN"):
             look()
-    with pytest.raises(faults.ControllerDownError, match="no answer"):
+    with pytest.raises(interface.ControllerDownError, match="no answer"):
         CommandsClient(Slurm()).jobs()
-    with pytest.raises(faults.UnknownJobError):
+    with pytest.raises(interface.UnknownJobError):
         CommandsClient(Slurm()).job(5)
 
 
-def test_signal_goes_only_to_what_runs():
+def test_signal_is_sent_to_running_jobs_only():
     """scancel would wait for a pending job to start."""
-    with pytest.raises(faults.InvalidStateError, match="it does not run"):
+    with pytest.raises(interface.InvalidStateError, match="it does not run"):
         CommandsClient(Slurm(jobs=[job(state="PENDING")])).signal(5, "USR1")
-    with pytest.raises(faults.AlreadyDoneError, match="COMPLETED"):
+    with pytest.raises(interface.AlreadyDoneError, match="COMPLETED"):
         CommandsClient(Slurm(jobs=[job(state="COMPLETED")])).cancel(5, signal=10)
     slurm = Slurm(jobs=[job()])
     CommandsClient(slurm).signal(5, "USR1", to="all")
@@ -163,8 +163,8 @@ def test_signal_goes_only_to_what_runs():
     CommandsClient(Slurm(jobs=array)).signal(5, "USR1")
 
 
-def test_a_job_among_several_records():
-    """Of an array the waiting tasks, or the task asked for; of a heterogeneous job its component."""
+def test_job_is_selected_among_several_records():
+    """Of an array, the pending tasks or the requested task; of a heterogeneous job, its component."""
     records = [
         job(5, "PENDING", array_job_id=5, array_task_string="3-9:3,11%2"),
         job(6, array_job_id=5, array_task_id=1),
@@ -176,21 +176,21 @@ def test_a_job_among_several_records():
     for name, number in (("5", 5), ("5_2", 7), ("5_6", 5), ("5_11", 5), ("7", 7), ("8", 8), ("8+1", 9), ("8+0", 8)):
         assert client.job(name).job_id == number
     for name in ("5_4", "5_12", "8+2", "10"):
-        with pytest.raises(faults.UnknownJobError):
+        with pytest.raises(interface.UnknownJobError):
             client.job(name)
 
 
-def test_programs_that_are_not_slurms():
+def test_programs_other_than_slurms_are_refused():
     answers = {"--version": (0, b"scontrol by somebody\n", ""), "show": (1, b"", "unrecognized option '--json'")}
     client = CommandsClient(Slurm(answers))
     with pytest.raises(UnreachableError, match="not Slurm's scontrol"):
         client.version()
-    with pytest.raises(faults.SlurmError, match="list jobs: unrecognized option"):
+    with pytest.raises(interface.SlurmError, match="list jobs: unrecognized option"):
         client.jobs()
-    with pytest.raises(faults.SlurmError, match="read the configuration"):
+    with pytest.raises(interface.SlurmError, match="read the configuration"):
         client.config()
 
 
-def test_it_is_a_context():
+def test_client_is_a_context_manager():
     with CommandsClient(Slurm()) as client:
         assert client.backend == "commands"

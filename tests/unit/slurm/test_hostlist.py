@@ -1,4 +1,4 @@
-"""Hostlists: expansion, ranges of numbers, and lists that must be refused."""
+"""Hostlists: expansion, number ranges, and lists that are refused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from slurm_affinode.slurm import hostlist
         ("None assigned", []), ("", []), ("(null)", []),
     ],
 )  # fmt: skip
-def test_expansion(text: str, names: list[str]) -> None:
-    """Several brackets and ranges, leading zeros, repeats once; no node is an empty list."""
+def test_hostlist_is_expanded(text: str, names: list[str]) -> None:
+    """Several brackets and ranges, leading zeros, repeated names once; no node is an empty list."""
     assert hostlist.expand(text) == names
 
 
@@ -31,14 +31,13 @@ def test_expansion(text: str, names: list[str]) -> None:
     ["a[1-", "a]1[", "a[[1]]", "a[1-2", "a[x]", "a[3-1]", "a,,b", "a b", "a[]", "a\nb", ",a", "a[1-2-3]"],
 )
 def test_damaged_lists_are_refused(text: str) -> None:
-    """Unbalanced brackets and ranges that are none."""
+    """Brackets are unbalanced or ranges invalid."""
     with pytest.raises(ValueError, match=r"."):
         hostlist.expand(text)
 
 
 @pytest.mark.parametrize("text", ["n[0-999999999]", "n[1-9999]m[1-9999]", "n[1-99999999999999999999999]"])
-def test_absurd_lists_are_refused_without_expanding_them(text: str) -> None:
-    """No memory is spent on a list longer than any cluster."""
+def test_excessive_lists_are_refused_without_expansion(text: str) -> None:
     with pytest.raises(ValueError, match="more than"):
         hostlist.expand(text)
     with pytest.raises(ValueError, match="more than"):
@@ -46,20 +45,19 @@ def test_absurd_lists_are_refused_without_expanding_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a" + "[1]" * 5000, "a" * 5000 + "[1-262144]", "a[1-2]" + "b" * 300])
-def test_names_longer_than_any_are_refused(text: str) -> None:
-    """Neither the stack nor the memory is used up by them."""
+def test_names_that_are_too_long_are_refused(text: str) -> None:
+    """They exhaust neither the stack nor the memory."""
     with pytest.raises(ValueError, match="more than 255 characters"):
         hostlist.expand(text)
 
 
 def test_counting_does_not_expand() -> None:
-    """The number of nodes is arithmetic."""
     assert hostlist.count("r[1-20]n[01-10],x") == 201
     assert hostlist.count("None assigned") == 0
 
 
-def test_numbers_are_folded_into_ranges() -> None:
-    """Which keep their width."""
+def test_numbers_are_compressed_to_ranges() -> None:
+    """Numbers keep their width."""
     assert hostlist.compress_numbers(["1", "2", "3", "7"]) == "1-3,7"
     assert hostlist.compress_numbers(["01", "02", "03", "7"]) == "7,01-03"
     assert hostlist.compress_numbers(["9", "10", "11"]) == "9-11"
@@ -70,13 +68,12 @@ number = st.builds(lambda number, width: str(number).zfill(width), st.integers(0
 
 @given(st.sets(number, min_size=1, max_size=40))
 def test_ranges_survive_a_round_trip(numbers: set[str]) -> None:
-    """The same numbers come back, whatever the widths."""
     assert set(hostlist.expand(f"n[{hostlist.compress_numbers(numbers)}]")) == {f"n{one}" for one in numbers}
 
 
 @given(st.text(alphabet="ab01,-[]", max_size=20))
 def test_any_text_is_expanded_or_refused(text: str) -> None:
-    """Nothing else than ``ValueError`` comes out of it, and counting agrees."""
+    """The only exception raised is ``ValueError``, and ``count`` agrees."""
     try:
         names = hostlist.expand(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The live cluster of each release, as recorded: jobs, steps, nodes, partitions, configuration."""
+"""Recordings of live clusters of each release: jobs, steps, nodes, partitions, configuration."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import json
 
 import pytest
 
-from slurm_affinode.errors import UnreachableError
+from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.cluster import GpuCount, NodeGpus
-from slurm_affinode.slurm import live, live_json, live_pyslurm, live_text
+from slurm_affinode.slurm import live_records, pyslurm_client, scontrol
 
 
 @pytest.fixture(params=["24.11", "26.05"])
 def record(request, recorded):
-    """Reads a recorded file of a release."""
+    """Return a function that reads a recorded file of a release."""
     return lambda name: (recorded / "slurm" / request.param / name).read_bytes()
 
 
 def jobs_of(record):
-    records, answered = live_json.document(record("jobs.json"), "jobs")
+    records, answered = scontrol.document(record("jobs.json"), "jobs")
     assert answered
-    return {job.id: job for job in live_json.jobs(records)}
+    return {job.id: job for job in scontrol.jobs(records)}
 
 
-def test_jobs(record):
-    """A GPU job with an odd name, an array, several partitions, held, to begin later, heterogeneous, failed."""
+def test_recorded_jobs_are_read(record):
+    """A GPU job with an odd name, an array, and multi-partition, held, deferred, heterogeneous and failed jobs."""
     jobs = jobs_of(record)
     first = jobs["1"]
     assert (first.name, first.comment, first.user, first.state) == ('tr|ain "x" é', "hello = world", "alice", "RUNNING")
@@ -42,19 +42,19 @@ def test_jobs(record):
     assert (jobs["6+0"].job_id, jobs["6+1"].job_id) == (6, 7)
 
 
-def test_steps(record):
+def test_recorded_steps_are_read(record):
     """The batch script and extern have no GPUs of their own, a step of srun has."""
-    records, _ = live_json.document(record("steps.json"), "steps")
-    steps = {step.id: step for step in live_json.steps(records)}
+    records, _ = scontrol.document(record("steps.json"), "steps")
+    steps = {step.id: step for step in scontrol.steps(records)}
     assert {"1.batch", "1.extern", "1.0"} <= set(steps)
     assert (steps["1.0"].gpus, steps["1.0"].tasks, steps["1.0"].nodes) == (GpuCount(1, "h100"), 1, ("c1",))
     assert steps["1.batch"].gpus is None
 
 
-def test_nodes(record):
+def test_recorded_nodes_are_read(record):
     """A node without GPUs has None, one with idle GPUs 0."""
-    records, _ = live_json.document(record("nodes.json"), "nodes")
-    nodes = {node.name: node for node in live_json.nodes(records)}
+    records, _ = scontrol.document(record("nodes.json"), "nodes")
+    nodes = {node.name: node for node in scontrol.nodes(records)}
     assert (nodes["c1"].gpus, nodes["c1"].gpus_used) == (GpuCount(2, "h100"), GpuCount(1, "h100"))
     assert (nodes["cpu1"].gpus, nodes["cpu1"].gpus_used, nodes["cpu1"].partitions) == (None, None, ("cpu",))
     assert (nodes["c1"].memory_mib, nodes["c1"].memory_used_mib, nodes["c1"].cpus_used) == (16000, 1000, 2)
@@ -62,58 +62,58 @@ def test_nodes(record):
     assert not nodes["c1"].draining
 
 
-def test_partitions_and_configuration(record):
-    partitions = {one.name: one for one in live_text.partitions(record("partitions.txt").decode())}
+def test_recorded_partitions_and_configuration_are_read(record):
+    partitions = {one.name: one for one in scontrol.partitions(record("partitions.txt").decode())}
     assert [name for name, one in partitions.items() if one.default] == ["cpu"]
     assert (partitions["gpu"].nodes, partitions["gpu"].gpus) == (("c1", "c2"), GpuCount(4, "h100"))
-    config = live_text.config(record("config.txt").decode())
+    config = scontrol.config(record("config.txt").decode())
     assert "gres/gpu" in config["AccountingStorageTRES"].split(",")
     assert (config["MinJobAge"], config["JobRequeue"], config["PriorityParameters"]) == ("300 sec", "1", "")
-    version = live_text.version(record("version.txt").decode())
-    assert live_text.release(version) == live_text.release(config["SLURM_VERSION"])
+    version = scontrol.version(record("version.txt").decode())
+    assert scontrol.release(version) == scontrol.release(config["SLURM_VERSION"])
 
 
-def test_pyslurm_shows_the_same_jobs_and_nodes(recorded):
-    """Recorded at the same time: equal in all but the plan of the scheduler and what pyslurm does not show."""
+def test_pyslurm_has_the_same_jobs_and_nodes(recorded):
+    """Recorded at the same time: they agree except for the scheduler's plan and fields that pyslurm does not have."""
     directory = recorded / "slurm" / "26.05"
     answers = [json.loads(line) for line in (directory / "pyslurm.jsonl").read_text().splitlines()]
     hello, jobs, nodes, steps = (answer["ok"] for answer in answers)
     assert hello["api"] == 45
-    theirs = {job.id: job for job in live_pyslurm.jobs(jobs)}
+    theirs = {job.id: job for job in pyslurm_client.jobs(jobs)}
     ours = jobs_of(lambda name: (directory / name).read_bytes())
     assert theirs.keys() == ours.keys()
     left_out = {"expected_start", "node_gpus", "steps", "priority", "state", "reason"}
-    left_out |= {"nodes_required", "nodes_excluded", "nodes_expected"}  # not among what the worker was asked for then
+    left_out |= {"nodes_required", "nodes_excluded", "nodes_expected"}  # the worker did not read these at the time
     for name, job in ours.items():
         for attribute in set(job.__dataclass_fields__) - left_out:
             assert getattr(theirs[name], attribute) == getattr(job, attribute), (name, attribute)
-    records, _ = live_json.document((directory / "nodes.json").read_bytes(), "nodes")
-    assert {node.name: node.gpus_used for node in live_pyslurm.nodes(nodes)} == {
-        node.name: node.gpus_used for node in live_json.nodes(records)
+    records, _ = scontrol.document((directory / "nodes.json").read_bytes(), "nodes")
+    assert {node.name: node.gpus_used for node in pyslurm_client.nodes(nodes)} == {
+        node.name: node.gpus_used for node in scontrol.nodes(records)
     }
-    assert {"1.batch", "1.extern", "1.0"} <= {step.id for step in live_pyslurm.steps(steps)}
+    assert {"1.batch", "1.extern", "1.0"} <= {step.id for step in pyslurm_client.steps(steps)}
 
 
-def test_what_is_no_json_is_said_in_one_line():
+def test_invalid_json_is_reported_in_one_line():
     for data in (b"", b"slurm_load_jobs error", b"[]", b'{"jobs": 3}', b"\xff"):
-        with pytest.raises(UnreachableError, match="did not answer with JSON"):
-            live_json.document(data, "jobs")
+        with pytest.raises(UnreachableError, match="returned no JSON"):
+            scontrol.document(data, "jobs")
 
 
-def test_an_empty_list_says_whether_it_was_answered():
-    """slurmctld that is down looks like an empty queue, but for the time of the last update."""
+def test_empty_list_is_distinguished_from_no_answer():
+    """The output looks like an empty queue when slurmctld is down, except for the time of the last update."""
     text = '{"jobs": [], "last_update": {"set": true, "infinite": false, "number": %d}}'
-    assert live_json.document((text % 0).encode(), "jobs") == ([], False)
-    assert live_json.document((text % 5).encode(), "jobs") == ([], True)
+    assert scontrol.document((text % 0).encode(), "jobs") == ([], False)
+    assert scontrol.document((text % 5).encode(), "jobs") == ([], True)
 
 
-def test_a_record_with_nothing_in_it_hides_no_other():
-    """Unknown stays unknown; bytes that are no text are shown."""
-    assert live_json.jobs([{}, {"job_id": "x"}]) == ()
-    (job,) = live_json.jobs([{"job_id": 7, "tres_alloc_str": "nonsense", "nodes": "c[", "gres_detail": ["?"]}])
+def test_empty_record_hides_no_other():
+    """Unknown stays unknown; bytes that are not text are escaped."""
+    assert scontrol.jobs([{}, {"job_id": "x"}]) == ()
+    (job,) = scontrol.jobs([{"job_id": 7, "tres_alloc_str": "nonsense", "nodes": "c[", "gres_detail": ["?"]}])
     assert (job.id, job.state, job.nodes, job.tres_allocated, job.node_gpus) == ("7", "UNKNOWN", (), {}, ())
-    records, _ = live_json.document(b'{"jobs": [{"job_id": 1, "name": "a\xffb"}]}', "jobs")
-    assert live_json.jobs(records)[0].name == "a\\xffb"
+    records, _ = scontrol.document(b'{"jobs": [{"job_id": 1, "name": "a\xffb"}]}', "jobs")
+    assert scontrol.jobs(records)[0].name == "a\\xffb"
 
 
 @pytest.mark.parametrize(
@@ -128,10 +128,10 @@ def test_a_record_with_nothing_in_it_hides_no_other():
     ],
 )
 def test_gpus_of_a_node_by_number(detail, expected):
-    assert list(live.node_gpus(["n"], [detail])) == expected
+    assert list(live_records.node_gpus(["n"], [detail])) == expected
 
 
 def test_state_is_one_word():
-    assert live.state(["COMPLETED", "COMPLETING"]) == "COMPLETING"
-    assert live.state(["RUNNING", "SIGNALING"]) == "SIGNALING"
-    assert live.state([]) == "UNKNOWN"
+    assert live_records.state(["COMPLETED", "COMPLETING"]) == "COMPLETING"
+    assert live_records.state(["RUNNING", "SIGNALING"]) == "SIGNALING"
+    assert live_records.state([]) == "UNKNOWN"

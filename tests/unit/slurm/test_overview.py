@@ -1,4 +1,4 @@
-"""Every job in little memory: squeue's table and the numbers of the GPUs; names that want to be more than names."""
+"""The overview of all jobs in little memory: squeue's table, GPU indices from scontrol, and hostile names."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.process import Completed
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
-from slurm_affinode.process import Completed
-from slurm_affinode.slurm import live_detail, live_table
+from slurm_affinode.slurm import scontrol, squeue
 from slurm_affinode.slurm.commands_client import CommandsClient
 
 MARK = "|0000mark0000|"
@@ -22,16 +22,16 @@ MARK = "|0000mark0000|"
 
 @pytest.fixture(params=["24.11", "26.05"])
 def record(request: pytest.FixtureRequest, recorded: Path) -> Callable[[str], bytes]:
-    """Reads a recorded file of a release."""
+    """Return a function that reads a recorded file of a release."""
     return lambda name: (recorded / "slurm" / request.param / name).read_bytes()
 
 
 def table(record: Callable[[str], bytes]) -> dict[str, Job]:
-    return {job.id: job for job in live_table.jobs(record("squeue-overview.txt"), MARK)}
+    return {job.id: job for job in squeue.jobs(record("squeue-overview.txt"), MARK)}
 
 
-def test_jobs_of_squeue(record: Callable[[str], bytes]) -> None:
-    """A hostile name, an array with tasks that wait, a heterogeneous job, one that waits for its limit."""
+def test_jobs_of_squeue_are_read(record: Callable[[str], bytes]) -> None:
+    """A hostile name, an array with pending tasks, a heterogeneous job, and one that waits for a limit."""
     jobs = table(record)
     odd = next(job for job in jobs.values() if job.user == "alice")
     assert odd.name == "evil\nJobId=77 JobName=x UserId=bob(1002)\tX"
@@ -48,30 +48,30 @@ def test_jobs_of_squeue(record: Callable[[str], bytes]) -> None:
     assert (blocked.gpus_allocated, blocked.gpus_requested, blocked.start) == (None, GpuCount(2), None)
 
 
-def test_nodes_that_a_job_names() -> None:
-    """Those that it has to have, and those that it does not take; most name none."""
-    (choosy,) = live_table.jobs(_row(7, state="PENDING", ReqNodes="c[1-2]", ExcNodes="c3"), MARK)
+def test_required_and_excluded_nodes_are_read() -> None:
+    """Most jobs have none."""
+    (choosy,) = squeue.jobs(_row(7, state="PENDING", ReqNodes="c[1-2]", ExcNodes="c3"), MARK)
     assert (choosy.nodes_required, choosy.nodes_excluded) == (("c1", "c2"), ("c3",))
-    (plain,) = live_table.jobs(_row(7, ReqNodes="", ExcNodes=""), MARK)
+    (plain,) = squeue.jobs(_row(7, ReqNodes="", ExcNodes=""), MARK)
     assert (plain.nodes_required, plain.nodes_excluded) == ((), ())
 
 
-def test_numbers_of_the_gpus(record: Callable[[str], bytes]) -> None:
-    """By node; of the job whose name holds a line break there is a doubt."""
-    told = live_detail.node_gpus(record("scontrol-details.txt"), table(record).values())
+def test_gpu_indices_are_read(record: Callable[[str], bytes]) -> None:
+    """They are per node; for the job with a newline in its name they are uncertain."""
+    told = scontrol.node_gpus(record("scontrol-details.txt"), table(record).values())
     task = next(job for job in table(record).values() if job.array_task_id)
     assert told[task.job_id] == (NodeGpus("c2", 2, "h100", (0, 1)),)
     assert "alice" not in {job.user for job in table(record).values() if job.job_id in told}
 
 
 def _row(number: int, name: str = "wrap", state: str = "RUNNING", **more: str) -> bytes:
-    values = dict.fromkeys(live_table.FIELDS, "N/A") | {
+    values = dict.fromkeys(squeue.FIELDS, "N/A") | {
         "JobID": str(number), "ArrayJobID": str(number), "UserName": "ann", "UserID": "1001", "Partition": "gpu",
         "State": state, "SubmitTime": "1795247591", "EligibleTime": "1795247591", "StartTime": "1795247591",
         "EndTime": "1795249391", "TimeLimit": "UNLIMITED", "NodeList": "g[1-2]", "NumNodes": "2", "NumCPUs": "8",
         "tres-alloc": "cpu=8,mem=1G,node=2,gres/gpu=4,gres/gpu:a100=4", "PriorityLong": "0", "Name": name, **more,
     }  # fmt: skip
-    return b"".join(values[key].encode() + MARK.encode() for key in live_table.FIELDS) + b"\n"
+    return b"".join(values[key].encode() + MARK.encode() for key in squeue.FIELDS) + b"\n"
 
 
 def _record(
@@ -81,31 +81,30 @@ def _record(
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)), max_size=60))
-def test_no_name_is_more_than_a_name(name: str) -> None:
-    """Whatever it holds, the next job is the next job."""
-    made = list(live_table.jobs(_row(7, name, Comment=name) + _row(8), MARK))
+def test_hostile_name_does_not_change_other_jobs(name: str) -> None:
+    made = list(squeue.jobs(_row(7, name, Comment=name) + _row(8), MARK))
     assert [job.job_id for job in made] == [7, 8]
     assert made[0].name in (name, None)
     assert made[1].name == "wrap"
 
 
-def test_a_job_that_completes_has_an_end() -> None:
-    """Since when it is completing."""
-    (job,) = live_table.jobs(_row(7, state="COMPLETING"), MARK)
+def test_completing_job_has_an_end() -> None:
+    """It is the time since when the job is completing."""
+    (job,) = squeue.jobs(_row(7, state="COMPLETING"), MARK)
     assert (job.end is not None, job.time_limit_s, job.allocated) == (True, None, True)
-    (runs,) = live_table.jobs(_row(7), MARK)
+    (runs,) = squeue.jobs(_row(7), MARK)
     assert runs.end is None
 
 
-def test_another_program_is_told() -> None:
-    """What is cut or has other fields is no list of jobs; an empty one is."""
-    assert list(live_table.jobs(b"\n", MARK)) == []
-    with pytest.raises(UnreachableError, match="fields that were asked for"):
-        list(live_table.jobs(_row(7)[:-40], MARK))
+def test_output_of_another_program_is_refused() -> None:
+    """Truncated output and output with other fields are refused; empty output is accepted."""
+    assert list(squeue.jobs(b"\n", MARK)) == []
+    with pytest.raises(UnreachableError, match="return the requested fields"):
+        list(squeue.jobs(_row(7)[:-40], MARK))
 
 
 class Programs:
-    """squeue and scontrol, with answers of the test's own."""
+    """Fake squeue and scontrol with given output."""
 
     def __init__(self, rows: bytes, details: str, single: Mapping[str, str] | None = None) -> None:
         self.rows, self.details, self.single = rows, details, single or {}
@@ -114,7 +113,7 @@ class Programs:
     def __call__(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
     ) -> Completed:
-        """Run."""
+        """Run the fake program."""
         words = list(argv)
         self.asked.append(" ".join(words[:1] + words[-2:]) if words[0] == "scontrol" else words[0])
         if words[0] == "squeue":
@@ -131,8 +130,8 @@ def overview(programs: Programs) -> dict[int, Job]:
     return {job.job_id: job for job in CommandsClient(programs, env=dict(os.environ)).overview()}
 
 
-def test_two_requests_however_many_jobs() -> None:
-    """Nodes with the same GPUs stand in one block."""
+def test_overview_needs_two_requests() -> None:
+    """Nodes with the same GPUs share one block."""
     numbers = range(1000, 2000)
     programs = Programs(b"".join(_row(n) for n in numbers), "".join(_record(n) for n in numbers))
     found = overview(programs)
@@ -150,17 +149,15 @@ def test_two_requests_however_many_jobs() -> None:
         _record(8),
     ],
 )
-def test_a_doubt_is_asked_about_singly(text: str) -> None:
-    """Two records, too many GPUs, other nodes, none at all: nobody's word for the job's GPUs is taken from a name."""
+def test_uncertain_gpu_indices_are_requested_singly(text: str) -> None:
+    """Two records, too many GPUs, other nodes, or none: GPU indices are never taken from a name."""
     programs = Programs(_row(7) + _row(8), text)
     assert overview(programs)[7].node_gpus is None
     assert "scontrol show jobs" in programs.asked
     assert "scontrol job 7" in programs.asked
 
 
-def test_what_slurm_refuses_is_an_error() -> None:
-    """With what it said."""
-
+def test_refusal_of_slurm_is_an_error() -> None:
     def down(argv: Sequence[str], **_: object) -> Completed:
         return Completed(tuple(argv), 1, b"", "slurm_load_jobs error: Unable to contact slurm controller")
 
@@ -169,9 +166,9 @@ def test_what_slurm_refuses_is_an_error() -> None:
 
 
 def test_jobs_without_gpus_need_one_request() -> None:
-    """There are no numbers to ask for."""
+    """They have no GPU indices."""
     programs = Programs(_row(7, **{"tres-alloc": "cpu=1,mem=1G"}), "")
     assert overview(programs)[7].node_gpus == ()
     assert programs.asked == ["squeue"]
-    waits = list(live_table.jobs(_row(7, state="PENDING"), MARK))
-    assert live_detail.needed([*waits, replace(waits[0], state="RUNNING")]) == []
+    waits = list(squeue.jobs(_row(7, state="PENDING"), MARK))
+    assert scontrol.needed([*waits, replace(waits[0], state="RUNNING")]) == []

@@ -1,4 +1,4 @@
-"""The client by pyslurm: the real worker's code on a made-up pyslurm, and workers that die, hang or talk nonsense."""
+"""The client based on pyslurm: the real worker on a fake pyslurm, and workers that die, hang or send invalid data."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from slurm_affinode.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.process import ChildEndedError, Completed
 from slurm_affinode.model.cluster import NodeGpus
-from slurm_affinode.process import ChildEndedError, Completed
-from slurm_affinode.slurm import faults, pyslurm_worker
-from slurm_affinode.slurm.backends import examine, open_client, release_of_library
+from slurm_affinode.slurm import interface, pyslurm_worker
+from slurm_affinode.slurm.client import examine, open_client, release_of_library
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.pyslurm_client import MAX_AGE_S, PyslurmClient, start_worker
 
 
 class RPCError(Exception):
-    """As pyslurm's."""
+    """Like pyslurm's exception."""
 
     def __init__(self, message, errno=2017):
         super().__init__(message)
@@ -41,7 +41,7 @@ def record(number, state="RUNNING", **more):
 
 
 def made_up(jobs, did):
-    """A module like pyslurm with these jobs; what is done is noted in ``did``."""
+    """Return a fake pyslurm module with these jobs; actions are recorded in ``did``."""
 
     class Job:
         def __init__(self, number):
@@ -101,7 +101,7 @@ class InProcess:
                 raise ModuleNotFoundError(f"No module named {name!r}")
             return module
 
-        self.worker = pyslurm_worker.Worker(load)
+        self.worker = pyslurm_worker.RequestExecutor(load)
         self.closed = False
 
     def ask(self, line, *, timeout_s):
@@ -128,7 +128,7 @@ class Broken(InProcess):
 
 
 def commands(argv, *, timeout_s, env=None, check=True):
-    """Slurm's commands, on their own cluster."""
+    """Stand in for Slurm's commands, on their own cluster."""
     if "--version" in argv:
         return Completed(tuple(argv), 0, b"slurm 26.05.5\n", "")
     jobs = [{"job_id": 5, "job_state": ["RUNNING"], "nodes": "c1", "gres_detail": ["gpu:1(IDX:1)"]},
@@ -151,7 +151,7 @@ def module(did):
     return made_up({5: record(5), 6: record(6, array_id=6, array_task_id=2), 7: record(7, "PENDING")}, did)
 
 
-def test_the_queue_is_one_request_and_the_numbers_of_gpus_one_more(module, did):
+def test_queue_is_one_request_and_gpu_indices_one_more(module, did):
     client = client_of(InProcess(module))
     jobs = {job.job_id: job for job in client.jobs(steps=True, gpu_detail=True)}
     assert did == ["init", "steps"]
@@ -162,8 +162,8 @@ def test_the_queue_is_one_request_and_the_numbers_of_gpus_one_more(module, did):
     assert all(job.node_gpus is None for job in client.jobs())
 
 
-def test_the_overview_takes_the_numbers_of_gpus_from_one_text(did):
-    """Never from JSON of every job; a job without a doubt is not asked for singly."""
+def test_overview_takes_gpu_indices_from_one_text(did):
+    """They are not read from JSON of every job; unambiguous jobs are not requested singly."""
     ran = []
     text = b"JobId=5 JobName=j5 UserId=a(1)   Nodes=c1 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:3) MinCPUsNode=1\n"
 
@@ -178,7 +178,7 @@ def test_the_overview_takes_the_numbers_of_gpus_from_one_text(did):
     assert ran == [["scontrol", "--all", "--oneliner", "--details", "show", "jobs"]]
 
 
-def test_plain_jobs_are_acted_on_by_pyslurm_and_the_rest_by_the_commands(module, did):
+def test_plain_jobs_use_pyslurm_and_all_others_the_commands(module, did):
     ran = []
 
     def run(argv, **more):
@@ -207,49 +207,49 @@ def test_plain_jobs_are_acted_on_by_pyslurm_and_the_rest_by_the_commands(module,
         ["scontrol", "--", "uhold"], ["scontrol", "--", "update"], ["scancel", "--verbose", "--"]]  # fmt: skip
 
 
-def test_refusals_have_the_same_names_as_from_the_commands(module):
+def test_errors_are_the_same_as_from_the_commands(module):
     client = client_of(InProcess(module))
-    with pytest.raises(faults.UnknownJobError):
+    with pytest.raises(interface.UnknownJobError):
         client.hold(99)
-    with pytest.raises(faults.NotPermittedError):
+    with pytest.raises(interface.NotPermittedError):
         client.release(5)
-    with pytest.raises(faults.SlurmError, match="pyslurm failed: RuntimeError: a bug"):
+    with pytest.raises(interface.SlurmError, match="pyslurm failed: RuntimeError: a bug"):
         client.notify(5, "x")
-    with pytest.raises(faults.BadIdentifierError):
+    with pytest.raises(interface.BadIdentifierError):
         client.hold("5; id")
     assert client.steps(99) == ()
 
 
 @pytest.mark.parametrize("how", [ChildEndedError("was ended by signal 11"), b"Segmentation fault", b"[]"])
-def test_a_worker_that_dies_is_an_error_and_the_next_request_has_a_new_one(module, did, how):
-    """Looking is done again at once, in a new process; acting is not, since it may have been done."""
+def test_dead_worker_is_an_error_and_is_replaced(module, did, how):
+    """A query is retried immediately in a new process; an action is not, since it may have been done."""
     client = client_of(Broken(module, how), InProcess(module))
     assert len(client.jobs()) == 3
     dying = Broken(module, how, nth=3)  # hello, the job, then the action
     client = client_of(dying, InProcess(module))
-    with pytest.raises(faults.WorkerDiedError, match="hold job 5: the pyslurm process"):
+    with pytest.raises(interface.WorkerDiedError, match="hold job 5: the pyslurm process"):
         client.hold(5)
     client.hold(5)
     assert [one for one in did if one == ("hold", 5)] == [("hold", 5)]
 
 
-def test_a_worker_that_dies_twice_is_an_error(module):
+def test_worker_that_dies_twice_is_an_error(module):
     end = ChildEndedError("was ended by signal 11")
     client = client_of(Broken(module, end), Broken(module, end), InProcess(module))
-    with pytest.raises(faults.WorkerDiedError, match="signal 11"):
+    with pytest.raises(interface.WorkerDiedError, match="signal 11"):
         client.jobs()
     assert len(client.jobs()) == 3
 
 
-def test_a_missing_slurm_conf_is_said(module):
+def test_missing_slurm_conf_is_reported(module):
     said = "ended with status 1: fatal: Unable to process configuration file"
     client = client_of(Broken(module, ChildEndedError(said), nth=1))
-    with pytest.raises(faults.ControllerDownError, match="Unable to process configuration") as caught:
+    with pytest.raises(interface.ControllerDownError, match="Unable to process configuration") as caught:
         client.jobs()
     assert "slurm.conf" in str(caught.value.hint)
 
 
-def test_workers_do_not_grow_old(module):
+def test_old_worker_is_replaced(module):
     """libslurm reads slurm.conf once."""
     now = [0.0]
     first, second = InProcess(module), InProcess(module)
@@ -263,14 +263,14 @@ def test_workers_do_not_grow_old(module):
     assert second.closed
 
 
-def test_the_worker_answers_nonsense_with_an_error():
-    worker = pyslurm_worker.Worker(lambda _: SimpleNamespace(slurm_init=lambda: None))
+def test_worker_replies_to_an_invalid_request_with_an_error():
+    worker = pyslurm_worker.RequestExecutor(lambda _: SimpleNamespace(slurm_init=lambda: None))
     for line in (b"", b"{}", b'{"call": "shutdown"}', b"[]", b'{"call": "hold", "args": {"x": 1}}'):
         assert worker.answer(line)["error"]["kind"] == "bug"
 
 
-def test_the_worker_imports_nothing_from_where_it_is_started(tmp_path, monkeypatch):
-    """root may ask for the status of a job in a directory of somebody else's."""
+def test_worker_imports_nothing_from_the_working_directory(tmp_path, monkeypatch):
+    """root may query the status of a job in a directory of another user."""
     (tmp_path / "slurm_affinode.py").write_text("raise SystemExit('mine')\n")
     (tmp_path / "ctypes.py").write_text("raise SystemExit('mine')\n")
     monkeypatch.chdir(tmp_path)
@@ -281,15 +281,15 @@ def test_the_worker_imports_nothing_from_where_it_is_started(tmp_path, monkeypat
         worker.close()
 
 
-def test_auto_takes_pyslurm_where_its_library_is_of_the_sites_release(module, monkeypatch):
+def test_auto_uses_pyslurm_if_its_library_matches_the_release(module, monkeypatch):
     for api, backend in ((45, "pyslurm"), (42, "commands"), (None, "commands")):
         monkeypatch.setattr(pyslurm_worker, "_api", lambda _, api=api: api)
         with open_client("auto", run=commands, start=lambda: InProcess(module)) as client:
             assert client.backend == backend
     assert open_client("commands", run=commands).backend == "commands"
-    with pytest.raises(faults.BackendUnusableError, match="libslurm is of Slurm"):
+    with pytest.raises(interface.BackendUnusableError, match="libslurm is of Slurm"):
         open_client("pyslurm", run=commands, start=lambda: InProcess(module))
-    with pytest.raises(faults.BackendUnusableError, match="No module named 'pyslurm'"):
+    with pytest.raises(interface.BackendUnusableError, match="No module named 'pyslurm'"):
         open_client("pyslurm", run=commands, start=lambda: InProcess(None))
     with open_client("auto", run=commands, start=lambda: InProcess(None)) as client:
         assert client.backend == "commands"
@@ -306,12 +306,12 @@ def test_without_slurm_there_is_no_client():
     assert all(isinstance(one.reason, str) for one in found)
 
 
-def test_releases_of_the_library():
-    """One interface number for each half-yearly release of Slurm."""
+def test_library_number_is_mapped_to_a_release():
+    """Each half-yearly release of Slurm has one API number."""
     known = {40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
     assert {number: release_of_library(number) for number in known} == known
 
 
-def test_errors_are_ours():
-    for kind in (faults.WorkerDiedError, faults.BackendUnusableError, faults.SlurmError):
+def test_errors_are_subclasses_of_affinode_error():
+    for kind in (interface.WorkerDiedError, interface.BackendUnusableError, interface.SlurmError):
         assert issubclass(kind, AffinodeError)

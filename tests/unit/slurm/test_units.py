@@ -1,4 +1,4 @@
-"""Slurm's units: what each form means, and that what cannot be read is refused."""
+"""Slurm's units: the meaning of each form, and refusal of invalid ones."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from slurm_affinode.slurm import units
         ("(null)", None),
     ],
 )  # fmt: skip
-def test_every_form_of_a_span(text: str, seconds: float | None) -> None:
+def test_every_form_of_a_duration(text: str, seconds: float | None) -> None:
     """``[DD-[HH:]]MM:SS[.frac]``, the forms of ``--time``, and the words for unknown and unlimited."""
     assert units.parse_duration_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["abc", "1:2:3:4", "-5", "1d", "12:", "1-", "::"])
-def test_what_is_no_span_is_refused(text: str) -> None:
+def test_invalid_duration_is_refused(text: str) -> None:
     """A damaged cell is an error, never zero."""
     with pytest.raises(ValueError, match="not a span"):
         units.parse_duration_s(text)
 
 
 @given(st.integers(0, 10**9))
-def test_spans_survive_a_round_trip(seconds: int) -> None:
-    """What Slurm would print is read back: ``[DD-]HH:MM:SS``."""
+def test_duration_round_trip(seconds: int) -> None:
+    """The printed form is ``[DD-]HH:MM:SS``."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     assert units.parse_duration_s(f"{days}-{clock}" if days else clock) == seconds
@@ -47,17 +47,17 @@ def test_spans_survive_a_round_trip(seconds: int) -> None:
     ],
 )  # fmt: skip
 def test_every_form_of_memory(text: str, size: int, per: str) -> None:
-    """Suffixes K to P are powers of 1024; ``n`` and ``c`` are per node and per CPU."""
-    assert units.parse_memory(text) == units.Memory(size, per)
+    """Suffixes K to P are powers of 1024; ``n`` and ``c`` mean per node and per CPU."""
+    assert units.parse_memory(text) == units.MemorySize(size, per)
 
 
-def test_a_bare_number_is_in_the_unit_of_its_column() -> None:
-    """ReqMem counts MiB, MaxRSS bytes."""
-    assert units.parse_memory("4096", bare="M") == units.Memory(4096 << 20)
+def test_bare_number_is_in_the_unit_of_its_column() -> None:
+    """ReqMem is in MiB, MaxRSS in bytes."""
+    assert units.parse_memory("4096", bare="M") == units.MemorySize(4096 << 20)
 
 
-def test_memory_that_slurm_does_not_know_is_unknown() -> None:
-    """Empty, a question mark, and the number that stands for "not set"."""
+def test_unknown_memory_of_slurm_is_unknown() -> None:
+    """It is empty, a question mark, or the number that stands for "not set"."""
     assert units.parse_memory("") is None
     assert units.parse_memory("0?") is None
     assert units.parse_memory("18446744073709551614") is None
@@ -67,12 +67,12 @@ def test_memory_that_slurm_does_not_know_is_unknown() -> None:
         units.parse_memory("12 apples")
 
 
-def test_memory_per_node_and_per_cpu_adds_up() -> None:
-    """The whole job's memory needs the number of nodes or CPUs; without it, it is unknown."""
-    assert units.Memory(2, "n").total_bytes(nodes=3, cpus=None) == 6
-    assert units.Memory(2, "c").total_bytes(nodes=3, cpus=8) == 16
-    assert units.Memory(2, "").total_bytes(nodes=None, cpus=None) == 2
-    assert units.Memory(2, "c").total_bytes(nodes=3, cpus=None) is None
+def test_memory_per_node_and_per_cpu_is_multiplied() -> None:
+    """The job's memory needs the number of nodes or CPUs; without it, it is unknown."""
+    assert units.MemorySize(2, "n").total_bytes(nodes=3, cpus=None) == 6
+    assert units.MemorySize(2, "c").total_bytes(nodes=3, cpus=8) == 16
+    assert units.MemorySize(2, "").total_bytes(nodes=None, cpus=None) == 2
+    assert units.MemorySize(2, "c").total_bytes(nodes=3, cpus=None) is None
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_memory_per_node_and_per_cpu_adds_up() -> None:
         ("gres/gpumem=80G,gres/gpuutil=50,cpu=1", None, None),
     ],
 )  # fmt: skip
-def test_gpus_of_tres(text: str, count: int | None, kind: str | None) -> None:
-    """Typed entries are summed only where the untyped one is absent; no GPU at all is not zero."""
-    assert units.gpus_of_tres(units.parse_tres(text)) == units.Gpus(count, kind)
+def test_gpus_are_read_from_tres(text: str, count: int | None, kind: str | None) -> None:
+    """Typed entries are summed only if there is no untyped one; no entry is not zero."""
+    assert units.gpus_of_tres(units.parse_tres(text)) == units.GpuCounts(count, kind)
 
 
 @pytest.mark.parametrize(
@@ -98,14 +98,14 @@ def test_gpus_of_tres(text: str, count: int | None, kind: str | None) -> None:
         ("gpu:2,gpu:a100:2(S:0-1)", 2, "a100"), ("gres/gpu:a100:1,gres/gpu:l4:2,gres/gpu:3", 3, "a100+l4"),
     ],
 )  # fmt: skip
-def test_gpus_of_old_gres(text: str, count: int | None, kind: str | None) -> None:
-    """AllocGRES and ReqGRES of releases before TRES; of typed and untyped both, the untyped is the number."""
-    assert units.parse_gres(text) == units.Gpus(count, kind)
+def test_gpus_are_read_from_old_gres(text: str, count: int | None, kind: str | None) -> None:
+    """AllocGRES and ReqGRES of releases before TRES; an untyped entry is the count even if there are typed ones."""
+    assert units.parse_gres(text) == units.GpuCounts(count, kind)
 
 
 @pytest.mark.parametrize("text", ["cpu", "cpu=", "=1", "cpu=1,,mem=2G"])
 def test_damaged_tres_is_refused(text: str) -> None:
-    """A part that is not NAME=AMOUNT."""
+    """A part is not NAME=AMOUNT."""
     with pytest.raises(ValueError, match="not NAME=AMOUNT"):
         units.parse_tres(text)
 
@@ -114,13 +114,12 @@ names = st.from_regex(r"[a-z]{1,8}(/[a-z]{1,6}(:[a-z0-9]{1,6})?)?", fullmatch=Tr
 
 
 @given(st.dictionaries(names, st.integers(0, 10**6).map(str)))
-def test_tres_survives_a_round_trip(amounts: dict[str, str]) -> None:
-    """What is written is read back."""
+def test_tres_round_trip(amounts: dict[str, str]) -> None:
     assert units.parse_tres(units.format_tres(amounts)) == amounts
 
 
-def test_exit_codes() -> None:
-    """Status and signal; unknown is neither."""
+def test_exit_codes_are_parsed() -> None:
+    """The parts are status and signal; unknown is neither."""
     assert units.parse_exit_code("0:15") == (0, 15)
     assert units.parse_exit_code("7") == (7, None)
     assert units.parse_exit_code("") == (None, None)
@@ -128,8 +127,7 @@ def test_exit_codes() -> None:
         units.parse_exit_code("x:y")
 
 
-def test_an_amount_that_is_no_count_is_refused() -> None:
-    """A TRES of GPUs holds a number."""
+def test_invalid_gpu_count_is_refused() -> None:
     with pytest.raises(ValueError, match="not a"):
         units.gpus_of_tres({"gres/gpu": "many"})
     assert units.gpus_of_tres({"gres/gpu": "1K"}).count == 1024

@@ -1,0 +1,246 @@
+"""Assembly of the components that act on jobs: storage, drivers, Slurm, and those that suspend, restore and wake."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from slurm_affinode import __version__
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.checkpoint import yama
+from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.inspection import Looker, memory_facts
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.manifest import load_key
+from slurm_affinode.checkpoint.root_directory import check_above
+from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.tiers import open_tiers
+from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import JobKey, Versions
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
+from slurm_affinode.suspension.context import LOG, Parts, SuspendSettings
+from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
+from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.sockets import NodeSockets
+from slurm_affinode.suspension.inplace.suspend import ByMode, InPlaceSuspender
+from slurm_affinode.suspension.interface import AgentContext, Orchestration
+from slurm_affinode.suspension.journal import Journal
+from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.mail import mailer
+from slurm_affinode.suspension.messages import one
+from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.peers import Inspector
+from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
+from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.recovery import JobKeeper
+from slurm_affinode.suspension.restore import JobRestorer
+from slurm_affinode.suspension.shared_state import Notes, vouched
+from slurm_affinode.suspension.streams import ProcessStreams
+from slurm_affinode.suspension.suspend import JobSuspender
+from slurm_affinode.suspension.sweep import Absences
+from slurm_affinode.suspension.wake import JobWaker, Lease
+
+_MIB = 2**20
+
+
+class _PerThread:
+    """One client per thread, created on first use."""
+
+    def __init__(self, make: Callable[[], SlurmClient]) -> None:
+        self._make = make
+        self._local = threading.local()
+
+    def __getattr__(self, name: str) -> Any:
+        client = getattr(self._local, "client", None)
+        if client is None:
+            client = self._local.client = self._make()
+        return getattr(client, name)
+
+
+def per_thread(make: Callable[[], SlurmClient]) -> SlurmClient:
+    """Return a client that any thread may use."""
+    return cast(SlurmClient, _PerThread(make))
+
+
+class DriverGpus:
+    """``parts.Gpus`` on the driver that the agent samples with."""
+
+    def __init__(self, driver: Callable[[], AbstractContextManager[GpuDriver]]) -> None:
+        self._driver = driver
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return all GPUs of the node."""
+        with self._driver() as driver:
+            return tuple(driver.devices())
+
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        """Return the bytes of GPU memory held, by GPU UUID and PID.
+
+        Raises ``NotSupported`` if the driver does not report them.
+        """
+        found: dict[str, dict[int, int]] = {}
+        with self._driver() as driver:
+            for device in driver.devices():
+                held = found.setdefault(device.uuid, {})
+                for process in driver.processes(device):
+                    if process.used_mib is None:  # read as zero, it would let a job move to a GPU without room for it
+                        what = f"how much memory process {process.pid} holds on GPU {device.index}"
+                        raise NotSupported(f"the driver does not tell {what}")
+                    held[process.pid] = round(process.used_mib * _MIB)
+        return found
+
+    def held(self, pid: int) -> int | None:
+        """Return the bytes a process holds on all GPUs, or ``None`` if not known (the driver lists no memory of it)."""
+        try:
+            found = [one[pid] for one in self.processes().values() if pid in one]
+        except GpuError:
+            return None
+        return sum(found) if found else None
+
+    def free_bytes(self, device: Device) -> int | None:
+        """Return the free memory of a device in bytes, or ``None`` if not known."""
+        with self._driver() as driver:
+            free = driver.free_mib(device)
+        return None if free is None else round(free * _MIB)
+
+    def version(self) -> str | None:
+        """Return the driver's version, or ``None`` if there is no driver."""
+        with self._driver() as driver:
+            try:
+                return driver.version()
+            except GpuError:
+                return None
+
+
+def build(context: AgentContext) -> Orchestration:
+    """Build all components that act on jobs. Raises ``AffinodeError`` if this node cannot keep checkpoint images."""
+    config = context.config
+    suspend = config.suspend
+    warning = yama.check()
+    if warning is not None:
+        LOG.warning("%s", warning)
+    gpus = DriverGpus(context.gpus)
+    cuda = Cuda(driver_version=gpus.version, held=gpus.held)
+    criu = Criu(program=suspend.criu)
+    slurm = per_thread(context.slurm)
+    root = None if suspend.shared_store is None else suspend.shared_store.parent
+    demand = suspend.journal.parent / "demand.json"
+    key = load_key(suspend.key_file)
+    tiers = open_tiers(suspend, key, demand=load_demand(demand))
+    signer = Signer(key, context.node)
+    if suspend.shared_store is not None:
+        check_above(suspend.shared_store, owner=os.geteuid())
+    for why in tiers.missing:
+        LOG.warning("image tier not used: %s", why)
+    parts = Parts(
+        node=context.node,
+        cluster=cluster_name(config, slurm),
+        slurm=slurm,
+        cuda=cuda,
+        imager=criu,
+        tiers=tiers,
+        processes=LinuxProcesses(),
+        gpus=gpus,
+        streams=ProcessStreams(),
+        journal=Journal(suspend.journal),
+        ledger=SuspensionLedger(config.ledger_dir, context.node),
+        notes=Notes(root, signer, vouched=partial(vouched, tiers)),
+        absences=Absences(
+            suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
+        ),
+        registry=context.registry,
+        gpu_indices=context.gpu_indices,
+        look=Looker(),
+        memory=memory_facts,
+        versions=lambda: _versions(slurm, criu, gpus),
+        settings=SuspendSettings.of(suspend),
+        mailer=mailer(config),
+    )
+    tiers.report = partial(_report, parts)
+    aftermath = Aftermath(parts)
+    in_place = _director(config, parts, gpus)
+    keeper = JobKeeper(parts, aftermath, in_place)
+    sleeping = InPlaceSuspender(
+        parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning), cards=gpus,
+        freeze_s=parse_span_s(config.inplace.freeze_timeout),
+    )  # fmt: skip
+    lease = Lease(None if root is None else root / "waker.json", signer, Patience(root))
+    prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
+
+    def tidy(holds_lease: bool) -> None:
+        keeper.sweep(holds_lease)
+        prefetcher.tick()
+
+    waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
+    suspender = ByMode(JobSuspender(parts, aftermath), sleeping)
+    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, aftermath.stop)
+
+
+def _director(config: Config, parts: Parts, gpus: DriverGpus) -> Director:
+    """Build the scheduler of jobs suspended in place."""
+    inplace = config.inplace
+    rules = Rules(
+        poll_s=inplace.poll_ms / 1000,
+        freeze_s=parse_span_s(inplace.freeze_timeout),
+        awake_limit_pct=inplace.awake_limit_pct,
+        start_free_pct=inplace.start_free_pct,
+        deadline_s=parse_span_s(inplace.wake_deadline),
+        end_on_deadline=inplace.on_deadline == "end",
+    )
+    announcements = Announcements(config.agent.run_dir / DIRECTORY)
+    inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)
+    found = partial(unheard, identify=inspector.identify)
+    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, unheard=found)
+
+
+def _report(parts: Parts, key: JobKey, text: str) -> None:
+    """Report a problem with a job's checkpoint image in the log and in its note, which ``status`` shows."""
+    parts.log.warning("job %s: %s", key.job_id, text)
+    note = parts.notes.read(key.cluster, key.job_id)
+    if note is not None:
+        with suppress(AffinodeError):
+            parts.notes.write(replace(note, trouble=one(text)))
+
+
+def cluster_name(config: Config, slurm: SlurmClient) -> str:
+    """Return the name of the cluster in Slurm, or the configured one if Slurm does not respond.
+
+    Raises ``AffinodeError`` if neither is known.
+    """
+    try:
+        name = slurm.config().get("ClusterName")
+    except AffinodeError:
+        name = None
+    name = name or config.cluster.name
+    if not name:
+        raise AffinodeError(
+            "the name of the cluster is not known: slurmctld does not respond",
+            hint="set cluster.name in the configuration",
+        )
+    return name
+
+
+def _versions(slurm: SlurmClient, criu: Criu, gpus: DriverGpus) -> Versions:
+    try:
+        slurm_version: str | None = slurm.version()
+    except AffinodeError:
+        slurm_version = None
+    try:
+        criu_version = criu.check()
+    except CheckpointError:
+        criu_version = "unknown"
+    kernel = platform.release() or os.uname().release
+    return Versions(__version__, kernel, criu_version, slurm_version, gpus.version())

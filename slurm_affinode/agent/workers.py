@@ -1,0 +1,333 @@
+"""Worker threads for suspensions and restores, so that sampling continues meanwhile.
+
+Slots are shared fairly among users: stalled work of one user does not block the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.model.suspension import Mode
+from slurm_affinode.suspension.interface import Arrival, LookAgain, Orchestration, Refused
+from slurm_affinode.suspension.registry import Link, WatchedJob
+from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait, one_line
+
+Call = Callable[[], None]
+
+
+class Slots:
+    """Runs each call in a thread of its own. Thread-safe.
+
+    ``total`` run at once, ``each`` for one user. A user with no running call does not wait for others: the first call
+    gets a slot beyond ``total`` if needed, up to ``most`` in total. Free slots are assigned to waiting users in turn.
+    """
+
+    def __init__(self, total: int, each: int, most: int, name: str) -> None:
+        """``name``: of the threads."""
+        self._total, self._each, self._most, self._name = total, each, most, name
+        self._running: Counter[int] = Counter()
+        self._waiting: dict[int, deque[Call]] = {}
+        """In the order in which users get the next slot."""
+        self._closed = False
+        self._lock = threading.Lock()
+        """Guards the queues and counts of this pool."""
+
+    def submit(self, uid: int, call: Call) -> None:
+        """Run a call of a user as soon as there is a slot. Raises ``RuntimeError`` after ``close``."""
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("no work is taken any more")
+            self._waiting.setdefault(uid, deque()).append(call)
+            self._start()
+
+    def close(self) -> None:
+        """Drop waiting calls and accept no more."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+
+    def _start(self) -> None:
+        """Start as many calls as the limits allow. The lock must be held."""
+        while (uid := next(filter(self._may, self._waiting), None)) is not None:
+            calls = self._waiting.pop(uid)
+            call = calls.popleft()
+            if calls:  # requeue the user behind the others
+                self._waiting[uid] = calls
+            self._running[uid] += 1
+            threading.Thread(target=self._run, args=(uid, call), name=self._name).start()
+
+    def _may(self, uid: int) -> bool:
+        mine, all_ = self._running[uid], self._running.total()
+        return (mine < self._each and all_ < self._total) or (mine == 0 and all_ < self._most)
+
+    def _run(self, uid: int, call: Call) -> None:
+        try:
+            call()
+        finally:
+            with self._lock:
+                self._running[uid] -= 1
+                if not self._running[uid]:
+                    del self._running[uid]
+                self._start()
+
+
+log = logging.getLogger(__name__)
+
+RESTORES_AT_ONCE = 8
+RESTORES_OF_A_USER = 4
+"""Stalled restores of one user, for example on one of its files, do not block those of others."""
+MOST_RESTORES = 64
+"""Including the first one of each user, which does not wait for other users."""
+KEPT_OUTCOMES = 4096
+KEEP_WAITING_S = 10.0
+"""Interval of messages to a shepherd that waits for its restore; it gives up after five minutes without one."""
+
+
+Promised = Callable[[bool], None]
+"""Called when a suspension has ended, with whether the GPUs are free."""
+Promising = Callable[[], Promised | None]
+"""Promises a job's GPUs to a waiting job; ``None`` if the waiting jobs have a promise from another node."""
+PROMISED = "promised"
+SUSPENDING = "suspending"
+SIGNALLED = "signalled"
+"""Its owner requested a signal in advance; the notice period takes no slot from other jobs."""
+LINK_LOOK_S = 1.0
+"""Interval for checking that a signaled job still runs, since its GPUs are promised to another one."""
+STOPPED = "the agent was stopped first"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOutcome:
+    """Result of the last attempt to suspend or restore a job."""
+
+    at_epoch: float
+    done: bool
+    text: str
+    code: str = ""
+
+
+class Work:
+    """Runs suspensions and restores. Thread-safe."""
+
+    def __init__(
+        self,
+        orchestration: Orchestration,
+        suspensions_at_once: int,
+        *,
+        now: Callable[[], float] = time.time,
+        changed: Callable[[int], None] = lambda job_id: None,
+    ) -> None:
+        """``changed`` is called with each job on which work has ended."""
+        self._orchestration = orchestration
+        self._now = now
+        self._changed = changed
+        self._lock = threading.Lock()
+        """Guards the operations in progress, their GPUs, and their outcomes."""
+        self._under_way: dict[int, str] = {}
+        self._gpus: dict[int, int] = {}
+        self._outcomes: dict[int, WorkOutcome] = {}
+        self._stop = threading.Event()
+        self._suspends = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend")
+        # A job suspended in place that waits for room does not wait for other jobs' checkpoint images as well.
+        self._in_place = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend in place")
+        self._restores = Slots(RESTORES_AT_ONCE, RESTORES_OF_A_USER, MOST_RESTORES, "restore")
+
+    # --- operations in progress
+
+    def under_way(self) -> Mapping[int, str]:
+        """Return ``signalled``, ``suspending`` or ``restoring``, by job ID."""
+        with self._lock:
+            return dict(self._under_way)
+
+    def freeing(self) -> int:
+        """Return the number of GPUs that will be free soon: of jobs being suspended or in their notice period."""
+        with self._lock:
+            going = (job_id for job_id, what in self._under_way.items() if what in (SUSPENDING, SIGNALLED))
+            return sum(self._gpus.get(job_id, 0) for job_id in going)
+
+    def outcome(self, job_id: int) -> WorkOutcome | None:
+        """Return the result of the last attempt on a job."""
+        with self._lock:
+            return self._outcomes.get(job_id)
+
+    def tell(self, job_id: int, text: str) -> None:
+        """Record another event of a job, which ``status`` then shows as its last one."""
+        with self._lock:
+            self._outcomes[job_id] = WorkOutcome(self._now(), True, text, "woken")
+
+    def forget(self, job_id: int) -> None:
+        """Drop the result of a job that has ended for good."""
+        with self._lock:
+            self._outcomes.pop(job_id, None)
+
+    def _take(self, job_id: int, what: str, gpus: int = 0) -> bool:
+        with self._lock:
+            if job_id in self._under_way:
+                return False
+            self._under_way[job_id] = what
+            self._gpus[job_id] = gpus
+            return True
+
+    def _leave(self, job_id: int, outcome: WorkOutcome) -> None:
+        with self._lock:
+            self._under_way.pop(job_id, None)
+            self._gpus.pop(job_id, None)
+            self._outcomes[job_id] = outcome
+            if len(self._outcomes) > KEPT_OUTCOMES:  # if no epilog reports the end of jobs
+                del self._outcomes[next(iter(self._outcomes))]
+        if outcome.code != PROMISED:  # else nothing was done, and the job is as idle as before
+            self._changed(job_id)
+
+    # --- suspending
+
+    def suspend(
+        self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None
+    ) -> bool:
+        """Start to suspend a job. Return ``False`` if work on it is already under way."""
+        notice = job.option.signal
+        # A job in place gives no GPUs back to Slurm.
+        gpus = 0 if job.option.mode is Mode.INPLACE else len(job.devices or ())
+        if notice is None or notice.before_s == 0:
+            if not self._take(job.job_id, SUSPENDING, gpus):
+                return False
+            self._pool(job).submit(self._suspend, job, why, look_again, promising)
+            return True
+        if not self._take(job.job_id, SIGNALLED, gpus):
+            return False
+        threading.Thread(
+            target=self._suspend, args=(job, why, look_again, promising), name=f"notice-{job.job_id}", daemon=True
+        ).start()
+        return True
+
+    def _pool(self, job: WatchedJob) -> ThreadPoolExecutor:
+        return self._in_place if job.option.mode is Mode.INPLACE else self._suspends
+
+    def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
+        outcome = self._stopped()
+        with surviving(log, "job %d: not suspended, by a fault of the agent", job.job_id) as fault:
+            try:
+                outcome = self._promised(job, why, look_again, promising)
+            except Refused as error:
+                outcome = WorkOutcome(self._now(), False, str(error), error.refusal.code)
+            except AffinodeError as error:
+                outcome = WorkOutcome(self._now(), False, str(error), "failed")
+        if fault.error is not None:
+            outcome = WorkOutcome(self._now(), False, f"a fault of the agent: {type(fault.error).__name__}", "fault")
+        log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
+        self._leave(job.job_id, outcome)
+
+    def _promised(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> WorkOutcome:
+        promised = promising()
+        if promised is None:
+            return WorkOutcome(self._now(), False, "not suspended: those who wait for its GPUs get others", PROMISED)
+        freed = False
+        try:
+            outcome = self._attempt(job, why, look_again)
+            freed = outcome.done
+        finally:
+            promised(freed)
+        return outcome
+
+    def _attempt(self, job: WatchedJob, why: str, look_again: LookAgain) -> WorkOutcome:
+        refusals = self._orchestration.suspender.refusals(job)
+        if refusals:
+            raise Refused(refusals[0])
+        notice = job.option.signal
+        if notice is None:
+            return self._act(job, why, look_again)
+        number = signal.Signals[f"SIG{notice.name}"].value
+        log.info("job %d: signal %s, %d s before it is suspended", job.job_id, notice.name, notice.before_s)
+        job.link.send(SignalMessage(number))
+        if notice.before_s == 0:
+            return self._act(job, why, look_again)
+        if not self._waited(job, notice.before_s):
+            return (
+                self._stopped()
+                if self._stop.is_set()
+                else WorkOutcome(self._now(), False, "its script has ended", "gone")
+            )
+        try:
+            return self._pool(job).submit(self._act, job, why, look_again).result()
+        except CancelledError:
+            return self._stopped()
+
+    def _waited(self, job: WatchedJob, seconds: float) -> bool:
+        """Wait; return ``False`` if meanwhile the agent was stopped or the job ended."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if self._stop.wait(min(left, LINK_LOOK_S)) or not job.link.open:
+                return False
+        return True
+
+    def _act(self, job: WatchedJob, why: str, look_again: LookAgain) -> WorkOutcome:
+        with self._lock:
+            self._under_way[job.job_id] = SUSPENDING
+        seen = look_again()
+        if seen is not None:
+            return WorkOutcome(self._now(), False, f"not suspended, it works again: {seen}", "busy")
+        log.info("job %d: being suspended: %s", job.job_id, one_line(why))
+        suspension = self._orchestration.suspender.suspend(job, why, look_again=look_again)
+        if suspension.failure is not None:
+            return WorkOutcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", "failed")
+        return WorkOutcome(self._now(), True, f"suspended: {why}", "suspended")
+
+    def _stopped(self) -> WorkOutcome:
+        return WorkOutcome(self._now(), False, STOPPED, "stopped")
+
+    # --- restoring
+
+    def restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None]) -> bool:
+        """Start to restore a job. ``then`` gets the reply before it is sent. Return ``False`` if work is under way."""
+        if not self._take(arrival.job_id, "restoring"):
+            return False
+        over = threading.Event()
+        threading.Thread(target=_keep_waiting, args=(arrival.link, over), name="waiting", daemon=True).start()
+        try:
+            self._restores.submit(arrival.uid, partial(self._restore, arrival, then, over))
+        except RuntimeError:
+            over.set()
+            raise
+        return True
+
+    def _restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None], over: threading.Event) -> None:
+        reply: Reply = Hold("the agent could not restore it; see its log")
+        text = "restore failed"
+        with surviving(log, "job %d: not restored, by a fault of the agent", arrival.job_id):
+            try:
+                reply = self._orchestration.restorer.restore(arrival)
+                text = {Start: "started afresh", Hold: "held"}.get(type(reply), "restored")
+                if isinstance(reply, Restored) and reply.trouble:
+                    text = f"restored; {reply.trouble}"
+            except AffinodeError as error:
+                reply, text = Hold(str(error)), f"held: {error}"
+        over.set()
+        log.info("job %d: %s", arrival.job_id, one_line(text))
+        try:
+            then(arrival, reply)
+        finally:
+            self._leave(arrival.job_id, WorkOutcome(self._now(), not isinstance(reply, Hold), text, "restore"))
+
+    def stop(self, wait_s: float) -> None:
+        """Accept no more work and wait up to ``wait_s`` seconds. The journal covers work that is unfinished then."""
+        self._stop.set()
+        self._suspends.shutdown(wait=False, cancel_futures=True)
+        self._in_place.shutdown(wait=False, cancel_futures=True)
+        self._restores.close()
+        deadline = time.monotonic() + wait_s
+        while self.under_way() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _keep_waiting(link: Link, over: threading.Event) -> None:
+    while not over.wait(KEEP_WAITING_S):
+        link.send(Wait())

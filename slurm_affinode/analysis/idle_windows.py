@@ -1,0 +1,445 @@
+"""The trailing idle window of each GPU of each run, and the activity before it.
+
+One pass over the samples, day by day, whatever the number of runs. Samples and idle windows are counted as in the join
+(``docs/metrics.md``): a sample counts until the next sample of its GPU, for one sampling interval before a gap, and not
+beyond the end of the run. A window ends at a sample above the limit, at a sample without any activity signal, or at a
+gap. Unknown time is not idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.samples import Index, read_index
+from slurm_affinode.analysis.segments import ranges
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import ACTIVITY, percent
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+NEVER = -1
+UNUSED, USED, UNSEEN = 0, 1, -1
+"""Results of ``used_before``."""
+UNSEEN_MS = 60_000
+"""Time without samples allowed at the start of a run (or the longest gap, if longer): its first sample comes later."""
+BATCH_ROWS = 4_000_000
+"""About 300 MB."""
+_DAY_MS = 86_400_000
+_SHIFT = 44
+"""Bits of the time in a sample's key: 557 years in milliseconds."""
+_VALUES = ("fb_used_mib", "fb_total_mib", "power_w", "xid")
+
+
+@dataclass(slots=True)
+class Trailing:
+    """One element per pair. Times are epoch milliseconds, ``NEVER`` if there is none; NaN is unknown. Sums are value x
+    milliseconds for which a sample with that value counts."""
+
+    samples: Ints
+    """Number of samples within the run that have an activity signal."""
+    rows: Ints
+    """Number of samples within the run."""
+    newest: Ints
+    """Time of the last sample."""
+    last: Ints
+    """Time of the last sample with an activity signal."""
+    first: Ints
+    """Time of the first sample with an activity signal."""
+    last_active: Ints
+    """Time of the last sample above the limit."""
+    since: Ints
+    """Time of the first sample of the trailing idle window; ``NEVER`` if the last sample is above the limit or has no
+    activity signal."""
+    until: Ints
+    """End of that window."""
+    peaks: Floats
+    """Largest value of each signal in the window, percent; pairs x signals."""
+    peak_all: Floats
+    """Largest value of any signal in the whole run, percent."""
+    measured_ms: Ints
+    """Time of the run for which a sample with an activity signal counts."""
+    activity_ms: Floats
+    """Sum of the busiest signal over the run."""
+    util_ms: Floats
+    util_known_ms: Ints
+    fb_ms: Floats
+    """Sum in the window, MiB x ms."""
+    fb_known_ms: Ints
+    fb_peak: Floats
+    """Peak of the whole run."""
+    fb_total: Floats
+    power_ms: Floats
+    """Sum in the window."""
+    power_known_ms: Ints
+    xid: Ints
+    """Last XID of the run; ``NEVER`` if unknown."""
+    reach: Ints
+    """Time up to which the last sample counts, unless the run ends before."""
+
+    @classmethod
+    def empty(cls, pairs: int) -> Trailing:
+        """Return the state of ``pairs`` pairs of a run and a GPU before any sample."""
+
+        def never() -> Ints:
+            return np.full(pairs, NEVER, np.int64)
+
+        def none() -> Ints:
+            return np.zeros(pairs, np.int64)
+
+        def zero() -> Floats:
+            return np.zeros(pairs)
+
+        def unknown() -> Floats:
+            return np.full(pairs, np.nan)
+
+        return cls(
+            none(), none(), never(), never(), never(), never(), never(), never(),
+            np.full((pairs, len(ACTIVITY)), np.nan), unknown(), none(), zero(), zero(), none(), zero(), none(),
+            unknown(), unknown(), zero(), none(), never(), never(),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Runs and their GPUs, one row each."""
+
+    device: npt.NDArray[np.uint64]
+    """Number of the device in the sample store."""
+    start: Ints
+    """Start of the run, epoch milliseconds."""
+    end: Ints
+    """End of the run, or of the interval."""
+    step: Ints
+    """Sampling interval of the device, milliseconds."""
+
+
+def follow(  # noqa: PLR0917
+    store: SampleStore,
+    pairs: Pairs,
+    since: datetime,
+    until: datetime,
+    limit_pct: float,
+    thresholds: Thresholds,
+    index: Index | None = None,
+) -> Trailing:
+    """Fold the samples of ``[since, until)`` in one pass.
+
+    A GPU above ``limit_pct`` is active. Only the gap and the floors of ``thresholds`` are used. ``index``: the index of
+    this interval, if already read.
+    """
+    found = Trailing.empty(len(pairs.device))
+    devices = np.unique(pairs.device)
+    if not len(devices):
+        return found
+    if index is None:
+        index = read_index(store, since, until, max_gap_steps=thresholds.max_gap_steps)
+    at = np.searchsorted(devices, pairs.device)
+    weights = _Weights.of(index, devices)
+    day = since.replace(hour=0, minute=0, second=0, microsecond=0)
+    wanted = pl.Series("device", devices, dtype=pl.UInt64)
+    have = {source.day for source in index.sources}
+    while day < until:
+        if day.date() in have:
+            # Read to the end of the day: a sample counts until the next one, even beyond the interval.
+            begin, finish = max(day, since), day + timedelta(days=1)
+            for some in _batches(store, wanted, begin, finish):
+                rows = _read(store, wanted, some, begin, finish, weights, thresholds)
+                if rows is not None:
+                    _day(rows, pairs, found, at, begin, until, limit_pct)
+        day += timedelta(days=1)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights of samples as in the join: its pieces, by device and day."""
+
+    key: Ints
+    """``device << _SHIFT | day``, ascending."""
+    step: Ints
+    limit: Floats
+    next_time: Ints
+
+    @classmethod
+    def of(cls, index: Index, devices: npt.NDArray[np.uint64]) -> _Weights:
+        """Build the table. ``devices``: device numbers, ascending; keys contain the position in this array."""
+        pieces, known = index.pieces, index.devices["device"].to_numpy()
+        number = known[pieces.device] if len(pieces) else np.empty(0, np.uint64)
+        position = np.minimum(np.searchsorted(devices, number), len(devices) - 1)
+        mine = np.flatnonzero(devices[position] == number)
+        key = (position[mine].astype(np.int64) << _SHIFT) + pieces.first_time[mine] // _DAY_MS
+        order = mine[np.argsort(key)]
+        return cls(np.sort(key), pieces.step[order], pieces.limit[order], pieces.next_time[order])
+
+    def reach(self, device: Ints, ms: Ints) -> Ints:
+        """Return the time up to which each sample counts. Samples: of one UTC day, sorted by device and time."""
+        if not len(ms):
+            return ms
+        fresh = np.append(True, device[1:] != device[:-1])
+        piece = np.searchsorted(self.key, (device[fresh] << _SHIFT) + ms[fresh] // _DAY_MS)
+        of = np.cumsum(fresh) - 1
+        following = np.append(ms[1:], 0)
+        last = np.append(np.flatnonzero(fresh)[1:] - 1, len(ms) - 1)
+        following[last] = self.next_time[piece]
+        near = following - ms <= self.limit[piece][of]
+        reach: Ints = np.where(near, following, ms + self.step[piece][of])
+        return reach
+
+
+def active_before(
+    store: SampleStore, pairs: Pairs, until: datetime, *, limit_pct: float, thresholds: Thresholds, slack_ms: Ints
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return, per pair, whether it exceeded the limit before ``until``, and whether samples cover the time before.
+
+    The time begins with the pair's start. Days are read newest first, and each pair only back to its last activity.
+    Gaps of up to ``slack_ms`` (per pair) at the start and end of a day count as covered.
+    """
+    count = len(pairs.device)
+    active, seen = np.zeros(count, np.bool_), np.ones(count, np.bool_)
+    finish = until
+    while True:
+        finish_ms = int(finish.timestamp() * 1000)
+        left = np.flatnonzero(~active & (pairs.start < finish_ms))
+        if not len(left):
+            return active, seen
+        begin = (finish - timedelta(milliseconds=1)).replace(hour=0, minute=0, second=0, microsecond=0)
+        start = np.maximum(pairs.start[left], int(begin.timestamp() * 1000))
+        some = Pairs(pairs.device[left], start, np.full(len(left), finish_ms), pairs.step[left])
+        day = follow(store, some, begin, finish, limit_pct, thresholds)
+        active[left] = day.last_active != NEVER
+        whole = (day.since != NEVER) & (day.since - start <= slack_ms[left])
+        seen[left] &= whole & (finish_ms - day.last <= slack_ms[left] + pairs.step[left])
+        finish = begin
+
+
+def used_before(  # noqa: PLR0917
+    store: SampleStore, keys: Pairs, seen: Trailing, begins: Ints, since: datetime, thresholds: Thresholds,
+    limit_pct: float,
+) -> Ints:  # fmt: skip
+    """Return, per pair, whether it exceeded the limit before it became idle: ``USED``, ``UNUSED`` or ``UNSEEN``.
+
+    The time since the run began (``begins``) counts: from ``since`` on by ``seen``, before it by the stored samples.
+    """
+    slack = np.maximum((keys.step * thresholds.max_gap_steps).astype(np.int64), UNSEEN_MS)
+    since_ms = int(since.timestamp() * 1000)
+    still = (seen.since != NEVER) & (seen.last_active == NEVER)
+    found = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
+    older = np.flatnonzero(still & (begins < since_ms))
+    if len(older):
+        past = Pairs(keys.device[older], begins[older], keys.end[older], keys.step[older])
+        active, whole = active_before(
+            store, past, since, limit_pct=limit_pct, thresholds=thresholds, slack_ms=slack[older]
+        )
+        found[older] = np.where(active, USED, np.where(whole, found[older], UNSEEN))
+    found[seen.last_active != NEVER] = USED
+    return found
+
+
+def _batches(store: SampleStore, wanted: pl.Series, begin: datetime, finish: datetime) -> list[slice]:
+    """Split the devices into batches of about ``BATCH_ROWS`` samples.
+
+    A day in one file is sorted by device, so a batch reads only part of it. A day in several files is read as a whole,
+    once.
+    """
+    parts = store.parts(begin, finish)
+    rows = sum(part.entry.rows for part in parts)
+    count = -(-rows // BATCH_ROWS) if all(part.single for part in parts) else 1
+    size = max(1, -(-len(wanted) // max(1, count)))
+    return [slice(first, first + size) for first in range(0, len(wanted), size)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Samples of some devices, sorted by device and time."""
+
+    device: Ints
+    """Position among all devices of the pass."""
+    ms: Ints
+    reach: Ints
+    frame: pl.DataFrame
+    """The activity signals, in percent, and ``_VALUES``."""
+
+
+def _read(  # noqa: PLR0917
+    store: SampleStore,
+    wanted: pl.Series,
+    some: slice,
+    begin: datetime,
+    finish: datetime,
+    weights: _Weights,
+    thresholds: Thresholds,
+) -> _Rows | None:
+    """Return the samples of the devices ``wanted[some]``; ``None`` if there are none."""
+    mine = wanted[some]
+    signals = [percent(name, thresholds.floors_pct).cast(pl.Float32).alias(name) for name in ACTIVITY]
+    frame = (
+        store.scan(begin, finish)
+        .filter(pl.col("device").is_between(mine[0], mine[-1]), pl.col("device").is_in(mine.implode()))
+        .select("device", pl.col("time").dt.epoch("ms").alias("ms"), *signals, *_VALUES)
+        .collect()
+    )
+    if frame.is_empty():
+        return None
+    device = np.searchsorted(wanted.to_numpy(), frame["device"].to_numpy()).astype(np.int64)
+    ms = frame["ms"].to_numpy()
+    key = (device << _SHIFT) + ms % _DAY_MS
+    if len(key) > 1 and (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable")
+        frame, device, ms = frame[order], device[order], ms[order]
+    return _Rows(device, ms, weights.reach(device, ms), frame)
+
+
+def _day(  # noqa: PLR0917
+    rows: _Rows, pairs: Pairs, found: Trailing, at: Ints, begin: datetime, until: datetime, limit_pct: float
+) -> None:
+    """Fold the samples of some devices into their pairs."""
+    zero_ms, span = int(begin.timestamp() * 1000), int((until - begin).total_seconds() * 1000)
+    key = (rows.device << _SHIFT) + (rows.ms - zero_ms)
+    low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
+    high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))
+    which = np.flatnonzero(high > low)
+    if len(which):
+        _fold(rows, pairs, found, which, low[which], high[which], limit_pct)
+
+
+def _fold(  # noqa: PLR0917 - one pass over the same arrays
+    rows: _Rows, pairs: Pairs, found: Trailing, which: Ints, low: Ints, high: Ints, limit_pct: float
+) -> None:
+    """Fold the rows ``low[i]:high[i]`` of the pairs ``which[i]``."""
+    count = high - low
+    at = ranges(low, count)
+    of = np.repeat(np.arange(len(which)), count)
+    start = np.cumsum(count) - count
+    end = start + count - 1
+    signals = rows.frame.select(ACTIVITY).to_numpy().astype(np.float32)[at]
+    with np.errstate(invalid="ignore"):
+        busiest = np.fmax.reduce(signals, axis=1)
+    time, reach = rows.ms[at], rows.reach[at]
+    until = np.minimum(reach, pairs.end[which][of])
+    seen = _Seen(
+        which, of, start, end, time, reach, until, until - time, signals, busiest,
+        _column(rows.frame, "fb_used_mib")[at], _column(rows.frame, "power_w")[at],
+    )  # fmt: skip
+    found.rows[which] += count
+    _keep_max(found.fb_peak, which, np.fmax.reduceat(seen.fb, start))
+    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(rows.frame, "fb_total_mib")[at], start))
+    _xids(rows.frame, at, of, found, which)
+    _fold_idle(seen, found, limit_pct)
+    _fold_all(seen, found)
+    found.newest[which], found.reach[which] = time[end], reach[end]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Samples grouped by pair. ``pair``, ``start`` and ``end`` have one element per pair, the others one per row."""
+
+    pair: Ints
+    """Number of the pair."""
+    of: Ints
+    """Position of the row's pair in ``pair``."""
+    start: Ints
+    """First row of the pair."""
+    end: Ints
+    """Last row of the pair."""
+    time: Ints
+    """Epoch milliseconds."""
+    reach: Ints
+    """Time up to which the sample counts."""
+    until: Ints
+    """``reach``, but not beyond the end of the run."""
+    ms: Ints
+    """Time for which the sample counts: ``until - time``."""
+    signals: npt.NDArray[np.float32]
+    busiest: npt.NDArray[np.float32]
+    """Largest of the signals, percent; NaN if there is none."""
+    fb: Floats
+    power: Floats
+
+
+def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
+    """Update the trailing idle window and the last activity of each pair."""
+    mine, starts = rows.pair, rows.start
+    position = np.arange(len(rows.time))
+    before = np.append(NEVER, rows.reach[:-1])
+    before[starts] = found.reach[mine]
+    # NaN is not idle.
+    broken = ~(rows.busiest <= limit_pct)
+    gap = (before != NEVER) & (before != rows.time)
+    last_broken = np.maximum.reduceat(np.where(broken, position, NEVER), starts)
+    last_gap = np.maximum.reduceat(np.where(gap, position, NEVER), starts)
+    anew = (last_broken >= 0) | (last_gap >= 0)
+    _reset(found, mine[anew])
+    begins = np.where(anew, np.maximum(last_broken + 1, last_gap), starts)
+    idle = begins <= rows.end
+    new = idle & (found.since[mine] == NEVER)
+    found.since[mine[new]] = rows.time[begins[new]]
+    found.until[mine[idle]] = rows.until[rows.end[idle]]
+    tail = position >= begins[rows.of]
+    for number in range(len(ACTIVITY)):
+        values = np.where(tail, rows.signals[:, number], np.nan)
+        found.peaks[mine, number] = np.fmax(found.peaks[mine, number], np.fmax.reduceat(values, starts))
+    _add(found.fb_ms, found.fb_known_ms, rows, np.where(tail, rows.fb, np.nan))
+    _add(found.power_ms, found.power_known_ms, rows, np.where(tail, rows.power, np.nan))
+    last_active = np.maximum.reduceat(np.where(rows.busiest > limit_pct, position, NEVER), starts)
+    was = last_active >= 0
+    found.last_active[mine[was]] = rows.time[last_active[was]]
+
+
+def _fold_all(rows: _Seen, found: Trailing) -> None:
+    """Update the figures that cover the whole run of each pair."""
+    mine, starts = rows.pair, rows.start
+    _add(found.util_ms, found.util_known_ms, rows, rows.signals[:, 0].astype(np.float64))
+    _add(found.activity_ms, found.measured_ms, rows, rows.busiest.astype(np.float64))
+    known = ~np.isnan(rows.busiest)
+    found.samples[mine] += np.add.reduceat(known.astype(np.int64), starts)
+    _keep_max(found.peak_all, mine, np.fmax.reduceat(rows.busiest, starts))
+    position = np.arange(len(known))
+    last = np.maximum.reduceat(np.where(known, position, NEVER), starts)
+    first = np.minimum.reduceat(np.where(known, position, len(known)), starts)
+    some = last >= 0
+    fresh = some & (found.first[mine] == NEVER)
+    found.first[mine[fresh]] = rows.time[first[fresh]]
+    found.last[mine[some]] = rows.time[last[some]]
+
+
+def _column(frame: pl.DataFrame, name: str) -> Floats:
+    return frame[name].cast(pl.Float64).to_numpy()
+
+
+def _reset(found: Trailing, mine: Ints) -> None:
+    found.since[mine] = found.until[mine] = NEVER
+    found.peaks[mine] = np.nan
+    found.fb_ms[mine] = found.power_ms[mine] = 0.0
+    found.fb_known_ms[mine] = found.power_known_ms[mine] = 0
+
+
+def _add(total: Floats, known_ms: Ints, rows: _Seen, values: Floats) -> None:
+    """Add value x time to ``total`` and the time with a value to ``known_ms``."""
+    known = ~np.isnan(values)
+    total[rows.pair] += np.add.reduceat(np.where(known, values, 0.0) * rows.ms, rows.start)
+    known_ms[rows.pair] += np.add.reduceat(known * rows.ms, rows.start)
+
+
+def _keep_max(into: Floats, mine: Ints, values: Floats) -> None:
+    into[mine] = np.fmax(into[mine], values)
+
+
+def _xids(frame: pl.DataFrame, rows: Ints, pair: Ints, found: Trailing, which: Ints) -> None:
+    if frame["xid"].null_count() == frame.height:
+        return
+    xid = frame["xid"].cast(pl.Int64).fill_null(NEVER).to_numpy()[rows]
+    known = np.flatnonzero(xid != NEVER)
+    # With repeated indices the last assignment wins: that of the latest sample.
+    found.xid[which[pair[known]]] = xid[known]
+
+
+def moment(ms: int) -> datetime | None:
+    """Convert a time of ``Trailing`` (epoch milliseconds); ``NEVER`` becomes ``None``."""
+    return None if ms == NEVER else datetime.fromtimestamp(ms / 1000, UTC)

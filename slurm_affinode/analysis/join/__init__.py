@@ -1,0 +1,1 @@
+"""The join of GPU samples with allocations."""

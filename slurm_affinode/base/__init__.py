@@ -1,0 +1,1 @@
+"""Configuration, processes, files, times and errors, used by all other packages."""

@@ -1,0 +1,62 @@
+"""Errors shown to users: one line with the problem, its place, and the remedy.
+
+Vendor and library exceptions are translated into these at the adapter that met them. The command line prints
+``str(error)`` on standard error and ends with ``error.exit_code``; nothing else of an error is shown.
+
+Exit codes: 0 success, 1 problems found (by commands that search for problems), 2 wrong usage or unusable input, 3 a
+required service, program or directory could not be reached.
+"""
+
+import errno
+
+
+class AffinodeError(Exception):
+    """Base class of every expected failure. ``hint`` says what to do next and is printed on its own line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class InputError(AffinodeError):
+    """A file or record cannot be used. ``where`` is ``FILE``, ``FILE:LINE`` or ``FILE, record N``."""
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(f"{where}: {message}" if where else message, hint=hint)
+        self.where = where
+
+
+class ConfigError(AffinodeError):
+    """The configuration is invalid."""
+
+
+class NoStoreError(AffinodeError):
+    """A read-only command found no database in the given location."""
+
+
+class UnreachableError(AffinodeError):
+    """A required service, program or directory does not respond."""
+
+    exit_code = 3
+
+
+class DiskError(AffinodeError):
+    """A local file system cannot be written: it is full, over a quota, or failing. No partial file is left."""
+
+
+_DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
+
+
+def unwritable(path: object, error: OSError, *, hint: str | None = None, doing: str = "written") -> AffinodeError:
+    """Return the error for a ``path`` that cannot be written: ``DiskError``, otherwise ``UnreachableError``."""
+    said = f"{path}: cannot be {doing}: {error.strerror or error}"
+    if error.errno in _DISK:
+        return DiskError(said, hint="free some space, or raise the quota, and run it again")
+    return UnreachableError(said, hint=hint)
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Return the text of a library's error, which may have several lines, in one line."""
+    return " ".join(str(error).split())[:most]

@@ -1,0 +1,175 @@
+"""Input files as found in practice: compressed, in UTF-16, with other line ends, damaged; read as lines of UTF-8.
+
+Memory is bounded: by the chunk and the longest line of text, by ``limits.DOCUMENT_BYTES`` for a compressed document.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import gzip
+import io
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, cast
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.limits import DOCUMENT_BYTES
+
+MAGIC_BYTES = 8
+"""Number of bytes that ``compression`` examines."""
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+"""Errors of reading a damaged or truncated file, besides ``OSError`` without an ``errno``."""
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ\x00", "xz"),
+)
+_UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
+_MOST_NUL_LINES = 1000
+_BLOCK = 1 << 16
+
+
+class _Utf8(io.RawIOBase):
+    """Recodes UTF-16 to UTF-8, block by block."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._decoder = codecs.getincrementaldecoder("utf-16")("replace")
+        self._held = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        ended = False
+        while not self._held and not ended:
+            data = self._file.read(_BLOCK)
+            ended = not data
+            self._held = self._decoder.decode(data, final=ended).encode("utf-8", "replace")
+        taken, self._held = self._held[: len(buffer)], self._held[len(buffer) :]
+        buffer[: len(taken)] = taken
+        return len(taken)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def utf8_stream(file: io.BufferedReader[Any]) -> io.BufferedReader[Any]:
+    """Return ``file``, recoded to UTF-8 if it begins with a UTF-16 byte order mark, as written by PowerShell's ``>``.
+
+    ``file`` is closed with the result.
+    """
+    if not file.peek(2).startswith(_UTF16):
+        return file
+    return io.BufferedReader(_Utf8(cast("BinaryIO", file)))
+
+
+def is_binary(head: bytes) -> bool:
+    """Return whether a file is binary by its beginning: NUL bytes, and control characters in most lines."""
+    if b"\0" not in head:
+        return False
+    lines = [line for line in head.split(b"\n") if line.strip()]
+    odd = sum(_CONTROL.search(line) is not None for line in lines)
+    return 2 * odd > len(lines)
+
+
+def ends_in_cr(head: bytes) -> bool:
+    """Return whether the lines of a text that begins with ``head`` end in a carriage return alone."""
+    return b"\n" not in head and b"\r" in head.rstrip(b"\r")
+
+
+def whole_lines(
+    read: Callable[[int], bytes], chunk: int, *, where: str, longest: int, reject: Callable[[int, str, bytes], None]
+) -> Iterator[bytes]:
+    """Yield the text from ``read`` in pieces of about ``chunk`` bytes that end with a line; the last line may be open.
+
+    Lines end in LF, or in CR alone if the first piece has no LF. A line that contains NUL bytes or is longer than
+    ``longest`` bytes is replaced with an empty line, and passed to ``reject`` with its number, from 1, the reason, and
+    its beginning. Raises ``InputError`` after 1000 lines with NUL bytes.
+    """
+    nul_lines = 0
+
+    def refuse(line: int, data: bytes) -> bool:
+        nonlocal nul_lines
+        at = data.find(b"\0")
+        if at >= 0:
+            nul_lines += 1
+            if nul_lines > _MOST_NUL_LINES:
+                raise InputError("is a binary file, not text", where=f"{where}:{line}")
+            reject(line, f"holds a NUL byte in column {at + 1}: the file may be damaged", data)
+        elif len(data) > longest:
+            reject(line, f"is longer than {longest >> 10:,} KiB", data)
+        return at >= 0 or len(data) > longest
+
+    def cleaned(data: bytes) -> bytes:
+        if b"\0" not in data and not _has_run(data, longest):
+            return data
+        return b"\n".join(b"" if refuse(number + at, one) else one for at, one in enumerate(data.split(b"\n")))
+
+    number, tail, returns, skipping = 1, b"", None, False
+    while data := read(chunk):
+        returns = ends_in_cr(data) if returns is None else returns
+        if returns:
+            data = data.replace(b"\r", b"\n")
+        if skipping:
+            if (end := data.find(b"\n")) < 0:
+                continue
+            data, skipping = data[end:], False
+        data = tail + data if tail else data
+        end = data.rfind(b"\n") + 1
+        tail = data[end:]
+        if end:
+            yield cleaned(data[:end])
+            number += data.count(b"\n", 0, end)
+        if len(tail) > longest and refuse(number, tail):
+            tail, skipping = b"", True
+    if tail and (rest := cleaned(tail)):
+        yield rest
+
+
+def _has_run(data: bytes, longest: int) -> bool:
+    """Return whether ``data`` may have a line longer than ``longest``: a block of half the size without a line end."""
+    step = max(1, longest // 2)
+    return len(data) > longest and any(
+        data.find(b"\n", at, at + step) < 0 for at in range(0, len(data) - step + 1, step)
+    )
+
+
+def document(file: BinaryIO, *, where: str, packed: bool) -> bytes:
+    """Return all of ``file``. Raises ``InputError`` if it is ``packed`` and too large when decompressed."""
+    if not packed:
+        return file.read()
+    blocks: list[bytes] = []
+    size = 0
+    while data := file.read(_BLOCK * 16):
+        size += len(data)
+        if size > DOCUMENT_BYTES:
+            raise InputError(
+                f"unpacks to more than {DOCUMENT_BYTES >> 30} GiB", where=where, hint="split it, or unpack it yourself"
+            )
+        blocks.append(data)
+    return b"".join(blocks)
+
+
+def compression(head: bytes) -> str | None:
+    """Return the compression of a file that begins with ``head``: ``gzip zstd bzip2 xz``; ``None``: not compressed."""
+    return next((name for mark, name in _MAGIC if head.startswith(mark)), None)
+
+
+def unpacked(file: BinaryIO, kind: str) -> BinaryIO:
+    """Return a file with the decompressed contents of ``file``, which stays open when the result is closed."""
+    if kind == "gzip":
+        return cast("BinaryIO", gzip.GzipFile(fileobj=file))
+    if kind == "bzip2":
+        return cast("BinaryIO", bz2.BZ2File(file))
+    if kind == "xz":
+        return cast("BinaryIO", lzma.LZMAFile(file))
+    import pyarrow as pa  # noqa: PLC0415 - takes long, and is seldom needed
+
+    return cast("BinaryIO", pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"))

@@ -1,0 +1,103 @@
+"""JSON values from untrusted or damaged documents: each has its declared type, or is rejected.
+
+``ValueError`` is the only error for any text: ``json`` and the constructors raise half a dozen others for numbers that
+are too large, documents that are nested too deeply, and values of another type.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_NOTHING: Mapping[type, Callable[[str], Any]] = {}
+
+
+def loads(text: str | bytes) -> Any:
+    """Parse a JSON document. Raises ``ValueError``, also for too deep nesting and for NaN and infinity."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def table(value: Any) -> dict[str, Any]:
+    """Return a JSON object. Raises ``ValueError``."""
+    found: dict[str, Any] = typed(dict, value)
+    return found
+
+
+def number(value: Any) -> float:
+    """Return a finite number. Raises ``ValueError``."""
+    try:
+        found = float(typed((int, float), value))
+    except OverflowError:
+        found = math.inf
+    if not math.isfinite(found):
+        raise ValueError("a number is far too large")
+    return found
+
+
+def whole(value: Any, most: int = (1 << 63) - 1) -> int:
+    """Return an integer from 0 to ``most``. Raises ``ValueError``."""
+    found: int = typed(int, value)
+    if not 0 <= found <= most:
+        raise ValueError(f"a number is not from 0 to {most}")
+    return found
+
+
+def typed(kind: Any, value: Any) -> Any:
+    """Return ``value`` if it is of type ``kind``; a bool is not an int. Raises ``ValueError``."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ValueError(f"{value!r:.60} is not of type {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def record(
+    kind: type[T], value: Any, *, parsers: Mapping[type, Callable[[str], Any]] = _NOTHING, strict: bool = True
+) -> T:
+    """Build a dataclass from a JSON object, with each field of its declared type.
+
+    ``parsers``: types that are written as strings. Raises ``ValueError``, with ``strict`` also for unknown keys.
+    """
+    given, hints = table(value), _hints(typing.cast(Any, kind))
+    if strict and (unknown := given.keys() - hints.keys()):
+        raise ValueError(f"{kind.__name__}: unknown {', '.join(sorted(unknown))}")
+    found = {name: _built(hints[name], one, parsers) for name, one in given.items() if name in hints}
+    try:
+        return kind(**found)
+    except TypeError as error:  # a field is missing
+        raise ValueError(str(error)) from None
+
+
+def _built(kind: Any, value: Any, parsers: Mapping[type, Callable[[str], Any]]) -> Any:
+    if kind in parsers:
+        return parsers[kind](typed(str, value))
+    if isinstance(kind, type) and is_dataclass(kind):
+        return record(kind, value, parsers=parsers)
+    origin = typing.get_origin(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _built(next(one for one in typing.get_args(kind) if one is not type(None)), value, parsers)
+    if origin is tuple:
+        inner = typing.get_args(kind)[0]
+        return tuple(_built(inner, item, parsers) for item in typed(list, value))
+    return number(value) if kind is float else typed(kind, value)
+
+
+@cache
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """Return the types of the fields, cached: a store has many images with many files each."""
+    found = typing.get_type_hints(kind)
+    return {field.name: found[field.name] for field in fields(kind)}
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no value")

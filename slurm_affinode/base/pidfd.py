@@ -1,0 +1,511 @@
+"""Processes and namespaces held by descriptor. The only module that resolves a PID to a process.
+
+A process may end and the kernel may reuse its PID, which a user can bring about on purpose. So a PID is resolved once:
+to a descriptor of the process's directory in ``/proc``, which stays with that process and fails after its end
+(``ESRCH``), and to a pidfd to signal it or wait for it. Source: proc(5), pidfd_open(2); a PID is not reused before its
+process is reaped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import select
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+PROC = Path("/proc")
+DELETED = " (deleted)"
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+_NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
+_SYS_PIDFD_GETFD = 438
+_SEIZE = 0x4206
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
+_END_S = 10.0
+_GENERATIONS = 200
+_ADOPTED = 8
+_POLL_S = 0.005
+
+
+class ProcessGoneError(ProcessLookupError):
+    """The process has ended, or its PID belongs to another process by now."""
+
+
+class NotContainedError(ValueError):
+    """A PID namespace is the node's own, or not below it: no operation on all of its processes is allowed."""
+
+
+class Id(NamedTuple):
+    """Identity of a process, unique in this boot."""
+
+    pid: int
+    started: int
+    """Ticks since boot."""
+
+
+class Process:
+    """One process, even if its PID is reused. A context manager that closes it; otherwise, it is closed as garbage.
+
+    Everything is read through one descriptor of its directory in ``/proc``. After the process has ended, methods raise
+    ``ProcessGoneError``. May be used by several threads until it is closed.
+    """
+
+    def __init__(self, pid: int, *, started: int | None = None, proc: Path = PROC) -> None:
+        """Hold the process that has this PID now.
+
+        Raises ``ProcessGoneError`` if there is none, or if it did not start ``started`` ticks after boot, and
+        ``OSError`` if no descriptor can be opened.
+        """
+        self.pid = pid
+        self._pidfd = -1
+        self._started: int | None = None
+        self._lock = threading.Lock()
+        with _gone(pid):
+            self._directory = os.open(proc / str(pid), _DIRECTORY)
+        self._fds = [self._directory]
+        self._finalizer = weakref.finalize(self, _close_all, self._fds)
+        if started is not None and not self._is_since(started):
+            self.close()
+            raise ProcessGoneError(errno.ESRCH, "its number belongs to another process", str(pid))
+
+    def _is_since(self, started: int) -> bool:
+        try:
+            return self.started == started
+        except OSError:
+            return False
+
+    @property
+    def started(self) -> int:
+        """Start time in ticks since boot. Raises ``ProcessGoneError``, ``OSError``."""
+        if self._started is None:
+            self._started = self.stat().started
+        return self._started
+
+    @property
+    def id(self) -> Id:
+        """Identity of the process. Raises ``ProcessGoneError``, ``OSError``."""
+        return Id(self.pid, self.started)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all descriptors. Closing it twice is not an error."""
+        self._finalizer()
+
+    # --- contents of /proc/PID
+
+    def open(self, name: str, flags: int = _FILE) -> int:
+        """Open a file in its directory; the caller closes it. Raises ``ProcessGoneError``, ``OSError``."""
+        with _gone(self.pid):
+            return os.open(name, flags | os.O_CLOEXEC, dir_fd=self._directory)
+
+    def read(self, name: str, limit: int | None = None) -> bytes:
+        """Return the contents of a file, at most ``limit`` bytes. Raises ``ProcessGoneError``, ``OSError``."""
+        fd = self.open(name)
+        with _gone(self.pid), os.fdopen(fd, "rb", buffering=0) as file:
+            if limit is None:
+                return file.read()
+            data = b""
+            while len(data) < limit and (chunk := file.read(limit - len(data))):
+                data += chunk
+            return data
+
+    def text(self, name: str) -> str:
+        """As ``read``; bytes that are not UTF-8 are replaced."""
+        return self.read(name).decode("utf-8", "replace")
+
+    def link(self, name: str) -> str:
+        """Return the text of a symbolic link. Raises ``ProcessGoneError``, ``OSError``."""
+        with _gone(self.pid):
+            return os.readlink(name, dir_fd=self._directory)
+
+    def facts(self, name: str = ".", *, follow: bool = True) -> os.stat_result:
+        """Return ``stat`` of a file in its directory, or of the directory. Raises ``ProcessGoneError``, ``OSError``."""
+        with _gone(self.pid):
+            return os.stat(name, dir_fd=self._directory, follow_symlinks=follow)
+
+    def names(self, name: str = ".") -> list[str]:
+        """Return the names in a directory. Raises ``ProcessGoneError``, ``OSError``."""
+        fd = self.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with _gone(self.pid):
+                return os.listdir(fd)  # noqa: PTH208 - a descriptor
+        finally:
+            os.close(fd)
+
+    def threads(self) -> list[int]:
+        """Return its thread IDs; empty: it has ended. Each ID is its own while the process is held and alive."""
+        try:
+            return [int(name) for name in self.names("task")]
+        except OSError:
+            return []
+
+    def status(self, name: str | None = None) -> Mapping[str, str]:
+        """Return ``/proc/PID/status`` as key -> value; ``name``: the file of one of its threads.
+
+        The process chooses its name, which comes first. The kernel escapes newlines in it, and only newlines end a
+        line. Raises ``ProcessGoneError``, ``OSError``.
+        """
+        rows = (row.partition(":") for row in self.text(name or "status").split("\n"))
+        return {key: value.strip() for key, colon, value in rows if colon}
+
+    def stat(self) -> Stat:
+        """Return its ``/proc/PID/stat``. Raises ``ProcessGoneError``, ``OSError``."""
+        text = self.text("stat")
+        # The name, in parentheses, may contain parentheses and blanks.
+        head, _, rest = text.rpartition(")")
+        fields = rest.split()
+        try:
+            return Stat(fields[0], int(fields[1]), int(fields[19]), head.partition("(")[2], tuple(fields))
+        except (IndexError, ValueError):
+            raise ProcessGoneError(errno.ESRCH, "it has no status", str(self.pid)) from None
+
+    def namespace(self, kind: str) -> tuple[int, int] | None:
+        """Return device and inode of one of its namespaces; ``None`` if it has ended or is a zombie, which has none."""
+        try:
+            facts = self.facts(f"ns/{kind}")
+        except OSError:
+            return None
+        return facts.st_dev, facts.st_ino
+
+    def identity(self, kind: str) -> str | None:
+        """As ``namespace``, in the form of the link: ``pid:[4026531836]``."""
+        try:
+            return self.link(f"ns/{kind}")
+        except OSError:
+            return None
+
+    # --- operations
+
+    @property
+    def pidfd(self) -> int:
+        """A pidfd of this process, closed with it. Raises ``ProcessGoneError``, ``OSError``."""
+        with self._lock:
+            if self._pidfd < 0:
+                with _gone(self.pid):
+                    fd = os.pidfd_open(self.pid)
+                self._fds.append(fd)
+                # Its directory still responds, so the PID was still its own when the pidfd was opened.
+                self.read("stat", 1)
+                self._pidfd = fd
+            return self._pidfd
+
+    def ended(self) -> bool:
+        """Return whether it has ended, reaped or not."""
+        try:
+            look = select.poll()  # select(2) takes no descriptor above 1023
+            look.register(self.pidfd, select.POLLIN)
+        except ProcessLookupError:
+            return True
+        return bool(look.poll(0))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for its end; return whether it ended in time."""
+        try:
+            look = select.poll()
+            look.register(self.pidfd, select.POLLIN)
+        except ProcessLookupError:
+            return True
+        return bool(look.poll(max(0.0, timeout_s) * 1000))
+
+    def check(self) -> None:
+        """Raise ``ProcessGoneError`` if it has ended."""
+        if self.ended():
+            raise ProcessGoneError(errno.ESRCH, "it has ended", str(self.pid))
+
+    def signal(self, number: int) -> None:
+        """Send a signal. Raises ``ProcessGoneError``, ``PermissionError``."""
+        pidfd = self.pidfd
+        with _gone(self.pid):
+            signal.pidfd_send_signal(pidfd, number)
+
+    def descriptor(self, number: int) -> int:
+        """Return a descriptor of the same open file description as its descriptor ``number``; the caller closes it.
+
+        Requires the right to trace the process. Raises ``ProcessGoneError``, ``OSError``.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        found = int(libc.syscall(_SYS_PIDFD_GETFD, self.pidfd, number, 0))
+        if found < 0:
+            code = ctypes.get_errno()
+            with _gone(self.pid):
+                raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """``/proc/PID/stat``."""
+
+    state: str
+    """``R``, ``S``, ``D``, ``T`` (stopped), ``t`` (traced), ``Z``, ``X``, ..."""
+    parent: int
+    started: int
+    """Ticks since boot."""
+    name: str
+    fields: tuple[str, ...]
+    """All fields after the name, beginning with field 3 of proc(5)."""
+
+
+@contextlib.contextmanager
+def _gone(pid: int) -> Iterator[None]:
+    """Translate ESRCH, which a held process returns after its end, and ENOENT of an unused PID."""
+    try:
+        yield
+    except ProcessGoneError:
+        raise
+    except ProcessLookupError as error:
+        raise ProcessGoneError(errno.ESRCH, "it has ended", str(pid)) from error
+    except FileNotFoundError as error:
+        if str(error.filename).rpartition("/")[2] == str(pid):
+            raise ProcessGoneError(errno.ESRCH, "there is no such process", str(pid)) from error
+        raise
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        with contextlib.suppress(OSError):
+            os.close(fds.pop())
+
+
+def pids(proc: Path = PROC) -> Iterator[int]:
+    """Yield the PIDs of all processes at this moment."""
+    with os.scandir(proc) as entries:
+        for entry in entries:
+            if entry.name.isdecimal() and entry.name.isascii():
+                yield int(entry.name)
+
+
+def processes(numbers: Iterable[int] | None = None, *, proc: Path = PROC) -> Iterator[Process]:
+    """Hold processes one by one, each until the next is requested; skip those that have ended."""
+    for pid in pids(proc) if numbers is None else numbers:
+        with contextlib.suppress(OSError), Process(pid, proc=proc) as process:
+            yield process
+
+
+def ancestors(process: Process, *, proc: Path = PROC) -> Iterator[Process]:
+    """Yield the parent of a process, its parent and so on, each held until the next is requested; PID 1 is the last.
+
+    A parent may end, and its PID may be reused, between the reading of its child and the opening of the descriptor. A
+    process that the child still names after it was opened is the parent: an orphan is adopted by an ancestor, which is
+    older. Ends early if a process ends or is repeatedly adopted in the meantime.
+    """
+    child = process
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        for _ in range(_GENERATIONS):
+            for _ in range(_ADOPTED):
+                stat = child.stat()
+                if stat.parent == 0:
+                    return
+                with contextlib.suppress(ProcessGoneError):
+                    parent = Process(stat.parent, proc=proc)
+                    if child.stat().parent == stat.parent and parent.started <= stat.started:
+                        break
+                    parent.close()
+            else:
+                return
+            stack.callback(parent.close)
+            yield parent
+            if child is not process:
+                child.close()
+            child = parent
+
+
+def own_namespace(kind: str, *, proc: Path = PROC) -> tuple[int, int]:
+    """Return device and inode of a namespace of this process."""
+    facts = (proc / "self" / "ns" / kind).stat()
+    return facts.st_dev, facts.st_ino
+
+
+class Number(NamedTuple):
+    """A process in a namespace."""
+
+    inner: int
+    """Its PID in the namespace."""
+    pid: int
+    started: int
+
+
+class Namespace:
+    """A job's PID namespace, held by descriptors of its PID 1, other namespaces and root directory.
+
+    A namespace that is held keeps its inode number, which alone identifies its other processes. When PID 1 ends, the
+    kernel kills all processes in it. May be used by several threads; descriptors are closed with the object.
+    """
+
+    def __init__(self, init: Process, *, proc: Path = PROC) -> None:
+        """``init``: its PID 1, which the object owns from now on.
+
+        Raises ``NotContainedError`` if the namespace is the initial one, this process's own, or not below it, or if
+        another user namespace owns it: a user could create one. ``ProcessGoneError``, ``OSError``: see ``Process``.
+        """
+        self.init = init
+        self._proc = proc
+        self._fds: list[int] = []
+        self._finalizer = weakref.finalize(self, _close_all, self._fds)
+        if proc == PROC:
+            init.check()  # a zombie has no namespaces any more
+        self.identity = init.link("ns/pid")
+        if self.identity == own_identity(proc):
+            raise NotContainedError(f"process {init.pid} is in this node's own PID namespace")
+        self.pid_fd = self.mount_fd = self.root_fd = -1
+        if proc == PROC:
+            self._hold()
+
+    @property
+    def id(self) -> Id:
+        """Identity of its PID 1."""
+        return Id(self.init.pid, self.init.started)
+
+    def _hold(self) -> None:
+        self.pid_fd, self.mount_fd = self._keep("ns/pid"), self._keep("ns/mnt")
+        # In a mount namespace where users may mount, users choose the programs and libraries.
+        for name, fd in (("PID", self.pid_fd), ("mount", self.mount_fd)):
+            owner = fcntl.ioctl(fd, _NS_GET_USERNS)
+            try:
+                facts = os.fstat(owner)
+            finally:
+                os.close(owner)
+            if (facts.st_dev, facts.st_ino) != own_namespace("user"):
+                raise NotContainedError(f"the {name} namespace of process {self.init.pid} is of a user namespace")
+        if os.fstat(self.pid_fd).st_ino == _INITIAL_PID_NAMESPACE or not _is_below(self.pid_fd):
+            raise NotContainedError(f"the PID namespace of process {self.init.pid} is not below this one")
+        self.root_fd = self._keep("root", os.O_PATH | os.O_DIRECTORY)
+        self.init.check()  # all of these are its own, then
+
+    def _keep(self, name: str, flags: int = os.O_RDONLY) -> int:
+        fd = self.init.open(name, flags)
+        self._fds.append(fd)
+        return fd
+
+    def check(self) -> None:
+        """Raise ``ProcessGoneError`` if its PID 1, and with it every process of the job, has ended."""
+        self.init.check()
+
+    def processes(self) -> Iterator[tuple[int, Process]]:
+        """Yield each process except PID 1 with its PID in the namespace; held until the next is requested."""
+        for process in processes(proc=self._proc):
+            if process.pid == self.init.pid:
+                continue
+            with contextlib.suppress(OSError, LookupError, ValueError):
+                if process.link("ns/pid") == self.identity:
+                    yield int(process.status()["NSpid"].split()[-1]), process
+
+    def everybody(self) -> Iterator[Process]:
+        """As ``processes``, including those in PID namespaces below this one (containers)."""
+        known = {self.identity: True}
+        for process in processes(proc=self._proc):
+            if process.pid == self.init.pid:
+                continue
+            with contextlib.suppress(OSError):
+                space = process.link("ns/pid")
+                if space not in known:
+                    known[space] = self._hangs_below(process, known)
+                if known[space]:
+                    yield process
+
+    @staticmethod
+    def _hangs_below(process: Process, known: Mapping[str, bool]) -> bool:
+        """Return whether the namespace of a process is below this one, as ``known`` of its nearest known ancestor."""
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = process.open("ns/pid")
+                stack.callback(os.close, fd)
+                while True:
+                    # EPERM: the parent is the parent of our own namespace, and not visible from here.
+                    fd = fcntl.ioctl(fd, _NS_GET_PARENT)
+                    stack.callback(os.close, fd)
+                    found = known.get(f"pid:[{os.fstat(fd).st_ino}]")
+                    if found is not None:
+                        return found
+            except OSError:
+                return False
+
+    def numbers(self) -> list[Number]:
+        """Return the processes except PID 1, sorted by PID in the namespace, including zombies."""
+        return sorted(Number(inner, process.pid, process.started) for inner, process in self.processes())
+
+    def members(self) -> dict[int, int]:
+        """Return PID in the namespace -> PID here, for all but PID 1."""
+        return {one.inner: one.pid for one in self.numbers()}
+
+    def send(self, number: Number, signum: int) -> bool:
+        """Signal a process of the namespace; return whether it existed."""
+        with contextlib.suppress(OSError), Process(number.pid, started=number.started, proc=self._proc) as process:
+            if process.link("ns/pid") == self.identity:
+                process.signal(signum)
+                return True
+        return False
+
+    def kill_all(self, timeout_s: float = _END_S) -> bool:
+        """Kill every process of the namespace except its PID 1, which reaps them; return whether all are gone."""
+        deadline = time.monotonic() + timeout_s
+        while left := self.numbers():
+            for one in left:  # processes of a tree before CRIU, which may hold them
+                self.send(one, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+
+def own_identity(proc: Path = PROC) -> str | None:
+    """Return the identity of this process's PID namespace (``pid:[4026531836]``); ``None``: not known."""
+    try:
+        return str((proc / "self" / "ns" / "pid").readlink())
+    except OSError:
+        return None
+
+
+def _is_below(namespace_fd: int) -> bool:
+    """Return whether a PID namespace is below that of this process."""
+    own = own_namespace("pid")
+    with contextlib.ExitStack() as stack:
+        fd = namespace_fd
+        while True:
+            try:
+                fd = fcntl.ioctl(fd, _NS_GET_PARENT)
+            except OSError:  # EPERM: it is the parent of our own namespace, or beside it
+                return False
+            stack.callback(os.close, fd)
+            facts = os.fstat(fd)
+            if (facts.st_dev, facts.st_ino) == own:
+                return True
+
+
+_held: dict[Id, Namespace] = {}
+_held_lock = threading.Lock()
+
+
+def namespace(init: Id, *, process: Process | None = None, proc: Path = PROC) -> Namespace:
+    """Return the namespace with this PID 1. While PID 1 is alive, all callers share the same descriptors.
+
+    ``process``: PID 1, if it is held already; the namespace then owns it. Raises ``ProcessGoneError``,
+    ``NotContainedError``, ``OSError``.
+    """
+    if proc != PROC:
+        return Namespace(process or Process(init.pid, started=init.started, proc=proc), proc=proc)
+    with _held_lock:
+        for known in [one for one, held in _held.items() if held.init.ended()]:
+            del _held[known]  # its users still hold it
+        found = _held.get(init)
+    if found is None:
+        made = Namespace(process or Process(init.pid, started=init.started))
+        with _held_lock:
+            found = _held.setdefault(init, made)
+    return found

@@ -1,0 +1,120 @@
+"""Calls to file systems that may not respond: a file server that is gone (a hard NFS mount), a stalled FUSE.
+
+The kernel does not return from such a call, and the call cannot be interrupted. It is therefore made in a separate
+thread, which is abandoned; until it returns, all further calls fail at once. A slow call is waited for as long as the
+file system responds to another one.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+LOG = logging.getLogger("slurm_affinode.agent")
+LOOK_S = 10.0
+SILENT = "its file system does not respond"
+
+
+class NoAnswerError(TimeoutError):
+    """The file system does not respond. It is not known whether the call has had, or will have, its effect."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.ETIMEDOUT, SILENT)
+
+
+class Patience:
+    """Waits for calls to one file system while it responds. May be used by several threads."""
+
+    def __init__(self, path: Path | None, *, look_s: float = LOOK_S) -> None:
+        """Take the ``path`` of the file system to probe.
+
+        After each ``look_s`` seconds of waiting it is probed, and has as long to respond. ``None``: it is not probed,
+        and a call fails after ``look_s`` seconds.
+        """
+        self._path = path
+        self._look_s = look_s
+        self._behind: list[_Call] = []
+        self._lock = threading.Lock()
+
+    @property
+    def silent(self) -> bool:
+        """Whether an abandoned call has not returned yet."""
+        with self._lock:
+            before, self._behind = self._behind, [one for one in self._behind if not one.over.is_set()]
+            if before and not self._behind and self._path is not None:
+                LOG.info("%s: answers again", self._path)
+            return bool(self._behind)
+
+    def __call__(self, call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
+        """Return the result of ``call``, or raise its error. Raises ``NoAnswerError``.
+
+        An abandoned call continues when the file system responds again: it must not use a descriptor that may have been
+        reused by then. Its result is passed to ``late``, for disposal.
+        """
+        if self.silent:
+            raise NoAnswerError
+        one = _Call(call, late)
+        while not one.over.wait(self._look_s):
+            if not self._answers() and self._left(one):
+                raise NoAnswerError
+        found: T = one.result()
+        return found
+
+    def _answers(self) -> bool:
+        path = self._path
+        if path is None:
+            return False
+        probe = _Call(lambda: os.statvfs(path))
+        return probe.over.wait(self._look_s) or not self._left(probe)
+
+    def _left(self, one: _Call) -> bool:
+        """Abandon a call, unless it has returned."""
+        if not one.leave():
+            return False
+        with self._lock:
+            if not self._behind and self._path is not None:
+                LOG.warning("%s: %s; what needs it fails until it does", self._path, SILENT)
+            self._behind.append(one)
+        return True
+
+
+class _Call:
+    """A call in a thread of its own, which does not delay the end of the process."""
+
+    def __init__(self, call: Callable[[], Any], late: Callable[[Any], object] = lambda found: None) -> None:
+        self._call, self._late = call, late
+        self._found: Any = None
+        self._error: BaseException | None = None
+        self._left = False
+        self._lock = threading.Lock()
+        self.over = threading.Event()
+        threading.Thread(target=self._run, name="file system", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._found = self._call()
+        except BaseException as error:
+            self._error = error
+        with self._lock:
+            left = self._left
+            self.over.set()
+        if left and self._error is None:
+            self._late(self._found)
+
+    def leave(self) -> bool:
+        """Abandon the call; ``False``: it has returned already."""
+        with self._lock:
+            self._left = not self.over.is_set()
+            return self._left
+
+    def result(self) -> Any:
+        """Return the result of a finished call, or raise its error."""
+        if self._error is not None:
+            raise self._error
+        return self._found

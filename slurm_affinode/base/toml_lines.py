@@ -1,0 +1,154 @@
+"""Line numbers of the keys in a TOML text: ``tomllib`` returns values without lines, and errors must name them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.times import parse_span_s
+
+Path = tuple[str | int, ...]
+
+_HEADER = re.compile(r"\s*(\[\[?)([^\]\[]+)\]\]?\s*(?:#.*)?$")
+_KEY = re.compile(
+    r"""\s*((?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'))*)\s*="""
+)
+_WORD = re.compile(r"""[A-Za-z0-9_-]+|"[^"\n]*"|'[^'\n]*'""")
+_AT = re.compile(r"\(at (?:line (\d+), column \d+|end of document)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class TomlFault:
+    """An error in a TOML text."""
+
+    line: int
+    """From 1."""
+    message: str
+    hint: str = ""
+    """What to do."""
+
+
+class Lines:
+    """Line numbers of the keys in a text. Paths contain the index of a table that is one of several (``[[x]]``)."""
+
+    def __init__(self, text: str) -> None:
+        self._lines: dict[Path, int] = {}
+        for path, line in _scan(text):
+            self._lines.setdefault(path, line)
+
+    def of(self, *path: str | int) -> int:
+        """Return the line of a key, else of its parent (for a key of an inline table: that table); at least 1."""
+        for length in range(len(path), 0, -1):
+            found = self._lines.get(path[:length])
+            if found is not None:
+                return found
+        return 1
+
+
+def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
+    """Return line and message of an error from ``tomllib``."""
+    if text.startswith("\ufeff"):  # invisible to the user
+        return TomlFault(1, "not TOML: begins with a byte order mark", "save it as UTF-8 without a BOM")
+    said = str(error)
+    match = _AT.search(said)
+    line = max(1, len(text.splitlines())) if match is None or match[1] is None else int(match[1])
+    message = _AT.sub("", said).strip().rstrip(":")
+    shown = next(iter(text.splitlines()[line - 1 : line]), "").strip()
+    message = f"{message}: {shown}" if shown else message
+    return TomlFault(line, f"not TOML: {message}", next((hint for part, hint in _REPAIRS if part in message), _REPAIR))
+
+
+_REPAIRS = (
+    ("Cannot overwrite", "the same key stands there twice: keep one of them"),
+    ("Cannot declare", "the same table stands there twice: put its keys together; of several rules each is [[rule]]"),
+    ("Cannot mutate", "the table is complete where it was begun in braces: put the key into the braces"),
+    ("table declaration", "close the heading: [name]"),
+    ("array declaration", "close the heading: [[name]]"),
+    ("Expected '='", "a line is key = value, or the heading of a table: [name]"),
+    ("Unclosed array", "close the list with ]"),
+    ("nclosed inline table", "close it with }, on the same line"),
+    ("newline or end of document", "one key = value on a line; a text stands in quotes"),
+    ("Invalid value", 'a text or a span of time stands in quotes: "1h"; a list in brackets: ["a", "b"]; true, false'),
+    ("Unterminated string", "close the text with its quote"),
+    ("Illegal character", "close the text with its quote, on the same line"),
+    ("escape", "write a backslash twice, or the text in single quotes"),
+    ("backslash", "write a backslash twice, or the text in single quotes"),
+)
+"""Part of a message from ``tomllib`` -> hint."""
+_REPAIR = "a line is key = value, a text stands in quotes, a table has a heading: [name] or [[name]]"
+
+
+def span_s(value: object) -> float | None:
+    """Return the seconds of a span as text (``90m``) or of a number of seconds; ``None`` if it is neither."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return None
+    if not isinstance(value, str):
+        return float(value) if value >= 0 else None
+    try:
+        return parse_span_s(value)
+    except AffinodeError:
+        return None
+
+
+def _scan(text: str) -> Iterator[tuple[Path, int]]:
+    """Yield each header, and each key at the beginning of a line, with its line. Skips multi-line strings and lists."""
+    at: Path = ()
+    counts: dict[Path, int] = {}
+    depth, fence = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not fence and depth == 0:
+            header = _HEADER.match(line)
+            key = None if header else _KEY.match(line)
+            if header:
+                at = _enter(_words(header[2]), counts, several=header[1] == "[[")
+                yield at, number
+                continue
+            if key:
+                words = _words(key[1])
+                for length in range(1, len(words) + 1):
+                    yield (*at, *words[:length]), number
+        depth, fence = _after(line, depth, fence)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip("\"'") if word[:1] in "\"'" else word for word in _WORD.findall(text)]
+
+
+def _enter(words: list[str], counts: dict[Path, int], *, several: bool) -> Path:
+    """Return the path of a table; a parent that is a list of tables means its last element."""
+    at: Path = ()
+    for position, word in enumerate(words):
+        at = (*at, word)
+        last = position == len(words) - 1
+        if last and several:
+            counts[at] = counts.get(at, -1) + 1
+        if at in counts and (several or not last):
+            at = (*at, counts[at])
+    return at
+
+
+def _after(line: str, depth: int, fence: str) -> tuple[int, str]:
+    """Return the number of open brackets after a line, and the quotes of a string that continues on the next line."""
+    position = 0
+    while position < len(line):
+        if fence:
+            end = line.find(fence, position)
+            if end < 0:
+                return depth, fence if len(fence) == 3 else ""
+            position, fence = end + len(fence), ""
+            continue
+        character = line[position]
+        if character == "#":
+            break
+        if character in "\"'":
+            fence = character * 3 if line.startswith(character * 3, position) else character
+            position += len(fence)
+            while fence == '"' and position < len(line) and line[position] != '"':
+                position += 2 if line[position] == "\\" else 1
+            continue
+        depth += (character in "[{") - (character in "]}")
+        position += 1
+    return max(0, depth), fence if len(fence) == 3 else ""

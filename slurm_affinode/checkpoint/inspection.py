@@ -1,0 +1,406 @@
+"""Facts about a job's processes and its node, read from ``/proc`` and cgroups before a suspension.
+
+Sizes are bytes; PIDs are those of the agent's PID namespace. Inspection has a timeout, for file systems that do not
+respond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slurm_affinode.base import kernel_text
+from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes
+from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.checkpoint.criu import cgroup_files
+from slurm_affinode.checkpoint.interface import CheckpointError
+
+_NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
+_NO_LIMIT = 1 << 60
+_LOOKS = 8
+_EVENTFD = "anon_inode:[eventfd]"
+SEMAPHORE = "anon_inode:[eventfd-semaphore]"
+"""Name used here for an eventfd with ``EFD_SEMAPHORE``; ``/proc`` uses the same name for both kinds."""
+_COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
+_DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
+_SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
+_MPS = "nvidia-cuda-mps"
+"""Common prefix of the names of the MPS daemon and servers, as truncated by the kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """Facts about a process."""
+
+    pid: int
+    name: str
+    uids: tuple[int, ...]
+    """Real, effective, saved and file system UID."""
+    tracer: int = 0
+    state: str = "S"
+    files: tuple[str, ...] = ()
+    """Targets of its descriptors, without duplicates: paths, ``socket:[...]``, ``anon_inode:[...]``."""
+    mapped_devices: tuple[str, ...] = ()
+    namespaces: Mapping[str, str] = field(default_factory=dict)
+    memory: int = 0
+    """Private memory and its share of shared memory: the size of its pages in an image."""
+    deleted_files: int = 0
+    """Size of open files that were deleted, which are stored in the image."""
+    mps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TreeFacts:
+    """Facts about the process tree to be dumped."""
+
+    init_pid: int
+    root_pid: int
+    processes: tuple[ProcessFacts, ...]
+    """Root first."""
+    init_namespaces: Mapping[str, str] = field(default_factory=dict)
+    outside: tuple[ProcessFacts, ...] = ()
+    """Processes in the job's PID namespace that are not below the root, and would be lost."""
+    inet_sockets: bool = False
+    lost_streams: tuple[str, ...] = ()
+    """Files of the standard streams, opened by Slurm, that have been deleted but are still open."""
+    sysv: tuple[str, ...] = ()
+    """System V semaphores, queues and shared memory that the user created on this node since the job started, such as
+    ``sem 3``."""
+    node_namespaces: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Namespaces of the node, by type: a restored tree may be in them, whatever namespaces the new shepherd has."""
+
+    @property
+    def memory(self) -> int:
+        """Size of an image in bytes, without GPU memory."""
+        return sum(one.memory + one.deleted_files for one in self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFacts:
+    """Host memory available to the job."""
+
+    available: int
+    """``MemAvailable`` of the node."""
+    headroom: int | None = None
+    """Memory left in the most limited cgroup above the job, including reclaimable memory; ``None``: no limit."""
+
+
+def collect(init_pid: int, root_pid: int, *, proc: Path = PROC) -> TreeFacts:
+    """Collect facts about the tree below ``root_pid``. ``init_pid`` is PID 1 of its PID namespace.
+
+    Processes are identified by PID and start time throughout. The result has no processes if ``init_pid`` or
+    ``root_pid`` has ended, or if the root is not in the namespace.
+    """
+    nothing = TreeFacts(init_pid, root_pid, ())
+    try:
+        with Process(init_pid, proc=proc) as init, Process(root_pid, proc=proc) as root:
+            space = init.link("ns/pid")
+            return _collect(init, root, space, proc) if root.link("ns/pid") == space else nothing
+    except OSError:
+        return nothing
+
+
+def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
+    tree = _tree(root.id, proc)
+    known = {init.id, *tree}
+    strangers = [one for one in _members(space, proc) if one not in known]
+    # Some may have been forked since the tree was read.
+    late = [one for one in strangers if _is_below(one, set(tree), init.id, proc)]
+    members = _facts_of_all([*tree, *late], proc)
+    return TreeFacts(
+        init.pid,
+        root.pid,
+        members,
+        _namespaces(init),
+        _facts_of_all([one for one in strangers if one not in late], proc),
+        _has_inet(members, root),
+        _lost_streams(init, members),
+        _sysv(init, root, proc),
+        _of_node(proc),
+    )
+
+
+def _tree(root: Id, proc: Path) -> list[Id]:
+    """Return the root and its descendants, parents before children."""
+    children: dict[int, list[Id]] = {}
+    for process in processes(proc=proc):
+        with contextlib.suppress(OSError):
+            children.setdefault(process.stat().parent, []).append(process.id)
+    found, at = [root], 0
+    while at < len(found):
+        # A process older than its parent was the child of a previous process with the parent's PID.
+        found += sorted(one for one in children.get(found[at].pid, ()) if one.started >= found[at].started)
+        at += 1
+    return found
+
+
+def _members(space: str, proc: Path) -> list[Id]:
+    """Return the processes of a PID namespace, sorted by PID."""
+    found = []
+    for process in processes(proc=proc):
+        with contextlib.suppress(OSError):
+            if process.link("ns/pid") == space:
+                found.append(process.id)
+    return sorted(found)
+
+
+def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
+    """Return whether one of ``above`` is an ancestor of the process; ``False`` if the process has ended."""
+    with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+        for _ in range(_LOOKS):
+            with contextlib.suppress(OSError):
+                for ancestor in ancestors(process, proc=proc):
+                    if ancestor.id in above:
+                        return True
+                    if ancestor.id == init:
+                        return False
+            # An ancestor has ended meanwhile, and its children were reparented: try again.
+    return False
+
+
+def _facts_of_all(found: Iterable[Id], proc: Path) -> tuple[ProcessFacts, ...]:
+    told = []
+    for one in found:
+        with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+            told.append(_facts_of(process, proc))
+    return tuple(told)
+
+
+def process_facts(pid: int, *, proc: Path = PROC) -> ProcessFacts | None:
+    """Return facts about a process, or ``None`` if it has ended."""
+    try:
+        with Process(pid, proc=proc) as process:
+            return _facts_of(process, proc)
+    except OSError:
+        return None
+
+
+def _facts_of(process: Process, proc: Path) -> ProcessFacts:
+    """Return facts about a process; files and namespaces may be missing if it ends meanwhile.
+
+    Raises ``OSError`` if it has ended before.
+    """
+    status = process.status()
+    files, deleted = _files(process)
+    uids = kernel_text.numbers(status.get("Uid", ""))
+    return ProcessFacts(
+        process.pid,
+        status.get("Name", "?"),
+        uids,
+        kernel_text.number(status.get("TracerPid")) or 0,
+        status.get("State", "S")[:1],
+        files,
+        _mapped_devices(process),
+        _namespaces(process),
+        _memory(process, status),
+        deleted,
+        _uses_mps(process, uids, proc),
+    )
+
+
+def available_memory(*, proc: Path = PROC) -> int | None:
+    """Return the host memory available without swapping, in bytes, or ``None`` if the kernel does not report it."""
+    return kernel_text.kib(kernel_text.table(_lines(proc / "meminfo")).get("MemAvailable"))
+
+
+def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:
+    """Return the host memory available to a process of the job."""
+    directories = {
+        directory: None
+        for file in cgroup_files(pid, cgroups, proc=proc, also_ours=True)
+        for directory in (file.parent, *file.parent.parents)
+        if cgroups in directory.parents
+    }
+    # The root cgroup of a node has no limit, but in a container it is the container's own cgroup.
+    left = [_headroom(directory) for directory in (*directories, cgroups, cgroups / "memory")]
+    return MemoryFacts(available_memory(proc=proc) or 0, min((room for room in left if room is not None), default=None))
+
+
+def _headroom(directory: Path) -> int | None:
+    """Return the memory left in a cgroup (v1 or v2) in bytes; ``None``: no limit."""
+    for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        most, used = (kernel_text.number("".join(_lines(directory / name)).strip()) for name in (limit, usage))
+        if most is not None and used is not None and most < _NO_LIMIT:
+            return most - used + _reclaimable(directory)
+    return None
+
+
+def _reclaimable(directory: Path) -> int:
+    """Return the size of inactive file pages, which the kernel reclaims under memory pressure."""
+    for line in _lines(directory / "memory.stat"):
+        key, _, value = line.partition(" ")
+        if key in ("inactive_file", "total_inactive_file"):
+            return kernel_text.number(value) or 0
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return kernel_text.lines(path)
+    except OSError:
+        return []
+
+
+def _text_of(process: Process, name: str) -> str:
+    try:
+        return process.text(name)
+    except OSError:
+        return ""
+
+
+def _files(process: Process) -> tuple[tuple[str, ...], int]:
+    """Return the targets of the descriptors, and the total size of deleted files."""
+    seen: dict[str, None] = {}
+    deleted: dict[tuple[int, int], int] = {}
+    try:
+        entries = process.names("fd")
+    except OSError:
+        return (), 0
+    for name in entries:
+        with contextlib.suppress(OSError):
+            target = process.link(f"fd/{name}")
+            if target == _EVENTFD and _COUNTS_DOWN.search(_text_of(process, f"fdinfo/{name}")):
+                target = SEMAPHORE
+            seen[target] = None
+            if target.endswith(DELETED):
+                facts = process.facts(f"fd/{name}")
+                deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
+    return tuple(sorted(seen)), sum(deleted.values())
+
+
+def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:
+    held = {file for one in members for file in one.files if file.startswith("/") and file.endswith(DELETED)}
+    streams, _ = _files(init)
+    return tuple(file.removesuffix(DELETED) for file in streams if file in held)
+
+
+def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
+    """Return the System V objects that the user created since the root was started.
+
+    The kernel does not record which process created an object, so those of the user's other jobs are included.
+    """
+    try:
+        ours = str((proc / "self" / "ns" / "ipc").readlink())
+    except OSError:
+        ours = None
+    if _namespaces(init).get("ipc") != ours:
+        return ()  # the tables below are those of another IPC namespace
+    rows = (row.partition(" ") for row in _lines(proc / "stat"))
+    booted = next((kernel_text.number(value) for key, _, value in rows if key == "btime"), None)
+    uids = root.status().get("Uid", "").split()
+    if booted is None or not uids:
+        return ()
+    began = booted + root.started // os.sysconf("SC_CLK_TCK")
+    found = []
+    for kind, key in _SYSV.items():
+        head, *lines = _lines(proc / "sysvipc" / kind) or [""]
+        made = (dict(zip(head.split(), line.split(), strict=False)) for line in lines)
+        found += [
+            f"{kind} {one[key]}"
+            for one in made
+            if one.get("cuid") == uids[0] and (kernel_text.number(one.get("ctime")) or 0) >= began
+        ]
+    return tuple(found)
+
+
+def _mapped_devices(process: Process) -> tuple[str, ...]:
+    rows = (line.split(None, 5) for line in _text_of(process, "maps").split("\n"))
+    return tuple(sorted({row[5] for row in rows if len(row) == 6 and _DEVICE.fullmatch(row[5])}))
+
+
+def _namespaces(process: Process) -> dict[str, str]:
+    found = {}
+    for name in _NAMESPACES:
+        with contextlib.suppress(OSError):
+            found[name] = process.link(f"ns/{name}")
+    return found
+
+
+def _of_node(proc: Path) -> dict[str, frozenset[str]]:
+    """Return the namespaces of this process, except for mounts and PIDs.
+
+    systemd may run the agent in a UTS namespace of its own (``ProtectHostname=``), so that of PID 1 is included.
+    """
+    found: dict[str, frozenset[str]] = {}
+    with contextlib.suppress(ProcessLookupError), Process(os.getpid(), proc=proc) as own:
+        found = {name: frozenset((inode,)) for name, inode in _namespaces(own).items() if name not in ("mnt", "pid")}
+    with contextlib.suppress(ProcessLookupError), Process(1, proc=proc) as first:
+        if "uts" in found and (name := _namespaces(first).get("uts")) is not None:
+            found["uts"] |= {name}
+    return found
+
+
+def _memory(process: Process, status: Mapping[str, str]) -> int:
+    """Return the proportional set size of anonymous, shared and swapped memory; the resident size on older kernels."""
+    rollup = kernel_text.table(_text_of(process, "smaps_rollup").split("\n"))
+    parts = [kernel_text.kib(rollup.get(key)) for key in ("Pss_Anon", "Pss_Shmem", "SwapPss")]
+    if None in parts:
+        parts = [kernel_text.kib(status.get(key)) for key in ("RssAnon", "RssShmem", "VmSwap")]
+    return sum(part or 0 for part in parts)
+
+
+def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
+    """Return whether the process uses MPS: its environment names an MPS directory and its user has a daemon.
+
+    The directory itself is not checked, because root should not resolve a path chosen by a user.
+    """
+    entries = _text_of(process, "environ").split("\0")
+    if not any(entry.startswith("CUDA_MPS_PIPE_DIRECTORY=") for entry in entries):
+        return False
+    for other in processes(proc=proc):
+        with contextlib.suppress(OSError):
+            status = other.status()
+            if status.get("Name", "").startswith(_MPS) and set(status.get("Uid", "").split()) & {"0", *map(str, uids)}:
+                return True
+    return False
+
+
+def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
+    """Return whether the tree has IPv4 or IPv6 sockets (TCP or UDP)."""
+    inodes = {file[8:-1] for one in members for file in one.files if file.startswith("socket:[")}
+    if not inodes:
+        return False
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        for line in _text_of(root, f"net/{kind}").split("\n")[1:]:
+            words = line.split()
+            if len(words) > 9 and words[9] in inodes:
+                return True
+    return False
+
+
+class Looker:
+    """``collect`` with a timeout. Thread-safe."""
+
+    def __init__(self, look: Callable[[int, int], TreeFacts] = collect, *, limit_s: float = 20.0) -> None:
+        """``limit_s``: timeout of one call in seconds."""
+        self._look, self._limit_s = look, limit_s
+        self._silent: dict[Id, Patience] = {}
+        self._lock = threading.Lock()
+        """Guards the process trees with unresponsive files."""
+
+    def __call__(self, init_pid: int, root_pid: int) -> TreeFacts:
+        """Call ``collect``. Raises ``CheckpointError`` if it times out because of a file that the tree has open.
+
+        Until that call has returned, further calls for the same job fail at once, so that other jobs are not delayed.
+        """
+        try:
+            with Process(init_pid) as process:
+                init = process.id
+        except OSError:
+            return TreeFacts(init_pid, root_pid, ())
+        with self._lock:
+            self._silent = {known: one for known, one in self._silent.items() if one.silent}
+            patience = self._silent.get(init) or Patience(None, look_s=self._limit_s)
+        try:
+            return patience(lambda: self._look(init_pid, root_pid))
+        except NoAnswerError:
+            with self._lock:
+                self._silent[init] = patience
+            raise CheckpointError(
+                "it has files open, or memory mapped, on a file system that does not respond"
+            ) from None

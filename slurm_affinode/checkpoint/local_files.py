@@ -1,0 +1,417 @@
+"""Node-local files that a tree has open by name: shared memory in ``/dev/shm``, temporary files in ``/tmp``.
+
+They are reopened by path and do not exist on another node. So a dump copies those that belong to the job's user, and a
+restore creates the missing ones: as that user, below the root of the job's mount namespace, following no link out of
+it. An existing file that differs is not touched, and the restore is refused. For a socket only the directories are
+created here (``unix_sockets.py`` creates the socket).
+
+A file opened under a name that is gone, with another link in the same directory, is included: ``sem_open(3)`` creates
+named semaphores that way. It gets a name for the dump (``deleted_files.give_names``), which the restore removes. If the
+node has another link to the file, that one is removed with the dump and recreated, since two dumps may choose the same
+name.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.pidfd import PROC, Id, Process, ProcessGoneError
+from slurm_affinode.checkpoint import deleted_files, root_directory
+from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user, user_of
+
+INDEX = "local.json"
+PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
+_CHUNK = 1 << 20
+_LIMIT = 16 << 20
+_DELETED = " (deleted)"
+_KINDS = ("file", "fifo", "directory", "link")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """A node-local file, or a directory above it that belongs to the user too."""
+
+    path: str
+    kind: str
+    """``file``, ``fifo``, ``directory``, or ``link``: another name of a file listed earlier."""
+    mode: int
+    copy: str | None = None
+    """Name of the copy in the checkpoint image; for a link, the path of the linked file."""
+    size: int = 0
+
+
+def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLACES) -> int:
+    """Copy node-local files into CRIU's directory while the tree is stopped; return the bytes copied.
+
+    Raises ``DumpFailed`` and ``DumpNoRoom``. The user may still continue or end a process, so each process is held, and
+    the file that is copied is the one that was checked.
+    """
+    found: dict[str, LocalFile] = {}
+    total = 0
+    with ExitStack() as stack:
+        try:
+            held = _held(tree, stack)
+            if not held:
+                return 0
+            facts = held[0].facts()
+            owner = facts.st_uid, facts.st_gid
+            root = held[0].open("root", os.O_PATH | os.O_DIRECTORY)
+            stack.callback(os.close, root)
+            for path in _sockets(held, places):
+                found.update({above.path: above for above in _above(path, owner[0], root, places)})
+            for file, names in _open_files(held, places):
+                path, facts = names[0], os.fstat(file)
+                if facts.st_uid != owner[0] or found.keys() >= set(names):
+                    continue
+                for above in _above(path, owner[0], root, places):
+                    found.setdefault(above.path, above)
+                mode = stat.S_IMODE(facts.st_mode)
+                if path in found:
+                    pass
+                elif stat.S_ISREG(facts.st_mode):
+                    _check_room(directory_fd, facts.st_size, path)
+                    name = f"local-{len(found)}"
+                    found[path] = LocalFile(path, "file", mode, name, facts.st_size)
+                    total += _copy_in(file, directory_fd, name)
+                elif stat.S_ISFIFO(facts.st_mode):
+                    found[path] = LocalFile(path, "fifo", mode)
+                elif stat.S_ISDIR(facts.st_mode):
+                    found[path] = LocalFile(path, "directory", mode)
+                for other in names[1:]:
+                    found.setdefault(other, LocalFile(other, "link", mode, path))
+            if found:
+                index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
+                root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
+                links = [one.path for one in found.values() if one.kind == "link"]
+                _remove_remaps(links, root, User(*owner))
+            deleted_files.set_aside([one.id for one in held], directory_fd, owner, but=places)
+        except OSError as error:
+            kind = DumpNoRoom if error.errno in root_directory.FULL else DumpFailed
+            raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
+    return total
+
+
+def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
+    """Return the processes that still exist, without zombies.
+
+    A zombie has no files, and one made by a restore belongs to root.
+    """
+    found = []
+    for one in tree:
+        with suppress(ProcessGoneError):
+            process = stack.enter_context(Process(one.pid, started=one.started))
+            if process.stat().state != "Z":
+                found.append(process)
+    return found
+
+
+def _check_room(directory_fd: int, size: int, path: str) -> None:
+    """Raise ``OSError`` if the size, holes included, exceeds the room.
+
+    To digest and copy a huge hole could take days.
+    """
+    facts = os.fstatvfs(directory_fd)
+    if size > facts.f_bavail * facts.f_frsize:
+        raise OSError(errno.ENOSPC, f"it has {size} bytes, more than there is room for", path)
+
+
+def _open_files(tree: Sequence[Process], places: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the files that descriptors, mappings and working directories refer to, with their names.
+
+    A file has several names if CRIU gave it one. Each descriptor (``O_PATH``) is valid until the next iteration.
+    """
+    for process in tree:
+        links = ["cwd"]
+        for directory in ("fd", "map_files"):
+            with suppress(OSError):
+                links += [f"{directory}/{name}" for name in process.names(directory)]
+        for link in links:
+            with suppress(OSError):
+                if not process.link(link).startswith(tuple(f"{place}/" for place in places)):  # excludes "pipe:[1]"
+                    continue
+                file = process.open(link, os.O_PATH)
+                try:
+                    path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - of what was opened
+                    if not path.startswith(tuple(f"{place}/" for place in places)):
+                        continue
+                    names = _names_left(file, path, process) if path.endswith(_DELETED) else [path]
+                    if names:
+                        yield file, names
+                finally:
+                    os.close(file)
+
+
+def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
+    """Return the paths of the tree's sockets. CRIU recreates a socket's file and needs its directory."""
+    inodes = set()
+    for process in tree:
+        with suppress(OSError):
+            for name in process.names("fd"):
+                with suppress(OSError):
+                    inodes.add(os.fsencode(process.link(f"fd/{name}")))
+    with suppress(OSError, IndexError):
+        text = tree[0].read("net/unix")
+        # Any user may choose a name that looks like a line of this file.
+        rows = (row.split(None, 7) for row in text.split(b"\n"))
+        theirs = (os.fsdecode(row[7]) for row in rows if len(row) == 8 and b"socket:[%s]" % row[6] in inodes)
+        return [path for path in theirs if path.startswith(tuple(f"{place}/" for place in places))]
+    return []
+
+
+def _names_left(file: int, path: str, process: Process) -> list[str]:
+    """Return the remaining names of a removed file in its directory, the one made for the dump last.
+
+    The list is empty without a name made for the dump.
+    """
+    facts, directory = os.fstat(file), os.path.dirname(path)  # noqa: PTH120 - a path of another process
+    if not stat.S_ISREG(facts.st_mode) or not facts.st_nlink:
+        return []
+    names = []
+    root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+    try:
+        parent = root_directory.open_below(root, directory)
+        try:
+            for name in root_directory.names(parent):
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), facts):
+                        names.append(name)
+        finally:
+            os.close(parent)
+    finally:
+        os.close(root)
+    own = os.path.basename(path)  # noqa: PTH119 - as above
+    names.sort(key=lambda name: (name.startswith(deleted_files.REMAP) or name == own, name))
+    named = names and (names[-1].startswith(deleted_files.REMAP) or names[-1] == own)
+    return [f"{directory}/{name}" for name in names] if named else []
+
+
+def _remove_remaps(links: Sequence[str], root: int, user: User) -> None:
+    """Remove names made for the dump, with the rights of the user who owns the directories."""
+
+    def remove() -> None:
+        for path in map(Path, links):
+            if path.name.startswith(deleted_files.REMAP) or path.name.endswith(_DELETED):
+                with suppress(OSError):
+                    parent = root_directory.open_below(root, str(path.parent))
+                    try:
+                        os.unlink(path.name, dir_fd=parent)
+                    finally:
+                        os.close(parent)
+
+    as_user(user, remove)
+
+
+def _above(path: str, uid: int, root: int, places: Sequence[str]) -> list[LocalFile]:
+    """Return the directories between the place and the file, topmost first, that belong to the user.
+
+    Others cannot be recreated.
+    """
+    found = []
+    for above in reversed(Path(path).parents):
+        if str(above) in ("/", *places) or not str(above).startswith(tuple(f"{place}/" for place in places)):
+            continue
+        with suppress(OSError):
+            fd = root_directory.open_below(root, str(above))
+            try:
+                facts = os.fstat(fd)
+            finally:
+                os.close(fd)
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == uid:
+                found.append(LocalFile(str(above), "directory", stat.S_IMODE(facts.st_mode)))
+    return found
+
+
+def _copy_in(file: int, directory_fd: int, name: str) -> int:
+    """Copy a file into the image. Blocks of zeros become holes."""
+    source = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        target = os.open(name, flags, root_directory.FILE_MODE, dir_fd=directory_fd)
+        try:
+            return _copy(source, target)
+        finally:
+            os.close(target)
+    finally:
+        os.close(source)
+
+
+def _copy(source: int, target: int) -> int:
+    size, at = os.fstat(source).st_size, 0
+    while (at := _next_data(source, at, size)) < size:
+        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE))
+        chunk = os.pread(source, end - at, at)
+        if not chunk:
+            break
+        if chunk.count(0) != len(chunk):
+            done = 0
+            while done < len(chunk):
+                done += os.pwrite(target, chunk[done:], at + done)
+        at += len(chunk)
+    os.ftruncate(target, size)
+    return size
+
+
+def _next_data(fd: int, at: int, size: int) -> int:
+    """Return the offset of the next data. Holes before it are not read."""
+    try:
+        return os.lseek(fd, at, os.SEEK_DATA) if at < size else size
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size
+        raise
+
+
+def names_of(index: bytes) -> set[str]:
+    """Return the paths of the files in the index of a checkpoint image. Raises ``RestoreFailed``."""
+    try:
+        files = json_values.typed(list, json_values.table(json_values.loads(index))["files"])
+        return {_listed(one).path for one in files}
+    except (ValueError, KeyError) as error:
+        raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+
+
+def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
+    """Return the UID and GID of a job's processes, or ``None`` if there are none."""
+    with ExitStack() as stack:
+        for process in _held(tree, stack):
+            facts = process.facts()
+            return facts.st_uid, facts.st_gid
+    return None
+
+
+def put_back(
+    init: Id, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES, proc: Path = PROC
+) -> list[str]:
+    """Create missing files in the mount namespace of a process and return their paths. Raises ``RestoreFailed``.
+
+    ``directory_fd``: a copy of the checkpoint image that only root can change. ``contents`` returns a descriptor of a
+    file of the image, which stays open.
+    """
+    deleted_files.put_in_place(init, directory_fd)
+    if INDEX not in root_directory.names(directory_fd):
+        return []
+    try:
+        index = json_values.table(
+            json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
+        )
+        files = [_listed(one) for one in json_values.typed(list, index["files"])]
+        uid, gid = json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID)
+        copies: dict[str | None, int] = {
+            one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
+        }
+    except (ImageDamaged, ValueError, KeyError) as error:
+        raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+    made: list[str] = []
+    failed: list[str] = []
+    try:
+        with Process(init.pid, started=init.started, proc=proc) as process:
+            root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
+
+    def make() -> None:
+        for one in files:
+            try:
+                if one.path.startswith(tuple(f"{place}/" for place in places)) and _make(root, one, copies):
+                    made.append(one.path)
+            except OSError as error:
+                failed.append(f"{one.path}: {error.strerror}")
+                return
+
+    try:
+        # With the user's rights, so a path may lead anywhere.
+        as_user(user_of(init.pid, uid, gid, started=init.started, proc=proc), make)
+    except OSError as error:
+        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
+    finally:
+        os.close(root)
+    if failed:
+        raise RestoreFailed(f"a temporary file cannot be recreated: {failed[0]}")
+    return made
+
+
+def _listed(value: object) -> LocalFile:
+    """Return a file of the index. Raises ``ValueError``."""
+    one = json_values.record(LocalFile, value)
+    json_values.whole(one.mode, 0o7777)
+    json_values.whole(one.size)
+    os.fsencode(one.path + (one.copy or ""))  # UnicodeEncodeError for a lone surrogate, which JSON allows
+    if one.kind not in _KINDS or "\0" in one.path + (one.copy or ""):
+        raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20}")
+    if one.kind == "file" and (one.copy is None or "/" in one.copy):
+        raise ValueError(f"{one.copy!r:.60} is not the name of a copy")
+    return one
+
+
+def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> bool:
+    """Create a file if it does not exist; return whether it was created. Raises ``OSError`` if another one exists."""
+    path = Path(one.path)
+    parent = root_directory.open_below(root, str(path.parent))
+    try:
+        try:
+            there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            _create(parent, path.name, one, copies)
+            return True
+        if one.kind == "link":
+            target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
+            if os.path.samestat(there, target):
+                return False
+            raise OSError(17, "is there already, and is another one", one.path)
+        if not _equal(parent, path.name, one, there, copies):
+            raise OSError(17, "is there already, and is another one", one.path)
+        return False
+    finally:
+        os.close(parent)
+
+
+def _create(parent: int, name: str, one: LocalFile, copies: Mapping[str | None, int]) -> None:
+    if one.kind == "directory":
+        os.mkdir(name, one.mode, dir_fd=parent)
+    elif one.kind == "fifo":
+        os.mkfifo(name, one.mode, dir_fd=parent)
+    elif one.kind == "link":
+        os.link(Path(one.copy or "").name, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    else:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        fd = os.open(name, flags, one.mode, dir_fd=parent)
+        try:
+            _copy(copies[one.copy], fd)
+            os.fchmod(fd, one.mode)
+        except OSError:
+            os.unlink(name, dir_fd=parent)
+            raise
+        finally:
+            os.close(fd)
+
+
+def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, copies: Mapping[str | None, int]) -> bool:
+    """Return whether the existing file is the saved one; on the original node it is, unless it was changed."""
+    kinds = {"directory": stat.S_ISDIR, "fifo": stat.S_ISFIFO, "file": stat.S_ISREG}
+    if not kinds[one.kind](there.st_mode):
+        return False
+    if one.kind != "file":
+        return True
+    if there.st_size != one.size:
+        return False
+    # It may have been replaced in between, even by a FIFO.
+    fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        at = 0
+        while at < one.size:
+            chunk = os.pread(fd, _CHUNK, at)
+            if not chunk or chunk != os.pread(copies[one.copy], _CHUNK, at):
+                return False
+            at += len(chunk)
+        return True
+    finally:
+        os.close(fd)

@@ -1,0 +1,120 @@
+"""Access to files of a job with the rights of its user, so that the kernel checks them and root's rights do not apply.
+
+The user controls the open files of a job and what its shepherd passes on. A read-only descriptor would become writable
+if root reopened it through ``/proc/self/fd``. So files are opened in a separate thread with the file system rights of
+the user (``setfsuid(2)``, which also drops root's) and the user's groups.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from slurm_affinode.base import kernel_text
+from slurm_affinode.base.pidfd import PROC, Process
+
+T = TypeVar("T")
+_CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
+MOST_ID = (1 << 32) - 2
+"""The largest user or group ID; the next number means none."""
+_SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
+"""The system call itself: libc's function of that name changes the groups of all threads."""
+_SYS_SETRESUID = {"x86_64": (117, 119), "aarch64": (147, 149), "ppc64le": (164, 169), "riscv64": (147, 149)}
+"""setresuid(2) and setresgid(2), as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user with these rights."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+
+def user_of(pid: int, uid: int, gid: int, *, started: int | None = None, proc: Path = PROC) -> User:
+    """Return a job's user, with the groups of a process of the job.
+
+    Without groups if that process is gone or belongs to another user.
+    """
+    try:
+        with Process(pid, started=started, proc=proc) as process:
+            facts = process.status()
+    except OSError:
+        return User(uid, gid)
+    if set(facts.get("Uid", "").split()) != {str(uid)}:
+        return User(uid, gid)
+    return User(uid, gid, kernel_text.numbers(facts.get("Groups", "")))
+
+
+def as_user(
+    user: User, call: Callable[[], T], *, namespace_fd: int | None = None, effective: bool = False
+) -> T:  # fmt: skip
+    """Run ``call`` with the user's file system rights; return its result and pass on its errors.
+
+    Only root can change its rights; for other users ``call`` runs unchanged. ``namespace_fd``: a mount namespace, in
+    which paths are resolved meanwhile. ``effective``: set the effective IDs as well, which sockets show to their peers
+    (``SO_PEERCRED``); the real IDs stay root's, so that the user can signal no thread. Raises ``OSError`` if the rights
+    cannot be set or the namespace cannot be entered; ``call`` has not run then.
+    """
+    if namespace_fd is None and (os.geteuid() != 0 or user.uid == 0):
+        return call()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            if namespace_fd is not None:
+                _enter(namespace_fd)
+            if os.geteuid() == 0 and user.uid != 0:
+                _become(user, effective=effective)
+            results.append(call())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="as-user")
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def _enter(namespace_fd: int) -> None:
+    """Enter the namespace in this thread only, with a root and working directory of its own."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_FS) != 0 or libc.setns(namespace_fd, _CLONE_NEWNS) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"the mount namespace cannot be entered: {os.strerror(error)}")
+
+
+def _become(user: User, *, effective: bool = False) -> None:
+    """Change this thread only, permanently: it ends soon."""
+    if not all(0 <= one <= MOST_ID for one in (user.uid, user.gid, *user.groups)):
+        # ctypes takes a number modulo 2**32, so 4294967296 would be root.
+        raise OSError(errno.EINVAL, "setfsuid: not the number of a user or group")
+    libc = ctypes.CDLL(None, use_errno=True)
+    number = _SYS_SETGROUPS.get(platform.machine())
+    if number is None:
+        raise OSError(38, f"the number of setgroups(2) on {platform.machine()} is not known")
+    groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
+    if libc.syscall(number, len(user.groups), groups) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"setgroups: {os.strerror(error)}")
+    for change, wanted in ((libc.setfsgid, user.gid), (libc.setfsuid, user.uid)):
+        change(ctypes.c_uint32(wanted))
+        if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(wanted).value:  # only reads the current ID
+            raise OSError(1, "setfsuid: the user's rights cannot be taken")
+    if effective:
+        setresuid, setresgid = _SYS_SETRESUID[platform.machine()]
+        for call, wanted in ((setresgid, user.gid), (setresuid, user.uid)):
+            if libc.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(wanted), ctypes.c_uint32(0xFFFFFFFF)):
+                error = ctypes.get_errno()
+                raise OSError(error, f"setresuid: {os.strerror(error)}")

@@ -1,0 +1,105 @@
+"""Commands and groups with options in sections: the command's own ones first, connection options last."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+_OWN = "Options"
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class ConnectionOption(click.Option):
+    """An option about configuration, database, Slurm or Prometheus; ``--help`` lists them in a section of their own."""
+
+    section = "Connection options"
+
+
+class Command(click.Command):
+    """A command that lists its options by section."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write one section for each kind of option, the command's own options first."""
+        _format_options(self, ctx, formatter)
+
+
+class SectionGroup(click.Group):
+    """A group that lists its options by section and whose commands are ``Command``."""
+
+    command_class = Command
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options by section, then the commands."""
+        _format_options(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def _format_options(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {_OWN: []}
+    for parameter in command.get_params(ctx):
+        record = parameter.get_help_record(ctx) if isinstance(parameter, click.Option) else None
+        if record is not None:
+            sections.setdefault(getattr(parameter, "section", _OWN), []).append(record)
+    for title, records in sections.items():
+        if records:
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def command(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], Command]:
+    """As ``click.command``, for a ``Command``."""
+    return click.command(name, cls=Command, **attributes)
+
+
+def group(name: str | None = None, **attributes: Any) -> Callable[[Callable[..., Any]], SectionGroup]:
+    """As ``click.group``, for a ``SectionGroup``."""
+    return click.group(name, cls=SectionGroup, **attributes)
+
+
+def connection_option(*names: str, **attributes: Any) -> Callable[[F], F]:
+    """As ``click.option``, for a ``ConnectionOption``."""
+    return click.option(*names, cls=ConnectionOption, **attributes)
+
+
+class LazyGroup(SectionGroup):
+    """A group that imports a command when it is called.
+
+    ``lazy`` maps a command name to ``module:attribute`` and its line in the list of commands. ``hidden`` maps further
+    names, which are not listed, to ``module:attribute``.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        lazy: Mapping[str, tuple[str, str]] | None = None,
+        hidden: Mapping[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = dict(lazy or {})
+        self._hidden = dict(hidden or {})
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of the listed commands, in the order of the table."""
+        return [*self._lazy, *(name for name in super().list_commands(ctx) if name not in self._lazy)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return the command."""
+        place = self._lazy[cmd_name][0] if cmd_name in self._lazy else self._hidden.get(cmd_name)
+        if place is None:
+            return super().get_command(ctx, cmd_name)
+        module, _, attribute = place.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, click.Command):
+            raise TypeError(f"{place} is not a command")
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands from the table, without importing any."""
+        rows = [(name, self._lazy[name][1]) for name in self.list_commands(ctx) if name in self._lazy]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)

@@ -1,0 +1,748 @@
+"""``slurm-affinode ingest``: ingest accounting, GPU metrics, allocations and suspensions."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
+from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.options import (
+    Span,
+    When,
+    clock,
+    config_options,
+    intake_options,
+    json_option,
+    print_json,
+    print_table,
+    printable,
+    progress,
+    prometheus_options,
+    warn,
+    warn_of_problems,
+    zone,
+)
+from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, Upserted
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary
+from slurm_affinode.metrics.prometheus.client import Client
+from slurm_affinode.metrics.prometheus.server import Server
+from slurm_affinode.metrics.readers import inputs
+from slurm_affinode.metrics.readers.common import ReadOptions
+from slurm_affinode.metrics.readers.inputs import FORMATS
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline.ingest import LedgerIntake
+from slurm_affinode.slurm import commands, times
+from slurm_affinode.slurm.accounting import allocations, sacct
+from slurm_affinode.slurm.accounting.allocations import RecordedAllocations
+from slurm_affinode.slurm.accounting.sacct import SacctReading
+from slurm_affinode.slurm.accounting.schema import Accounting
+
+
+def store_unless(dry_run: bool, config: Config) -> AbstractContextManager[Repository | None]:
+    """Open the configured database, and create it if necessary; ``None`` in a dry run."""
+    return nullcontext() if dry_run else Repository.open(config.db_url)
+
+
+_ALLOCATIONS_EPILOG = """\b
+Formats, detected by content:
+  CSV         job_id,node,gpu[,start,cluster]
+              1639021,gpu-2,GPU-5a1f...;GPU-77c0...,2025-05-02T14:09:52+02:00
+  JSON lines  {"job_id": 1639021, "node": "gpu-2", "gpu": ["00000000:E1:00.0"]}
+  scontrol    the text of: scontrol show job --details
+
+\b
+A GPU is a UUID, a PCI address, or an index on its node. Examples:
+  slurm-affinode ingest allocations prolog.csv
+  scontrol show job -d | slurm-affinode ingest allocations -
+"""
+
+
+@command(epilog=_ALLOCATIONS_EPILOG)
+@click.argument("files", nargs=-1, required=True, metavar="FILE|-...", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--cluster", metavar="NAME", help="Assign records without a cluster to NAME [default: configuration]")
+@click.option(
+    "--timezone", metavar="ZONE", help="Set the IANA zone of times without an offset [default: configuration, local]"
+)
+@click.option("--strict", is_flag=True, help="Reject an input at its first bad record")
+@intake_options
+@json_option
+@config_options
+def ingest_allocations(
+    *,
+    files: tuple[Path, ...],
+    cluster: str | None,
+    timezone: str | None,
+    strict: bool,
+    dry_run: bool,
+    shown: int,
+    as_json: bool,
+    config: Config,
+) -> int:
+    """Ingest the GPUs of jobs, for GPU metrics without job labels.
+
+    Ingesting the same input twice is a no-op. Job IDs are raw IDs (SLURM_JOB_ID), also for array tasks.
+    """
+    zone = times.zone_name(timezone or config.cluster.timezone)
+    results: list[tuple[str, RecordedAllocations, Counts | None]] = []
+    with store_unless(dry_run, config) as repository:
+        known = () if repository is None else repository.counts().clusters
+        name = cluster or config.cluster.name or (known[0] if len(known) == 1 else UNNAMED_CLUSTER)
+        for path in files:
+            started = datetime.now(UTC)
+            data = _content(path)
+            found = allocations.read(data, where=str(path), cluster=name, zone=zone, strict=strict)
+            if name == UNNAMED_CLUSTER and len(known) > 1 and name in found.gpus["cluster"]:
+                raise InputError(
+                    f"its records name no cluster, and accounting has {len(known)}: {', '.join(known)}",
+                    where=str(path),
+                    hint="give --cluster NAME, or set cluster.name in the configuration",
+                )
+            counts = None if repository is None else _store_allocations(repository, str(path), data, found, started)
+            results.append((str(path), found, counts))
+    _report_allocations(results, shown, as_json=as_json, dry_run=dry_run)
+    return 0
+
+
+def _content(path: Path) -> bytes:
+    if str(path) == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError("no such file", where=str(path)) from None
+    except IsADirectoryError:
+        raise InputError("this is a directory", where=str(path), hint="give a file") from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", where=str(path)) from error
+
+
+def _store_allocations(
+    repository: Repository, source: str, data: bytes, found: RecordedAllocations, started: datetime
+) -> Counts:
+    counts = repository.upsert_allocation_gpus(found.gpus)
+    repository.record_ingest(
+        IngestRecord(
+            kind="allocations",
+            source=source,
+            started=started,
+            finished=datetime.now(UTC),
+            records=found.records - len(found.problems),
+            new=counts.new,
+            updated=counts.updated,
+            unchanged=counts.unchanged,
+            bad=len(found.problems),
+            problems=tuple(IngestProblem(str(problem), problem.line) for problem in found.problems),
+            notes=found.notes,
+            fingerprint=hashlib.sha256(data).hexdigest(),
+        )
+    )
+    return counts
+
+
+def _report_allocations(
+    results: list[tuple[str, RecordedAllocations, Counts | None]], shown: int, *, as_json: bool, dry_run: bool
+) -> None:
+    columns = ("source", "records", "jobs", "gpus", "new", "unchanged", "bad records")
+    rows = [
+        (
+            source,
+            found.records,
+            found.gpus.select("cluster", "job_id").n_unique(),
+            found.gpus.height,
+            counts.new if counts is not None else None,
+            counts.unchanged if counts is not None else None,
+            len(found.problems),
+        )
+        for source, found, counts in results
+    ]
+    if as_json:
+        keys = [name.replace(" ", "_") for name in columns]
+        sources = [
+            {
+                **dict(zip(keys, row, strict=True)),
+                "problems": [{"line": p.line, "job": p.job, "reason": p.reason} for p in found.problems],
+                "notes": list(found.notes),
+            }
+            for row, (_, found, _) in zip(rows, results, strict=True)
+        ]
+        print_json({"dry_run": dry_run, "sources": sources})
+        return
+    for source, found, _ in results:
+        lines = (f"{source}:{problem.line}: {problem}" for problem in found.problems)
+        warn_of_problems(source, lines, len(found.problems), shown)
+        for note in found.notes:
+            warn(f"{source}: {note}")
+    cells = [["-" if value is None else value if index == 0 else f"{value:,}" for index, value in enumerate(row)]
+             for row in rows]  # fmt: skip
+    print_table(columns, cells, right=columns[1:])
+    if dry_run:
+        click.echo("dry run: nothing was stored")
+
+
+_GPU_EPILOG = """\b
+Examples:
+  slurm-affinode ingest gpu history/                        everything below a directory
+  slurm-affinode ingest gpu '/var/log/gpu/*/2026-11-*.csv.gz'
+  slurm-affinode ingest gpu --cluster alpha metrics.prom    exposition text of dcgm-exporter, federated or saved
+  slurm-affinode ingest gpu range.json                      a response of Prometheus' /api/v1/query_range
+  slurm-affinode ingest gpu --node gpu01 --start 2026-11-01T08:00 --interval 30s dmon.txt
+  slurm-affinode ingest gpu --timezone Europe/Oslo gpu01/nvidia-smi.csv
+  curl -s http://gpu01:9400/metrics | slurm-affinode ingest gpu --start now -
+  slurm-affinode ingest gpu --prometheus http://prometheus:9090 --since 7d --match 'cluster="alpha"'
+  slurm-affinode ingest gpu --prometheus https://metrics.example.org --token-file token --ca-file ca.pem
+
+\b
+Formats:
+  prometheus       exposition text with timestamps, mostly ms (many scrapes in a file are fine)
+  openmetrics      likewise with '# EOF' at the end, timestamps mostly in seconds
+  prometheus-json  responses of the Prometheus API, query_range or query
+  csv              with a header; name unknown columns in gpu_history.columns of the configuration
+  nvidia-smi       nvidia-smi --query-gpu=... --format=csv; without a header give --fields
+  dmon             dcgmi dmon; needs --start and --interval
+  parquet          columns as in csv
+Compressed text (gzip, zstd, bzip2, xz) is read as it is.
+"""
+
+
+@command(epilog=_GPU_EPILOG)
+@click.argument("paths", nargs=-1, type=click.Path(readable=False), metavar="[PATH...]")
+@click.option(
+    "--format", "format_", type=click.Choice(FORMATS), help="Set the format of every file [default: by content]"
+)
+@click.option(
+    "--cluster", metavar="NAME", help="Set the cluster of every sample [default: from the file, else configuration]"
+)
+@click.option("--node", metavar="NAME", help="Set the node of samples without one [default: file or directory name]")
+@click.option(
+    "--timezone", metavar="ZONE", help="Set the IANA zone of times without one [default: configuration, local]"
+)
+@click.option("--start", metavar="TIME", help="Set the time of the first sample in files without times")
+@click.option(
+    "--interval", type=Span(), metavar="SPAN", help="Set the sampling interval in files without times, such as 30s"
+)
+@click.option("--fields", metavar="LIST", help="Set the columns of a table without a header (list of --query-gpu)")
+@click.option("--strict", is_flag=True, help="Reject a file at its first bad line")
+@click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
+@intake_options
+@click.option(
+    "--since", type=When(), metavar="TIME",
+    help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
+)  # fmt: skip
+@click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME")
+@json_option
+@config_options
+@prometheus_options
+def ingest_gpu(
+    *,
+    paths: tuple[str, ...],
+    format_: str | None,
+    cluster: str | None,
+    node: str | None,
+    timezone: str | None,
+    start: str | None,
+    interval: float | None,
+    fields: str | None,
+    strict: bool,
+    again: bool,
+    dry_run: bool,
+    shown: int,
+    since: datetime | None,
+    until: datetime,
+    as_json: bool,
+    config: Config,
+    asked: bool,
+) -> int:
+    """Ingest GPU metrics from files, directories, globs, standard input (-) or a Prometheus server.
+
+    Ingesting the same input twice is a no-op; files may overlap and come in any order. An unusable file is reported
+    in one line and not stored; the others are ingested, and the exit status is 2. Exit status 3: Prometheus does
+    not respond or failed midway; everything read before is stored.
+    """
+    if paths and (asked or since is not None):
+        raise click.UsageError("files and Prometheus are read one after the other: give PATH... or --prometheus URL")
+    if not paths and config.prometheus.url is None:
+        raise click.UsageError("nothing to read: give PATH... or --prometheus URL")
+    if not paths:
+        of_files = {"--format": format_, "--timezone": timezone, "--start": start, "--interval": interval,
+                    "--fields": fields, "--again": again}  # fmt: skip
+        for name, value in of_files.items():
+            if value:
+                raise click.UsageError(f"{name} is for files, not for Prometheus")
+    options = ingest.read_options(
+        config, cluster=cluster, node=node, zone=timezone, start=start, interval_s=interval,
+        fields=[name for name in (fields or "").split(",") if name.strip()], strict=strict,
+    )  # fmt: skip
+    if not paths:
+        return _from_prometheus(config, options, since, until, dry_run=dry_run, shown=shown, as_json=as_json)
+    with store_unless(dry_run, config) as repository, _with_stdin(paths) as given:
+        total = sum(inputs.size(path) for path in inputs.expand(given)[0])
+        with progress("reading", total=total, quiet=as_json, of_bytes=True) as advance:
+            summary = ingest.ingest_gpu_samples(
+                config, repository, given, options, format=format_, again=again, dry_run=dry_run, advance=advance
+            )  # fmt: skip
+    _report_gpu(summary, shown, as_json=as_json)
+    return 2 if summary.failed else 0
+
+
+def _from_prometheus(
+    config: Config, options: ReadOptions, since: datetime | None, until: datetime, *, dry_run: bool, shown: int,
+    as_json: bool,
+) -> int:  # fmt: skip
+    settings = config.prometheus
+    server = Server.of(settings)
+    if server.exposed:
+        warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
+    with store_unless(dry_run, config) as repository:
+        begin = since or ingest.next_since(repository, settings, options, datetime.now(UTC))
+        whole = round((until - begin).total_seconds() * 1000)
+        with progress("reading", total=max(0, whole), quiet=as_json, of_time=True) as advance:
+            outcome = ingest.ingest_prometheus(
+                config, repository, begin, until, options, dry_run=dry_run, advance=advance, client=Client(server)
+            )
+    _report_gpu(outcome.summary, shown, as_json=as_json, failure=outcome.failure)
+    if outcome.failure is None:
+        return 0
+    warn(f"slurm-affinode: {outcome.failure}")
+    warn(f"  samples before {outcome.until:%Y-%m-%dT%H:%M:%SZ} are ingested; run the same command again to continue")
+    return outcome.failure.exit_code
+
+
+@contextmanager
+def _with_stdin(paths: Sequence[str]) -> Iterator[list[str]]:
+    """Yield ``paths`` with ``-`` replaced by a file with the contents of standard input."""
+    if "-" not in paths:
+        yield list(paths)
+        return
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
+        # A neutral directory name: that of the temporary directory would be used as the node name.
+        held = Path(directory) / "stdin" / "stdin"
+        held.parent.mkdir()
+        with held.open("wb") as file:
+            shutil.copyfileobj(sys.stdin.buffer, file)
+        yield [str(held) if path == "-" else path for path in paths]
+
+
+def _report_gpu(
+    summary: IngestSummary, shown: int, *, as_json: bool, failure: AffinodeError | None = None
+) -> None:  # fmt: skip
+    if as_json:
+        print_json({**_gpu_as_json(summary), "error": None if failure is None else str(failure)})
+        return
+    for one in summary.files:
+        _print_gpu_problems(one, shown)
+    if summary.first is not None:
+        for name, text in _rows(summary):
+            click.echo(printable(f"{name:<11} {text}"))
+    elif not summary.failed:
+        click.echo(f"nothing new: {len(summary.files):,} files were ingested before and are unchanged")
+    if summary.dry_run:
+        click.echo("dry run: nothing was stored")
+
+
+def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
+    by_status = {word: sum(one.status == word for one in summary.files) for word in ("taken", "known", "failed")}
+    words = {"taken": "read", "known": "known already", "failed": "not usable"}
+    counted = "server" if any(one.format == "prometheus-api" for one in summary.files) else "files"
+    rows = [
+        (counted, ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
+        ("samples", f"{summary.samples:,}"),
+    ]
+    if not summary.dry_run:
+        rows += [("new", f"{summary.new:,}"), ("duplicates", f"{summary.duplicates:,}")]
+    rows += [
+        ("devices", f"{summary.devices:,} on {summary.nodes:,} nodes"),
+        ("from", "unknown" if summary.first is None else f"{clock(summary.first, seconds=True)} ({zone()})"),
+        ("to", "unknown" if summary.last is None else clock(summary.last, seconds=True)),
+    ]
+    if summary.steps_s:
+        rows.append(("step", ", ".join(f"{step:g} s ({count:,} devices)" for step, count in summary.steps_s[:5])))
+    if unknown := _unknown(summary):
+        more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
+        rows.append(("not used", ", ".join(list(unknown)[:10]) + more))
+    if summary.problem_count:
+        rows.append(("bad lines", f"{summary.problem_count:,}"))
+    return rows
+
+
+def _unknown(summary: IngestSummary) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for one in summary.files:
+        for name, count in one.unknown:
+            counts[name] = counts.get(name, 0) + count
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _print_gpu_problems(one: FileOutcome, shown: int) -> None:
+    if one.error is not None:
+        warn(f"slurm-affinode: {one.error}")
+        if one.hint:
+            warn(f"  {one.hint}")
+        return
+    lines = (f"{one.path}{'' if p.line is None else f':{p.line}'}: {p.reason}" for p in one.problems)
+    warn_of_problems(one.path, lines, one.problem_count, shown)
+    for what, count in one.decisions:
+        warn(f"{one.path}: {count:,} {what}")
+
+
+def _gpu_as_json(summary: IngestSummary) -> dict[str, Any]:
+    return {
+        "dry_run": summary.dry_run,
+        "samples": summary.samples,
+        "new": summary.new,
+        "duplicates": summary.duplicates,
+        "devices": summary.devices,
+        "nodes": summary.nodes,
+        "first": summary.first,
+        "last": summary.last,
+        "steps_s": [{"step_s": step, "devices": count} for step, count in summary.steps_s],
+        "bad_lines": summary.problem_count,
+        "unknown": _unknown(summary),
+        "files": [_file_json(one) for one in summary.files],
+    }
+
+
+def _file_json(one: FileOutcome) -> dict[str, Any]:
+    return {
+        "path": one.path,
+        "status": one.status,
+        "format": one.format,
+        "samples": one.samples,
+        "first": one.first,
+        "last": one.last,
+        "error": one.error,
+        "hint": one.hint,
+        "bad_lines": one.problem_count,
+        "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
+        "decisions": dict(one.decisions),
+        "unknown": dict(one.unknown),
+    }
+
+
+_SACCT_EPILOG = """\b
+Examples:
+  slurm-affinode ingest sacct                              query sacct for new records
+  slurm-affinode ingest sacct --since 30d                  query sacct for the last 30 days
+  slurm-affinode ingest sacct jobs.txt more.txt.gz         files of sacct -P or sacct --json
+  sacct -aDP -S now-1day -o ALL | slurm-affinode ingest sacct -
+  slurm-affinode ingest sacct --timezone Europe/Oslo jobs.txt
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """An input: its display name, and its content or path for the parser."""
+
+    name: str
+    content: Path | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """The outcome of ingesting one input."""
+
+    source: str
+    accounting: Accounting
+    stored: Upserted | None
+    """``None``: nothing was stored (a dry run)."""
+
+
+@command(epilog=_SACCT_EPILOG)
+@click.argument("files", nargs=-1, metavar="[FILE|-]...", type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--since", type=When(), metavar="TIME", help="Query sacct from TIME [default: end of the last run]")
+@click.option("--until", type=When(), metavar="TIME", help="Query sacct until TIME [default: now]")
+@click.option(
+    "--cluster", metavar="NAME",
+    help="Assign records without a cluster to NAME; without FILE, query this cluster [default: " "configuration]",
+)  # fmt: skip
+@click.option("--all-clusters", is_flag=True, help="Query every cluster of the accounting database (without FILE)")
+@click.option(
+    "--timezone",
+    metavar="ZONE",
+    help="Set the IANA zone of times without an offset in FILE [default: configuration, local]",
+)
+@click.option(
+    "--delimiter", metavar="TEXT", help="Set the delimiter of FILE, such as '\\t' or '\\x1f' [default: detected]"
+)
+@click.option("--strict", is_flag=True, help="Reject an input at its first bad record")
+@intake_options
+@json_option
+@config_options
+def ingest_sacct(
+    *,
+    files: tuple[Path, ...],
+    since: datetime | None,
+    until: datetime | None,
+    cluster: str | None,
+    all_clusters: bool,
+    timezone: str | None,
+    delimiter: str | None,
+    strict: bool,
+    dry_run: bool,
+    shown: int,
+    as_json: bool,
+    config: Config,
+) -> int:
+    """Ingest accounting: output of sacct -P or sacct --json, or run sacct.
+
+    Ingesting the same input twice is a no-op; a job that was running is completed when it is seen again. A bad
+    record is reported with its line, and the others are ingested; an unreadable input changes nothing.
+    """
+    if files and (since or until or all_clusters):
+        raise click.UsageError("--since, --until and --all-clusters are for running sacct: leave them or FILE out")
+    if not files and (timezone or delimiter):
+        raise click.UsageError("--timezone and --delimiter are about FILE: which file?")
+    how = SacctReading(
+        cluster=cluster or config.cluster.name_or_default,
+        zone=times.zone_name(timezone or config.cluster.timezone) if files else "UTC",
+        delimiter=_unescape(delimiter),
+        strict=strict,
+    )
+    done: list[Intake] = []
+    failed: list[AffinodeError] = []
+    with store_unless(dry_run, config) as repository:
+        if files:
+            for source in _sources(files):
+                try:
+                    done.append(_one(source, how, repository, quiet=as_json))
+                except InputError as error:
+                    failed.append(error)
+        else:
+            asked = _run_sacct(
+                repository, how, since=since, until=until, config=config, cluster=cluster, all_clusters=all_clusters
+            )
+            done.append(asked)
+    _report_sacct(done, shown, as_json=as_json, dry_run=dry_run)
+    if len(failed) == 1:
+        raise failed[0]
+    for failure in failed:
+        warn(f"slurm-affinode: {failure}")
+    return 2 if failed else 0
+
+
+def _sources(files: Sequence[Path]) -> Iterator[_Source]:
+    for path in files:
+        if str(path) == "-":
+            yield _Source("-", sys.stdin.buffer.read())
+        else:
+            yield _Source(str(path), path)
+
+
+def _one(source: _Source, how: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
+    started = datetime.now(UTC)
+    if repository is not None:
+        how = replace(how, counting=ingest.counting_clusters(repository))
+    with progress(f"reading {source.name}", total=None, quiet=quiet) as advance:
+        accounting = sacct.read(source.content, where=source.name, how=how, advance=advance)
+    accounting = replace(accounting, notes=(*accounting.notes, *_jobstats(accounting)))
+    return _store_sacct(source, accounting, repository, started)
+
+
+def _jobstats(accounting: Accounting) -> tuple[str, ...]:
+    """Return a note on jobstats summaries in the input: they are averages, and are not mixed with samples."""
+    comments = accounting.jobs["admin_comment"]
+    there = int((comments.str.starts_with("JS1:") & ~comments.is_in(["JS1:Short", "JS1:None"])).sum())
+    if not there:
+        return ()
+    what = "1 run has a jobstats summary" if there == 1 else f"{there:,} runs have a jobstats summary"
+    return (f"{what} in AdminComment, averages that a report cannot use: see slurm-affinode trace jobstats",)
+
+
+def _store_sacct(source: _Source, accounting: Accounting, repository: Repository | None, started: datetime) -> Intake:
+    if repository is None:
+        return Intake(source.name, accounting, None)
+    stored = ingest.ingest_accounting(
+        repository,
+        accounting,
+        source=source.name,
+        started=started,
+        finished=datetime.now(UTC),
+        fingerprint=_fingerprint(source.content),
+    )
+    return Intake(source.name, accounting, stored)
+
+
+def _run_sacct(
+    repository: Repository | None,
+    how: SacctReading,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    config: Config,
+    cluster: str | None,
+    all_clusters: bool,
+) -> Intake:
+    now = datetime.now(UTC)
+    until = until or now
+    if since is None:
+        overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
+        since = until - ingest.FIRST_SPAN
+        if repository is not None:
+            since = ingest.default_since(repository, now=until, overlap=overlap)
+    if since >= until:
+        raise click.UsageError(f"--since {since:%Y-%m-%dT%H:%M:%SZ} is not before --until {until:%Y-%m-%dT%H:%M:%SZ}")
+    content = commands.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
+    name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{until:%Y-%m-%dT%H:%M:%SZ}"
+    result = _one(_Source(name, content), replace(how, delimiter=commands.DELIMITER), repository, quiet=True)
+    if repository is not None:
+        answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
+        ingest.reached(repository, min(until, now), answered)
+    return result
+
+
+def _unescape(delimiter: str | None) -> str | None:
+    if delimiter is None:
+        return None
+    try:
+        text = delimiter.encode("latin-1", "backslashreplace").decode("unicode_escape")
+    except UnicodeDecodeError:
+        text = delimiter
+    if not text or "\n" in text:
+        raise click.UsageError(f"--delimiter {delimiter!r} cannot stand between fields")
+    return text
+
+
+def _fingerprint(content: Path | bytes) -> str:
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    with content.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _report_sacct(done: Sequence[Intake], shown: int, *, as_json: bool, dry_run: bool) -> None:
+    if as_json:
+        print_json({"dry_run": dry_run, "sources": [_as_json(one) for one in done]})
+        return
+    for one in done:
+        _print_problems(one, shown)
+    if not done:
+        return
+    count = ("records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
+    rows = [[one.source, *(f"{value:,}" if value is not None else "-" for value in _figures(one))] for one in done]
+    print_table(("source", *count), rows, right=count)
+    if dry_run:
+        click.echo("dry run: nothing was stored")
+
+
+def _figures(one: Intake) -> list[int | None]:
+    accounting = one.accounting
+    total = one.stored.jobs + one.stored.steps if one.stored is not None else None
+    return [
+        accounting.records,
+        accounting.jobs.height,
+        accounting.steps.height,
+        *((total.new, total.updated, total.unchanged) if total is not None else (None, None, None)),
+        accounting.bad_records,
+    ]
+
+
+def _print_problems(one: Intake, shown: int) -> None:
+    accounting = one.accounting
+    lines = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
+    warn_of_problems(one.source, lines, len(accounting.problems), shown)
+    for decision in accounting.decisions[:shown]:
+        warn(f"{_where(one, decision.line)}: {decision}")
+    if (rest := len(accounting.decisions) - shown) > 0:
+        warn(f"{one.source}: {rest:,} more times were decided in the same way")
+    for note in accounting.notes:
+        warn(f"{one.source}: {note}")
+
+
+def _where(one: Intake, line: int | None) -> str:
+    if line is None:
+        return one.source
+    return f"{one.source}:{line}" if one.accounting.unit == "line" else f"{one.source}, {one.accounting.unit} {line}"
+
+
+def _as_json(one: Intake) -> dict[str, Any]:
+    accounting = one.accounting
+    names = ("records", "job_runs", "steps", "new", "updated", "unchanged", "bad_records")
+    return {
+        "source": one.source,
+        **dict(zip(names, _figures(one), strict=True)),
+        "problems": [
+            {accounting.unit: p.line, "job": p.job, "field": p.field, "reason": p.reason, "left_out": p.dropped}
+            for p in accounting.problems
+        ],
+        "times_decided": [
+            {
+                accounting.unit: d.line, "job": d.job, "field": d.field, "local": d.local.isoformat(),
+                "taken_as": d.chosen, "exists": d.exists,
+            }
+            for d in accounting.decisions
+        ],
+        "notes": list(accounting.notes),
+    }  # fmt: skip
+
+
+_SUSPENSIONS_EPILOG = """\b
+The ledgers are NODE.jsonl in the directory suspend.ledger; report and nightly ingest them by themselves.
+Examples:
+  slurm-affinode ingest suspensions
+  slurm-affinode ingest suspensions /shared/slurm-affinode/ledger
+"""
+
+
+@command(epilog=_SUSPENSIONS_EPILOG)
+@click.argument("paths", nargs=-1, metavar="[DIR|FILE]...", type=click.Path(path_type=Path))
+@intake_options
+@json_option
+@config_options
+def ingest_suspensions(*, paths: tuple[Path, ...], dry_run: bool, shown: int, as_json: bool, config: Config) -> int:
+    """Ingest the ledgers of suspended jobs, for the report's section on GPUs given back.
+
+    Ingesting the same input twice is a no-op.
+    """
+    chosen = paths or ((config.ledger_dir,) if config.ledger_dir is not None else ())
+    if not chosen:
+        raise ConfigError("no ledger is named", hint="give its directory, or set [suspend] ledger or shared_store")
+    with store_unless(dry_run, config) as store:
+        results = [one for path in chosen for one in ingest.ingest_ledgers(store, path)]
+    _report_suspensions(results, shown, as_json=as_json)
+    return 0
+
+
+def _report_suspensions(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            [
+                {
+                    "source": one.source,
+                    "entries": one.entries,
+                    "new": None if one.counts is None else one.counts.new,
+                    "updated": None if one.counts is None else one.counts.updated,
+                    "unchanged": None if one.counts is None else one.counts.unchanged,
+                    "problems": [{"line": problem.line, "reason": problem.reason} for problem in one.problems],
+                }
+                for one in results
+            ]
+        )
+    elif not results:
+        click.echo("no ledger is there yet")
+    else:
+        rows = [
+            (one.source, one.entries, *(("", "", "") if one.counts is None else _three(one.counts)), len(one.problems))
+            for one in results
+        ]
+        columns = ("ledger", "lines", "new", "updated", "unchanged", "bad")
+        print_table(columns, rows, right=columns[1:])
+    for one in results:
+        lines = (f"{one.source}:{problem.line}: {problem.reason}" for problem in one.problems)
+        warn_of_problems(one.source, lines, len(one.problems), shown)
+
+
+def _three(counts: Counts) -> tuple[int, int, int]:
+    return counts.new, counts.updated, counts.unchanged

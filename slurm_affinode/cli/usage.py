@@ -1,0 +1,199 @@
+"""``slurm-affinode report users`` and ``report queue``: resource use by user, and pending jobs by waiting time."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+import polars as pl
+
+from slurm_affinode.analysis import runs, usage
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.text import span
+from slurm_affinode.cli.command import Command, command
+from slurm_affinode.cli.options import (
+    When,
+    clock,
+    config_options,
+    json_option,
+    print_json,
+    print_table,
+    slurm_options,
+    warn,
+    zone,
+)
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.slurm.accounting.schema import JOBS
+from slurm_affinode.slurm.client import open_client
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.zombies import live
+from slurm_affinode.zombies.find import COLUMNS, Snapshot
+
+_USERS_EPILOG = """\b
+Examples:
+  slurm-affinode report users --since 7d                    most GPU-hours first
+  slurm-affinode report users --since 7d --by jobs          all jobs, with and without GPUs, and their final states
+  slurm-affinode report users --live --by cores             most CPU cores now
+  slurm-affinode report users --live --group job --by gpus  the largest jobs
+  slurm-affinode report users --since 30d --group account --by core-hours
+"""
+_QUEUE_EPILOG = """\b
+Examples:
+  slurm-affinode report queue                               longest wait first, from stored accounting
+  slurm-affinode report queue --live --partition gpu        live
+  slurm-affinode report queue --live --gpus --json
+"""
+
+
+def _filters(function: Any) -> Any:
+    options = [
+        config_options,
+        slurm_options,
+        click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Select a cluster; may be repeated"),
+        click.option("--partition", "-p", "partitions", multiple=True, metavar="NAME", help="Select a partition"),
+        click.option("--account", "-A", "accounts", multiple=True, metavar="NAME", help="Select an account"),
+        click.option("--user", "-u", "users", multiple=True, metavar="NAME", help="Select a user"),
+        click.option("--live", "now", is_flag=True, help="Query the live Slurm"),
+        click.option(
+            "--top", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="Show the first N rows"
+        ),
+        json_option,
+    ]
+    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+def _snapshot(config: Config) -> Snapshot:
+    with open_client(config.slurm.backend) as client:  # type: ignore[arg-type]
+        return Snapshot(_cluster(config, client), client.overview(), ())
+
+
+def _cluster(config: Config, client: SlurmClient) -> str:
+    return config.cluster.name or client.config().get("ClusterName") or "default"
+
+
+def _query(since: datetime, until: datetime, filters: dict[str, tuple[str, ...]]) -> WasteQuery:
+    clusters, partitions, accounts, users = (filters[name] for name in ("clusters", "partitions", "accounts", "users"))
+    return WasteQuery(since, until, clusters, partitions, accounts, users, zone=zone())
+
+
+@command(epilog=_USERS_EPILOG)
+@_filters
+@click.option("--since", type=When(), default="7d", show_default=True, metavar="TIME", help="Begin at TIME")
+@click.option("--until", type=When(), default="now", show_default=True, metavar="TIME", help="End before TIME")
+@click.option(
+    "--group", type=click.Choice(usage.GROUPS), default="user", show_default=True, help="Show one row per GROUP"
+)
+@click.option(
+    "--by", type=click.Choice(tuple(usage.ORDERS)), help="Sort by this column  [default: gpu-hours; gpus with --live]"
+)
+def users(
+    *, config: Config, now: bool, top: int, as_json: bool, since: datetime, until: datetime, group: str,
+    by: str | None, **filters: tuple[str, ...],
+) -> int:  # fmt: skip
+    """Report usage by user, account or job: jobs, GPU-hours, core-hours, running and pending jobs, final states."""
+    moment = datetime.now(UTC)
+    if now:
+        seen = _snapshot(config)
+        since, until = moment, moment
+        jobs, pending = live.frame(seen, {}).filter(pl.col("end").is_null()), live.pending(seen)
+        earliest = jobs["start"].min()
+        query = _query(earliest if isinstance(earliest, datetime) else moment, moment, filters)
+    else:
+        query = _query(since, until, filters)
+        with Repository.open(config.db_url, create=False) as store:
+            jobs, pending = store.jobs(since, until, columns=COLUMNS), store.pending(until, columns=COLUMNS)
+            query = ingest.with_known(query, store, moment)
+        ingest.check_known(query, jobs, moment)
+    late = runs.caution(query, pl.concat([jobs.select("cluster"), pending.select("cluster")]), moment)
+    order = usage.ORDERS[by or ("gpus" if now else "gpu-hours")]
+    rows = usage.usage(jobs, pending, query, moment, group=group)
+    rows = rows.sort(order, "jobs", group, descending=[True, True, False], nulls_last=True)
+    if as_json:
+        print_json({"source": "live" if now else "history", "since": since, "until": until, "group": group,
+                    "notes": [late] if late else [], "rows": rows.head(top).to_dicts()})  # fmt: skip
+        return 0
+    if late:
+        warn(late)
+    shown = ["jobs", "gpu_jobs", "running", "waiting", "gpus_now", "cores_now"]
+    shown += [] if now else ["gpu_hours", "core_hours", *usage.STATES]
+    whose = "user" if group == "job" else "partitions"
+    print_table(
+        [group, *(name.replace("_", " ") for name in shown), whose],
+        [[row[group] or "?", *(_amount(row[name]) for name in shown), row["users" if group == "job" else "partitions"]]
+         for row in rows.head(top).iter_rows(named=True)],
+        right=[name.replace("_", " ") for name in shown],
+    )  # fmt: skip
+    if rows.height > top:
+        click.echo(f"{rows.height - top} more: --top {rows.height}")
+    return 0
+
+
+def _amount(value: float | None) -> str:
+    if value is None:
+        return "unknown"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+@command(epilog=_QUEUE_EPILOG)
+@_filters
+@click.option("--gpus", "gpu_only", is_flag=True, help="Select jobs that request GPUs")
+def queue(
+    *, config: Config, now: bool, top: int, as_json: bool, gpu_only: bool, **filters: tuple[str, ...]
+) -> int:  # fmt: skip
+    """Report pending jobs, longest wait first: eligible time, requested resources, and the reason."""
+    moment = datetime.now(UTC)
+    query, late = _query(moment, moment, filters), ""
+    if now:
+        found = usage.waits_now(_snapshot(config).jobs, query, moment)
+    else:
+        with Repository.open(config.db_url, create=False) as store:
+            pending = store.pending(moment, columns=tuple(JOBS))
+            query = ingest.with_known(query, store, moment)
+        found = usage.waits_of(pending, query, moment)
+        late = runs.caution(query, pending, moment)
+        if late and not as_json:
+            warn(f"{late}; --live asks Slurm")
+    found = [one for one in found if one.gpus or not gpu_only]
+    if as_json:
+        print_json({"source": "live" if now else "history", "at": moment, "waiting": len(found),
+                    "notes": [late] if late else [],
+                    "jobs": [dataclasses.asdict(one) for one in found[:top]]})  # fmt: skip
+        return 0
+    if not found:
+        click.echo("No pending jobs")
+        return 0
+    print_table(
+        ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason"),
+        [(one.id, one.user, one.partition, one.qos, one.gpus, one.cores, one.nodes, span(one.waited_s),
+          "" if one.submitted is None else clock(one.submitted), one.reason) for one in found[:top]],
+        right=("GPUs", "cores", "nodes", "waits"),
+    )  # fmt: skip
+    if len(found) > top:
+        click.echo(f"{len(found) - top} more: --top {len(found)}")
+    return 0
+
+
+def _renamed(current: click.Command, old: str, new: str) -> click.Command:
+    """Return ``current`` under its old name, which prints the new one on standard error."""
+
+    def called(**values: Any) -> Any:
+        warn(f"slurm-affinode: {old!r} is now {new!r}; the old name will be removed")
+        return click.get_current_context().invoke(current, **values)
+
+    return Command(
+        old.rsplit(maxsplit=1)[-1],
+        params=current.params,
+        callback=called,
+        help=current.help,
+        epilog=current.epilog,
+        hidden=True,
+    )
+
+
+zombies_users = _renamed(users, "zombies users", "report users")
+zombies_queue = _renamed(queue, "zombies queue", "report queue")

@@ -1,0 +1,413 @@
+"""``slurm-affinode zombies warn`` and ``clean``: warn owners and administrators; execute the clean-up policy."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurm_affinode.agent.routing import Reach
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import counted, span
+from slurm_affinode.cli.command import command
+from slurm_affinode.cli.options import (
+    Span,
+    When,
+    config_options,
+    json_option,
+    print_json,
+    print_table,
+    prometheus_options,
+    slurm_options,
+    stages,
+    warn,
+    warn_if_exposed,
+)
+from slurm_affinode.cli.zombies import filters, prometheus_history
+from slurm_affinode.core.cleanup_plan import plan
+from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.finding import VARIANTS
+from slurm_affinode.pipeline.mail_delivery import postman
+from slurm_affinode.report.mail import Digest, digest
+from slurm_affinode.slurm.client import open_client
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.zombies import act, exemptions, live, orphans
+from slurm_affinode.zombies import act as actions_of
+from slurm_affinode.zombies import find as workflow
+from slurm_affinode.zombies import mail as zombie_mail
+from slurm_affinode.zombies import policy as site_policy
+from slurm_affinode.zombies.outcomes import Outcome, Tools, Who
+from slurm_affinode.zombies.recheck import AskNode, Recheck
+
+QUIET = frozenset({"too-early", "told", "warned", "rule", "nobody", "same"})
+"""Reasons for doing nothing that are hidden by default."""
+
+UNNAMED = "default"
+"""Cluster name of accounting records that name none."""
+
+_CLEAN_EPILOG = """\b
+Examples:
+  slurm-affinode zombies clean                        the plan, with the reasons against each action
+  slurm-affinode zombies clean --live --yes           execute it
+  slurm-affinode zombies clean --live --warn --yes    also send warnings, like the timer
+  slurm-affinode zombies clean --live --kind orphan-process --node c1 --yes
+
+\b
+Exit status: 0 done, or nothing to do; 1 an action failed (the others were executed); 2 unusable policy or input, or
+data too old; 3 a required service does not respond.
+"""
+_WARN_EPILOG = """\b
+Examples:
+  slurm-affinode zombies warn                         the planned mails, by recipient
+  slurm-affinode zombies warn --dry-run               the mails themselves
+  slurm-affinode zombies warn --live --yes            send them
+
+\b
+Exit status: 0 done, or no recipients; 1 a mail could not be sent; 2 unusable policy or input, or data too old;
+3 a required service does not respond.
+"""
+
+
+def _common(function: Any) -> Any:
+    options = [
+        config_options,
+        slurm_options,
+        prometheus_options,
+        filters,
+        click.option("--live", is_flag=True, help="Query the live Slurm and agents"),
+        click.option("--watch", "watch_s", type=Span(), metavar="SPAN",
+                     help="Sample the nodes for SPAN (with --live)"),
+        click.option("--policy", "policy_path", type=click.Path(path_type=Path), metavar="FILE",
+                     help="Use this policy [default: zombies.policy, /etc/slurm-affinode/zombies.toml, built-in]"),
+        click.option("--all", "everything", is_flag=True, help="Also show findings without an action yet"),
+        json_option,
+    ]  # fmt: skip
+    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The parameters of a command."""
+
+    config: Config
+    request: workflow.Request
+    live: bool
+    watch_s: float | None
+    prometheus: bool
+    policy: Policy
+    as_json: bool
+    everything: bool
+    acting: bool = False
+    """With ``--yes``."""
+
+
+def _asked(
+    config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, asked: bool, as_json: bool,
+    everything: bool, kinds: tuple[str, ...], **filters: Any,
+) -> Asked:  # fmt: skip
+    request = workflow.Request(
+        kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
+        variants=frozenset(kinds) & frozenset(VARIANTS), **filters,
+    )  # fmt: skip
+    policy = site_policy.load(config, policy_path)
+    warn_if_exposed(site_policy.policy_file(config, policy_path)[0])
+    config = site_policy.reaching(config, policy)
+    return Asked(config, request, live, watch_s, asked, policy, as_json, everything)
+
+
+@command(epilog=_WARN_EPILOG)
+@_common
+@click.option("--since", type=When(), metavar="TIME", help="Begin at TIME [default: 2d before the end]")
+@click.option("--until", type=When(), metavar="TIME", help="End before TIME [default: end of the stored samples]")
+@click.option("--yes", is_flag=True, help="Send the mails; without it, only show the plan")
+@click.option("--dry-run", is_flag=True, help="Print the mails instead of sending them")
+def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None, **given: Any) -> int:
+    """Mail findings to owners and administrators by the policy, one mail per recipient.
+
+    A user gets one mail about all jobs: each stage once, and findings without stages once per period.
+    """
+    asked = replace(_asked(config, policy_path, **given), acting=yes and not dry_run)
+    with _session(asked) as session:
+        decided = [one for one in session.plan() if one.verb not in DESTRUCTIVE]
+        session.looked(decided, "warn")
+        if dry_run or not yes:
+            mails = list(_mails(decided, asked.policy)) if dry_run else None
+            for mail in mails or () if not asked.as_json else ():
+                click.echo(f"To: {mail.recipient}\nSubject: {mail.subject}\n\n{mail.text}")
+            return session.show([_planned(one) for one in decided], dry_run=True, mails=mails)
+        return session.show([*zombie_mail.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
+
+
+@command(epilog=_CLEAN_EPILOG)
+@_common
+@click.option("--yes", is_flag=True, help="Execute the plan; without it, only show it")
+@click.option("--warn", "warnings", is_flag=True, help="Also send warnings, like `zombies warn`")
+@click.option("--over-limit", type=click.IntRange(1), metavar="N",
+              help="Cancel up to N jobs, beyond the policy's limit; asks for confirmation")  # fmt: skip
+def clean(
+    *, yes: bool, warnings: bool, over_limit: int | None, config: Config, policy_path: Path | None, **given: Any
+) -> int:
+    """Cancel or suspend idle jobs, end orphan processes, drain and resume nodes by the policy.
+
+    A dry run unless --yes is given. Evidence is read again right before each action, so a job that has become
+    active is spared. Every check, warning and action is recorded; see `zombies history`.
+    """
+    asked = replace(_asked(config, policy_path, **given), acting=yes)
+    if over_limit is not None:
+        if yes:
+            _person(over_limit)
+        asked = replace(asked, policy=replace(asked.policy, limits=replace(asked.policy.limits, cancel=over_limit)))
+    with _session(asked) as session:
+        planned = session.plan()
+        decided = [one for one in planned if warnings or not zombie_mail.warnable(one)]
+        untold = len(planned) - len(decided)
+        session.looked(decided, "clean")
+        if not yes:
+            return session.show([_planned(one) for one in decided], dry_run=True, untold=untold)
+        done = actions_of.execute(decided, session.tools)
+        done += zombie_mail.tell(decided, session.tools, session.ledger)
+        tried = {one.action.finding.key for one in done}
+        rest = [one for one in decided if one.finding.key not in tried]
+        return session.show([*done, *_idle(rest)], dry_run=False, untold=untold)
+
+
+def _person(limit: int) -> None:
+    """Ask for confirmation at a terminal, so that no script can raise the limit."""
+    if not sys.stdin.isatty():
+        raise AffinodeError(
+            "--over-limit needs a person at a terminal", hint="without one, limits.cancel of the policy holds"
+        )
+    click.confirm(f"Cancel up to {counted(limit, 'job')} in this run?", abort=True)
+
+
+def _planned(action: Action) -> Outcome:
+    return Outcome(action, "spared" if action.verb == "none" else "planned", action.reason)
+
+
+def _idle(decided: Sequence[Action]) -> list[Outcome]:
+    return [_planned(one) for one in decided if one.verb == "none"]
+
+
+@dataclass(slots=True)
+class Session:
+    """One run of a command: its findings and dependencies."""
+
+    asked: Asked
+    found: workflow.Found
+    log: ZombieLog
+    tools: Tools
+    ledger: Ledger
+    began: datetime
+    """Start time of the run."""
+    jobs: Sequence[Job] | None = None
+    """The jobs known to Slurm; ``None``: Slurm does not respond."""
+
+    def plan(self) -> list[Action]:
+        """Return the decision on each finding, using the agents' information on jobs that can be or are suspended."""
+        now = self.tools.now()
+        self.log.see([one.key for one in self.found.findings if one.since is None], now, all_of=self._looked_at_all())
+        self.ledger = self.log.ledger(now)
+        over = self._over()
+        findings = [one for one in self.found.findings if one.key not in over]
+        decided = plan(findings, self.asked.policy, self.ledger, now, looked_from=self.began)
+        elsewhere = self._elsewhere(decided)
+        known = actions_of.opted_in(decided, self.tools.ask)
+        planned = plan(findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
+                       asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
+                       parts=actions_of.parts(self.jobs or ()))  # fmt: skip
+        text = "it has ended, or begun anew, since accounting was read"
+        return planned + [Action("none", one, "ended", text) for one in self.found.findings if one.key in over]
+
+    def _over(self) -> frozenset[str]:
+        """Return the keys of findings about jobs that ran when accounting was read and have ended since."""
+        running = [one for one in self.found.findings if one.job is not None and one.job.running]
+        if self.jobs is None or not running:
+            return frozenset()
+        there = {run for job in self.jobs if job.allocated for run in (actions_of.run_of(job), (job.job_id, None))}
+        here = {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
+        if any(one.cluster not in here for one in running):
+            here.add(self.tools.slurm.config().get("ClusterName", ""))
+        return frozenset(
+            one.key for one in running if one.cluster in here and one.job and actions_of.run_of(one.job) not in there
+        )
+
+    def _looked_at_all(self) -> list[str]:
+        """Return prefixes of the keys for which this run has seen all existing findings.
+
+        Empty for stored data, with filters, and in a dry run: its user may not be allowed to query the agents.
+        """
+        asked, seen = self.asked.request, self.found.snapshot
+        narrow = (asked.clusters, asked.partitions, asked.accounts, asked.users, asked.nodes, asked.min_score)
+        if seen is None or any(narrow) or not self.asked.acting:
+            return []
+        return [f"{seen.cluster}/{kind}/" for kind in orphans.KINDS if kind in asked.wanted]
+
+    def _elsewhere(self, decided: Iterable[Action]) -> frozenset[str]:
+        """Return the clusters in the findings other than this Slurm's: their job IDs mean other jobs here."""
+        named = {one.cluster for one in self.found.findings} - {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
+        slurm: SlurmClient | None = self.tools.slurm  # None in a dry run if Slurm does not respond
+        if not named or slurm is None or not any(one.verb in DESTRUCTIVE for one in decided):
+            return frozenset()
+        return frozenset(named - {slurm.config().get("ClusterName", "")})
+
+    def looked(self, decided: Sequence[Action], command: str) -> None:
+        """Record the findings and decisions in the audit."""
+        self.log.record([actions_of.looked(decided, self.tools.who, self.tools.now(), command)])
+
+    def show(
+        self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None, untold: int = 0
+    ) -> int:
+        """Print the outcomes and the number of omitted warnings (``untold``); return the exit status."""
+        # Table output has a single line about all of them.
+        hide = QUIET if self.asked.as_json else QUIET | {"stale"}
+        shown = [one for one in outcomes if self.asked.everything or one.action.code not in hide]
+        old = self._too_old(outcomes)
+        notes = (*self.found.notes, *([old] if old else []))
+        if self.asked.as_json:
+            print_json({
+                "dry_run": dry_run, "run": self.tools.who.run, "policy": self.asked.policy.where,
+                "since": self.found.since, "until": self.found.until, "source": self.found.source,
+                "findings": len(self.found.findings), "actions": [_row(one) for one in shown],
+                "notes": list(notes),
+                **({} if mails is None else {"mails": [dataclasses.asdict(one) for one in mails]}),
+            })  # fmt: skip
+            # The timer discards the JSON, so failures also go to its mail or journal.
+            for one in outcomes:
+                if one.result == "failed":
+                    warn(f"{one.action.verb}: {one.text}")
+        else:
+            rows = [
+                (one.action.verb if one.action.verb != "none" else "-", one.action.target, one.action.finding.kind,
+                 one.action.finding.user, one.result if one.action.verb != "none" else one.action.code, one.text)
+                for one in shown
+            ]  # fmt: skip
+            if rows:
+                print_table(("action", "target", "kind", "user", "result", "why"), rows)
+            hidden = sum(one.action.code in QUIET for one in outcomes) if not self.asked.everything else 0
+            more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
+            more += f"; of {untold} people are to be told (--warn)" if untold else ""
+            click.echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
+            for note in notes:
+                warn(note)
+            if dry_run and any(one.action.verb != "none" for one in outcomes):
+                warn("dry run: nothing was done; add --yes")
+        if any(one.result == "failed" for one in outcomes):
+            return 1
+        # No action was possible for any finding.
+        return 2 if old and all(one.action.code == "stale" or one.action.code in QUIET for one in outcomes) else 0
+
+    def _too_old(self, outcomes: Iterable[Outcome]) -> str:
+        """Return a message about findings with evidence that is too old to act on; empty if there are none."""
+        stale = [one.action.finding for one in outcomes if one.action.code == "stale"]
+        if not stale:
+            return ""
+        newest, limit_s = max(one.observed_at for one in stale), self.asked.policy.max_evidence_age_s
+        age = span((self.tools.now() - newest).total_seconds())
+        return (
+            f"too old to act on: {counted(len(stale), 'finding')}, the newest of {newest:%Y-%m-%d %H:%M} UTC, "
+            f"{age} ago (at most {span(limit_s)}); take in newer data, or look with --live"
+        )
+
+
+def _row(one: Outcome) -> dict[str, Any]:
+    action, finding = one.action, one.action.finding
+    return {
+        "verb": action.verb, "result": one.result, "code": action.code, "target": action.target,
+        "reason": action.reason, "text": one.text, "rule": action.rule, "number": action.number,
+        "kind": finding.kind, "user": finding.user,
+        "job": None if finding.job is None else finding.job.id, "finding": finding.as_json(),
+        "read_again": None if one.look is None else one.look.verdict,
+    }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _session(asked: Asked) -> Iterator[Session]:
+    config = asked.config
+    open_slurm: Callable[[], SlurmClient] = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
+    with contextlib.ExitStack() as stack:
+        step = stack.enter_context(stages(quiet=asked.as_json))
+        began = datetime.now(UTC)
+        if asked.acting:
+            # systemd stops a run on timeout with SIGTERM: record the current action in the audit, as after Ctrl-C.
+            stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, signal.default_int_handler))
+        found = _find(asked, open_slurm, step)
+        store = stack.enter_context(Repository.open(config.db_url))
+        log = ZombieLog(store.engine)
+        slurm: Any = None
+        jobs: Sequence[Job] | None = None
+        reach = Reach(config, open_slurm)
+        stack.callback(reach.close)
+        who = Who.am_i()
+
+        def now() -> datetime:
+            return datetime.now(UTC)
+
+        try:
+            slurm = stack.enter_context(open_slurm())
+            jobs = _take_in(asked, found, slurm, log, who, reach.ask)
+        except AffinodeError as error:
+            # The owners' exemptions are unknown: take no action, but still show the findings.
+            if asked.acting:
+                raise
+            found = replace(found, notes=(*found.notes, f"Slurm was not asked for what owners want: {error}"))
+        tools = Tools(
+            slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
+            recheck=Recheck(slurm, reach.ask, config.idle.low_pct, floors_pct=config.agent.floors_pct),
+            post=postman(asked.policy.mail, now), log=log, policy=asked.policy, who=who, now=now, step=step,
+        )  # fmt: skip
+        yield Session(asked, found, log, tools, log.ledger(now()), began, jobs)
+
+
+def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> workflow.Found:
+    history = prometheus_history(asked.config, asked.request, step) if asked.prometheus else None
+    if asked.live:
+        return live.find_live(
+            asked.config, asked.request, slurm=slurm, watch_s=asked.watch_s, history=history, step=step
+        )
+    return workflow.find(asked.config, asked.request, slurm=slurm, history=history, step=step)
+
+
+def _take_in(  # noqa: PLR0917
+    asked: Asked, found: workflow.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
+) -> Sequence[Job]:
+    """Store requests for exemption and, with --live, new epilog reports; return the jobs known to Slurm."""
+    now, seen = datetime.now(UTC), found.snapshot
+    named = {one.cluster for one in found.findings}
+    cluster = _cluster(asked, found) or (named.pop() if len(named) == 1 else None)
+    cluster = cluster or slurm.config().get("ClusterName") or UNNAMED
+    jobs = slurm.overview() if seen is None else seen.jobs
+    exemptions.collect(jobs, cluster, asked.policy.keep, log, now=now, run=who.run)
+    if seen is not None:
+        nodes = [node.name for node in seen.nodes if node.gpus and node.responding and node.powered]
+        act.collect(nodes, ask, cluster, log, now=now, run=who.run, forget=asked.acting)
+    return jobs
+
+
+def _cluster(asked: Asked, found: workflow.Found) -> str | None:
+    """Return the name of this cluster in the database; ``None``: only Slurm knows it."""
+    return found.snapshot.cluster if found.snapshot else asked.config.cluster.name
+
+
+def _mails(decided: Sequence[Action], policy: Policy) -> Iterator[Digest]:
+    """Yield the mails that would be sent."""
+    for (_, user, recipients), group in zombie_mail.by_reader(decided, policy).items():
+        keep_s = policy.keep.max_s if policy.keep.allow else None
+        told = zombie_mail.readers(user, recipients, group, policy)
+        for recipient in told or ("(no recipient: mail.admins is empty)",):
+            yield digest(
+                group, policy.mail, recipient=recipient, user=user, now=datetime.now(UTC),
+                timezone=policy.calendar.timezone, keep_s=keep_s,
+            )  # fmt: skip

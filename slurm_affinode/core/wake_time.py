@@ -1,0 +1,58 @@
+"""Wake times of jobs with ``wake=TIME``: the forms that the submission option accepts. Uses no clock."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, time, timedelta, tzinfo
+
+_CLOCK = {"midnight": time(0), "noon": time(12), "fika": time(15), "teatime": time(16)}
+"""Slurm's words for times of the day. Source: sbatch(1), ``--begin``."""
+_UNITS = {"": 1, "second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 604800}
+_RELATIVE = re.compile(r"now\+(\d{1,9})(|second|minute|hour|day|week)s?")
+_SPAN = re.compile(r"(\d{1,9})([smhd])")
+_SPAN_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_END_OF_TIME = 253_402_300_800
+"""The year 10000, beyond the range of ``datetime``."""
+
+
+def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
+    """Return the wake time of a job asleep since ``since``; both in epoch seconds.
+
+    ``2h`` and ``now+2hours`` count from ``since``; a time of day, with or without seconds, is the next one after it;
+    ``tomorrow`` and a date are midnight of that day. Clock times are in ``zone``; ``None`` is this machine's zone, with
+    the offset of that day. Raises ``ValueError``.
+    """
+    relative = _RELATIVE.fullmatch(text)
+    if relative is not None:
+        return _after(since, int(relative[1]) * _UNITS[relative[2]])
+    span = _SPAN.fullmatch(text)
+    if span is not None:
+        return _after(since, int(span[1]) * _SPAN_UNITS[span[2]])
+    today = datetime.fromtimestamp(since, zone).date()
+    if text == "tomorrow":
+        return _at(today + timedelta(days=1), time(0), zone)
+    clock = _CLOCK.get(text)
+    if clock is None and re.fullmatch(r"\d?\d:\d\d(?::\d\d)?", text):
+        clock = time.fromisoformat(_full_hour(text))
+    if clock is not None:
+        found = _at(today, clock, zone)
+        return found if found > since else _at(today + timedelta(days=1), clock, zone)
+    if re.fullmatch(r"\d{4}-\d\d-\d\d(?:T\d?\d:\d\d(?::\d\d)?)?", text):
+        day, at, clock_text = text.partition("T")
+        return _at(date.fromisoformat(day), time.fromisoformat(_full_hour(clock_text)) if at else time(0), zone)
+    raise ValueError(f"{text!r} is not a time to wake at")
+
+
+def _after(since: float, seconds: int) -> float:
+    at = since + seconds
+    if at >= _END_OF_TIME:
+        raise ValueError(f"{seconds} seconds from now is no time that there is")
+    return at
+
+
+def _full_hour(clock: str) -> str:
+    return clock if clock[2] == ":" else f"0{clock}"
+
+
+def _at(day: date, clock: time, zone: tzinfo | None) -> float:
+    return datetime.combine(day, clock, tzinfo=zone).timestamp()

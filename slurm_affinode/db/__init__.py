@@ -1,0 +1,1 @@
+"""The database: SQLite without any setup, or PostgreSQL or MariaDB by URL."""

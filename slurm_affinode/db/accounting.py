@@ -1,0 +1,500 @@
+"""Runs and steps in the database: the stored form of frames, upserts within a transaction, and queries.
+
+Stored form: times are UTC seconds (``Int64``), booleans 0 or 1, text without NUL (PostgreSQL has no such character),
+floats without NaN. Everything else is as in the schema.
+
+A run only moves forward: pending, running, ended. Of two records of a run the later stage wins; at the same stage the
+one ingested last wins (of two running ones, the one with the longer elapsed time). Missing values of the winner are
+filled from the other, so a smaller field set erases nothing.
+
+The key of a run contains its submit time. Output of sacct without that field has a substitute (eligible, else start),
+so one run may arrive under two keys. Two records of one job with the same start are one run; the earlier submit time is
+the true one, since a job is submitted before it is eligible, and eligible before it starts.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import polars as pl
+from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, exists, func, or_, select, true, update
+
+from slurm_affinode.base.config import UNNAMED_CLUSTER
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.db import tables
+from slurm_affinode.db.engine import reading
+from slurm_affinode.db.records import Counts, Upserted
+from slurm_affinode.db.tables import KEY_LENGTHS
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOB_KEY, JOBS, STEP_KEY, STEPS, conform
+
+Schema = Mapping[str, pl.DataType]
+
+
+def stored_dtype(dtype: pl.DataType) -> pl.DataType:
+    """Return the type in which a column of ``dtype`` is stored."""
+    if isinstance(dtype, pl.Datetime):
+        return pl.Int64()
+    return pl.Int8() if isinstance(dtype, pl.Boolean) else dtype
+
+
+def to_stored(frame: pl.DataFrame, schema: dict[str, pl.DataType], key: Sequence[str]) -> pl.DataFrame:
+    """Convert ``frame`` to stored form, with exactly the columns of ``schema``.
+
+    Raises ``InputError`` for a record with an incomplete or overlong key, which could not be found again.
+    """
+    stored = conform(frame, schema).select(_to_stored(name, dtype) for name, dtype in schema.items())
+    for name in key:
+        if stored.get_column(name).null_count():
+            row = stored.filter(pl.col(name).is_null()).row(0, named=True)
+            raise InputError(f"a record has no {name}: {_identity(row, key)}")
+        limit = KEY_LENGTHS.get(name)
+        if limit is not None and (stored.get_column(name).str.len_chars().max() or 0) > limit:  # type: ignore[operator]
+            row = stored.filter(pl.col(name).str.len_chars() > limit).row(0, named=True)
+            raise InputError(f"{name} is longer than {limit} characters: {_identity(row, key)}")
+    return stored
+
+
+def _to_stored(name: str, dtype: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    if isinstance(dtype, pl.Datetime):
+        return column.dt.epoch("s")
+    if isinstance(dtype, pl.Boolean):
+        return column.cast(pl.Int8)
+    if isinstance(dtype, pl.Float64):
+        return column.fill_nan(None)
+    if isinstance(dtype, pl.String):
+        return column.str.replace_all("\0", "\N{REPLACEMENT CHARACTER}", literal=True)
+    return column
+
+
+def _identity(row: Mapping[str, Any], key: Sequence[str]) -> str:
+    return ", ".join(f"{name} {str(row[name])[:40]}" for name in key if row[name] is not None)
+
+
+def from_rows(rows: Iterable[Sequence[Any]], schema: Schema) -> pl.DataFrame:
+    """Convert ``rows`` (tuples in the order of ``schema``), as fetched by a driver, to a frame in stored form."""
+    # Thousands of new tuples would start the garbage collector repeatedly, and none of them is garbage.
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    finally:
+        if collecting:
+            gc.enable()
+    return pl.DataFrame(
+        [
+            pl.Series(name, values, dtype=stored_dtype(dtype))
+            for (name, dtype), values in zip(schema.items(), columns, strict=True)
+        ]
+    )
+
+
+def from_stored(frame: pl.DataFrame, schema: Schema) -> pl.DataFrame:
+    """Convert ``frame`` back to the types of ``schema``."""
+    return frame.select(_from_stored(name, dtype) for name, dtype in schema.items())
+
+
+def _from_stored(name: str, dtype: pl.DataType) -> pl.Expr:
+    column = pl.col(name)
+    if isinstance(dtype, pl.Datetime):
+        return pl.from_epoch(column, time_unit="s").cast(pl.Datetime("ms")).dt.replace_time_zone("UTC").alias(name)
+    return column.cast(dtype)
+
+
+TRANSIENT = ("array_spec", "reason")
+"""Columns that apply to one stage only: why a job is pending, and which array tasks are pending with it. They are not
+carried over to a later stage."""
+
+_STAGE = 1 << 40  # above any elapsed time in seconds
+_OLD = "\N{LEFTWARDS ARROW}"  # suffix of the columns from the database; no schema has such a name
+_SEEN = "seen" + _OLD
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """Outcome of a merge: the rows to write, and the number of records of each kind."""
+
+    write: pl.DataFrame
+    """New and changed rows, with all columns."""
+    new: int
+    updated: int
+    unchanged: int
+
+
+def merge(incoming: pl.DataFrame, existing: pl.DataFrame, key: Sequence[str]) -> Merged:
+    """Merge ``incoming`` (any number of records per run) into ``existing`` (at most one); the columns are equal."""
+    single = collapse(incoming, key)
+    if existing.is_empty():
+        return Merged(single, single.height, 0, incoming.height - single.height)
+    values = [name for name in incoming.columns if name not in key]
+    joined = single.join(
+        existing.with_columns(pl.lit(1, pl.Int8).alias(_SEEN)), on=list(key), how="left", suffix=_OLD,
+        maintain_order="left",
+    )  # fmt: skip
+    wins = _order(values) >= _order(values, _OLD)
+    surpasses = _stage(values) > _stage(values, _OLD)
+    seen = pl.col(_SEEN).is_not_null()
+    merged = joined.select(
+        *key,
+        *(_value(name, wins, surpasses, seen).alias(name) for name in values),
+        seen.alias(_SEEN),
+        pl.any_horizontal(
+            pl.lit(False), *(_value(name, wins, surpasses, seen).ne_missing(pl.col(name + _OLD)) for name in values)
+        )
+        .and_(seen)
+        .alias("changed" + _OLD),
+    )
+    new = merged.height - int(merged.get_column(_SEEN).sum())
+    updated = int(merged.get_column("changed" + _OLD).sum())
+    to_write = merged.filter(~pl.col(_SEEN) | pl.col("changed" + _OLD)).select(incoming.columns)
+    return Merged(to_write, new, updated, incoming.height - new - updated)
+
+
+def collapse(frame: pl.DataFrame, key: Sequence[str]) -> pl.DataFrame:
+    """Reduce ``frame`` to one row per key, by the rule of ``merge``. A frame without repeated keys is unchanged."""
+    repeated = frame.select(pl.struct(key).is_duplicated().alias("repeated")).get_column("repeated")
+    if not repeated.any():
+        return frame
+    values = [name for name in frame.columns if name not in key]
+    again = frame.filter(repeated).unique(maintain_order=True).sort(_order(values), maintain_order=True)
+    last = [pl.col(name).last() if name in TRANSIENT else pl.col(name).drop_nulls().last() for name in values]
+    return pl.concat([frame.filter(~repeated), again.group_by(list(key), maintain_order=True).agg(last)])
+
+
+def _stage(values: Sequence[str], suffix: str = "") -> pl.Expr:
+    """Stage of a run: 0 pending, 1 running, 2 ended."""
+    if "end" not in values:
+        return pl.lit(0)
+    ended, started = pl.col("end" + suffix).is_not_null(), pl.col("start" + suffix).is_not_null()
+    return pl.when(ended).then(2).when(started).then(1).otherwise(0)
+
+
+def _order(values: Sequence[str], suffix: str = "") -> pl.Expr:
+    stage = _stage(values, suffix)
+    if "elapsed_s" not in values:
+        return stage
+    elapsed = pl.when(stage == 1).then(pl.col("elapsed_s" + suffix).fill_null(0)).otherwise(0)
+    return stage.cast(pl.Int64) * _STAGE + elapsed
+
+
+def _value(name: str, wins: pl.Expr, surpasses: pl.Expr, seen: pl.Expr) -> pl.Expr:
+    new, old = pl.col(name), pl.col(name + _OLD)
+    won = pl.when(surpasses).then(new).otherwise(pl.coalesce(new, old)) if name in TRANSIENT else pl.coalesce(new, old)
+    lost = old if name in TRANSIENT else pl.coalesce(old, new)
+    return pl.when(~seen | wins).then(won).otherwise(lost)
+
+
+SLICE = 20_000
+"""Rows fetched, merged and written at a time; bounds the memory taken by rows as Python objects."""
+_IN_LIST = 2_000
+Align = Callable[[pl.DataFrame, pl.DataFrame], tuple[pl.DataFrame, pl.DataFrame]]
+
+
+def upsert_frame(
+    connection: Connection, table: Table, schema: dict[str, pl.DataType], frame: pl.DataFrame, revision: int
+) -> Counts:
+    """Merge ``frame`` into ``table``; new and changed rows get ``revision``."""
+    return upsert_stored(connection, table, schema, to_stored(frame, schema, primary_key(table)), revision)
+
+
+def upsert_stored(
+    connection: Connection,
+    table: Table,
+    schema: dict[str, pl.DataType],
+    stored: pl.DataFrame,
+    revision: int,
+    *,
+    align: Align | None = None,
+) -> Counts:
+    """Like ``upsert_frame``, for a frame in stored form. ``align`` may change the keys of (incoming, existing) rows."""
+    key = primary_key(table)
+    single = collapse(stored, key).sort(key)
+    counts = Counts(unchanged=stored.height - single.height)
+    holds_rows = connection.execute(select(1).select_from(table).limit(1)).first() is not None
+    for part in single.iter_slices(SLICE):
+        coming, there = part, _existing(connection, table, schema, part) if holds_rows else part.clear()
+        if align is not None and not there.is_empty():
+            coming, there = align(coming, there)
+        merged = merge(coming, there, key)
+        write_rows(connection, table, merged.write.with_columns(pl.lit(revision, pl.Int64).alias("revision")))
+        counts += Counts(merged.new, merged.updated, merged.unchanged)
+    return counts
+
+
+def primary_key(table: Table) -> list[str]:
+    """Return the names of the primary key columns of ``table``."""
+    return [column.name for column in table.primary_key]
+
+
+def write_rows(connection: Connection, table: Table, frame: pl.DataFrame) -> None:
+    """Insert the rows of ``frame`` (stored form), or update the rows with the same keys."""
+    if frame.is_empty():
+        return
+    connection.exec_driver_sql(_statement(connection, table, frame.columns), frame.rows())
+
+
+def _statement(connection: Connection, table: Table, columns: Sequence[str]) -> str:
+    quote = connection.dialect.identifier_preparer.quote_identifier
+    key = primary_key(table)
+    mark = "?" if connection.dialect.name == "sqlite" else "%s"
+    names = ", ".join(quote(name) for name in columns)
+    marks = ", ".join(mark for _ in columns)
+    insert = f"INSERT INTO {quote(table.name)} ({names}) VALUES ({marks})"  # noqa: S608 - names of our own tables
+    others = [quote(name) for name in columns if name not in key]
+    if connection.dialect.name in ("mysql", "mariadb"):
+        return f"{insert} ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in others)}"
+    return (
+        f"{insert} ON CONFLICT ({', '.join(quote(name) for name in key)}) "
+        f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in others)}"
+    )
+
+
+def _existing(
+    connection: Connection, table: Table, schema: dict[str, pl.DataType], frame: pl.DataFrame
+) -> pl.DataFrame:
+    """Return the rows of ``table`` with the clusters and job IDs of ``frame``: they may be the same runs."""
+    columns = [table.c[name] for name in schema]
+    found = [frame.clear()]
+    for cluster, condition in _conditions(table, frame):
+        query = select(*columns).where(table.c.cluster == cluster, condition)
+        rows = connection.execute(query).all()
+        if rows:
+            found.append(from_rows([tuple(row) for row in rows], schema))
+    return pl.concat(found)
+
+
+def _conditions(table: Table, frame: pl.DataFrame) -> Iterator[tuple[str, ColumnElement[bool]]]:
+    for (cluster,), part in frame.group_by("cluster", maintain_order=True):
+        ids = part.get_column("job_id").unique().sort()
+        for piece in (ids.slice(offset, _IN_LIST) for offset in range(0, len(ids), _IN_LIST)):
+            low, high = int(piece[0]), int(piece[-1])
+            # Slurm assigns consecutive IDs, so most of them form a range; scattered ones are listed.
+            dense = high - low < 4 * len(piece)
+            numbers = table.c.job_id.between(low, high) if dense else table.c.job_id.in_(piece.to_list())
+            yield str(cluster), numbers
+
+
+_RUN = ["cluster", "job_id", "start"]
+_KEY = list(JOB_KEY)
+_NAMES = pl.Schema({"cluster": pl.String(), "job_id": pl.Int64(), "submit": pl.Int64(), "known_as": pl.Int64()})
+"""A key, and the submit time under which the run is stored."""
+
+
+def upsert_runs(connection: Connection, jobs: pl.DataFrame, steps: pl.DataFrame | None, revision: int) -> Upserted:
+    """Merge ``JOBS`` and ``STEPS``; new and changed rows get ``revision``."""
+    stored = to_stored(jobs, JOBS, JOB_KEY)
+    names = _within(stored)
+    renamed = [names]
+
+    def align(coming: pl.DataFrame, there: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+        pairs = _pairs(coming, there)
+        if pairs.is_empty():
+            return coming, there
+        ours = pairs.filter(pl.col("submit") != pl.col("known_as")).select(*_NAMES)
+        theirs = pairs.filter(pl.col("old") != pl.col("known_as")).select(
+            "cluster", "job_id", pl.col("old").alias("submit"), "known_as"
+        )
+        _move(connection, theirs, revision)
+        renamed.append(ours)
+        return collapse(_apply(coming, ours), _KEY), _apply(there, theirs)
+
+    job_counts = upsert_stored(connection, tables.jobs, JOBS, _apply(stored, names), revision, align=align)
+    if steps is None:
+        return Upserted(job_counts, Counts())
+    parts = to_stored(steps, STEPS, STEP_KEY)
+    for table in renamed:
+        parts = _apply(parts, table)
+    return Upserted(job_counts, upsert_stored(connection, tables.steps, STEPS, parts, revision))
+
+
+def _within(jobs: pl.DataFrame) -> pl.DataFrame:
+    """Return the keys of one input that belong to the same run as another of its keys."""
+    started = jobs.filter(pl.col("start").is_not_null())
+    twice = started.filter(pl.struct(_RUN).is_duplicated()).select(*_RUN, "submit").unique()
+    if twice.height == 0:
+        return pl.DataFrame(schema=_NAMES)
+    true = pl.col("submit").filter(pl.col("submit") > 0).min().over(_RUN).fill_null(pl.col("submit").min().over(_RUN))
+    return twice.with_columns(true.alias("known_as")).filter(pl.col("submit") != pl.col("known_as")).select(*_NAMES)
+
+
+def _pairs(coming: pl.DataFrame, there: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs stored under another submit time (``old``) than that of the incoming record (``submit``)."""
+    known = there.filter(pl.col("start").is_not_null()).select(*_RUN, pl.col("submit").alias("old"))
+    begun = coming.filter(pl.col("start").is_not_null()).select(*_RUN, "submit")
+    of_key = begun.select("cluster", "job_id", pl.col("submit").alias("old"), pl.col("start").alias("claims"))
+    pairs = (
+        begun.join(known, on=_RUN)
+        .filter(pl.col("submit") != pl.col("old"))
+        .join(there.select(*_KEY, pl.col("start").alias("began"), taken=True), on=_KEY, how="left")
+        .join(of_key, on=["cluster", "job_id", "old"], how="left")
+        # If the incoming key belongs to another run that has started, the run keeps its stored key.
+        .filter(pl.col("taken").is_null() | (pl.col("began") != pl.col("start")))
+        .unique(_RUN)
+    )
+    earlier = (pl.col("submit") > 0) & ((pl.col("submit") < pl.col("old")) | (pl.col("old") <= 0))
+    # A run that was ingested alone has the key of the run before it until that run is ingested, too.
+    earlier |= (pl.col("claims") != pl.col("start")).fill_null(value=False)
+    earlier &= pl.col("taken").is_null()
+    return pairs.with_columns(pl.when(earlier).then("submit").otherwise("old").alias("known_as"))
+
+
+def _apply(frame: pl.DataFrame, names: pl.DataFrame) -> pl.DataFrame:
+    """Replace the submit times of ``frame`` with those of ``names``."""
+    if names.is_empty():
+        return frame
+    joined = frame.join(names, on=_KEY, how="left", maintain_order="left")
+    return joined.with_columns(pl.coalesce("known_as", "submit").alias("submit")).select(frame.columns)
+
+
+def _move(connection: Connection, names: pl.DataFrame, revision: int) -> None:
+    """Change the submit time of stored runs and of their steps."""
+    job, step = tables.jobs.c, tables.steps.c
+    for cluster, job_id, submit, known_as in names.iter_rows():
+        old_job = (job.cluster == cluster, job.job_id == job_id, job.submit == submit)
+        connection.execute(update(tables.jobs).where(*old_job).values(submit=known_as, revision=revision))
+        old_step = (step.cluster == cluster, step.job_id == job_id, step.submit == submit)
+        rows = connection.execute(select(*(step[name] for name in STEPS)).where(*old_step)).all()
+        if rows:
+            connection.execute(delete(tables.steps).where(*old_step))
+            moved = from_rows([tuple(row) for row in rows], STEPS).with_columns(submit=pl.lit(known_as, pl.Int64))
+            upsert_stored(connection, tables.steps, STEPS, moved, revision)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Runs that have started and overlap ``[since, until)``; an empty filter matches all of them."""
+
+    since: datetime
+    until: datetime
+    clusters: Sequence[str] = ()
+    partitions: Sequence[str] = ()
+    accounts: Sequence[str] = ()
+    users: Sequence[str] = ()
+    gpu_only: bool = False
+    """Exclude runs that are known to have had no GPU (``gpus`` 0)."""
+
+    def condition(self) -> ColumnElement[bool]:
+        """Return the condition on ``tables.jobs``."""
+        job = tables.jobs.c
+        since_s, until_s = floor_s(self.since), ceil_s(self.until)
+        # A run that ends at ``since`` is outside; a run of zero length counts at its start.
+        conditions = [job.start < until_s, or_(job.end.is_(None), job.end > since_s, job.start >= since_s)]
+        filters = (
+            (job.cluster, self.clusters),
+            (job.partition, self.partitions),
+            (job.account, self.accounts),
+            (job.user, self.users),
+        )
+        conditions += [column.in_(list(wanted)) for column, wanted in filters if wanted]
+        if self.gpu_only:
+            conditions.append(or_(job.gpus.is_(None), job.gpus != 0))
+        return and_(*conditions)
+
+
+def floor_s(moment: datetime) -> int:
+    """Return ``moment`` as seconds since 1970, rounded down."""
+    return math.floor(moment.timestamp())
+
+
+def ceil_s(moment: datetime) -> int:
+    """Return ``moment`` as seconds since 1970, rounded up."""
+    return math.ceil(moment.timestamp())
+
+
+def jobs(engine: Engine, selection: Selection, columns: Sequence[str] | None = None) -> pl.DataFrame:
+    """Return the selected runs; ``columns`` selects columns of ``JOBS``."""
+    schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
+    return _frame(engine, tables.jobs, schema, selection.condition())
+
+
+def pending(
+    engine: Engine, before: datetime, columns: Sequence[str] | None = None, *, since: datetime | None = None
+) -> pl.DataFrame:
+    """Return runs submitted before ``before`` that have not started, as far as the database knows.
+
+    With ``since``, also runs that started at ``before`` or later, and runs that ended after ``since`` without a start.
+    """
+    schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
+    job = tables.jobs.c
+    waits = and_(job.state == "PENDING", job.start.is_(None))
+    if since is not None:
+        gave_up = and_(job.start.is_(None), job.end > floor_s(since))
+        waits = or_(waits, job.start >= ceil_s(before), gave_up)
+    return _frame(engine, tables.jobs, schema, and_(waits, job.submit < ceil_s(before)))
+
+
+def find_job(engine: Engine, job_id: int, cluster: str | None) -> pl.DataFrame:
+    """Return every run of the job, of the tasks of the array, or of the components of the heterogeneous job."""
+    job = tables.jobs.c
+    condition = or_(job.job_id == job_id, job.array_job_id == job_id, job.het_job_id == job_id)
+    if cluster is not None:
+        condition = and_(condition, job.cluster == cluster)
+    return _frame(engine, tables.jobs, JOBS, condition)
+
+
+def steps(engine: Engine, selection: Selection) -> pl.DataFrame:
+    """Return all steps of the selected runs."""
+    job, step = tables.jobs.c, tables.steps.c
+    same = and_(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
+    return _frame(engine, tables.steps, STEPS, exists().where(same, selection.condition()))
+
+
+def allocation_gpus(engine: Engine, selection: Selection) -> pl.DataFrame:
+    """Return the recorded GPUs of the selected jobs.
+
+    If accounting has a single cluster, records without a cluster belong to it, and so do records of a single other
+    name: a prolog seldom knows Slurm's name of the cluster.
+    """
+    job, gpu = tables.jobs.c, tables.allocation_gpus.c
+    only = _only(engine, job.cluster)
+    same: ColumnElement[bool] = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+    if only is not None:
+        unnamed = gpu.cluster.in_((only, UNNAMED_CLUSTER)) if _only(engine, gpu.cluster) is None else true()
+        same = and_(unnamed, job.job_id == gpu.job_id)
+    frame = _frame(engine, tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, selection.condition()))
+    known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
+    return frame.with_columns(
+        pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
+        pl.when(known).then("start"),
+        pl.when(pl.col("node") != "").then("node"),
+    )
+
+
+def _only(engine: Engine, cluster: ColumnElement[str]) -> str | None:
+    """Return the value of a column of cluster names if it has only one, from both ends of its index."""
+    with reading(engine) as connection:
+        first, last = connection.execute(select(func.min(cluster), func.max(cluster))).one()
+    return first if first == last else None
+
+
+def newest_times(engine: Engine) -> dict[str, datetime]:
+    """Return the latest submission, start, end, or time up to which a running job had run, by cluster."""
+    job = tables.jobs.c
+    times = (func.max(job.submit), func.max(job.start), func.max(job.start + job.elapsed_s))
+    # No time of an ended run is later than its end, and ends are indexed, so no table is scanned. Grouping by an
+    # expression keeps SQLite from using the index on clusters, which would read all rows of a cluster.
+    cluster = job.cluster.concat("")
+    going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
+    with reading(engine) as connection:
+        found = {name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)}
+        name = connection.execute(select(func.min(job.cluster))).scalar()
+        while name is not None:
+            ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
+            found.setdefault(name, []).extend(connection.execute(ended).scalars())
+            name = connection.execute(select(func.min(job.cluster)).where(job.cluster > name)).scalar()
+    return {name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in found.items()}
+
+
+def _frame(
+    engine: Engine, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]
+) -> pl.DataFrame:
+    statement = select(*(table.c[name] for name in schema)).where(condition)
+    with reading(engine) as connection:
+        # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
+        rows = connection.execute(statement).cursor.fetchall()
+    return from_stored(from_rows(rows, schema), schema)

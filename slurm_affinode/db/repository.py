@@ -1,0 +1,421 @@
+"""The database: runs, steps, GPUs of allocations, the ingest journal, suspensions, reports, single values.
+
+Frames have the columns of ``slurm.accounting.schema``. Every method is one transaction. Database errors are raised as
+``AffinodeError`` (``UnreachableError`` if the server does not respond), in one line and without a password.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import polars as pl
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Engine,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    not_,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.db import accounting, journal, migrations, tables
+from slurm_affinode.db.accounting import Selection, ceil_s, floor_s
+from slurm_affinode.db.engine import connect, parse_url, reading, shown, translated, write
+from slurm_affinode.db.journal import storable
+from slurm_affinode.db.records import Counts, IngestRecord, ReportRecord, StoreCounts, Upserted
+from slurm_affinode.db.tables import suspensions as table
+from slurm_affinode.model.ledger import COLUMNS, KEY, TEXTS, LedgerEntry
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS
+
+
+def upsert(connection: Connection, entries: Iterable[LedgerEntry], revision: int) -> Counts:
+    """Merge ``entries`` into the stored suspensions; new and changed rows get ``revision``."""
+    coming: dict[tuple[str, int, int, int], LedgerEntry] = {}
+    given = 0
+    for entry in entries:
+        given += 1
+        known = coming.get(entry.key)
+        coming[entry.key] = entry if known is None else known.merged(entry)
+    new = updated = 0
+    for key, entry in coming.items():
+        mine = and_(*(table.c[name] == value for name, value in zip(KEY, key, strict=True)))
+        row = connection.execute(select(*(table.c[name] for name in COLUMNS)).where(mine)).one_or_none()
+        if row is None:
+            connection.execute(insert(table).values(**_values(entry), revision=revision))
+            new += 1
+            continue
+        before = LedgerEntry(*row)
+        after = _values(before.merged(entry))
+        if after != _values(before):
+            connection.execute(update(table).where(mine).values(**after, revision=revision))
+            updated += 1
+    return Counts(new, updated, given - new - updated)
+
+
+def _values(entry: LedgerEntry) -> dict[str, str | int | None]:
+    values = {name: getattr(entry, name) for name in COLUMNS}
+    return {name: storable(value) if name in TEXTS and value is not None else value for name, value in values.items()}
+
+
+def asleep() -> ColumnElement[bool]:
+    """Return the condition for suspensions that are neither restored nor over."""
+    return and_(table.c.queued_ms.is_not(None), _over().is_(None))
+
+
+def _over() -> ColumnElement[int]:
+    return func.coalesce(table.c.restoring_ms, table.c.ended_ms)
+
+
+def overlapping(connection: Connection, since: datetime, until: datetime) -> list[LedgerEntry]:
+    """Return suspensions that began before ``until`` and were not over before ``since``, oldest first."""
+    since_ms, until_ms = floor_s(since) * 1000, ceil_s(until) * 1000
+    reaches = or_(table.c.began_ms >= since_ms, _over() >= since_ms, asleep())
+    query = select(*(table.c[name] for name in COLUMNS)).where(table.c.began_ms < until_ms, reaches)
+    rows = connection.execute(query.order_by(table.c.began_ms, table.c.cluster, table.c.job_id)).all()
+    return [LedgerEntry(*row) for row in rows]
+
+
+_SIZE = {
+    "postgresql": "SELECT pg_database_size(current_database())",
+    "mariadb": "SELECT SUM(data_length + index_length) FROM information_schema.tables WHERE table_schema = DATABASE()",
+}
+
+
+def query(name: str) -> str:
+    """Return the text of ``sql/queries/NAME.sql``, without comments."""
+    content = (asset_dir("sql") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
+    return "\n".join(line for line in content.splitlines() if not line.startswith("--"))
+
+
+def counts(connection: Connection) -> StoreCounts:
+    """Return the totals of the database."""
+    row = connection.execute(text(query("counts"))).mappings().one()
+    cluster = tables.jobs.c.cluster
+    names = tuple(connection.execute(select(cluster).distinct().order_by(cluster)).scalars())
+    latest = [int(row[name]) for name in ("last_start", "last_end") if row[name] is not None]
+    return StoreCounts(
+        jobs=int(row["jobs"]),
+        gpu_jobs=int(row["gpu_jobs"]),
+        running_jobs=int(row["running_jobs"]),
+        steps=int(row["steps"]),
+        allocation_gpus=int(row["allocation_gpus"]),
+        ingests=int(row["ingests"]),
+        reports=int(row["reports"]),
+        first=journal.moment(row["first_start"]),
+        last=journal.moment(max(latest, default=None)),
+        clusters=names,
+        size_bytes=_size_bytes(connection),
+    )
+
+
+def _size_bytes(connection: Connection) -> int:
+    url, dialect = connection.engine.url, connection.dialect.name
+    if dialect == "sqlite":
+        path = Path(str(url.database))
+        files = (path, path.with_name(path.name + "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+    return int(connection.execute(text(_SIZE.get(dialect, _SIZE["mariadb"]))).scalar() or 0)
+
+
+def fingerprint(connection: Connection, since: datetime, until: datetime) -> str:
+    """Return a fingerprint of the runs overlapping ``[since, until)`` and their GPUs."""
+    bounds = {"since": floor_s(since), "until": ceil_s(until)}
+    row = connection.execute(text(query("fingerprint")), bounds).one()
+    return hashlib.sha256(",".join(str(value) for value in row).encode()).hexdigest()[:16]
+
+
+def delete_runs(connection: Connection, keys: Sequence[tuple[str, int, datetime]]) -> None:
+    """Delete the runs with these keys (cluster, job ID, submit) and their steps."""
+    rows = [{"a_cluster": name, "a_job": job, "a_submit": floor_s(submit)} for name, job, submit in keys]
+    for each in (tables.steps, tables.jobs) if rows else ():
+        mine = (
+            each.c.cluster == bindparam("a_cluster"),
+            each.c.job_id == bindparam("a_job"),
+            each.c.submit == bindparam("a_submit"),
+        )
+        connection.execute(delete(each).where(*mine), rows)
+
+
+def delete_before(connection: Connection, moment: datetime) -> int:
+    """Delete records that ended before ``moment``; return the number of deleted runs."""
+    limit = floor_s(moment)
+    job, step, gpu = tables.jobs.c, tables.steps.c, tables.allocation_gpus.c
+    never_started = and_(job.end.is_(None), job.start.is_(None), job.submit < limit)
+    deleted = connection.execute(delete(tables.jobs).where(or_(job.end < limit, never_started))).rowcount
+    run = exists().where(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
+    connection.execute(delete(tables.steps).where(not_(run)))
+    any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+    # A prolog may record GPUs before the accounting of the job is ingested, so only old rows are orphans.
+    connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
+    over = and_(tables.suspensions.c.began_ms < limit * 1000, not_(asleep()))
+    connection.execute(delete(tables.suspensions).where(over))
+    journal.delete_ingests(connection, limit)
+    return deleted
+
+
+T = TypeVar("T")
+
+_REVISION = "revision"
+
+
+class Repository:
+    """An open database. Use it as a context manager, or ``close`` it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str, *, upgrade: bool = True, create: bool = True) -> Self:
+        """Open the database at ``url`` (see ``engine.parse_url``) and apply pending migrations.
+
+        With ``upgrade`` off, nothing is written and the schema may be an old one. With ``create`` off, a missing SQLite
+        file raises ``NoStoreError`` instead of being created. Raises ``ConfigError`` for an invalid URL,
+        ``UnreachableError`` if the server does not respond, ``AffinodeError`` for a database of a newer release.
+        """
+        engine = connect(parse_url(url), create=create)
+        try:
+            with translated(engine):
+                if upgrade and migrations.status(engine).pending:
+                    migrations.upgrade(engine)
+        except BaseException:
+            engine.dispose()
+            raise
+        return cls(engine)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, for custom queries (read-only: ``sql/queries``)."""
+        return self._engine
+
+    @property
+    def where(self) -> str:
+        """Name of the database for messages, without the password."""
+        return shown(self._engine.url)
+
+    # facts -----------------------------------------------------------------------------------------------------------
+
+    def upsert(self, jobs: pl.DataFrame, steps: pl.DataFrame | None = None) -> Upserted:
+        """Ingest ``JOBS`` and ``STEPS``. Ingesting the same input twice is a no-op; a run never moves backward.
+
+        Two records of a job with the same start are one run, even if one of them lacks the submit time.
+
+        Raises ``InputError`` for a record without cluster, job ID or submit time.
+        """
+
+        def work(connection: Connection, revision: int) -> tuple[Upserted, bool]:
+            done = accounting.upsert_runs(connection, jobs, steps, revision)
+            return done, done.jobs.new + done.jobs.updated + done.steps.new + done.steps.updated > 0
+
+        return self._change(work)
+
+    def upsert_allocation_gpus(self, frame: pl.DataFrame) -> Counts:
+        """Ingest ``ALLOCATION_GPUS``; existing rows are unchanged."""
+        filled = frame.with_columns(
+            pl.col("start").fill_null(
+                pl.from_epoch(pl.lit(tables.UNKNOWN_START), time_unit="s").dt.replace_time_zone("UTC")
+            ),
+            pl.col("node").fill_null(""),
+        )
+
+        def work(connection: Connection, revision: int) -> tuple[Counts, bool]:
+            counts = accounting.upsert_frame(connection, tables.allocation_gpus, ALLOCATION_GPUS, filled, revision)
+            return counts, counts.new > 0
+
+        return self._change(work)
+
+    def jobs(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        clusters: Sequence[str] = (),
+        partitions: Sequence[str] = (),
+        accounts: Sequence[str] = (),
+        users: Sequence[str] = (),
+        gpu_only: bool = False,
+        columns: Sequence[str] | None = None,
+    ) -> pl.DataFrame:
+        """Return runs that have started and overlap ``[since, until)``, as ``JOBS``. Empty filters match all runs.
+
+        ``gpu_only`` excludes runs known to have had no GPU (``gpus`` 0); ``columns`` selects columns of ``JOBS``.
+        """
+        selection = Selection(since, until, clusters, partitions, accounts, users, gpu_only)
+        return accounting.jobs(self._engine, selection, columns)
+
+    def pending(
+        self, before: datetime, *, columns: Sequence[str] | None = None, since: datetime | None = None
+    ) -> pl.DataFrame:
+        """Return runs submitted before ``before`` that were pending when accounting was ingested, as ``JOBS``.
+
+        With ``since``, also runs that started at ``before`` or later, and runs that were canceled after ``since``
+        while pending.
+        """
+        return accounting.pending(self._engine, before, columns, since=since)
+
+    def find_job(self, job_id: int, *, cluster: str | None = None) -> pl.DataFrame:
+        """Return every stored run of a job, of the tasks of an array or of heterogeneous components, as ``JOBS``."""
+        return accounting.find_job(self._engine, job_id, cluster)
+
+    def steps(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        clusters: Sequence[str] = (),
+        partitions: Sequence[str] = (),
+        accounts: Sequence[str] = (),
+        users: Sequence[str] = (),
+    ) -> pl.DataFrame:
+        """Return all steps of the runs that ``jobs`` returns, as ``STEPS``."""
+        return accounting.steps(self._engine, Selection(since, until, clusters, partitions, accounts, users))
+
+    def allocation_gpus(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        clusters: Sequence[str] = (),
+        partitions: Sequence[str] = (),
+        accounts: Sequence[str] = (),
+        users: Sequence[str] = (),
+    ) -> pl.DataFrame:
+        """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``ALLOCATION_GPUS``."""
+        return accounting.allocation_gpus(self._engine, Selection(since, until, clusters, partitions, accounts, users))
+
+    def newest_times(self) -> dict[str, datetime]:
+        """Return the time up to which accounting is known, by cluster.
+
+        It is the latest submission, start, end, or time up to which a running job had run. The eligible time does not
+        count: it can be in the future.
+        """
+        return accounting.newest_times(self._engine)
+
+    def fingerprint(self, since: datetime, until: datetime) -> str:
+        """Return a fingerprint of the runs overlapping ``[since, until)`` and their GPUs."""
+        with reading(self._engine) as connection:
+            return fingerprint(connection, since, until)
+
+    def upsert_suspensions(self, entries: Iterable[LedgerEntry]) -> Counts:
+        """Ingest ledger entries, in any order. Ingesting an entry twice is a no-op."""
+
+        def work(connection: Connection, revision: int) -> tuple[Counts, bool]:
+            counts = upsert(connection, entries, revision)
+            return counts, counts.new + counts.updated > 0
+
+        return self._change(work)
+
+    def suspensions(self, since: datetime, until: datetime) -> list[LedgerEntry]:
+        """Return suspensions that began before ``until`` and were not over before ``since``, oldest first."""
+        with reading(self._engine) as connection:
+            return overlapping(connection, since, until)
+
+    # journal, reports, single values ---------------------------------------------------------------------------------
+
+    def record_ingest(self, record: IngestRecord) -> int:
+        """Write ``record`` to the journal and return its number. Only the first problems are kept."""
+        return write(self._engine, lambda connection: journal.record_ingest(connection, record))
+
+    def ingests(self, *, since: datetime | None = None, kind: str | None = None) -> list[IngestRecord]:
+        """Return journal entries of ``kind`` that finished at or after ``since``, oldest first."""
+        with reading(self._engine) as connection:
+            return journal.ingests(connection, since=since, kind=kind)
+
+    def fingerprints(self, kind: str) -> frozenset[str]:
+        """Return the fingerprints of the ingested inputs of ``kind``."""
+        with reading(self._engine) as connection:
+            return journal.fingerprints(connection, kind)
+
+    def record_report(self, record: ReportRecord) -> None:
+        """Record a rendered report, replacing an earlier one of the same period and label."""
+        write(self._engine, lambda connection: journal.record_report(connection, record))
+
+    def reports(self) -> list[ReportRecord]:
+        """Return the records of rendered reports, oldest period first."""
+        with reading(self._engine) as connection:
+            return journal.reports(connection)
+
+    def delete_reports(self, records: Iterable[ReportRecord]) -> None:
+        """Delete ``records``; deleting the files is left to the caller."""
+        keys = [(record.period, record.label) for record in records]
+        write(self._engine, lambda connection: journal.delete_reports(connection, keys))
+
+    def get(self, name: str) -> str | None:
+        """Return the value of ``name``, or None if it was never set."""
+        with reading(self._engine) as connection:
+            return journal.get(connection, name)
+
+    def set(self, name: str, value: str) -> None:
+        """Set the value of ``name``."""
+        write(self._engine, lambda connection: journal.put(connection, name, value))
+
+    # upkeep ----------------------------------------------------------------------------------------------------------
+
+    def delete_before(self, moment: datetime) -> int:
+        """Delete records that ended before ``moment``; return the number of deleted runs.
+
+        These are runs that ended, or were submitted and never started, before it, with their steps and GPUs, and
+        suspensions and journal entries of that time. A run that has started and not ended is kept, however old.
+        """
+        return write(self._engine, lambda connection: delete_before(connection, moment))
+
+    def delete_runs(self, keys: Sequence[tuple[str, int, datetime]]) -> None:
+        """Delete the runs with these keys (cluster, job ID, submit) and their steps."""
+
+        def work(connection: Connection, revision: int) -> tuple[None, bool]:
+            delete_runs(connection, keys)
+            return None, bool(keys)
+
+        self._change(work)
+
+    def counts(self) -> StoreCounts:
+        """Return the totals of the database."""
+        with reading(self._engine) as connection:
+            return counts(connection)
+
+    def schema(self) -> migrations.Status:
+        """Return the version of the schema and the pending migrations."""
+        return migrations.status(self._engine)
+
+    def upgrade(self) -> tuple[migrations.Migration, ...]:
+        """Apply pending migrations and return them."""
+        return migrations.upgrade(self._engine)
+
+    # -----------------------------------------------------------------------------------------------------------------
+
+    def _change(self, work: Callable[[Connection, int], tuple[T, bool]]) -> T:
+        """Run ``work(connection, revision)`` as the only writer; the revision is used up if something changed."""
+
+        def numbered(connection: Connection) -> T:
+            revision = int(journal.get(connection, _REVISION) or 0) + 1
+            outcome, changed = work(connection, revision)
+            if changed:
+                journal.put(connection, _REVISION, str(revision))
+            return outcome
+
+        return write(self._engine, numbered)

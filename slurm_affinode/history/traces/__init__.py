@@ -1,1 +1,0 @@
-"""Public traces of GPU clusters, read as the history that they are."""

@@ -1,0 +1,1 @@
+"""GPU metrics: readers, the common sample schema, and the sample store."""

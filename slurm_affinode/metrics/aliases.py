@@ -1,0 +1,191 @@
+"""The alias table: names and units under which exporters publish the columns of the sample schema."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import resources
+from pathlib import Path
+
+from slurm_affinode.base.errors import ConfigError
+from slurm_affinode.metrics.schema import IDENTITY, METRICS
+
+HELPERS = ("fb_free_mib", "fb_reserved_mib")
+"""Read only to compute ``fb_total_mib``."""
+VALUES = (*METRICS, *HELPERS)
+"""Fields that numbers in a file can belong to."""
+
+UNITS: dict[str, float] = {
+    "percent": 1.0,
+    "ratio": 1.0,
+    "percent_or_ratio": 1.0,
+    "mib": 1.0,
+    "bytes": 1 / 2**20,
+    "kib": 1 / 2**10,
+    "mb": 1e6 / 2**20,
+    "gib": 2.0**10,
+    "watts": 1.0,
+    "milliwatts": 1e-3,
+    "number": 1.0,
+}
+"""Unit -> factor to the unit of the schema, before percent and ratio are distinguished (see ``Alias.factor``)."""
+
+_BRACKETS = {
+    "%": "percent", "mib": "mib", "mb": "mib", "kib": "kib", "gib": "gib", "w": "watts", "mw": "milliwatts",
+    "b": "bytes", "bytes": "bytes", "ratio": "ratio",
+}  # fmt: skip
+"""Units in brackets after a column name, as written by nvidia-smi and by users; ``MB`` of older nvidia-smi is MiB."""
+_UNIT_OF = re.compile(r"\s*[\[(]\s*([^\])]*?)\s*[\])]\s*$")
+_SEPARATORS = re.compile(r"[^0-9a-z]+")
+_RATIO_FIELDS = ("engine_active", "sm_active", "tensor_active", "dram_active")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """The field and unit that a name stands for."""
+
+    field: str
+    """A column of the sample schema, one of ``HELPERS``, ``time``, ``metric`` or ``value``."""
+    unit: str = "number"
+    rank: int = 0
+    """If a file has several names for one field, the one with the lowest rank is used."""
+
+    @property
+    def factor(self) -> float:
+        """The factor to the unit of the schema. ``percent_or_ratio`` counts as percent here."""
+        if self.field in _RATIO_FIELDS:
+            return 0.01 if self.unit == "percent" else UNITS[self.unit]
+        if self.field == "util_pct" and self.unit == "ratio":
+            return 100.0
+        return UNITS[self.unit]
+
+
+def folded(name: str) -> str:
+    """Normalize ``name`` for comparison: lower case, without a unit in brackets, words joined by ``_``."""
+    bare = _UNIT_OF.sub("", name.strip())
+    if bare == "__name__":  # Prometheus' label for the name of a metric, distinct from ``name``
+        return bare
+    return _SEPARATORS.sub("_", bare.lower()).strip("_")
+
+
+def bracket_unit(name: str) -> str | None:
+    """Return the unit in brackets at the end of a column name, or None."""
+    match = _UNIT_OF.search(name)
+    return _BRACKETS.get(match.group(1).lower()) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class Aliases:
+    """The parsed alias table."""
+
+    metrics: Mapping[str, Alias]
+    """Folded name -> field and unit."""
+    labels: Mapping[str, tuple[str, ...]]
+    """Identity column or ``job`` -> folded label names, in order."""
+    columns: Mapping[str, Alias]
+    """Folded header -> identity column, ``job``, ``time``, ``metric`` or ``value``."""
+    spelled: Mapping[str, str]
+    """Folded name of a metric -> its spelling in the table."""
+    own: frozenset[str] = frozenset()
+    """Folded names of metrics added by the site."""
+
+    def metric(self, name: str) -> Alias | None:
+        """Return the field and unit of the metric ``name``; None if the schema has no such field."""
+        return self.metrics.get(folded(name))
+
+    def column(self, header: str) -> Alias | None:
+        """Return the field and unit of the column ``header``; a unit in brackets overrides that of the table."""
+        key = folded(header)
+        found = self.columns.get(key) or self.metrics.get(key)
+        unit = bracket_unit(header)
+        if found is None or unit is None or found.field not in VALUES:
+            return found
+        return Alias(found.field, unit, found.rank)
+
+
+def load(extra: Path | None = None, columns: Mapping[str, str] | None = None) -> Aliases:
+    """Load the built-in table, then the file ``extra``, then ``columns`` (header -> ``FIELD`` or ``FIELD:UNIT``).
+
+    Raises ``ConfigError`` for unknown fields and units.
+    """
+    table = _builtin()
+    if extra is not None:
+        try:
+            data = tomllib.loads(extra.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{extra}: no such file", hint="see gpu_history.aliases in the configuration") from None
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{extra}: {error}") from error
+        table = _merged(table, _parse(data, str(extra)))
+    own = {folded(header): _own(header, what) for header, what in (columns or {}).items()}
+    return replace(table, columns={**table.columns, **own})
+
+
+def _own(header: str, what: str) -> Alias:
+    field, _, unit = what.partition(":")
+    known = {*VALUES, *IDENTITY, "job", "time", "metric", "value"}
+    if field not in known:
+        raise ConfigError(
+            f"gpu_history.columns: {header!r}: {field!r} is no field", hint=f"fields: {', '.join(sorted(known))}"
+        )
+    if unit and unit not in UNITS:
+        raise ConfigError(f"gpu_history.columns: {header!r}: {unit!r} is no unit", hint=f"units: {', '.join(UNITS)}")
+    return Alias(field, unit or bracket_unit(header) or ("ratio" if field in _RATIO_FIELDS else "number"), rank=-1)
+
+
+@functools.cache
+def _builtin() -> Aliases:
+    text = resources.files("slurm_affinode.metrics").joinpath("aliases.toml").read_text(encoding="utf-8")
+    return _parse(tomllib.loads(text), "aliases.toml")
+
+
+def _parse(data: Mapping[str, object], where: str) -> Aliases:
+    metrics: dict[str, Alias] = {}
+    spelled: dict[str, str] = {}
+    for field, units in _table(data, "metrics", where).items():
+        if field not in (*VALUES, "job"):
+            raise ConfigError(f"{where}: metrics.{field}: no such field", hint=f"fields: {', '.join(VALUES)}")
+        rank = 0
+        for unit, names in _dict(units, where).items():
+            if unit not in UNITS:
+                raise ConfigError(f"{where}: metrics.{field}.{unit}: no such unit", hint=f"units: {', '.join(UNITS)}")
+            for name in _strings(names, where):
+                metrics.setdefault(folded(name), Alias(field, unit, rank))
+                spelled.setdefault(folded(name), name)
+                rank += 1
+    labels = {field: tuple(_strings(names, where)) for field, names in _table(data, "labels", where).items()}
+    columns: dict[str, Alias] = {}
+    own = {field: _strings(names, where) for field, names in _table(data, "columns", where).items()}
+    for field in {**own, **labels}:
+        for rank, name in enumerate((*own.get(field, ()), *labels.get(field, ()))):
+            columns.setdefault(folded(name), Alias(field, "number", rank))
+    return Aliases(metrics, labels, columns, spelled)
+
+
+def _merged(base: Aliases, extra: Aliases) -> Aliases:
+    labels = {
+        field: (*extra.labels.get(field, ()), *base.labels.get(field, ())) for field in {**base.labels, **extra.labels}
+    }
+    return Aliases(
+        {**base.metrics, **extra.metrics}, labels, {**base.columns, **extra.columns},
+        {**base.spelled, **extra.spelled}, base.own | frozenset(extra.metrics),
+    )  # fmt: skip
+
+
+def _table(data: Mapping[str, object], key: str, where: str) -> Mapping[str, object]:
+    return _dict(data.get(key, {}), where)
+
+
+def _dict(value: object, where: str) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: a table is needed where {value!r} stands")
+    return value
+
+
+def _strings(value: object, where: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise ConfigError(f"{where}: a list of strings is needed where {value!r} stands")
+    return value

@@ -1,0 +1,307 @@
+"""Ingest of files with GPU samples: find them, detect their formats, read, check and store them.
+
+A bad file does not stop the others. Values that no GPU can produce (wrong unit, fault) become "not measured".
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence, Set
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.base.errors import AffinodeError, DiskError, InputError, UnreachableError
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared
+from slurm_affinode.metrics.readers import inputs
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, RejectedLine
+
+_MOST = {
+    "util_pct": (100, "%"), "engine_active": (1, ""), "sm_active": (1, ""), "tensor_active": (1, ""),
+    "dram_active": (1, ""), "fb_used_mib": (2**24, "MiB"), "fb_total_mib": (2**24, "MiB"), "power_w": (100_000, "W"),
+}  # fmt: skip
+"""Metric -> its maximum, and the unit for messages."""
+_NOISE = 1.1
+"""Tolerance: counters are not read at the same moment, so that a value may slightly exceed its maximum."""
+
+
+def possible(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
+    """Set impossible values of ``samples`` (``SAMPLES``) to not measured, and add their number to ``notes``."""
+    beyond = {name: pl.col(name) > most * _NOISE for name, (most, _) in _MOST.items() if name in samples.columns}
+    counts = samples.select(above.sum().alias(name) for name, above in beyond.items()).row(0, named=True)
+    bad = [name for name, count in counts.items() if count]
+    for name in bad:
+        most, unit = _MOST[name]
+        above = f"{name} above {most:,} {unit}".rstrip()
+        notes.decide(f"values of {above} cannot be and were taken as not measured", counts[name])
+    return samples.with_columns(pl.when(~beyond[name]).then(pl.col(name)) for name in bad) if bad else samples
+
+
+@dataclass(frozen=True, slots=True)
+class FileOutcome:
+    """Outcome for one file."""
+
+    path: str
+    status: str
+    """``taken``; ``known``: ingested before and unchanged; ``failed``: nothing of it was stored."""
+    format: str | None = None
+    samples: int = 0
+    first: datetime | None = None
+    last: datetime | None = None
+    problems: tuple[RejectedLine, ...] = ()
+    """The first of the rejected lines."""
+    problem_count: int = 0
+    unknown: tuple[tuple[str, int], ...] = ()
+    """Names of metrics and columns that are not stored, with their counts."""
+    decisions: tuple[tuple[str, int], ...] = ()
+    """Decisions made while reading, e.g. on local times that exist twice, with their counts."""
+    error: str | None = None
+    """Reason of the failure, in one line that names the file."""
+    hint: str | None = None
+    fingerprint: str | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class IngestSummary:
+    """Outcome for all files."""
+
+    files: tuple[FileOutcome, ...]
+    samples: int
+    new: int
+    """Samples (device and time) that were not in the store before; 0 in a dry run."""
+    duplicates: int
+    devices: int
+    """Devices in the ingested files."""
+    nodes: int
+    first: datetime | None
+    last: datetime | None
+    steps_s: tuple[tuple[float, int], ...]
+    """Sampling interval in seconds, number of devices with it; most devices first. Empty in a dry run."""
+    dry_run: bool = False
+
+    @property
+    def failed(self) -> tuple[FileOutcome, ...]:
+        """Files that failed; nothing of them was stored."""
+        return tuple(one for one in self.files if one.status == "failed")
+
+    @property
+    def problem_count(self) -> int:
+        """Number of rejected lines."""
+        return sum(one.problem_count for one in self.files)
+
+
+@dataclass(slots=True)
+class SeenFiles:
+    """Devices and nodes seen while samples are read."""
+
+    devices: set[int] = field(default_factory=set)
+    nodes: set[tuple[str, str]] = field(default_factory=set)
+    """Cluster and name."""
+
+    def watch(self, frames: Iterator[pl.DataFrame], notes: ReadingNotes) -> Iterator[Prepared]:
+        """Prepare ``frames`` for a writer; impossible values are set to not measured and noted."""
+        for frame in frames:
+            ready = prepared(possible(frame, notes))
+            self.devices.update(ready.identities["device"])
+            self.nodes.update(ready.identities.select("cluster", "node").iter_rows())
+            yield ready
+
+
+def ingest_files(
+    store: SampleStore,
+    paths: Sequence[str | Path],
+    options: ReadOptions,
+    *,
+    format: str | None = None,
+    again: bool = False,
+    dry_run: bool = False,
+    advance: Callable[[int], None] = lambda count: None,
+    on_landed: Callable[[Sequence[FileOutcome]], None] = lambda outcomes: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> IngestSummary:
+    """Ingest ``paths``. A file that fails does not stop the others; a store that cannot be written does.
+
+    Files that were ingested before and have not changed are skipped, unless ``again``. ``advance`` is called with
+    numbers of bytes read, ``on_landed`` with files when their samples are durable. Raises ``UnreachableError`` or
+    ``DiskError`` if the store cannot be written.
+    """
+    files, nothing = inputs.expand(paths)
+    missing = [FileOutcome(given, "failed", error=f"{given}: {why}") for given, why in nothing]
+    known = frozenset[str]() if again or dry_run else store.sources()
+    run = _Run(options, format, known, now, advance)
+    if dry_run or not files:
+        for path in files:
+            run.take(path, count)
+        return run.summary(missing, None, (), dry_run=dry_run)
+    with store.writer(on_landed=run.landed) as writer:
+        for path in files:
+            run.take(path, writer.add)
+            run.tell(on_landed)
+    run.tell(on_landed)
+    return run.summary(missing, writer.totals, run.steps(store))
+
+
+def count(frames: Iterator[Prepared], source: SampleSource) -> Taken:
+    """Count samples; replaces ``Writer.add`` in a dry run."""
+    rows, times = 0, set[int]()
+    for frame in frames:
+        rows += len(frame.rows)
+        times.update(int(time) for time in frame.rows["time"].dt.epoch("ms").unique())
+        times = {min(times), max(times)} if times else times
+    return Taken(source, rows, min(times, default=None), max(times, default=None))
+
+
+class _Run:
+    """State of an ingest."""
+
+    def __init__(
+        self, options: ReadOptions, format: str | None, known: frozenset[str], now: Callable[[], datetime],
+        advance: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._options = options
+        self._format = format
+        self._known = known
+        self._now = now
+        self._advance = advance
+        self._seen = SeenFiles()
+        self._outcomes: dict[str, FileOutcome] = {}
+        self._durable: list[str] = []
+
+    def take(self, path: Path, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
+        """Ingest one file."""
+        name, started, notes = str(path), self._now(), ReadingNotes(str(path))
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            self._advance(count)
+
+        try:
+            digest = inputs.fingerprint(path, name, self._options, self._format)
+            if digest in self._known:
+                self._outcomes[name] = FileOutcome(name, "known", fingerprint=digest)
+                return
+            kind, frames = inputs.read_file(path, self._options, notes, self._format, advance)
+            seen = SeenFiles()
+            taken = add(_not_empty(seen.watch(frames, notes), notes), SampleSource(name, digest))
+            self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
+            self._seen.devices |= seen.devices
+            self._seen.nodes |= seen.nodes
+        except (UnreachableError, DiskError):
+            raise
+        except AffinodeError as error:
+            self._outcomes[name] = _failure(name, notes, error, started, self._now())
+        finally:
+            self._advance(inputs.size(path) - done)
+
+    def landed(self, taken: Sequence[Taken]) -> None:
+        """Record that files are durable, which may happen before ``take`` returns for the last of them."""
+        self._durable += [one.source.name for one in taken]
+
+    def tell(self, on_landed: Callable[[Sequence[FileOutcome]], None]) -> None:
+        """Report the files that have become durable."""
+        ready = [self._outcomes[name] for name in self._durable if name in self._outcomes]
+        self._durable = []
+        if ready:
+            on_landed(ready)
+
+    def summary(
+        self,
+        missing: Sequence[FileOutcome],
+        totals: WrittenTotals | None,
+        steps: tuple[tuple[float, int], ...],
+        *,
+        dry_run: bool = False,
+    ) -> IngestSummary:
+        """Return the outcome for all files; ``missing`` ones come first."""
+        files = (*missing, *self._outcomes.values())
+        first, last = self._span()
+        return IngestSummary(
+            files=files,
+            samples=sum(one.samples for one in files),
+            new=totals.new if totals else 0,
+            duplicates=totals.duplicates if totals else 0,
+            devices=len(self._seen.devices),
+            nodes=len(self._seen.nodes),
+            first=first,
+            last=last,
+            steps_s=steps,
+            dry_run=dry_run,
+        )
+
+    def _span(self) -> tuple[datetime | None, datetime | None]:
+        times = [time for one in self._outcomes.values() for time in (one.first, one.last) if time is not None]
+        return min(times, default=None), max(times, default=None)
+
+    def steps(self, store: SampleStore) -> tuple[tuple[float, int], ...]:
+        """Return the sampling intervals in seconds with their numbers of devices, for the devices and days read."""
+        return sampling_steps(store, *self._span(), self._seen.devices)
+
+
+def sampling_steps(
+    store: SampleStore, first: datetime | None, last: datetime | None, devices: Set[int]
+) -> tuple[tuple[float, int], ...]:
+    """Return the sampling intervals in seconds with their numbers of ``devices``, from ``first`` to ``last``."""
+    if first is None or last is None:
+        return ()
+    known = store.devices(first, last + timedelta(milliseconds=1))
+    mine = known.filter(pl.col("device").is_in(list(devices)))
+    counts = Counter(round(step / 1000, 1) for step in mine["step_ms"].drop_nulls())
+    return tuple(counts.most_common())
+
+
+def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes) -> Iterator[Prepared]:
+    """Yield ``frames``; raise ``InputError`` if the file had no usable sample."""
+    rows = 0
+    for frame in frames:
+        rows += len(frame.rows)
+        yield frame
+    if rows:
+        return
+    if notes.problem_count:
+        first = notes.problems[0]
+        where = notes.name if first.line is None else f"{notes.name}:{first.line}"
+        raise InputError(f"none of its {notes.problem_count} samples can be used: {first.reason}", where=where)
+    found = ", ".join(name for name, _ in notes.unknown.most_common(5))
+    raise InputError(
+        f"has no GPU metric that is known{f' (it has {found})' if found else ''}",
+        where=notes.name,
+        hint="name further metrics in a file and give it as gpu_history.aliases",
+    )
+
+
+def _outcome(notes: ReadingNotes, taken: Taken, started: datetime, finished: datetime) -> FileOutcome:
+    return FileOutcome(
+        notes.name,
+        "taken",
+        samples=taken.samples,
+        first=_moment(taken.first_ms),
+        last=_moment(taken.last_ms),
+        problems=tuple(notes.problems),
+        problem_count=notes.problem_count,
+        unknown=tuple(notes.unknown.most_common()),
+        decisions=tuple(notes.decisions.items()),
+        fingerprint=taken.source.fingerprint,
+        started=started,
+        finished=finished,
+    )
+
+
+def _failure(
+    name: str, notes: ReadingNotes, error: AffinodeError, started: datetime, finished: datetime
+) -> FileOutcome:
+    text = str(error) if name in str(error) else f"{name}: {error}"
+    return FileOutcome(
+        name, "failed", problems=tuple(notes.problems), problem_count=notes.problem_count, error=text, hint=error.hint,
+        started=started, finished=finished,
+    )  # fmt: skip
+
+
+def _moment(epoch_ms: int | None) -> datetime | None:
+    return None if epoch_ms is None else datetime.fromtimestamp(epoch_ms / 1000, UTC)

@@ -1,0 +1,1 @@
+"""The sample store: GPU samples in Parquet files, partitioned by UTC day."""

@@ -1,0 +1,162 @@
+"""The manifest of the sample store, which lists the live parts. Parts that are not listed are ignored.
+
+One writer at a time holds ``write.lock``; readers hold ``read.lock`` shared, so that parts replaced by a compaction
+stay on disk as long as a reader may use them. The kernel releases both when a process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from hashlib import blake2b
+from pathlib import Path
+
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.files import write_text
+
+FILE = "manifest.json"
+VERSION = 2
+_KNOWN = (1, VERSION)
+"""Version 1 had no digests."""
+_NAME = re.compile(r"[0-9a-f]+(?:-[0-9a-f]+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class PartEntry:
+    """One live part of a day."""
+
+    name: str
+    """The files are ``part-NAME.parquet``, ``devices-NAME.parquet`` and ``jobs-NAME.parquet``."""
+    rows: int
+    devices: int
+    first_ms: int
+    """Time of the earliest sample, UTC epoch milliseconds."""
+    last_ms: int
+    devices_digest: str | None = None
+    """``digest`` of the table of devices; None: not recorded when it was written."""
+    jobs_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreManifest:
+    """The live parts of each day, in the order of ingest; if several have a value, the last one wins."""
+
+    days: Mapping[date, tuple[PartEntry, ...]] = field(default_factory=dict)
+    generation: int = 0
+    """Number of changes so far."""
+
+    def with_parts(self, added: Mapping[date, tuple[PartEntry, ...]]) -> StoreManifest:
+        """Return this manifest with ``added`` appended to the parts of each day."""
+        days = dict(self.days)
+        for day, entries in added.items():
+            days[day] = (*days.get(day, ()), *entries)
+        return StoreManifest(days, self.generation + 1)
+
+    def with_day(self, day: date, entries: tuple[PartEntry, ...]) -> StoreManifest:
+        """Return this manifest with the parts of ``day`` replaced; an empty tuple removes the day."""
+        days = {known: parts for known, parts in self.days.items() if known != day}
+        if entries:
+            days[day] = entries
+        return replace(self, days=days, generation=self.generation + 1)
+
+
+def digest(content: bytes) -> str:
+    """Return the digest that detects changes of a small file."""
+    return blake2b(content, digest_size=16).hexdigest()
+
+
+def load(root: Path) -> StoreManifest:
+    """Read the manifest of ``root``; a store that does not exist yet is empty.
+
+    Raises ``AffinodeError``, also if there are samples but no manifest, as the next sweep would delete them all.
+    """
+    path = root / FILE
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        part = next(root.glob("day=*/*-*.parquet"), None)
+        if part is not None:
+            raise AffinodeError(
+                f"{path}: is missing, and there are samples ({part.parent.name})",
+                hint=f"restore it from a backup of the directory; without one, move {root} away and take the history "
+                "in again",
+            ) from None
+        return StoreManifest()
+    except OSError as error:
+        raise UnreachableError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise AffinodeError(f"{path}: is damaged: {error}", hint="restore it from a backup of the directory") from error
+    try:
+        if data["version"] not in _KNOWN:
+            raise AffinodeError(
+                f"{path}: has version {data['version']}, this program knows {VERSION}",
+                hint="use the release of slurm-affinode that wrote it",
+            )
+        days = {
+            date.fromisoformat(day): tuple(_entry(entry) for entry in entries) for day, entries in data["days"].items()
+        }
+        return StoreManifest(dict(sorted(days.items())), int(data["generation"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise AffinodeError(
+            f"{path}: is damaged: {error!r}", hint="restore it from a backup of the directory"
+        ) from error
+
+
+def begin(root: Path) -> StoreManifest:
+    """Load the manifest, or create it in a new store, so that no part exists without one; write lock held."""
+    found = load(root)
+    if not (root / FILE).exists():
+        save(root, found)
+    return found
+
+
+def _entry(data: Mapping[str, object]) -> PartEntry:
+    entry = PartEntry(**data)  # type: ignore[arg-type]
+    if not _NAME.fullmatch(entry.name):
+        raise ValueError(entry.name)
+    return entry
+
+
+def save(root: Path, manifest: StoreManifest) -> None:
+    """Replace the manifest of ``root``, durably; the caller holds the write lock."""
+    days = {day.isoformat(): [asdict(entry) for entry in parts] for day, parts in sorted(manifest.days.items())}
+    text = json.dumps({"version": VERSION, "generation": manifest.generation, "days": days}, indent=1)
+    write_text(root / FILE, text + "\n")
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive lock on ``path``; yield whether it was acquired (always, with ``wait``)."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def lock_shared(path: Path) -> int | None:
+    """Return a descriptor that holds a shared lock on ``path`` until it is closed; None if it cannot be locked.
+
+    A file system without locks can still be read: a read that is overtaken by a compaction then fails and is retried.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+    except OSError:
+        os.close(fd)
+        return None
+    return fd

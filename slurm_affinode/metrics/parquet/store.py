@@ -1,0 +1,189 @@
+"""The sample store: GPU samples of all devices in Parquet files, partitioned by UTC day.
+
+Layout of ``ROOT``: ``manifest.json`` lists the live parts of each day; ``day=YYYY-MM-DD/part-NAME.parquet`` has the
+samples, ``devices-NAME.parquet`` and ``jobs-NAME.parquet`` index them (see ``parts``); ``staging/`` is the work area of
+writers; ``sources.jsonl`` lists the files that were read; ``write.lock`` and ``read.lock`` synchronize processes.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.metrics.identity import with_device
+from slurm_affinode.metrics.parquet import manifest, writer
+from slurm_affinode.metrics.parquet.parts import DEVICES, Part, PartFiles, PartWriter, merge_lazy
+from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals, part_files, writing
+from slurm_affinode.metrics.schema import IDENTITY, METRICS, SAMPLES
+
+
+class SampleStore:
+    """The sample store below ``root``. Reading needs read permission only; nothing is created before the first write.
+
+    From the first read on, parts that this object may have returned stay on disk until ``close`` or the end of the
+    object, even if another process replaces them meanwhile.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._reading: weakref.finalize[..., SampleStore] | None = None
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release the lock that keeps replaced parts on disk; the object can be used again."""
+        if self._reading is not None:
+            self._reading()
+            self._reading = None
+
+    def _manifest(self) -> manifest.StoreManifest:
+        if self._reading is None:
+            fd = manifest.lock_shared(self.root / writer.READ_LOCK)
+            if fd is not None:
+                self._reading = weakref.finalize(self, os.close, fd)
+        return manifest.load(self.root)
+
+    def days(self) -> list[date]:
+        """Return the UTC days that have samples, ascending."""
+        return list(self._manifest().days)
+
+    def span(self) -> tuple[datetime, datetime] | None:
+        """Return the times of the earliest and of the latest sample; None for an empty store."""
+        entries = [entry for parts in self._manifest().days.values() for entry in parts]
+        if not entries:
+            return None
+        first, last = min(entry.first_ms for entry in entries), max(entry.last_ms for entry in entries)
+        return datetime.fromtimestamp(first / 1000, UTC), datetime.fromtimestamp(last / 1000, UTC)
+
+    def parts(self, since: datetime | None = None, until: datetime | None = None) -> list[Part]:
+        """Return the parts that may have samples in the half-open interval, by day, then in the order of ingest."""
+        return self._parts(self._manifest(), since, until)
+
+    def _parts(self, current: manifest.StoreManifest, since: datetime | None, until: datetime | None) -> list[Part]:
+        low = -(2**63) if since is None else _epoch_ms(since)
+        high = 2**63 if until is None else _epoch_ms(until)
+        return [
+            Part(day, part_files(self.root, day, entry), entry, single=len(entries) == 1)
+            for day, entries in current.days.items()
+            for entry in entries
+            if entry.last_ms >= low and entry.first_ms < high
+        ]
+
+    def devices(self, since: datetime | None = None, until: datetime | None = None) -> pl.DataFrame:
+        """Return ``DEVICES`` for the parts of the interval, one row per device: total rows, widest span, median step.
+
+        Rows are counted for whole parts, not only within the interval.
+        """
+        tables = [part.devices() for part in self.parts(since, until)]
+        if not tables:
+            return pl.DataFrame(schema=DEVICES)
+        identity = [pl.col(name).drop_nulls().last() for name in IDENTITY]
+        step = pl.col("step_ms").median().round().cast(pl.Int64)
+        grouped = pl.concat(tables).group_by("device", maintain_order=True)
+        return (
+            grouped.agg(*identity, pl.col("rows").sum(), pl.col("first").min(), pl.col("last").max(), step)
+            .select(*DEVICES)
+            .sort("device")
+        )
+
+    def scan(self, since: datetime | None = None, until: datetime | None = None) -> pl.LazyFrame:
+        """Return the samples of the half-open interval: ``device`` and the columns of ``SAMPLES``, duplicates merged.
+
+        Rows are ordered by day, and within a day by (device, time).
+        """
+        wanted = ["device", *SAMPLES]
+        current = self._manifest()
+        parts = self._parts(current, since, until)
+        frames = [pl.scan_parquet(part.path).select(wanted) for part in parts if part.single]
+        # A day with several parts is merged as a whole: a part outside the filter may have other values of a row.
+        for day in sorted({part.day for part in parts if not part.single}):
+            paths = [part_files(self.root, day, entry).samples for entry in current.days[day]]
+            rows = pl.concat([pl.scan_parquet(path).select(wanted) for path in paths])
+            frames.append(merge_lazy(rows, tuple(IDENTITY)).select(wanted))
+        if not frames:
+            return pl.LazyFrame(schema={"device": pl.UInt64(), **SAMPLES})
+        whole = pl.concat(frames).cast({name: dtype for name, dtype in SAMPLES.items() if name not in METRICS})
+        if since is not None:
+            whole = whole.filter(pl.col("time") >= since)
+        if until is not None:
+            whole = whole.filter(pl.col("time") < until)
+        return whole
+
+    def sources(self) -> frozenset[str]:
+        """Return the fingerprints of the ingested files."""
+        return writer.fingerprints(self.root)
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def writer(self, *, on_landed: Callable[[Sequence[Taken]], None] | None = None) -> StoreWriter:
+        """Return a context to ingest sources; see ``Writer``. ``on_landed`` is called with sources that are durable."""
+        return StoreWriter(self.root, on_landed=on_landed)
+
+    def ingest(
+        self, frames: pl.DataFrame | Iterable[pl.DataFrame], *, source: str, fingerprint: str | None = None
+    ) -> WrittenTotals:
+        """Ingest one source (frames of ``SAMPLES``) and compact the days that it changed."""
+        with self.writer() as session:
+            session.add([frames] if isinstance(frames, pl.DataFrame) else frames, SampleSource(source, fingerprint))
+        return session.totals
+
+    def write_day(self, day: date, frames: Iterable[pl.DataFrame], identities: pl.DataFrame) -> Part:
+        """Replace ``day`` with samples that are already sorted, without checking them: for generated data.
+
+        ``frames``: ``device`` (UInt64), ``time`` (within the UTC day) and any of the metrics and ``job``; sorted by
+        (device, time) within and across frames, keys unique. ``identities``: the columns of ``IDENTITY``, one row per
+        device; ``device`` is computed if it is missing (``identity.with_device``).
+        """
+        table = identities if "device" in identities.columns else with_device(identities)
+        with writing(self.root):
+            writer.prepare_root(self.root)
+            with writer.write_locked(self.root):
+                stage = writer.Staging(self.root)
+            try:
+                name = secrets.token_hex(8)
+                written = PartFiles.of(stage.path, name)
+                with PartWriter(written, name, table) as part:
+                    for frame in frames:
+                        part.write(frame)
+                with writer.write_locked(self.root):
+                    writer.replace_day(self.root, manifest.load(self.root), day, written, part.entry)
+            finally:
+                stage.close()
+        return Part(day, part_files(self.root, day, part.entry), part.entry, single=True)
+
+    def compact(self) -> None:
+        """Compact every day into one part. An ingest does so for the days that it changed."""
+        with writing(self.root):
+            writer.prepare_root(self.root)
+            with writer.write_locked(self.root):
+                stage = writer.Staging(self.root)
+            try:
+                for day in list(manifest.load(self.root).days):
+                    writer.compact_day(self.root, day, stage)
+            finally:
+                stage.close()
+
+    def delete_before(self, day: date) -> list[date]:
+        """Delete the days before ``day``; return them. Files in use by a reader are deleted with the next write."""
+        self.close()
+        if not manifest.load(self.root).days:
+            return []
+        with writing(self.root), writer.write_locked(self.root):
+            current = manifest.load(self.root)
+            gone = [known for known in current.days if known < day]
+            if gone:
+                for known in gone:
+                    current = current.with_day(known, ())
+                manifest.save(self.root, current)
+                writer.sweep_orphans(self.root, current)
+        return gone
+
+
+def _epoch_ms(moment: datetime) -> int:
+    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

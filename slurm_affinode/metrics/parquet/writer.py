@@ -1,0 +1,556 @@
+"""Writer of the sample store: stage parts, publish them together, merge devices, compact each day into one part.
+
+Staging uses a directory of its own, locked while the writer lives; the next writer removes the directory of a dead one.
+A log of file fingerprints avoids reading old files every night; a file that is missing from it is read again, without
+effect. Compaction goes device range by device range, in bounded memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from types import TracebackType
+
+import polars as pl
+
+from slurm_affinode.base.errors import unwritable
+from slurm_affinode.base.files import fsync_dir, write_text
+from slurm_affinode.metrics.identity import with_device
+from slurm_affinode.metrics.parquet import manifest
+from slurm_affinode.metrics.parquet.manifest import PartEntry, StoreManifest
+from slurm_affinode.metrics.parquet.parts import (
+    SAMPLE_COLUMNS,
+    PartFiles,
+    PartWriter,
+    concat,
+    merge,
+    read_devices,
+    read_rows,
+)
+from slurm_affinode.metrics.schema import IDENTITY, SAMPLES
+
+FILE = "sources.jsonl"
+KEPT = 200_000
+
+
+def fingerprints(root: Path) -> frozenset[str]:
+    """Return the fingerprints of all ingested sources."""
+    return frozenset(_read_log(root))
+
+
+def _read_log(root: Path) -> dict[str, str]:
+    """Return fingerprint -> name; lines truncated by a crash are skipped."""
+    found: dict[str, str] = {}
+    try:
+        text = (root / FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return found
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            found[str(entry["fingerprint"])] = str(entry["name"])
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def remember(root: Path, entries: Iterable[tuple[str, str | None]]) -> None:
+    """Append (name, fingerprint) pairs. The caller holds the write lock and has made the samples durable."""
+    lines = [_line(name, digest) for name, digest in entries if digest is not None]
+    if not lines:
+        return
+    with (root / FILE).open("a", encoding="utf-8") as file:
+        file.write("".join(lines))
+        size = file.tell()
+    if size > 2 * KEPT * 100:
+        _trim(root)
+
+
+def _trim(root: Path) -> None:
+    known = list(_read_log(root).items())[-KEPT:]
+    write_text(root / FILE, "".join(_line(name, digest) for digest, name in known))
+
+
+def _line(name: str, digest: str) -> str:
+    return json.dumps({"fingerprint": digest, "name": name}) + "\n"
+
+
+DIRECTORY = "staging"
+_LOCK = "lock"
+
+
+class Staging:
+    """The directory of one writer below ``root/staging``."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / DIRECTORY / secrets.token_hex(8)
+        self.path.mkdir(parents=True)
+        self._fd = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        self._closer = weakref.finalize(self, os.close, self._fd)
+
+    def close(self) -> None:
+        """Remove the directory and all files left in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._closer()
+
+
+def sweep(root: Path) -> None:
+    """Remove the directories of dead writers. The caller holds the write lock."""
+    for directory in _children(root / DIRECTORY):
+        try:
+            fd = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # being created or removed
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        else:
+            shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(fd)
+
+
+def _children(directory: Path) -> list[Path]:
+    try:
+        return [path for path in directory.iterdir() if path.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+Row = dict[str, object]
+
+
+def adoptions(identities: pl.DataFrame) -> dict[int, int]:
+    """Return the mapping from devices without a UUID to the devices that they are identified with.
+
+    ``identities`` has ``device`` and the columns of ``IDENTITY``. A device known by PCI address is identified with the
+    UUID that has this address on the node; one known by index only, with the UUID, else the PCI address, that has this
+    index. In both cases exactly one candidate must occur in ``identities``.
+    """
+    # A device has a row for each description: one source gave its index, another only its address.
+    rows = list(identities.select("device", *IDENTITY).unique(maintain_order=True).iter_rows(named=True))
+    nameless = [row for row in rows if row["uuid"] is None and (row["pci"] is not None or row["index"] is not None)]
+    if not nameless:
+        return {}
+    with_uuid = [row for row in rows if row["uuid"] is not None]
+    by_pci = _unique(with_uuid, _pci)
+    by_index = _unique(with_uuid, _index)
+    pci_by_index = _unique((row for row in nameless if row["pci"] is not None), _index)
+    claimed = {_index(row) for row in with_uuid}
+    found: dict[int, int] = {}
+    for row in nameless:
+        target = by_pci.get(_pci(row)) if row["pci"] is not None else by_index.get(_index(row))
+        if target is not None:
+            found[row["device"]] = target
+    for row in nameless:
+        if row["pci"] is None and row["device"] not in found and _index(row) not in claimed:
+            target = pci_by_index.get(_index(row))
+            if target is not None:
+                found[row["device"]] = found.get(target, target)
+    return found
+
+
+def _pci(row: Row) -> Hashable:
+    return (row["cluster"], row["node"], row["mig"], row["pci"])
+
+
+def _index(row: Row) -> Hashable:
+    return (row["cluster"], row["node"], row["mig"], row["index"])
+
+
+def _unique(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Hashable, int]:
+    """Return key -> its only device. Keys with a missing last element or several devices are omitted."""
+    devices: dict[Hashable, set[int]] = {}
+    for row in rows:
+        at = key(row)
+        if isinstance(at, tuple) and at[-1] is not None:
+            devices.setdefault(at, set()).add(row["device"])  # type: ignore[arg-type]
+    return {at: next(iter(ids)) for at, ids in devices.items() if len(ids) == 1}
+
+
+def merged_identities(identities: pl.DataFrame) -> pl.DataFrame:
+    """Reduce to one row per ``device``, sorted, with the last value of each identity column that is not missing."""
+    return (
+        identities.group_by("device", maintain_order=True)
+        .agg(pl.col(name).drop_nulls().last() for name in IDENTITY)
+        .sort("device")
+    )
+
+
+COMPACTION_ROWS = 2_000_000
+
+
+def needed(parts: Sequence[PartFiles]) -> bool:
+    """Return whether a day has several parts, or one part with devices to be merged."""
+    return len(parts) > 1 or bool(parts and adoptions(read_devices(parts[0])))
+
+
+def compact(
+    parts: Sequence[PartFiles], target: PartFiles, name: str, *, rows_at_once: int = COMPACTION_ROWS
+) -> PartEntry:
+    """Merge ``parts`` (in the order of ingest) into ``target`` and return its entry."""
+    slices = _slices(parts)
+    identities = merged_identities(slices.select(pl.col("to").alias("device"), *_without_device()))
+    with PartWriter(target, name, identities) as writer:
+        for group in _ranges(slices, rows_at_once):
+            writer.write(merge(concat(_read(parts, group))))
+    return writer.entry
+
+
+def _without_device() -> list[str]:
+    return list(IDENTITY)
+
+
+def _slices(parts: Sequence[PartFiles]) -> pl.DataFrame:
+    """Locate the rows of each device: ``part``, ``device``, ``start``, ``rows``, and the device ``to`` merge into."""
+    tables = [
+        read_devices(files).with_columns(
+            pl.lit(number, dtype=pl.Int64).alias("part"), (pl.col("rows").cum_sum() - pl.col("rows")).alias("start")
+        )
+        for number, files in enumerate(parts)
+    ]
+    table = pl.concat(tables)
+    adopted = adoptions(table)
+    renamed = pl.col("device").replace_strict(
+        list(adopted), list(adopted.values()), default=pl.col("device"), return_dtype=pl.UInt64
+    )
+    return table.with_columns((renamed if adopted else pl.col("device")).alias("to"))
+
+
+def _ranges(slices: pl.DataFrame, rows_at_once: int) -> Iterator[pl.DataFrame]:
+    """Yield groups of whole devices, ascending, of about ``rows_at_once`` rows or one device."""
+    totals = slices.group_by("to").agg(pl.col("rows").sum()).sort("to")
+    number = ((totals["rows"].cum_sum() - 1) // rows_at_once).alias("range")
+    tagged = slices.join(totals.select("to", number), on="to")
+    for _, group in tagged.sort("range", "part", "start").group_by("range", maintain_order=True):
+        yield group
+
+
+def _read(parts: Sequence[PartFiles], group: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    for (number,), rows in group.group_by("part", maintain_order=True):
+        end = rows["start"] + rows["rows"]
+        run = (rows["start"] != end.shift()).fill_null(value=True).cum_sum()
+        runs = rows.group_by(run.alias("run"), maintain_order=True).agg(pl.col("start").first(), pl.col("rows").sum())
+        renamed = rows.filter(pl.col("device") != pl.col("to"))
+        for start, length in runs.select("start", "rows").iter_rows():
+            frame = read_rows(parts[int(number)].samples, start, length)
+            if len(renamed):
+                frame = frame.with_columns(
+                    pl.col("device").replace_strict(
+                        renamed["device"], renamed["to"], default=pl.col("device"), return_dtype=pl.UInt64
+                    )
+                )
+            yield frame
+
+
+ROWS_AT_ONCE = 1_000_000
+WRITE_LOCK = "write.lock"
+READ_LOCK = "read.lock"
+_REFUSED = re.compile(r"([A-Z][^:]*?) \(os error (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSource:
+    """A source of samples."""
+
+    name: str
+    """Path or address, for display."""
+    fingerprint: str | None = None
+    """Digest of the content and of the options for reading it; None: never skipped as already read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A source that was read completely. Its samples are live when it is passed to ``on_landed``."""
+
+    source: SampleSource
+    samples: int
+    """Rows read, including duplicates within the source."""
+    first_ms: int | None
+    last_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenTotals:
+    """Changes made by a writer, available when it is closed."""
+
+    samples: int
+    """Rows passed to the writer."""
+    new: int
+    """Samples (device and time) that were not in the store before."""
+    days: tuple[date, ...]
+
+    @property
+    def duplicates(self) -> int:
+        """Rows that were already in the store or repeated another row."""
+        return self.samples - self.new
+
+
+def day_dir(root: Path, day: date) -> Path:
+    """Return the directory of a day."""
+    return root / f"day={day.isoformat()}"
+
+
+def part_files(root: Path, day: date, entry: PartEntry) -> PartFiles:
+    """Return the files of a live part."""
+    return PartFiles.live(day_dir(root, day), entry)
+
+
+@contextlib.contextmanager
+def write_locked(root: Path) -> Iterator[None]:
+    """Hold the write lock, which is needed to change the live parts."""
+    with manifest.locked(root / WRITE_LOCK):
+        yield
+
+
+class StoreWriter:
+    """One ingest: ``add`` sources; when the context ends, the store has them.
+
+    Each source is published as a whole or not at all; small ones are published together. On an exception, no further
+    sources are published. Raises ``UnreachableError`` if the directory cannot be written.
+    """
+
+    def __init__(
+        self, root: Path, *, on_landed: Callable[[Sequence[Taken]], None] | None = None,
+        rows_at_once: int = ROWS_AT_ONCE,
+    ) -> None:  # fmt: skip
+        self._root = root
+        self._on_landed = on_landed
+        self._rows_at_once = rows_at_once
+        self._buffer: list[Prepared] = []
+        self._buffered = 0
+        self._waiting: list[Taken] = []
+        self._samples = 0
+        self._before: dict[date, int] = {}
+        self._totals: WrittenTotals | None = None
+
+    @property
+    def totals(self) -> WrittenTotals:
+        """The outcome. Available after the context has ended without an error."""
+        if self._totals is None:
+            raise RuntimeError("the ingest is still under way, or was given up")
+        return self._totals
+
+    def __enter__(self) -> StoreWriter:
+        with writing(self._root):
+            prepare_root(self._root)
+            with write_locked(self._root):
+                sweep(self._root)
+                sweep_orphans(self._root, manifest.begin(self._root))
+                self._staging = Staging(self._root)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                with writing(self._root):
+                    self.flush()
+                    after = [compact_day(self._root, day, self._staging) for day in sorted(self._before)]
+                new = max(0, sum(after) - sum(self._before.values()))
+                self._totals = WrittenTotals(self._samples, new, tuple(sorted(self._before)))
+        finally:
+            self._staging.close()
+
+    def add(self, frames: Iterable[pl.DataFrame | Prepared], source: SampleSource) -> Taken:
+        """Add all ``frames`` (``SAMPLES``) of ``source``; if ``frames`` raises, none of them is stored."""
+        own: list[Prepared] = []
+        staged: list[tuple[date, PartEntry]] = []
+        rows, held, first, last = 0, 0, None, None
+        try:
+            for frame in frames:
+                ready = frame if isinstance(frame, Prepared) else prepared(frame)
+                own.append(ready)
+                rows += len(ready.rows)
+                held += len(ready.rows)
+                if len(ready.rows):
+                    times = ready.rows["time"].dt.epoch("ms")
+                    low, high = times.min(), times.max()
+                    first = min(low, first) if first is not None else low  # type: ignore[type-var]
+                    last = max(high, last) if last is not None else high  # type: ignore[type-var]
+                if held >= self._rows_at_once:
+                    with writing(self._root):
+                        staged += self._stage(own)
+                    own, held = [], 0
+            taken = Taken(source, rows, first, last)  # type: ignore[arg-type]
+            if staged:
+                with writing(self._root):
+                    staged += self._stage(own)
+                    self.flush()
+                    self._land(staged, [taken])
+                return taken
+        except BaseException:
+            for _, entry in staged:
+                for path in PartFiles.of(self._staging.path, entry.name).all():
+                    path.unlink(missing_ok=True)
+            raise
+        self._buffer += own
+        self._buffered += rows
+        self._waiting.append(taken)
+        if self._buffered >= self._rows_at_once:
+            with writing(self._root):
+                self.flush()
+        return taken
+
+    def flush(self) -> None:
+        """Publish the buffered sources."""
+        if not self._waiting:
+            return
+        buffer, waiting = self._buffer, self._waiting
+        self._buffer, self._waiting, self._buffered = [], [], 0
+        self._land(self._stage(buffer), waiting)
+
+    def _stage(self, held: Sequence[Prepared]) -> list[tuple[date, PartEntry]]:
+        whole = [one for one in held if len(one.rows)]
+        if not whole:
+            return []
+        identities = merged_identities(pl.concat([one.identities for one in whole]))
+        merged = merge(pl.concat([one.rows for one in whole]))
+        staged = []
+        for (day,), part in merged.group_by(merged["time"].dt.date().alias("day"), maintain_order=True):
+            name = secrets.token_hex(8)
+            with PartWriter(PartFiles.of(self._staging.path, name), name, identities) as writer:
+                writer.write(part)
+            staged.append((day, writer.entry))
+        return staged
+
+    def _land(self, staged: Sequence[tuple[date, PartEntry]], taken: Sequence[Taken]) -> None:
+        with write_locked(self._root):
+            current = manifest.load(self._root)
+            added: dict[date, tuple[PartEntry, ...]] = {}
+            for day, entry in staged:
+                self._before.setdefault(day, sum(part.rows for part in current.days.get(day, ())))
+                move_part(self._root, day, PartFiles.of(self._staging.path, entry.name), entry)
+                added[day] = (*added.get(day, ()), entry)
+            if added:
+                manifest.save(self._root, current.with_parts(added))
+            remember(self._root, [(one.source.name, one.source.fingerprint) for one in taken])
+        self._samples += sum(one.samples for one in taken)
+        if self._on_landed is not None:
+            self._on_landed(taken)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Samples, separated from their identity columns."""
+
+    rows: pl.DataFrame
+    """``SAMPLE_COLUMNS``."""
+    identities: pl.DataFrame
+    """``device`` and the columns of ``IDENTITY``; a device has a row for each of its descriptions."""
+
+
+def prepared(frame: pl.DataFrame) -> Prepared:
+    """Separate the identity columns from a frame of ``SAMPLES``.
+
+    A row without any value is kept: nothing was measured, and the previous sample does not extend beyond its time.
+
+    Raises ``ValueError`` for samples without a cluster or node, which readers must set.
+    """
+    full = frame.select(
+        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in SAMPLES.items()
+    )
+    full = full.filter(pl.col("time").is_not_null())
+    if full["node"].has_nulls() or full["cluster"].has_nulls():
+        raise ValueError("samples need a cluster and a node")
+    described = full.select(*IDENTITY)
+    # There are few identities and many rows, so rows are joined to the device by a hash.
+    hashed = pl.DataFrame({"hash": described.hash_rows()})
+    first = hashed.with_row_index("at").unique("hash", keep="first", maintain_order=True)
+    known = with_device(described[first["at"]])
+    device = hashed.join(
+        first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
+    )["device"]  # fmt: skip
+    rows = full.select(device, *(name for name in SAMPLE_COLUMNS if name != "device"))
+    return Prepared(rows, known)
+
+
+@contextlib.contextmanager
+def writing(root: Path) -> Iterator[None]:
+    """Convert errors of the operating system to one-line errors: see ``errors.unwritable``."""
+    try:
+        yield
+    except (OSError, pl.exceptions.ComputeError) as error:
+        # Polars raises a ComputeError for write errors; only its text has the error of the operating system.
+        hint = f"check the permissions of {root}"
+        if isinstance(error, OSError):
+            raise unwritable(error.filename or root, error, hint=hint) from error
+        if (why := _REFUSED.search(str(error))) is None:
+            raise
+        raise unwritable(root, OSError(int(why[2]), why[1]), hint=hint) from error
+
+
+def prepare_root(root: Path) -> None:
+    """Create the directory and its lock files."""
+    root.mkdir(parents=True, exist_ok=True)
+    for name in (WRITE_LOCK, READ_LOCK):
+        (root / name).touch(exist_ok=True)
+
+
+def move_part(root: Path, day: date, written: PartFiles, entry: PartEntry) -> None:
+    """Move a staged part to its day. The caller holds the write lock and adds it to the manifest afterwards."""
+    directory = day_dir(root, day)
+    directory.mkdir(exist_ok=True)
+    for source, target in zip(written.all(), PartFiles.of(directory, entry.name).all(), strict=True):
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+        source.replace(target)
+    fsync_dir(directory)
+    fsync_dir(root)
+
+
+def compact_day(root: Path, day: date, stage: Staging) -> int:
+    """Compact ``day`` into one part; return its number of samples."""
+    with write_locked(root):
+        current = manifest.load(root)
+        entries = current.days.get(day, ())
+        files = [part_files(root, day, entry) for entry in entries]
+        if not needed(files):
+            return sum(entry.rows for entry in entries)
+        name = secrets.token_hex(8)
+        written = PartFiles.of(stage.path, name)
+        entry = compact(files, written, name)
+        replace_day(root, current, day, written, entry)
+        return entry.rows
+
+
+def replace_day(root: Path, current: StoreManifest, day: date, written: PartFiles, entry: PartEntry) -> None:
+    """Make ``entry`` the only part of ``day``. The caller holds the write lock."""
+    move_part(root, day, written, entry)
+    changed = current.with_day(day, (entry,))
+    manifest.save(root, changed)
+    sweep_orphans(root, changed, only=(day,))
+
+
+def sweep_orphans(root: Path, current: StoreManifest, only: Sequence[date] | None = None) -> None:
+    """Remove files that are not in the manifest, unless there are readers; the caller holds the write lock."""
+    with manifest.locked(root / READ_LOCK, wait=False) as alone:
+        if not alone:
+            return
+        directories = root.glob("day=*") if only is None else (day_dir(root, day) for day in only)
+        for directory in directories:
+            try:
+                entries = current.days.get(date.fromisoformat(directory.name.removeprefix("day=")), ())
+            except ValueError:
+                continue
+            live = {path for entry in entries for path in PartFiles.of(directory, entry.name).all()}
+            for path in directory.glob("*-*.parquet"):
+                if path not in live:
+                    path.unlink(missing_ok=True)
+            if not entries:
+                with contextlib.suppress(OSError):
+                    directory.rmdir()

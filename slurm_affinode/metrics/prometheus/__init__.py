@@ -1,0 +1,1 @@
+"""GPU metrics from a Prometheus server or a compatible one."""

@@ -1,0 +1,336 @@
+"""Client of the HTTP API of Prometheus and compatible servers (Thanos, Mimir, VictoriaMetrics).
+
+The HTTP client of the standard library suffices: a few hundred sequential requests, each with its own deadline.
+Redirects are not followed, so that credentials are not sent to another server.
+Source of paths, responses and status codes: prometheus.io, "HTTP API".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import ssl
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.message import Message
+from typing import Any
+from urllib.parse import urlencode
+
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.metrics.prometheus.responses import warnings_of
+from slurm_affinode.metrics.prometheus.server import Server
+
+CONNECT_S = 10.0
+ATTEMPTS = 5
+FIRST_WAIT_S = 0.5
+LONGEST_WAIT_S = 60.0
+LARGEST_ANSWER = 64 * 2**20
+"""Maximum size of a response, decompressed, in bytes. Larger ones are requested in smaller pieces."""
+_LONGEST_URL = 4000
+_BLOCK = 2**16
+_SHOWN = 200
+_GONE = (404, 405, 410, 501)
+_AGAIN = (408, 425, 429, 500, 502, 503)
+
+
+class TooMuchError(UnreachableError):
+    """The response is too large or takes too long; a smaller request may succeed."""
+
+
+class RefusedError(AffinodeError):
+    """The server rejects the request: no such path, or an invalid query."""
+
+
+class _TransientError(UnreachableError):
+    """An error that may be temporary."""
+
+    def __init__(self, message: str, *, hint: str | None = None, wait_s: float | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.wait_s = wait_s
+        """The delay requested in ``Retry-After``."""
+
+
+class _Http(http.client.HTTPConnection):
+    """A connection with a shorter timeout for connecting than for the response."""
+
+    def connect(self) -> None:
+        whole = _connecting(self)
+        super().connect()
+        self.sock.settimeout(whole)
+
+
+class _Https(http.client.HTTPSConnection):
+    def connect(self) -> None:
+        whole = _connecting(self)
+        super().connect()
+        self.sock.settimeout(whole)
+
+
+def _connecting(connection: http.client.HTTPConnection) -> float | None:
+    whole = connection.timeout
+    connection.timeout = CONNECT_S if whole is None else min(CONNECT_S, whole)
+    return whole
+
+
+class _HttpHandler(urllib.request.HTTPHandler):
+    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Http, req)
+
+
+class _HttpsHandler(urllib.request.HTTPSHandler):
+    def __init__(self, context: ssl.SSLContext) -> None:
+        super().__init__(context=context)
+        self._own_context = context
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        return self.do_open(_Https, req, context=self._own_context)
+
+
+class _AsItIs(urllib.request.HTTPErrorProcessor):
+    """Return responses of every status; no status raises an exception, and no redirect is followed."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
+
+    https_response = http_response
+
+
+@dataclass(slots=True)
+class Client:
+    """A client of one server. ``sleep`` is replaced in tests; ``attempts`` limits the tries of a request."""
+
+    server: Server
+    sleep: Callable[[float], None] = time.sleep
+    attempts: int = ATTEMPTS
+    largest: int = LARGEST_ANSWER
+    warnings: dict[str, int] = field(default_factory=dict)
+    """Warnings of the server, e.g. about a partial response, and their counts."""
+    _opener: urllib.request.OpenerDirector | None = None
+
+    def instant(self, query: str, at_ms: int) -> list[dict[str, Any]]:
+        """Return the result of ``/api/v1/query``: series with one ``value``."""
+        return self._series("query", {"query": query, "time": _seconds(at_ms)}, "vector")
+
+    def raw(self, query: str, at_ms: int) -> list[dict[str, Any]]:
+        """Return the result of ``/api/v1/query`` for a range selector: series with the ``values`` as scraped."""
+        return self._series("query", {"query": query, "time": _seconds(at_ms)}, "matrix")
+
+    def over(self, query: str, since_ms: int, until_ms: int, step_ms: int) -> list[dict[str, Any]]:
+        """Return the result of ``/api/v1/query_range``; both ends are included."""
+        params = {"query": query, "start": _seconds(since_ms), "end": _seconds(until_ms), "step": _seconds(step_ms)}
+        return self._series("query_range", params, "matrix")
+
+    def names(self, selectors: Sequence[str], since_ms: int, until_ms: int) -> list[str]:
+        """Return the names of metrics with series that match any of ``selectors`` (none: of all metrics)."""
+        params = [("start", _seconds(since_ms)), ("end", _seconds(until_ms)), *(("match[]", one) for one in selectors)]
+        data = self._ask("label/__name__/values", params)
+        if not isinstance(data, list):
+            raise self._strange()
+        return [str(name) for name in data]
+
+    def _series(self, path: str, params: Mapping[str, str], kind: str) -> list[dict[str, Any]]:
+        data = self._ask(path, list(params.items()))
+        if not isinstance(data, dict) or data.get("resultType") != kind:
+            raise self._strange()
+        result = data.get("result")
+        if not isinstance(result, list) or not all(_is_series(one) for one in result):
+            raise self._strange()
+        return result
+
+    def _strange(self) -> RefusedError:
+        return RefusedError(
+            f"{self.server.url}: answers JSON that is none of Prometheus",
+            hint="the URL of the server is needed, without /api/v1, for example http://prometheus:9090",
+        )
+
+    def _ask(self, path: str, params: Sequence[tuple[str, str]]) -> Any:
+        wait_s = FIRST_WAIT_S
+        for left in reversed(range(self.attempts)):
+            try:
+                return self._once(path, params)
+            except _TransientError as error:
+                if left == 0:
+                    raise UnreachableError(str(error), hint=error.hint) from error
+                # Jitter: other clients may have been rejected at the same moment.
+                asked = error.wait_s if error.wait_s is not None else wait_s * random.uniform(0.75, 1.25)  # noqa: S311
+                self.sleep(min(asked, LONGEST_WAIT_S))
+                wait_s *= 2
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _once(self, path: str, params: Sequence[tuple[str, str]]) -> Any:
+        began = time.monotonic()
+        with self._answer(path, params) as response:
+            status, headers = response.status, response.headers
+            body = self._body(response, began)
+        document = _document(body)
+        if status == 200 and isinstance(document, dict) and document.get("status") == "success":
+            for warning in warnings_of(document):
+                self.warnings[warning] = self.warnings.get(warning, 0) + 1
+            return document.get("data")
+        raise self._failure(status, headers, body, document)
+
+    @contextlib.contextmanager
+    def _answer(self, path: str, params: Sequence[tuple[str, str]]) -> Iterator[http.client.HTTPResponse]:
+        """Open the response to a request; errors while connecting and reading get a one-line message."""
+        if self._opener is None:
+            handlers = (_HttpHandler(), _HttpsHandler(self.server.tls()), _AsItIs())
+            self._opener = urllib.request.build_opener(*handlers)
+        url, form = f"{self.server.url}/api/v1/{path}", urlencode(params)
+        headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "slurm-affinode"}
+        headers |= self.server.headers()
+        long = len(url) + len(form) > _LONGEST_URL
+        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+            url if long else f"{url}?{form}", data=form.encode() if long else None, headers=headers
+        )
+        name = self.server.url
+        try:
+            with self._opener.open(request, timeout=self.server.timeout_s) as response:
+                yield response
+        except AffinodeError:
+            raise
+        except urllib.error.URLError as error:
+            raise _unreached(name, error.reason) from error
+        except TimeoutError as error:
+            raise TooMuchError(
+                f"{name}: no answer within {self.server.timeout_s:g} s", hint="prometheus.timeout allows more time"
+            ) from error
+        except (http.client.HTTPException, OSError, zlib.error) as error:
+            raise _TransientError(f"{name}: the answer broke off: {_said(error)}") from error
+
+    def _body(self, response: http.client.HTTPResponse, began: float) -> bytes:
+        """Read and decompress the whole response, within limits of size and time."""
+        packed = response.headers.get("Content-Encoding", "").lower() == "gzip"
+        unpack = zlib.decompressobj(wbits=31) if packed else None
+        blocks, size = [], 0
+        while block := response.read1(_BLOCK):
+            if time.monotonic() - began > self.server.timeout_s:
+                raise TimeoutError
+            while True:
+                piece = unpack.decompress(block, _BLOCK * 16) if unpack else block
+                size += len(piece)
+                if size > self.largest:
+                    raise TooMuchError(
+                        f"{self.server.url}: an answer of more than {self.largest / 2**20:g} MiB",
+                        hint="ask for less with --match",
+                    )
+                blocks.append(piece)
+                block = unpack.unconsumed_tail if unpack else b""
+                if not block:
+                    break
+        if response.length:  # read1 does not report that the rest is missing
+            raise http.client.IncompleteRead(b"", response.length)
+        return b"".join(blocks)
+
+    def _failure(self, status: int, headers: Message, body: bytes, document: object) -> AffinodeError:
+        """Return the error for an unsuccessful response."""
+        name = self.server.url
+        told = document if isinstance(document, dict) else {}
+        error = str(told.get("error", ""))[:_SHOWN]
+        said = f": {error}" if error else ""
+        if 300 <= status < 400:
+            target = headers.get("Location", "")[:_SHOWN]
+            return AffinodeError(
+                f"{name}: redirects to {target or 'elsewhere'}",
+                hint="give the URL that it redirects to, if that is your Prometheus and no login page",
+            )
+        if status in (401, 403, 407):
+            return AffinodeError(f"{name}: {_WORDS[status]} (HTTP {status}){said}", hint=_AUTHENTICATE)
+        if _is_html(headers, body) and status in (200, *_GONE):
+            return RefusedError(
+                f"{name}: answers a web page and no JSON (HTTP {status})",
+                hint="is it a login page? then give credentials; else give the URL of Prometheus itself",
+            )
+        if status in (413, 422, 504) or told.get("errorType") == "timeout" or "maximum resolution" in error:
+            return TooMuchError(
+                f"{name}: HTTP {status}{said or ': asked for too much'}", hint="ask for less with --match"
+            )
+        if status in _AGAIN:
+            return _TransientError(f"{name}: HTTP {status}{said}", wait_s=_retry_after(headers))
+        if status in _GONE:
+            return RefusedError(
+                f"{name}: has no Prometheus API (HTTP {status})",
+                hint="the URL of the server is needed, without /api/v1, for example http://prometheus:9090",
+            )
+        if document is None and status == 200:
+            shown = body[:60].decode("utf-8", "replace").strip()
+            return _TransientError(
+                f"{name}: the answer is no whole JSON; it begins with {shown!r}",
+                hint="is the URL that of a Prometheus server, and does a proxy cut its answers off?",
+            )
+        if status == 200 and not error:
+            return self._strange()
+        if status < 500:
+            return RefusedError(f"{name}: HTTP {status}{said or _first_line(body)}")
+        return _TransientError(f"{name}: HTTP {status}{said}")
+
+
+_WORDS = {
+    401: "wants credentials, or refuses those given",
+    403: "does not allow it",
+    407: "the proxy wants credentials",
+}
+_AUTHENTICATE = (
+    "give --token-file FILE (or prometheus.token_file, or SLURM_AFFINODE_PROMETHEUS_TOKEN), "
+    "or --prometheus-user with --password-file"
+)
+
+
+def _unreached(name: str, reason: object) -> AffinodeError:
+    if isinstance(reason, ssl.SSLCertVerificationError):
+        return UnreachableError(
+            f"{name}: its certificate cannot be verified: {reason.verify_message}",
+            hint="give --ca-file FILE (or prometheus.ca_file) with the certificate of the authority that signed it",
+        )
+    if isinstance(reason, ssl.SSLError):
+        hint = "is it TLS that it speaks (https), and does it want a client certificate (--cert-file, --key-file)?"
+        return UnreachableError(f"{name}: TLS failed: {_said(reason)}", hint=hint)
+    hint = "does Prometheus run there, and does a firewall or a proxy (http_proxy, no_proxy) stand between?"
+    return _TransientError(f"{name}: cannot be reached: {_said(reason)}", hint=hint)
+
+
+def _said(reason: object) -> str:
+    if isinstance(reason, TimeoutError):
+        return "timed out"
+    if isinstance(reason, OSError) and reason.strerror:
+        return str(reason.strerror)
+    return str(reason) or type(reason).__name__
+
+
+def _is_series(one: object) -> bool:
+    if not isinstance(one, dict):
+        return False
+    return isinstance(one.get("metric", {}), dict) and isinstance(one.get("values", []), list)
+
+
+def _document(body: bytes) -> object:
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_html(headers: Message, body: bytes) -> bool:
+    return headers.get_content_type() == "text/html" or body.lstrip()[:1] == b"<"
+
+
+def _first_line(body: bytes) -> str:
+    text = body.decode("utf-8", "replace").strip().split("\n")[0][:_SHOWN]
+    return f": {text}" if text else ""
+
+
+def _retry_after(headers: Message) -> float | None:
+    """Return the seconds of ``Retry-After``; for its other form, a date, the normal backoff applies."""
+    text = headers.get("Retry-After", "").strip()
+    return float(text) if text.isdecimal() else None
+
+
+def _seconds(milliseconds: int) -> str:
+    """Format exact seconds, without decimals where possible."""
+    whole, rest = divmod(milliseconds, 1000)
+    return f"{whole}.{rest:03d}" if rest else str(whole)

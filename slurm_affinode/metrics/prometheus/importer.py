@@ -1,0 +1,164 @@
+"""Ingest of GPU samples from a Prometheus server into a sample store, window by window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary, SeenFiles, count, sampling_steps
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals
+from slurm_affinode.metrics.prometheus.client import Client
+from slurm_affinode.metrics.prometheus.queries import QueryReader, Question, ServerMetrics, Window, discover
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ImportOutcome:
+    """Outcome of an ingest."""
+
+    summary: IngestSummary
+    until: datetime
+    """Time up to which samples were read: the end of the requested interval, unless reading failed."""
+    failure: AffinodeError | None = None
+    """The error that ended it early; earlier samples are stored."""
+
+
+def ingest(
+    store: SampleStore,
+    client: Client,
+    question: Question,
+    options: ReadOptions,
+    *,
+    dry_run: bool = False,
+    advance: Callable[[int], None] = lambda milliseconds: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> ImportOutcome:
+    """Ingest the samples of ``question``. A window is stored as a whole or not at all; ingesting it twice is a no-op.
+
+    ``advance`` is called with the length of each completed window, in milliseconds. Raises ``AffinodeError`` if
+    nothing could be read; a later failure is part of the outcome.
+    """
+    started = now()
+    run = _Run(client, question, options, ReadingNotes(client.server.url), advance)
+    found = discover(client, question, options)
+    totals: WrittenTotals | None = None
+    if dry_run:
+        for window in run.windows(found):
+            run.take(window, count)
+    else:
+        with store.writer() as writer:
+            for window in run.windows(found):
+                run.take(window, writer.add)
+        totals = writer.totals
+    if run.failure is not None and run.at == question.since_ms:
+        raise run.failure
+    return ImportOutcome(run.summary(started, now(), found, totals, store), _moment(run.at), run.failure)
+
+
+class _Run:
+    """State of an ingest."""
+
+    def __init__(
+        self,
+        client: Client,
+        question: Question,
+        options: ReadOptions,
+        notes: ReadingNotes,
+        advance: Callable[[int], None],
+    ) -> None:
+        self._client = client
+        self._reader = QueryReader(client, question, options, notes)
+        self._notes = notes
+        self._advance = advance
+        self._seen = SeenFiles()
+        self._taken: list[Taken] = []
+        self.at = question.since_ms
+        self.failure: AffinodeError | None = None
+
+    def windows(self, found: ServerMetrics) -> Iterator[Window]:
+        """Yield the windows up to the end or the first failure."""
+        try:
+            for window in self._reader.windows(found):
+                yield window
+                self.at = window.until_ms
+                self._advance(window.until_ms - window.since_ms)
+        except AffinodeError as error:
+            self.failure = error
+        else:
+            self.at = self._reader.question.until_ms
+
+    def take(self, window: Window, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
+        """Pass a window to the store."""
+        self._taken.append(add(self._seen.watch(iter(window.frames), self._notes), SampleSource(self._notes.name)))
+
+    def summary(
+        self,
+        started: datetime,
+        finished: datetime,
+        found: ServerMetrics,
+        totals: WrittenTotals | None,
+        store: SampleStore,
+    ) -> IngestSummary:
+        """Summarize the ingest. Raises ``InputError`` if the server has no known GPU metric."""
+        samples = sum(one.samples for one in self._taken)
+        if not samples and self.failure is None:
+            raise self._nothing(found)
+        first = min((one.first_ms for one in self._taken if one.first_ms is not None), default=None)
+        last = max((one.last_ms for one in self._taken if one.last_ms is not None), default=None)
+        notes = self._notes
+        warned = [(f"warned: {text}", times) for text, times in self._client.warnings.items()]
+        outcome = FileOutcome(
+            notes.name,
+            "taken",
+            format="prometheus-api",
+            samples=samples,
+            first=None if first is None else _moment(first),
+            last=None if last is None else _moment(last),
+            problems=tuple(notes.problems),
+            problem_count=notes.problem_count,
+            unknown=tuple(notes.unknown.most_common()),
+            decisions=(*notes.decisions.items(), *warned),
+            started=started,
+            finished=finished,
+        )
+        steps = sampling_steps(store, outcome.first, outcome.last, self._seen.devices) if totals is not None else ()
+        return IngestSummary(
+            files=(outcome,),
+            samples=samples,
+            new=totals.new if totals else 0,
+            duplicates=totals.duplicates if totals else 0,
+            devices=len(self._seen.devices),
+            nodes=len(self._seen.nodes),
+            first=outcome.first,
+            last=outcome.last,
+            steps_s=steps,
+            dry_run=totals is None,
+        )
+
+    def _nothing(self, found: ServerMetrics) -> AffinodeError:
+        notes, question = self._notes, self._reader.question
+        span = (
+            f"from {_moment(question.since_ms):%Y-%m-%dT%H:%M:%SZ} to {_moment(question.until_ms):%Y-%m-%dT%H:%M:%SZ}"
+        )
+        if notes.problem_count:
+            return InputError(
+                f"none of its {notes.problem_count} series can be used: {notes.problems[0].reason}", where=notes.name
+            )
+        matching = _shown(question.matchers)
+        if found.other:
+            has = f" (it has {', '.join(found.other[:5])})"
+            hint = "name further metrics in a file and give it as gpu_history.aliases"
+            return InputError(f"has no GPU metric that is known {span}{matching}{has}", where=notes.name, hint=hint)
+        hint = "does it scrape dcgm-exporter, and does it keep samples that long? choose --since, --until and --match"
+        return InputError(f"has no GPU samples {span}{matching}", where=notes.name, hint=hint)
+
+
+def _shown(matchers: Sequence[object]) -> str:
+    return f" that match {{{','.join(map(str, matchers))}}}" if matchers else ""
+
+
+def _moment(epoch_ms: int) -> datetime:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC)

@@ -1,0 +1,329 @@
+"""GPU samples from a Prometheus server, window by window.
+
+There are two kinds of queries. *Raw* (the default): ``/api/v1/query`` with a range selector, ``metric{...}[3600s]``,
+returns samples as scraped, with their own times. *Range*: ``/api/v1/query_range`` returns the value of a series at each
+point of a grid; for up to five minutes it repeats the last scrape, and it misses changes between two points. It is used
+if a step was requested and for servers without raw samples. A query asks for fewer than 11,000 points per series, the
+limit of Prometheus.
+
+The window grows while responses are small and is halved if the server or the response limit reports too much data.
+Sources: prometheus.io, "HTTP API"; "Querying basics", "Instant vector selectors" for the subset of PromQL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.metrics.prometheus.client import Client, RefusedError, TooMuchError
+from slurm_affinode.metrics.prometheus.responses import SeriesReader
+from slurm_affinode.metrics.readers.common import Identifier, Identity, ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.long_form import LongForm
+
+_MATCHER = re.compile(
+    r"""\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)\s*(,|$)"""
+)
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
+_METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_HINT = """write for example --match 'cluster="alpha"' or --match 'job="dcgm",instance=~"gpu.*"'"""
+
+
+@dataclass(frozen=True, slots=True)
+class Matcher:
+    """One condition on a label."""
+
+    label: str
+    operator: str
+    """``=``, ``!=``, ``=~`` or ``!~``."""
+    value: str
+
+    def __str__(self) -> str:
+        return f'{self.label}{self.operator}"{_escaped(self.value)}"'
+
+
+def parse_matchers(texts: Sequence[str]) -> tuple[Matcher, ...]:
+    """Parse label matchers; each text has one or several, separated by commas, with or without braces.
+
+    Raises ``AffinodeError`` with the invalid text. ``__name__`` is rejected: the alias table determines which metrics
+    are read.
+    """
+    return tuple(matcher for text in texts for matcher in _parse(text))
+
+
+def _parse(text: str) -> list[Matcher]:
+    inner = text.strip()
+    if inner.startswith("{") and inner.endswith("}"):
+        inner = inner[1:-1]
+    found: list[Matcher] = []
+    at = 0
+    while inner[at:].strip():
+        match = _MATCHER.match(inner, at)
+        if match is None:
+            raise AffinodeError(f"{text!r} is no label matcher", hint=_HINT)
+        label, operator, quoted, end = match.groups()
+        if label == "__name__":
+            raise AffinodeError(
+                f"{text!r}: which metrics are read cannot be matched",
+                hint="name further metrics in a file and give it as gpu_history.aliases",
+            )
+        found.append(Matcher(label, operator, _unquoted(quoted)))
+        at = match.end()
+        if end != "," and inner[at:].strip():
+            raise AffinodeError(f"{text!r} is no label matcher", hint=_HINT)
+    if not found:
+        raise AffinodeError(f"{text!r} is no label matcher", hint=_HINT)
+    return found
+
+
+def _unquoted(quoted: str) -> str:
+    body = quoted[1:-1]
+    if quoted[0] == "`":
+        return body
+    return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match.group(1), _kept(match)), body)
+
+
+def _kept(match: re.Match[str]) -> str:
+    """Unescape ``\\\\`` and quotes; any other escape is left to the server."""
+    return match.group(1) if match.group(1) in "\\\"'" else match.group(0)
+
+
+def _escaped(value: str) -> str:
+    return (
+        value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
+    )
+
+
+def selector(metric: str, matchers: Sequence[Matcher]) -> str:
+    """Return a selector of the matching series of ``metric``; other names (UTF-8, dots) are quoted as a label value."""
+    conditions = [str(matcher) for matcher in matchers]
+    if _METRIC.fullmatch(metric):
+        return f"{metric}{{{','.join(conditions)}}}" if conditions else metric
+    return "{" + ",".join([str(Matcher("__name__", "=", metric)), *conditions]) + "}"
+
+
+def duration(milliseconds: int) -> str:
+    """Format a PromQL duration in whole seconds, rounded up: not every server supports milliseconds."""
+    return f"{-(-milliseconds // 1000)}s"
+
+
+POINTS_PER_SERIES = 11_000
+"""The maximum that Prometheus returns for a range query."""
+FIRST_WINDOW_MS = 3600 * 1000
+SHORTEST_WINDOW_MS = 60 * 1000
+LONGEST_WINDOW_MS = 24 * 3600 * 1000
+POINTS_WANTED = 200_000
+"""Target size of a response, in points: about 5 MB of JSON."""
+DEFAULT_STEP_MS = 30 * 1000
+_PROBE_MS = 20 * 60 * 1000
+_PROBE_STEP_MS = 5 * 1000
+_OF_GPUS = re.compile(r"(?:^|_)(?:dcgm|nvidia|gpu|nv)(?:_|$)")
+"""Metric names that are read from a server, which has other metrics, too: not ``power`` or ``util``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The requested interval and series; times in milliseconds since 1970, half-open."""
+
+    since_ms: int
+    until_ms: int
+    matchers: tuple[Matcher, ...] = ()
+    step_ms: int | None = None
+    """Interval between the requested points; None: samples as scraped."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """The GPU metrics that the server has."""
+
+    names: tuple[str, ...]
+    """Metrics in the alias table; of several for one field, the one that takes precedence comes last."""
+    other: tuple[str, ...] = ()
+    """GPU metrics that are not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The samples of a part of the requested interval."""
+
+    since_ms: int
+    until_ms: int
+    frames: Sequence[pl.DataFrame]
+    """``SAMPLES``."""
+
+
+def discover(client: Client, question: Question, options: ReadOptions) -> ServerMetrics:
+    """Return the metrics of the alias table that the server has in the requested interval."""
+    aliases = options.aliases
+    selectors = ["{" + ",".join(map(str, question.matchers)) + "}"] if question.matchers else []
+    try:
+        names = client.names(selectors, question.since_ms, question.until_ms)
+    except (RefusedError, TooMuchError):
+        # Some proxies forward queries only, some limit the interval.
+        spelled = [aliases.spelled[name] for name in aliases.metrics if name in aliases.spelled]
+        names = [name for name in spelled if _chosen(name.lower(), options) and _present(client, question, name)]
+    wanted = [name for name in names if _chosen(name.lower(), options)]
+    known = {name: alias for name in wanted if (alias := aliases.metric(name)) is not None}
+    other = [name for name in wanted if name not in known]
+    return ServerMetrics(tuple(sorted(known, key=lambda name: (-known[name].rank, name))), tuple(sorted(other)))
+
+
+def _chosen(name: str, options: ReadOptions) -> bool:
+    return _OF_GPUS.search(name) is not None or name in options.aliases.own
+
+
+def _present(client: Client, question: Question, name: str) -> bool:
+    """Return whether the metric is found at any of a thousand points in the interval; True if the server refuses."""
+    since, until = question.since_ms // 1000 * 1000, question.until_ms // 1000 * 1000
+    step = max(1000, (until - since) // 1_000_000 * 1000)
+    try:
+        series = client.over(selector(name, question.matchers), since, until, step)
+    except (RefusedError, TooMuchError):
+        return True
+    return bool(series)
+
+
+@dataclass(slots=True)
+class QueryReader:
+    """Read the samples of ``question``, earliest first. Raises ``AffinodeError``, also between windows."""
+
+    client: Client
+    question: Question
+    options: ReadOptions
+    notes: ReadingNotes
+    points_wanted: int = POINTS_WANTED
+    _percent: set[tuple[str, str | None]] = field(default_factory=set)
+    _step_ms: int | None = None
+    """Step of range queries; None: raw samples are read."""
+    _proved: bool = False
+    """Whether the server has returned raw samples."""
+
+    def windows(self, found: ServerMetrics) -> Iterator[Window]:
+        """Yield the samples of ``found``."""
+        question = self.question
+        for name in found.other:
+            self.notes.unknown[name] += 1
+        if not found.names:
+            return
+        self._step_ms = question.step_ms
+        self._percent = self._in_percent(found)
+        at, width = question.since_ms, FIRST_WINDOW_MS
+        while at < question.until_ms:
+            until = min(at + self._bounded(width), question.until_ms)
+            try:
+                frames, largest = self._window(found, at, until)
+            except TooMuchError:
+                if until - at <= SHORTEST_WINDOW_MS:
+                    raise
+                width = max(SHORTEST_WINDOW_MS, (until - at) // 2000 * 1000)
+                continue
+            yield Window(at, until, frames)
+            at = until
+            if 2 * largest < self.points_wanted:
+                width = min(2 * width, LONGEST_WINDOW_MS)
+            elif largest > 2 * self.points_wanted:
+                width = max(SHORTEST_WINDOW_MS, width // 2000 * 1000)
+
+    def _bounded(self, width: int) -> int:
+        if self._step_ms is None:
+            return width
+        return max(1, min(width // self._step_ms, POINTS_PER_SERIES - 1)) * self._step_ms
+
+    def _window(self, found: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
+        """Return the samples of ``[since, until)`` and the number of points in the largest response."""
+        reader = SeriesReader(self.notes, self.options, self.options.node, self._is_percent)
+        long = LongForm(entries_at_once=2**62)  # a window is small; its metrics must be merged
+        largest = 0
+        # A range has whole seconds, and includes its left end or not, depending on the server's version.
+        inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
+        for name in found.names:
+            points, held = 0, []
+            for number, series in enumerate(self._series(found, name, since, until), start=1):
+                series.setdefault("metric", {}).setdefault("__name__", name)
+                points += len(series.get("values") or ())
+                entries = reader.entries(series, number, long)
+                if entries is not None:
+                    held.append(entries)
+            if held:
+                list(long.add(pl.concat(held).filter(inside)))  # yields nothing before ``rest``
+            largest = max(largest, points)
+        return list(long.rest()), largest
+
+    def _series(self, found: ServerMetrics, name: str, since: int, until: int) -> list[dict[str, Any]]:
+        chosen = selector(name, self.question.matchers)
+        if self._step_ms is None:
+            try:
+                series = self.client.raw(f"{chosen}[{duration(until - since)}]", until - 1)
+            except RefusedError:
+                if self._proved:
+                    raise
+            else:
+                self._proved = self._proved or bool(series)
+                return series
+            self._step_ms = self._found_step(found)
+            self.notes.decide(
+                f"reading by range queries, a point every {self._step_ms / 1000:g} s: it gives no raw samples"
+            )
+        # The grid does not depend on the start of the interval, so that reading twice gives the same points.
+        first = -(-since // self._step_ms) * self._step_ms
+        last = (until - 1) // self._step_ms * self._step_ms
+        if (last - first) // self._step_ms >= POINTS_PER_SERIES:
+            raise TooMuchError(f"{self.client.server.url}: a window of too many points")
+        return self.client.over(chosen, first, last, self._step_ms) if first <= last else []
+
+    def _found_step(self, found: ServerMetrics) -> int:
+        """Return the scrape interval in the last minutes of the requested interval; 30 s if it is unknown."""
+        until = self.question.until_ms // 1000 * 1000
+        since = max(self.question.since_ms // 1000 * 1000, until - _PROBE_MS)
+        for name in found.names:
+            query = f"timestamp({selector(name, self.question.matchers)})"
+            gaps: list[float] = []
+            try:
+                answer = self.client.over(query, since, until, _PROBE_STEP_MS)
+            except (RefusedError, TooMuchError):
+                break
+            for series in answer:
+                pairs = [(float(time), float(value)) for time, value in series.get("values") or ()]
+                scraped = sorted({value for time, value in pairs if abs(time - value) < _PROBE_MS / 1000})
+                # A server without timestamp() may still return points only where there are samples.
+                times = scraped or sorted({time for time, _ in pairs})
+                gaps += [later - earlier for earlier, later in itertools.pairwise(times)]
+            if gaps:
+                return max(1000, round(median(gaps)) * 1000)
+        return DEFAULT_STEP_MS
+
+    def _in_percent(self, found: ServerMetrics) -> set[tuple[str, str | None]]:
+        """Return (metric, node) of metrics in percent or ratio that have a value above 1 in the interval."""
+        identifier = Identifier(self.options, self.options.node)
+        seen: set[tuple[str, str | None]] = set()
+        for name in found.names:
+            alias = self.options.aliases.metric(name)
+            if alias is None or alias.unit != "percent_or_ratio":
+                continue
+            span = duration(self.question.until_ms - self.question.since_ms)
+            query = f"max_over_time({selector(name, self.question.matchers)}[{span}])"
+            try:
+                answer = self.client.instant(query, self.question.until_ms)
+            except (RefusedError, TooMuchError):
+                continue  # it is then decided for each window
+            for series in answer:
+                identity = identifier.from_labels(series.get("metric") or {})
+                if not isinstance(identity, str) and 1 < _value(series) <= 100:
+                    seen.add((name, identity[1]))
+        return seen
+
+    def _is_percent(self, metric: str, identity: Identity) -> bool:
+        return (metric, identity[1]) in self._percent
+
+
+def _value(series: Mapping[str, Any]) -> float:
+    try:
+        return float(series["value"][1])
+    except (KeyError, IndexError, TypeError, ValueError):
+        return float("nan")

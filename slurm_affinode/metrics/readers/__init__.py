@@ -1,0 +1,1 @@
+"""Readers of GPU metrics in files, one module per format."""

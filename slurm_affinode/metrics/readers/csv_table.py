@@ -1,0 +1,314 @@
+"""CSV with a header, and nvidia-smi query logs.
+
+The delimiter is detected; columns are named by the alias table and the configuration. The output of ``nvidia-smi
+--query-gpu=... --format=csv[,noheader][,nounits]`` has units in the header or the values, another header after each
+restart of the logger, and possibly a truncated last line. Lines without quotes are split by columns, several times
+faster than with ``csv.reader``.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import polars as pl
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics.aliases import VALUES, Aliases, folded
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.lines import LineBlock
+from slurm_affinode.metrics.readers.tables import TableReader
+
+
+def plain_lines(lines: pl.DataFrame, delimiter: str) -> pl.DataFrame | None:
+    """Return ``line`` and ``number`` without blank lines, quotes, and spaces before a cell.
+
+    None if the lines cannot be split at the delimiters: a quoted cell contains a delimiter, a quote or a line end, or
+    a cell is partly quoted.
+    """
+    text, mark = lines["line"], re.escape(delimiter)
+    if text.str.contains("\r", literal=True).any() or (text.str.len_bytes() > csv.field_size_limit()).any():
+        return None
+    if text.str.contains('"', literal=True).any():
+        cell = f'(?: *"[^"{mark}]*"|[^"{mark}]*)'
+        if not text.str.contains(f"^{cell}(?:{mark}{cell})*$").all():
+            return None
+        text = text.str.replace_all('"', "", literal=True)
+    # nvidia-smi has one space after each delimiter; the expression below would be slow for it.
+    text = text.str.replace_all(f"{delimiter} ", delimiter, literal=True)
+    if text.str.contains(f"(?:^|{mark}) ").any():
+        text = text.str.replace_all(f"(^|{mark}) +", "${1}")
+    return lines.with_columns(text.alias("line")).filter(pl.col("line").str.contains(rf"[^\s{mark}]"))
+
+
+def doubtful_lines(lines: pl.DataFrame, delimiter: str) -> pl.Series:
+    """Return which of ``plain_lines`` have no cell that begins with a digit, and so may be a header."""
+    return ~lines["line"].str.contains(rf"(?:^|{re.escape(delimiter)})\d")
+
+
+def columns(lines: pl.DataFrame, delimiter: str, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return ``c0``, ``c1``, ... and ``number`` of the lines with ``count`` cells; and the other lines."""
+    fits = lines["line"].str.count_matches(delimiter, literal=True) == count - 1
+    good = lines.filter(fits)
+    # split_exact cannot split into one part.
+    cells = good["line"].str.split_exact(delimiter, count - 1).struct.unnest() if count > 1 else good.select("line")
+    cells.columns = [f"c{at}" for at in range(count)]
+    return cells.with_columns(good["number"]), lines.filter(~fits)
+
+
+DELIMITERS = (",", "\t", ";", "|")
+_TELLING = (*VALUES, "value")
+"""A header has at least one of these fields."""
+_SMI_COLUMN = re.compile(
+    r"(?:[a-z]\w*(?:\.\w+)+|gpu_\w+|timestamp|name|uuid|index|count|serial|pstate|hostname|module_id|compute_cap|"
+    r"\w+_(?:mode|version|attached|active))(?:\s*\[.+\])?"
+)
+"""Columns of ``nvidia-smi --help-query-gpu``: names of several words joined by dots, and these."""
+_PREFACE = re.compile(r'\s*(?:$|#|"?sep=."?\s*$)', re.IGNORECASE)
+_PREFACE_LINES = 100
+_SMI_MARK = re.compile(r"(?:utilization\.|memory\.|power\.draw|pci\.bus_id)")
+
+
+def delimiter_of(line: str) -> str:
+    """Return the delimiter of a header line: the one that splits it into most columns."""
+
+    def columns(mark: str) -> int:
+        try:
+            return len(next(csv.reader([line], delimiter=mark), []))
+        except csv.Error:  # reported when the whole file is read
+            return 0
+
+    return max(DELIMITERS, key=columns)
+
+
+def is_smi_header(line: str) -> bool:
+    """Return whether a line is the header of an nvidia-smi query."""
+    cells = [cell.strip() for cell in line.split(",")]
+    return _SMI_MARK.search(line) is not None and all(_SMI_COLUMN.fullmatch(cell) for cell in cells)
+
+
+def is_table(line: str, aliases: Aliases) -> bool:
+    """Return whether a line is the header of a table: it has a metric, or at least two names in the alias table."""
+    if not any(mark in line for mark in DELIMITERS):
+        return False
+    cells = [cell.strip().strip('"') for cell in line.split(delimiter_of(line))]
+    known = [alias for cell in cells if (alias := aliases.column(cell)) is not None]
+    return len(known) >= 2 or any(alias.field in VALUES for alias in known)
+
+
+def after_preface(lines: list[str], aliases: Aliases) -> list[str]:
+    """Return ``lines`` from the header of a table, if only comments and Excel's ``sep=`` precede it; else all."""
+    at = next((at for at, line in enumerate(lines) if not _PREFACE.match(line) or is_table(line, aliases)), None)
+    return lines[at:] if at is not None and is_table(lines[at], aliases) else lines
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """Properties of a kind of table."""
+
+    log: bool
+    """A log may end in the middle of its last line and may repeat its header."""
+
+
+class CsvReader:
+    """Read one table of text."""
+
+    def __init__(self, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None, dialect: Dialect) -> None:
+        self._notes = notes
+        self._options = options
+        self._node = fallback_node
+        self._dialect = dialect
+        self._table: TableReader | None = None
+        self._delimiter = ","
+        self._header: list[str] = []
+
+    def read(self, blocks: Iterator[LineBlock]) -> Iterator[pl.DataFrame]:
+        """Yield samples."""
+        rest = ""
+        number = 1
+        for at, given in enumerate(blocks):
+            whole = given if at else self._after_preface(given)
+            block = whole if rest else self._without_header(whole)
+            if not rest and (lines := self._plain(block)) is not None:
+                number = int(whole.lines["number"][-1]) + 1
+                yield from self._plain_samples(lines, block.open_line)
+                continue
+            number = number if rest else int(block.lines["number"][0])
+            text = rest + "\n".join(block.lines["line"]) + "\n"
+            text, rest = _whole_records(text) if block.open_line is None else (text, "")
+            rows, number = self._records(text, number)
+            yield from self._samples(rows, block.open_line)
+        if rest:
+            rows, _ = self._records(rest, number)
+            yield from self._samples(rows, None)
+        if self._table is not None:
+            yield from self._table.rest()
+        elif not self._notes.problem_count:
+            raise InputError("has a header and nothing else" if self._header else "is empty", where=self._notes.name)
+
+    def _after_preface(self, block: LineBlock) -> LineBlock:
+        first = block.lines["line"].head(_PREFACE_LINES).to_list()
+        return LineBlock(block.lines[len(first) - len(after_preface(first, self._options.aliases)) :], block.open_line)
+
+    def _without_header(self, block: LineBlock) -> LineBlock:
+        """Remove the header from the first block, if it is one line."""
+        if self._header or self._options.fields:
+            return block
+        at = block.lines["line"].str.contains(r"\S").arg_max() or 0
+        line, number = block.lines.row(at)
+        if line.count('"') % 2 or at + 1 == len(block.lines):
+            return block
+        rows, _ = self._records(line + "\n", number)
+        if not rows:
+            return block
+        self._with_header(rows)
+        return LineBlock(block.lines[at + 1 :], block.open_line)
+
+    def _plain(self, block: LineBlock) -> pl.DataFrame | None:
+        """Return the lines with cells, without headers; None if the lines must be parsed one by one."""
+        lines = plain_lines(block.lines, self._delimiter) if self._header else None
+        if lines is None:
+            return None
+        doubtful = doubtful_lines(lines, self._delimiter)
+        rows = [line.split(self._delimiter) for line in lines["line"].filter(doubtful)]
+        headers = [self._is_header(cells) for cells in rows]
+        if not any(headers):
+            return lines
+        if not all(self._is_same(cells) for cells, header in zip(rows, headers, strict=True) if header):
+            return None
+        again = lines["number"].filter(doubtful).filter(pl.Series(headers))
+        return lines.filter(~pl.col("number").is_in(again.implode()))
+
+    def _plain_samples(self, lines: pl.DataFrame, open_line: int | None) -> Iterator[pl.DataFrame]:
+        good, others = columns(lines, self._delimiter, len(self._header))
+        for line, number in others.select("line", "number").iter_rows():
+            self._misfit(number, line.split(self._delimiter), last=number == open_line)
+        yield from self._taken(good)
+
+    def _records(self, text: str, first: int) -> tuple[list[tuple[int, list[str]]], int]:
+        """Return the records with the numbers of their first lines, and the number of the next line."""
+        if not self._header:
+            self._delimiter = "," if self._dialect.log else delimiter_of(_first_line(text))
+        reader = csv.reader(io.StringIO(text), delimiter=self._delimiter, skipinitialspace=True)
+        rows: list[tuple[int, list[str]]] = []
+        before = 0
+        try:
+            for cells in reader:
+                if cells and any(cell.strip() for cell in cells):
+                    rows.append((first + before, cells))
+                before = reader.line_num
+        except csv.Error as error:
+            raise InputError(f"cannot be read as CSV: {error}", where=f"{self._notes.name}:{first + before}") from error
+        return rows, first + text.count("\n")
+
+    def _samples(self, rows: list[tuple[int, list[str]]], open_line: int | None) -> Iterator[pl.DataFrame]:
+        if not rows:
+            return
+        if not self._header:
+            rows = self._with_header(rows)
+        good: list[tuple[int, list[str]]] = []
+        for number, cells in rows:
+            if self._is_header(cells):
+                if not self._is_same(cells):
+                    # The logger was restarted with other columns, or another table was appended.
+                    yield from self._taken(_frame(good))
+                    if self._table is not None:
+                        yield from self._table.rest()
+                    good, self._header, self._table = [], [cell.strip() for cell in cells], None
+            elif len(cells) == len(self._header):
+                good.append((number, cells))
+            else:
+                self._misfit(number, cells, last=number == open_line)
+        yield from self._taken(_frame(good))
+
+    def _is_same(self, names: list[str]) -> bool:
+        """Return whether a header has the same columns as the last one."""
+        return [folded(name) for name in names] == [folded(name) for name in self._header]
+
+    def _is_header(self, cells: list[str]) -> bool:
+        """Return whether a row is a header: the last one again, or several known names with a metric or value."""
+        if any(cell[:1].isdigit() for cell in cells):
+            return False
+        names = [cell.strip() for cell in cells]
+        if names[0] == self._header[0] and self._is_same(names):
+            return True
+        known = [alias for name in names if (alias := self._options.aliases.column(name)) is not None]
+        return len(known) > 1 and any(alias.field in _TELLING for alias in known)
+
+    def _taken(self, good: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        if good.is_empty():
+            return
+        if self._table is None:
+            # If numbers have a decimal comma, the delimiter is a semicolon.
+            comma = self._delimiter == ";"
+            if not self._dialect.log:
+                self._check_names()
+            self._table = TableReader(self._header, self._notes, self._options, self._node, decimal_comma=comma)
+        yield from self._table.rows(good)
+
+    def _check_names(self) -> None:
+        """Raise ``InputError`` if several columns have the name of a field: it is ambiguous which of them to read."""
+        count = Counter(name.lower() for name in self._header)
+        for name in self._header:
+            if count[name.lower()] > 1 and self._options.aliases.column(name) is not None:
+                raise InputError(
+                    f"has {count[name.lower()]} columns called {name}",
+                    where=self._notes.name,
+                    hint="a row is of one GPU (or MIG instance) at one time: give each column a name of its own",
+                )
+
+    def _with_header(self, rows: list[tuple[int, list[str]]]) -> list[tuple[int, list[str]]]:
+        """Remove the header; with ``--fields``, a first line that is no header is the first row."""
+        first = [cell.strip() for cell in rows[0][1]]
+        if self._options.fields:
+            self._header = [name.strip() for name in self._options.fields]
+            same = [folded(cell) for cell in first] == [folded(name) for name in self._header]
+            rows = rows[1:] if same else rows
+            if rows and len(rows[0][1]) != len(self._header):
+                raise InputError(
+                    f"has {len(rows[0][1])} columns, --fields names {len(self._header)}", where=self._notes.name
+                )
+            return rows
+        if self._dialect.log and not is_smi_header(",".join(first)):
+            raise InputError(
+                "has no header line",
+                where=self._notes.name,
+                hint="give --fields with the list that --query-gpu was given, e.g. timestamp,uuid,utilization.gpu",
+            )
+        self._header = first
+        return rows[1:]
+
+    def _misfit(self, number: int, cells: list[str], *, last: bool) -> None:
+        reason = f"has {len(cells)} columns, the header has {len(self._header)}"
+        if last and len(cells) < len(self._header):
+            if not self._dialect.log:
+                raise InputError(
+                    "is cut off in its last line",
+                    where=f"{self._notes.name}:{number}",
+                    hint="copy the file again; nothing of it was ingested",
+                )
+            reason = "the last line is unfinished (still being written, or cut off)"
+        self._notes.problem(number, reason, strict=self._options.strict)
+
+
+def _frame(rows: list[tuple[int, list[str]]]) -> pl.DataFrame:
+    """Convert rows to columns ``c0``, ``c1``, ... and ``number``."""
+    columns = {f"c{at}": list(column) for at, column in enumerate(zip(*(cells for _, cells in rows), strict=True))}
+    frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
+    return frame.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64))
+
+
+def _first_line(text: str) -> str:
+    return next((line for line in text.split("\n") if line.strip()), "")
+
+
+def _whole_records(text: str) -> tuple[str, str]:
+    """Split before a record with open quotes; a single quote more than 64 KiB back is ignored."""
+    if text.count('"') % 2 == 0:
+        return text, ""
+    at = text.rfind("\n", 0, text.rfind('"')) + 1
+    return (text[:at], text[at:]) if len(text) - at < 64 * 1024 else (text, "")

@@ -1,0 +1,116 @@
+"""Output of ``dcgmi dmon``: a repeated header ``#Entity  GPUTL  POWER ...``, and one line per entity and sample.
+
+It has no node and no times: options give them, or ``ts '%Y-%m-%dT%H:%M:%S%z'`` puts a time before each line. Entities
+are ``GPU 0`` and ``GPU-I 3`` (a MIG GPU instance, numbered by DCGM across the node); others are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import polars as pl
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.lines import LineBlock
+from slurm_affinode.metrics.readers.tables import TableReader, Ticks
+
+_STAMP = r"(?:\[?(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d\S*?)\]?\s+)?"
+HEADER = re.compile(rf"^\s*{_STAMP}#\s*Entity\s+(\S.*)$")
+_UNITS = re.compile(rf"^\s*{_STAMP}(?:ID|Id)(?:\s|$)")
+_ROW = re.compile(rf"^\s*{_STAMP}([A-Za-z][A-Za-z-]*)\s+(\d+)\s+(\S.*)$")
+_VALUE = re.compile(r"N/A|\S+")
+_APART = re.compile(r"\s{2,}")
+_NOTHING = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
+"""Lines between samples; ``ts`` puts a time before these, too."""
+_ENTITIES = {"GPU": "index", "GPU-I": "mig"}
+_OTHERS = (
+    "GPU-CI",
+    "VGPU",
+    "vGPU",
+    "CPU",
+    "Switch",
+    "Link",
+    "NvSwitch",
+    "NVSwitch",
+    "ConnectX",
+    "Core",
+    "CPU-Core",
+    "CX",
+)
+
+_Row = tuple[int, list[str | None]]
+
+
+class DmonReader:
+    """Read one file of ``dcgmi dmon`` output."""
+
+    def __init__(self, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> None:
+        self._notes = notes
+        self._options = options
+        self._node = fallback_node
+        self._names: list[str] = []
+        self._stamped = False
+        self._table: TableReader | None = None
+        self._ticks: Ticks | None = None
+
+    def read(self, blocks: Iterator[LineBlock]) -> Iterator[pl.DataFrame]:
+        """Yield samples."""
+        for block in blocks:
+            rows: list[_Row] = []
+            for line, number in block.lines.iter_rows():
+                if header := HEADER.match(line):
+                    yield from self._flush(rows)
+                    rows = []
+                    self._start_table(_VALUE.findall(header.group(2)))
+                elif not _NOTHING.match(line + " ") and not _UNITS.match(line):
+                    row = self._row(line, number, last=number == block.open_line)
+                    rows += [row] if row is not None else []
+            yield from self._flush(rows)
+        if not self._names:
+            raise InputError("has no header '#Entity ...'", where=self._notes.name)
+
+    def _start_table(self, names: list[str]) -> None:
+        if names != self._names:
+            self._names, self._table = names, None
+
+    def _row(self, line: str, number: int, *, last: bool) -> _Row | None:
+        match = _ROW.match(line)
+        if match is None or not self._names:
+            self._reject(number, f"is no line of dmon: {line.strip()[:60]}", last=last)
+            return None
+        stamp, entity, ident, rest = match.groups()
+        if entity in _OTHERS:
+            return None
+        if entity not in _ENTITIES:
+            self._reject(number, f"is of an unknown entity: {entity}", last=last)
+            return None
+        values = _VALUE.findall(rest)
+        if len(values) > len(self._names):
+            # A text such as the name of a GPU has spaces; columns are usually separated by more than one.
+            apart = _APART.split(rest.strip())
+            values = apart if all(one[0].isalpha() for one in apart if " " in one) else values
+        if len(values) != len(self._names):
+            self._reject(number, f"has {len(values)} values, the header has {len(self._names)}", last=last)
+            return None
+        self._stamped = self._stamped or stamp is not None
+        index, mig = (ident, None) if entity == "GPU" else (None, ident)
+        return number, [stamp, index, mig, *values]
+
+    def _reject(self, number: int, reason: str, *, last: bool) -> None:
+        if last:
+            reason = "the last line is unfinished (still being written, or cut off)"
+        self._notes.problem(number, reason, strict=self._options.strict)
+
+    def _flush(self, rows: list[_Row]) -> Iterator[pl.DataFrame]:
+        if not rows:
+            return
+        if self._table is None:
+            header = ["time" if self._stamped else "", "index", "mig", *self._names]
+            if not self._stamped and self._ticks is None:
+                self._ticks = Ticks(self._notes, self._options)
+            self._table = TableReader(header, self._notes, self._options, self._node, self._ticks)
+        columns = {f"c{at}": list(cells) for at, cells in enumerate(zip(*(cells for _, cells in rows), strict=True))}
+        frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
+        yield from self._table.rows(frame.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64)))

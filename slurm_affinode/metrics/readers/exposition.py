@@ -1,0 +1,287 @@
+"""Prometheus exposition text and OpenMetrics from dcgm-exporter and other exporters; a file may have many scrapes.
+
+Timestamps are milliseconds in the text format and seconds in OpenMetrics; other writers use micro- or nanoseconds.
+The unit is derived from the magnitude (``local_time.epoch_ms``). Polars splits the lines; each distinct label set is
+parsed once. Formats: prometheus.io, "Exposition formats"; OpenMetrics 1.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics.aliases import Alias
+from slurm_affinode.metrics.readers.common import Identifier, ReadingNotes, ReadOptions, measured, shows_percent
+from slurm_affinode.metrics.readers.lines import LineBlock
+from slurm_affinode.metrics.readers.local_time import epoch_ms
+from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, LongForm
+from slurm_affinode.metrics.schema import TIME
+
+_NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
+_NAME_LABEL = r'^\s*\{(?:[^"]*"(?:[^"\\]|\\.)*")*?[^"]*\b__name__\s*=\s*"([^"]+)"'
+"""``promtool tsdb dump`` writes the name as a label."""
+_SERIES = r"^(.*\}|\s*[a-zA-Z_:][a-zA-Z0-9_:.]*\s)"
+_TAIL = r"(?:\}|^)([^{}]*)$"
+_VALUE_AND_TIME = r"^\s*([^\s#]+)(?:\s+([^\s#]+))?\s*$"
+_EXEMPLAR = r'^((?:\{(?:[^"{}]|"(?:[^"\\]|\\.)*")*\})?\s*[^\s{}#]+(?:\s+[^\s{}#]+)?)\s+# \{.*$'
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)', re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_LONG_AGO_MS = 946_684_800_000
+"""The year 2000. At the end of a file with later times, an earlier time is truncated."""
+_NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
+_ANY_SAMPLE = re.compile(r"\s*[a-zA-Z0-9_:.]*\s*(?:\{.*\})?\s*([^\s{}#]+)(?:\s+[^\s{}#]+)?(?:\s+#.*)?\s*")
+_SHOWN = 60
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    r"""Parse the labels in ``a="b",c="d"``; ``\\``, ``\"`` and ``\n`` are escapes.
+
+    Raises ``ValueError``.
+    """
+    labels: dict[str, str] = {}
+    at = 0
+    while text[at:].strip():
+        match = _LABEL.match(text, at)
+        if match is None:
+            raise ValueError(f"labels cannot be read from {text[at : at + _SHOWN]!r}")
+        labels[match.group(1)] = _ESCAPE.sub(_unescaped, match.group(2))
+        at = match.end()
+        if match.group(3) != "," and text[at:].strip():
+            raise ValueError(f"labels cannot be read from {text[at : at + _SHOWN]!r}")
+    return labels
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    return {"n": "\n", "\\": "\\", '"': '"'}.get(match.group(1), match.group(0))
+
+
+@dataclass(slots=True)
+class _State:
+    """State carried from block to block."""
+
+    percent: set[str]
+    """Metrics in percent or ratio that had a value above 1."""
+    ended: bool = False
+    """Whether the last line was ``# EOF``."""
+    eofs: int = 0
+    scrapes: int = 0
+    recent: bool = False
+    """Whether a sample had a time after 2000."""
+    begins: str | None = None
+    """The beginning of a scrape: a comment, or a series without its value."""
+
+
+class ExpositionReader:
+    """Read one file of exposition text."""
+
+    def __init__(
+        self, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None, *, openmetrics: bool = False
+    ) -> None:
+        """``openmetrics``: the file must end in ``# EOF``; otherwise only if it contains one."""
+        self._strict_end = openmetrics
+        self._notes = notes
+        self._options = options
+        self._identifier = Identifier(options, fallback_node)
+        self._long = LongForm()
+        self._series: dict[str, tuple[int, int] | str] = {}
+        self._state = _State(percent=set())
+
+    def read(self, blocks: Iterator[LineBlock]) -> Iterator[pl.DataFrame]:
+        """Yield samples. Raises ``InputError`` for a truncated file or one without times."""
+        for block in blocks:
+            yield from self._long.add(self._entries(block))
+        if (self._state.eofs or self._strict_end) and not self._state.ended:
+            raise InputError(
+                "is cut off: the last scrape does not end in '# EOF'",
+                where=self._notes.name,
+                hint="copy the file again; nothing of it was ingested",
+            )
+        yield from self._long.rest()
+
+    def _entries(self, block: LineBlock) -> pl.DataFrame:
+        lines = block.lines.select("line", "number")
+        self._ends(lines)
+        frame = lines.with_columns(pl.col("line").str.extract(_NAME, 1).alias("name"))
+        if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
+            frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(_NAME_LABEL, 1)))
+        frame = self._scraped(frame)
+        odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
+        self._reject(odd, block, "is no sample: a metric name is needed at its start")
+        return self._known(frame.filter(pl.col("name").is_not_null()), block)
+
+    def _ends(self, lines: pl.DataFrame) -> None:
+        eof = lines["line"].str.contains(r"^#\s*EOF\s*$")
+        self._state.eofs += int(eof.sum())
+        content = lines["line"].str.strip_chars() != ""
+        if content.any():
+            self._state.ended = bool(eof.filter(content)[-1])
+
+    def _scraped(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Add the number of the scrape, which increases when the first comment, else the first series, repeats."""
+        if self._options.start is None:
+            return frame.with_columns(pl.lit(0).alias("scrape"))
+        if self._state.begins is None:
+            comments = frame.filter(pl.col("line").str.contains(r"^#\s*(?:HELP|TYPE)\s"))["line"]
+            series = frame.filter(pl.col("name").is_not_null())["line"].str.extract(_SERIES, 1).drop_nulls()
+            self._state.begins = next(iter((*comments.head(1), *series.head(1))), None)
+        begins = self._state.begins
+        if begins is None:
+            return frame.with_columns(pl.lit(0).alias("scrape"))
+        starts = (frame["line"] == begins) if begins.startswith("#") else frame["line"].str.starts_with(begins)
+        numbers = starts.cast(pl.Int64).cum_sum() + self._state.scrapes
+        self._state.scrapes = int(numbers[-1]) if len(numbers) else self._state.scrapes
+        return frame.with_columns((numbers - 1).clip(0).alias("scrape"))
+
+    def _known(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        """Return the entries of lines with a metric of the alias table."""
+        names = frame.group_by("name", maintain_order=True).agg(pl.len(), pl.col("line").first())
+        found = {}
+        for name, count, line in names.iter_rows():
+            alias = self._options.aliases.metric(name)
+            if alias is not None:
+                found[name] = alias
+            elif _is_sample(line):
+                self._notes.unknown[name] += count
+            else:
+                self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
+        if not found:
+            return pl.DataFrame(schema=ENTRIES)
+        known = frame.filter(pl.col("name").is_in(list(found)))
+        known = _taken_apart(known)
+        self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
+        known = known.filter(pl.col("raw").is_not_null())
+        known = self._timed(self._numbered(known, block), block)
+        known = self._identified(known, block)
+        return self._scaled(known, found)
+
+    def _numbered(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        value = pl.col("raw").cast(pl.Float64, strict=False)
+        known = known.with_columns(value.alias("value"))
+        unread = known.filter(pl.col("value").is_null())
+        odd = [raw for raw in unread["raw"].unique() if not _NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
+        if odd:
+            bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
+            self._reject(known.filter(bad), block, "has a value that is no number")
+            known = known.filter(~bad)
+        return known
+
+    def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        last = block.open_line or 0
+        known = known.with_columns(epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
+        bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
+        self._reject(known.filter(bad), block, "has a timestamp that is no time")
+        known = known.filter(~bad)
+        early = (pl.col("ms") < _LONG_AGO_MS) & (pl.col("number") == last) & pl.lit(self._state.recent)
+        self._reject(known.filter(early), block, "has a timestamp that is cut off")
+        self._state.recent = self._state.recent or bool((known["ms"] > _LONG_AGO_MS).any())
+        if not known["ms"].has_nulls():
+            return known.with_columns(pl.col("ms").cast(TIME).alias("time"))
+        start, interval = self._options.start, self._options.interval_s
+        if start is None:
+            line = int(known.filter(pl.col("ms").is_null())["number"][0])
+            raise InputError(
+                "the sample has no timestamp",
+                where=f"{self._notes.name}:{line}",
+                hint="give --start TIME of the first scrape, and --interval where the file has several",
+            )
+        if self._state.scrapes > 1 and interval is None:
+            raise InputError(
+                f"has {self._state.scrapes} scrapes without timestamps",
+                where=self._notes.name,
+                hint="give --interval, the time between two scrapes, e.g. 30s",
+            )
+        given = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
+        return known.with_columns(pl.col("ms").fill_null(given).cast(TIME).alias("time"))
+
+    def _identified(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        texts = known["labels"].fill_null("").unique(maintain_order=True)
+        for text in texts:
+            if text not in self._series:
+                self._series[text] = self._number(text)
+        found = [(text, self._series[text]) for text in texts]
+        good = [(text, *what) for text, what in found if not isinstance(what, str)]
+        reasons = {text: what for text, what in found if isinstance(what, str)}
+        known = known.with_columns(pl.col("labels").fill_null(""))
+        if reasons:
+            rejected = known.filter(pl.col("labels").is_in(list(reasons)))
+            for (text,), lines in rejected.group_by("labels", maintain_order=True):
+                self._reject(lines, block, reasons[str(text)])
+        numbers = pl.DataFrame(
+            good, schema={"labels": pl.String(), "series": pl.UInt32(), "ended": pl.UInt32()}, orient="row"
+        )
+        # Prometheus stores NaN where a series ends: a sample without a value, and the job may have ended, too.
+        ended = pl.col("value").is_nan().fill_null(value=False)
+        return known.join(numbers, on="labels", how="inner", maintain_order="left").with_columns(
+            pl.when(ended).then("ended").otherwise("series").alias("series")
+        )
+
+    def _number(self, text: str) -> tuple[int, int] | str:
+        """Return the numbers of the series and of the series of its GPU without a job; or the reason for none."""
+        try:
+            labels = parse_labels(text)
+        except ValueError as error:
+            return str(error)
+        identity = self._identifier.from_labels(labels)
+        if isinstance(identity, str):
+            return identity
+        return self._long.series(identity, self._identifier.job_of(labels)), self._long.series(identity, None)
+
+    def _scaled(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
+        factors = {}
+        for name, alias in aliases.items():
+            factors[name] = alias.factor
+            if alias.unit == "percent_or_ratio":
+                if shows_percent(known.filter(pl.col("name") == name)["value"]):
+                    self._state.percent.add(name)
+                factors[name] = 1.0 if name in self._state.percent else 100.0
+        value = measured(pl.col("value"))
+        if any(factor != 1.0 for factor in factors.values()):
+            value *= pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
+        codes = [FIELD_CODES[alias.field] for alias in aliases.values()]
+        field = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt8)
+        return known.select("series", field.alias("field"), value.alias("value"), "time")
+
+    def _reject(self, lines: pl.DataFrame, block: LineBlock, reason: str) -> None:
+        for number, line in lines.select("number", "line").head(1000).iter_rows():
+            block.cut_off(number, self._notes.name)
+            self._notes.problem(number, f"{reason}: {_shortened(line)}", strict=self._options.strict)
+        self._notes.problem_count += max(0, len(lines) - 1000)
+
+
+def _is_sample(line: str) -> bool:
+    """Return whether a line that begins with a word can be a sample of an unknown metric."""
+    match = _ANY_SAMPLE.fullmatch(line)
+    return match is not None and (_NUMBERS.fullmatch(match[1]) is not None or match[1].upper() == "N/A")
+
+
+def _taken_apart(known: pl.DataFrame) -> pl.DataFrame:
+    """Add ``labels`` (without braces), ``raw`` (the value) and ``stamp``; ``raw`` is null if a line is no sample.
+
+    One regular expression for the whole line would be ten times slower, because it has to search for the closing brace.
+    """
+    known = known.with_columns(pl.col("line").str.replace(_NAME, "").alias("body"))
+    exemplars = known["body"].str.contains("# {", literal=True)
+    if exemplars.any():
+        cut = known["body"].str.replace(_EXEMPLAR, "$1")
+        known = known.with_columns(cut.zip_with(exemplars, known["body"]).alias("body"))
+    known = known.with_columns(pl.col("body").str.extract(_TAIL, 1).alias("tail"))
+    length = pl.col("body").str.len_bytes() - pl.col("tail").str.len_bytes()
+    known = known.with_columns(
+        pl.col("body").cast(pl.Binary).bin.slice(0, length).cast(pl.String).alias("labels"),
+        pl.col("tail").str.extract_groups(_VALUE_AND_TIME).struct.rename_fields(["raw", "stamp"]).alias("parts"),
+    ).unnest("parts")
+    labels = pl.col("labels")
+    whole = (labels == "") | (labels.str.starts_with("{") & labels.str.ends_with("}"))
+    return known.with_columns(
+        pl.when(whole).then(pl.col("raw")).alias("raw"),
+        labels.str.strip_prefix("{").str.strip_suffix("}").alias("labels"),
+    ).drop("body", "tail")
+
+
+def _shortened(line: str) -> str:
+    clean = line.strip()
+    return clean if len(clean) <= _SHOWN else clean[:_SHOWN] + "..."

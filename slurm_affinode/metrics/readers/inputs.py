@@ -1,0 +1,283 @@
+"""The files of an ingest: find them, detect their formats by content, skip those read before."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.input_files import is_binary
+from slurm_affinode.metrics.aliases import Aliases
+from slurm_affinode.metrics.prometheus import responses
+from slurm_affinode.metrics.readers import csv_table, dmon, exposition, parquet_table
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.csv_table import after_preface, is_smi_header, is_table
+from slurm_affinode.metrics.readers.dmon import HEADER
+from slurm_affinode.metrics.readers.lines import blocks, compression_of, head, reading
+
+FORMATS = ("prometheus", "openmetrics", "prometheus-json", "csv", "nvidia-smi", "dmon", "parquet")
+"""Supported formats. ``prometheus`` is exposition text."""
+
+_NUMBER = r"[-+]?(?:[0-9.]\S*|[iI]nf|[nN]a[nN])"
+_SAMPLE = re.compile(
+    rf"^(?:[a-zA-Z_:][a-zA-Z0-9_:]*(?:\s*\{{.*\}})?|\{{.*\}})\s+{_NUMBER}(?:\s+[-+]?[0-9.]\S*)?(?:\s+#.*)?\s*$"
+)
+_COMMENT = re.compile(r"^#\s*(?:HELP|TYPE|UNIT|EOF)\b")
+_SMI_ROW = re.compile(r"GPU-[0-9a-f]{8}-|\d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{3}\s*,|,\s*\d+ (?:%|MiB)\s*(?:,|$)")
+
+_OTHER_SMI = re.compile(r"=+NVSMI LOG=|<!DOCTYPE nvidia_smi_log|\|\s*NVIDIA-SMI \d|#\s*(?:Date\s+Time\s+)?gpu\s")
+"""First lines of other outputs of nvidia-smi: ``-q``, ``-q -x``, the default table, ``dmon`` and ``pmon``."""
+
+
+def detect(path: Path, name: str, aliases: Aliases) -> str:
+    """Return the format of ``path``, one of ``FORMATS``. Raises ``InputError`` for any other content."""
+    start = head(path)
+    if not start.strip():
+        raise InputError("is empty", where=name)
+    if start.startswith(b"PAR1"):
+        return "parquet"
+    if is_binary(start):
+        raise InputError("is a binary file of no known format", where=name, hint=_known())
+    text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+    whole = [line for line in text.split("\n") if line.strip()]
+    lines = after_preface(whole, aliases)
+    # A line of exposition text may also begin with a brace: {"name", label="value"} 5
+    if text.lstrip()[:1] in "{[" and not _SAMPLE.match(lines[0]) and _is_json(text):
+        return "prometheus-json"
+    if any(HEADER.match(line) for line in lines[:50]):
+        return "dmon"
+    if any(_OTHER_SMI.match(line) for line in lines[:5]):
+        hint = (
+            "log with nvidia-smi --query-gpu=timestamp,uuid,utilization.gpu,memory.used,power.draw --format=csv -l 30"
+        )
+        raise InputError("is output of nvidia-smi in a form that is not read", where=name, hint=hint)
+    if _COMMENT.match(lines[0]) or _is_exposition(lines):
+        return "openmetrics" if any(re.match(r"#\s*(?:EOF|UNIT)\b", line) for line in lines) else "prometheus"
+    if is_smi_header(lines[0].strip()) or (_SMI_ROW.search(lines[0]) and not is_table(lines[0], aliases)):
+        return "nvidia-smi"
+    if is_table(lines[0], aliases):
+        return "csv"
+    raise InputError(f"has no known format; it begins with {whole[0].strip()[:60]!r}", where=name, hint=_known())
+
+
+def _known() -> str:
+    return f"formats: {', '.join(FORMATS)}; force one with --format"
+
+
+def _is_json(text: str) -> bool:
+    """Return whether the text is JSON or its beginning, not exposition text (``{`` never starts a metric name)."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except (ValueError, RecursionError):
+        return re.match(r'\s*[\[{]\s*(?:"|\{|\[)', text) is not None
+    return True
+
+
+def _is_exposition(lines: list[str]) -> bool:
+    """Return whether most of the first lines are samples or comments; the last one may be truncated."""
+    if "{" in lines[0] and _SAMPLE.match(lines[0]):
+        return True
+    seen = lines[: min(50, max(1, len(lines) - 1))]
+    hits = sum(bool(_SAMPLE.match(line) or line.startswith("#")) for line in seen)
+    metrics = any("{" in line for line in seen) or any(not line.startswith("#") for line in seen)
+    return metrics and 2 * hits >= len(seen) and not any(mark in seen[0].split("{")[0] for mark in (",", ";", "\t"))
+
+
+_TOOL_WORD = re.compile(
+    "samples?|logs?|gpus?|metrics?|history|exports?|data|out|output|smi|nvidia|dmon|dcgmi?|util|utilization|stats?|monitor|"
+    "monitoring|usage|csv|tmp|temp|dump|query|prom|prometheus|node|host|scrapes?|exporter|federate",
+    re.IGNORECASE,
+)
+_NO_HOST = re.compile(
+    "week|w|day|d|hour|h|month|m|year|y|q|t|v|rev|version|run|step|job|part|chunk|shard|batch|test|file|copy|backup|bak|old|"
+    "new|stdin|tmp|archive|top|disk|vol|volume",
+    re.IGNORECASE,
+)
+_HOST_WORDS = ("gpu", "node", "host")
+_DATE = re.compile(
+    r"(?<![0-9])\d{4}[-_.]?\d{2}(?:[-_.]?\d{2})?(?:[-_.T]?\d{2}[-_.:]?\d{2}(?:[-_.:]?\d{2})?Z?)?(?![0-9])"
+)
+_HOST = re.compile(r"([A-Za-z]+(?:-[A-Za-z]+)*)-?\d+(?:-?[A-Za-z]*\d+)*")
+
+
+def node_from_path(path: str) -> str | None:
+    """Return the node in the name of a file, else of its directory.
+
+    Examples: ``gpu01.csv``, ``nvidia-smi_gpu01_2026-11-01.log``, ``gpu-01/dmon.txt``. Dates and names of tools are
+    removed; the rest must be one name that ends in a number and does not count weeks, runs or parts.
+    """
+    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".", "..")]
+    if not parts:
+        return None
+    name = _DATE.sub("", parts[-1].split(".", 1)[0])
+    found = [host for part in name.split("_") if (host := _host(part)) is not None]
+    # A device after the node ("gpu01_gpu0") is not a second host.
+    hosts = [host for host in found if not re.fullmatch(r"gpu\d", host.lower())] or found
+    if len(hosts) == 1:
+        return hosts[0]
+    # Directories have all kinds of names: one counts only if it is a host name and nothing else.
+    above = parts[-2].split(".", 1)[0] if len(parts) > 1 else ""
+    return above if above and _host(above) == above else None
+
+
+def _host(part: str) -> str | None:
+    words = [word for word in part.split("-") if word]
+    while words and _is_tool(words):
+        words = words[1:]
+    while len(words) > 1 and _TOOL_WORD.fullmatch(words[-1]):
+        words = words[:-1]
+    kept = "-".join(words)
+    match = _HOST.fullmatch(kept)
+    return kept if match is not None and len(kept) <= 40 and not _is_numbered_file(match.group(1)) else None
+
+
+def _is_numbered_file(word: str) -> bool:
+    """Return whether a number after ``word`` counts files rather than hosts: ``smi2``, ``part0001``."""
+    if word.lower() in _HOST_WORDS:
+        return False
+    return _NO_HOST.fullmatch(word) is not None or _TOOL_WORD.fullmatch(word) is not None
+
+
+def _is_tool(words: list[str]) -> bool:
+    """Return whether the first word names a tool rather than a host; ``gpu`` in ``gpu-01`` is part of a host name."""
+    first = words[0].lower()
+    return _TOOL_WORD.fullmatch(first) is not None and not (
+        first in _HOST_WORDS and len(words) > 1 and words[1].isdigit()
+    )
+
+
+READER_VERSION = 4
+"""Part of the fingerprints; incremented when readers return different samples for the same file."""
+_IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
+_REFUSED = "cannot be read"
+_IGNORED_NAMES = ("readme", "license", "makefile")
+
+
+def expand(paths: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """Return the files for ``paths``, in order, each once; and the paths without files, with the reason.
+
+    Paths are files, directories and globs. For directories, all files below are returned, except hidden ones and those
+    that are obviously no data (``*.md``, ``README``, ``*.tmp``). A file found again by links to directories counts
+    once.
+    """
+    found: dict[Path, Path] = {}
+    missing: list[tuple[str, str]] = []
+    for given in paths:
+        path = Path(given)
+        try:
+            directory, file, exists = path.is_dir(), path.is_file(), path.exists()
+        except OSError as error:
+            missing.append((str(given), _refused(error)))
+            continue
+        if directory:
+            inside, refused = _below(path)
+            missing += refused
+            if not inside and not refused:
+                missing.append((str(given), "the directory has no files"))
+            _add(found, inside)
+        elif file:
+            _add(found, [path])
+        elif exists:
+            missing.append((str(given), "is no regular file; pipe it to standard input and give -"))
+        elif matches := sorted(glob.glob(str(given), recursive=True)) if glob.has_magic(str(given)) else []:  # noqa: PTH207 - keeps absolute and relative patterns as they are
+            inner, without = expand(matches)
+            refused = [(match, why) for match, why in without if why.startswith(_REFUSED)]
+            missing += refused
+            if not inner and not refused:
+                missing.append((str(given), "no file matches"))
+            _add(found, inner)
+        else:
+            what = "no file matches" if glob.has_magic(str(given)) else "no such file or directory"
+            missing.append((str(given), what))
+    return list(found.values()), missing
+
+
+def _add(found: dict[Path, Path], paths: Sequence[Path]) -> None:
+    """Add ``paths`` by their real directory. A link to a file keeps its own name, which may have the node."""
+    for path in paths:
+        found.setdefault(Path(os.path.realpath(path.parent), path.name), path)
+
+
+def _below(directory: Path) -> tuple[list[Path], list[tuple[str, str]]]:
+    """Return the files below a directory, and the directories that cannot be read, with the reason."""
+    errors: list[OSError] = []
+    inside = [
+        Path(parent, name) for parent, _, names in os.walk(directory, onerror=errors.append) for name in names
+    ]  # fmt: skip
+    refused = [(str(error.filename), _refused(error)) for error in errors]
+    return sorted(one for one in inside if _wanted(one, directory)), refused
+
+
+def _refused(error: OSError) -> str:
+    return f"{_REFUSED}: {(error.strerror or str(error)).lower()}"
+
+
+def _wanted(path: Path, root: Path) -> bool:
+    relative = path.relative_to(root)
+    if any(part.startswith(".") for part in relative.parts) or not path.is_file():
+        return False
+    name = path.name.lower()
+    return not name.endswith(_IGNORED_SUFFIXES) and name.split(".")[0] not in _IGNORED_NAMES
+
+
+def read_file(
+    path: Path,
+    options: ReadOptions,
+    notes: ReadingNotes,
+    format: str | None = None,
+    advance: Callable[[int], None] = lambda count: None,
+) -> tuple[str, Iterator[pl.DataFrame]]:
+    """Return the format of a file and its samples (frames of ``SAMPLES``). Raises ``InputError``, also between frames.
+
+    ``advance`` is called with numbers of bytes read, for text files without compression.
+    """
+    name = notes.name
+    node = options.node or node_from_path(str(path.absolute()))
+    kind = format or detect(path, name, options.aliases)
+    if kind == "parquet":
+        return kind, parquet_table.read(path, notes, options, node)
+    if kind == "prometheus-json":
+        return kind, responses.read(path, notes, options, options.node)
+
+    def reject(line: int, why: str, _: bytes) -> None:
+        notes.problem(line, why, strict=options.strict)
+
+    plain = compression_of(path) is None
+    lines = blocks(path, name, advance=advance if plain else lambda count: None, reject=reject)
+    if kind in ("prometheus", "openmetrics"):
+        # Series name their node; the file name is no substitute, because a file has many nodes.
+        reader = exposition.ExpositionReader(notes, options, options.node, openmetrics=kind == "openmetrics")
+        return kind, reader.read(lines)
+    if kind == "dmon":
+        return kind, dmon.DmonReader(notes, options, node).read(lines)
+    if kind in ("csv", "nvidia-smi"):
+        dialect = csv_table.Dialect(log=kind == "nvidia-smi")
+        return kind, csv_table.CsvReader(notes, options, node, dialect).read(lines)
+    raise InputError(f"{kind!r} is no format", hint=f"formats: {', '.join(FORMATS)}")
+
+
+def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
+    """Return a digest of the file's content and of everything that determines how it is read."""
+    with reading(name), path.open("rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
+           options.start, options.interval_s, options.fields, sorted(options.aliases.metrics.items(), key=str),
+           sorted(options.aliases.labels.items()), sorted(options.aliases.columns.items(), key=str),
+           None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
+    digest.update(repr(how).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def size(path: Path) -> int:
+    """Return the size of a file in bytes; 0 if it is gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

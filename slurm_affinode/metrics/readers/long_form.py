@@ -1,0 +1,120 @@
+"""Conversion of single measurements (series, field, value, time) to samples with one row per device and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import polars as pl
+
+from slurm_affinode.metrics.aliases import VALUES
+from slurm_affinode.metrics.parquet.parts import united_jobs
+from slurm_affinode.metrics.readers.common import Identity, identity_frame
+from slurm_affinode.metrics.schema import IDENTITY, METRICS, SAMPLES, TIME
+
+ENTRIES_AT_ONCE = 8_000_000
+JOB_FIELD = len(VALUES)
+"""Code of entries that have a job ID as their value."""
+FIELD_CODES = {name: code for code, name in enumerate(VALUES)} | {"job": JOB_FIELD}
+JOB_REACH = timedelta(minutes=5)
+"""How long a job ID from another exporter, which has its own scrape times, applies to the samples that follow."""
+
+ENTRIES: dict[str, pl.DataType] = {
+    "series": pl.UInt32(),
+    "field": pl.UInt8(),
+    "value": pl.Float64(),  # in the unit of the schema; null: not measured
+    "time": TIME,
+}
+
+
+class LongForm:
+    """Collect entries and return samples. Series are numbered by ``series``."""
+
+    def __init__(self, entries_at_once: int = ENTRIES_AT_ONCE) -> None:
+        self._numbers: dict[tuple[Identity, str | None], int] = {}
+        self._frames: list[pl.DataFrame] = []
+        self._held = 0
+        self._limit = entries_at_once
+
+    def series(self, identity: Identity, job: str | None) -> int:
+        """Return the number of the series of a device with the job IDs ``job``."""
+        return self._numbers.setdefault((identity, job), len(self._numbers))
+
+    def add(self, entries: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """Add ``ENTRIES``; yield samples once enough are held, except of the latest time, which may be incomplete."""
+        self._frames.append(entries)
+        self._held += len(entries)
+        if self._held >= self._limit:
+            rows = pl.concat(self._frames)
+            last = rows["time"].max()
+            complete = rows["time"] < last
+            rest = rows.filter(~complete)
+            # A file sorted by series may have its latest time anywhere, so everything held is returned.
+            ready = rows.filter(complete) if 2 * len(rest) < len(rows) else rows
+            self._frames = [rest] if ready is not rows else []
+            self._held = sum(len(frame) for frame in self._frames)
+            yield from self._samples(ready)
+
+    def rest(self) -> Iterator[pl.DataFrame]:
+        """Yield the samples that are still held."""
+        rows = pl.concat(self._frames) if self._frames else pl.DataFrame(schema=ENTRIES)
+        self._frames, self._held = [], 0
+        yield from self._samples(rows)
+
+    def _samples(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        if rows.is_empty():
+            return
+        identities: dict[Identity, int] = {}
+        table = pl.DataFrame(
+            [(identities.setdefault(identity, len(identities)), job) for identity, job in self._numbers],
+            schema={"at": pl.UInt32(), "job": pl.String()},
+            orient="row",
+        )
+        numbered = rows.with_columns(
+            table["at"].gather(rows["series"]).alias("at"),
+            table["job"].gather(rows["series"]).alias("job"),
+        )
+        wide = _wide(numbered.filter(pl.col("field") != JOB_FIELD))
+        wide = _with_told_jobs(wide, numbered.filter(pl.col("field") == JOB_FIELD))
+        known = identity_frame(list(identities))
+        yield wide.with_columns(known[name].gather(wide["at"]).alias(name) for name in IDENTITY).select(*SAMPLES)
+
+
+def _wide(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per device and time: the last value of each field, and the union of the job IDs."""
+    present = sorted(rows["field"].unique())
+    values = [
+        pl.col("value").filter(pl.col("field") == code).drop_nulls().last().alias(VALUES[code]) for code in present
+    ]
+    if rows["job"].null_count() == len(rows):
+        wide = rows.group_by("at", "time").agg(*values).with_columns(pl.lit(None, pl.String).alias("job"))
+    else:
+        wide = rows.group_by("at", "time").agg(*values, united_jobs(pl.col("job").unique()).alias("job"))
+    missing = [pl.lit(None, pl.Float64).alias(name) for code, name in enumerate(VALUES) if code not in present]
+    return with_total(wide.with_columns(missing)).sort("at", "time")
+
+
+def with_total(wide: pl.DataFrame) -> pl.DataFrame:
+    """Fill a missing ``fb_total_mib`` with used + free + reserved; used and free are required."""
+    added = pl.col("fb_used_mib") + pl.col("fb_free_mib") + pl.col("fb_reserved_mib").fill_null(0)
+    return wide.with_columns(pl.col("fb_total_mib").fill_null(added)).with_columns(
+        pl.col(name).cast(dtype, strict=False) for name, dtype in METRICS.items()
+    )
+
+
+def _with_told_jobs(wide: pl.DataFrame, told: pl.DataFrame) -> pl.DataFrame:
+    """Add job IDs that are the value of a metric (``nvidia_gpu_jobId``); 0 means that no job holds the GPU."""
+    if told.is_empty():
+        return wide
+    number = pl.col("value").cast(pl.Int64, strict=False)
+    ids = told.filter(number.is_not_null()).select(
+        "at", "time", pl.when(number > 0).then(number.cast(pl.String)).alias("told")
+    )
+    ids = ids.group_by("at", "time").agg(
+        pl.col("told").drop_nulls().unique().sort().str.join(",").replace("", None)
+    ).sort("at", "time")  # fmt: skip
+    if wide.is_empty():
+        blank = [pl.lit(None, dtype).alias(name) for name, dtype in METRICS.items()]
+        return ids.select("at", "time", *blank, pl.col("told").alias("job")).filter(pl.col("job").is_not_null())
+    joined = wide.join_asof(ids, on="time", by="at", strategy="backward", tolerance=JOB_REACH, check_sortedness=False)
+    return joined.with_columns(pl.coalesce("job", "told").alias("job")).drop("told")

@@ -1,0 +1,88 @@
+"""Parquet files of GPU samples: columns of the sample schema, or names in the alias table or the configuration."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from slurm_affinode.base.errors import InputError, one_line
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.readers.lines import reading
+from slurm_affinode.metrics.readers.tables import TableReader, layout
+
+ROWS_AT_ONCE = 500_000
+_DAYS = 366 * 10_000
+_UNITS_A_DAY = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
+    """Yield the samples of one file. Raises ``InputError`` if it is not Parquet or has no metric."""
+    try:
+        with reading(notes.name), pq.ParquetFile(path) as file:
+            header = file.schema_arrow.names
+            found = layout(header, notes, options)
+            if not file.metadata.num_rows:
+                raise InputError("has columns and no rows", where=notes.name)
+            wanted = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
+                            | {at for at in (found.time, found.metric, found.value) if at is not None})  # fmt: skip
+            quiet = ReadingNotes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
+            table = TableReader([header[at] for at in wanted], quiet, options, fallback_node)
+            first = 1
+            _check_names([header[at] for at in wanted], header, notes)
+            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[header[at] for at in wanted]):
+                # A damaged file may have offsets and texts on which libraries crash without validation.
+                batch.validate(full=True)
+                rows = pl.DataFrame(pl.from_arrow(_in_utc(batch)))
+                yield from table.rows(_as_text(rows, first))
+                first += len(rows)
+            yield from table.rest()
+            notes.problem_count = quiet.problem_count
+            notes.unknown.update(quiet.unknown)
+    except (pa.ArrowException, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
+        raise InputError(f"is damaged or no Parquet file: {one_line(error, 200)}", where=notes.name) from error
+
+
+def _check_names(wanted: Sequence[str], header: Sequence[str], notes: ReadingNotes) -> None:
+    """Raise ``InputError`` if several columns have the name of a column to be read."""
+    count = Counter(header)
+    if twice := [name for name in wanted if count[name] > 1]:
+        raise InputError(f"has {count[twice[0]]} columns called {twice[0]}", where=notes.name)
+
+
+def _in_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Convert times with a zone to UTC: Polars does not support zones such as ``+01:00``, which pandas writes."""
+    columns = [
+        column.cast(pa.timestamp(column.type.unit, "UTC"))
+        if pa.types.is_timestamp(column.type) and column.type.tz is not None
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _as_text(rows: pl.DataFrame, first: int) -> pl.DataFrame:
+    """Convert the columns to text, as read by ``TableReader``; times become ISO 8601."""
+    columns = []
+    for at, name in enumerate(rows.columns):
+        dtype = rows.schema[name]
+        column = pl.col(name)
+        if dtype == pl.Date:
+            dtype = pl.Datetime("ms")
+            column = column.cast(dtype)
+        if isinstance(dtype, pl.Datetime):
+            # Polars panics on times outside of its calendar.
+            far = _UNITS_A_DAY[dtype.time_unit] * _DAYS
+            column = pl.when(column.cast(pl.Int64).is_between(-far, far)).then(column)
+            if dtype.time_zone is not None:
+                column = column.dt.convert_time_zone("UTC").dt.to_string("%Y-%m-%dT%H:%M:%S%.6fZ")
+            else:
+                column = column.dt.to_string("%Y-%m-%dT%H:%M:%S%.6f")
+        elif isinstance(dtype, pl.List):
+            column = column.cast(pl.List(pl.String)).list.join(",")
+        columns.append(column.cast(pl.String, strict=False).alias(f"c{at}"))
+    return rows.select(columns).with_columns(pl.int_range(first, first + len(rows)).alias("number"))

@@ -1,0 +1,1 @@
+"""Workflows that combine databases, analysis and pages: ingest, reports, the nightly run, ``doctor``."""

@@ -1,0 +1,473 @@
+"""``doctor``: checks of this machine, of the live Slurm, and of the NVIDIA driver. Read-only.
+
+The driver check imports little: it also runs where only the checkpoint package and its bindings are installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurm_affinode.analysis import prices
+from slurm_affinode.base import process, times
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.process import run as run_program
+from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.checkpoint import cuda_features, yama
+from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda_driver import LIBRARY
+from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.gpu.interface import DriverMissing, GpuError
+from slurm_affinode.gpu.nvml import NvmlDriver
+from slurm_affinode.metrics import aliases
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.slurm import commands, scontrol
+from slurm_affinode.slurm.client import Availability
+from slurm_affinode.slurm.client import examine as examine_access
+from slurm_affinode.slurm.commands import Runner
+from slurm_affinode.slurm.commands_client import CommandsClient
+from slurm_affinode.slurm.pyslurm_client import Worker, start_worker
+from slurm_affinode.slurm.times import site_zone, zone_name
+
+OK, PROBLEM, UNREACHABLE, SKIPPED = "ok", "problem", "unreachable", "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    status: str
+    """``ok``, ``problem``, ``unreachable`` or ``skipped`` (could not be checked, or does not apply)."""
+    detail: str
+    hint: str | None = None
+
+
+USED_FOR = {
+    Feature.LOCK: "every suspension",
+    Feature.CHECKPOINT: "every suspension",
+    Feature.RESTORE: "every return",
+    Feature.MIGRATION: "a return to other GPUs, or another node's",
+    Feature.IPC: "jobs whose processes share GPU memory",
+    Feature.CUSTOM_STORAGE: "make test-gpu and bench-gpu alone",
+}
+"""Use of each driver feature in this package."""
+_LOADED = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+"""Exist while NVIDIA's kernel driver is loaded, also in a container with a GPU."""
+
+
+class NvmlVersions(Protocol):
+    """The part of NVML that the checks use."""
+
+    def devices(self) -> Sequence[Device]:
+        """Return the GPUs and MIG devices. Raises ``DriverMissing``."""
+        ...
+
+    def version(self) -> str:
+        """Return the driver version. Raises ``DriverMissing``."""
+        ...
+
+    def close(self) -> None:
+        """Release the driver."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CudaReport:
+    """Checkpoint support of the NVIDIA driver of this machine."""
+
+    capabilities: Capabilities
+    gpus: tuple[Device, ...] = ()
+    hint: str | None = None
+    """Advice if the driver is installed and does not respond."""
+
+    def rows(self) -> list[tuple[str, str, str, str, str]]:
+        """Return feature, first driver branch with it, its use, whether it is available, and why."""
+        return [
+            (one.feature.value, str(one.since), USED_FOR[one.feature], "yes" if one.available else "no", one.why)
+            for one in self.capabilities.table
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON output."""
+        can = self.capabilities
+        return {
+            "driver": can.driver,
+            "cuda": can.cuda,
+            "bindings": can.bindings,
+            "checkpoint": can.checkpoint,
+            "why_not": can.why_not,
+            "gpus": [asdict(one) for one in self.gpus],
+            "features": [
+                {"feature": one.feature.name.lower(), "name": one.feature.value, "since": one.since,
+                 "used_for": USED_FOR[one.feature], "available": one.available, "why": one.why}
+                for one in can.table
+            ],
+        }  # fmt: skip
+
+
+def check_cuda(
+    gpus: Callable[[], NvmlVersions] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda, *, loaded: Sequence[Path] = _LOADED
+) -> CudaReport:
+    """Query the driver, without changes, CUDA contexts or use of GPU memory. Raises nothing."""
+    with closing(gpus()) as driver:
+        try:
+            devices = tuple(driver.devices())
+            version: str | None = driver.version()
+        except GpuError as error:
+            if isinstance(error, DriverMissing) and not any(path.exists() for path in loaded):
+                return CudaReport(cuda_features.nothing(None, "there is no NVIDIA driver here"))
+            return CudaReport(cuda_features.nothing(None, str(error)), hint=error.hint or "nvidia-smi has to work")
+    mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
+    with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
+        can = helper.capabilities()
+        if can.checkpoint:
+            try:
+                helper.devices()  # the driver may be unusable although the library reports the features
+            except CudaError as error:
+                can = replace(can, checkpoint=False, migration=False, ipc=False, custom_storage=False,
+                              why_not=str(error))  # fmt: skip
+        return CudaReport(can, devices)
+
+
+def _has_mig(gpu: Device, devices: Sequence[Device]) -> bool:
+    return any(one.uuid == gpu.uuid and one.mig is not None for one in devices)
+
+
+def check(report: CudaReport) -> Check:
+    """Return the result of the driver check."""
+    can = report.capabilities
+    if can.driver is None:
+        status = SKIPPED if report.hint is None else PROBLEM
+        return Check("CUDA checkpoint", status, can.why_not or "there is no NVIDIA driver here", report.hint)
+    if not can.checkpoint:
+        return Check("CUDA checkpoint", PROBLEM, can.why_not or "not possible", _hint(can))
+    has = [one.feature.value for one in can.table if one.available]
+    lacks = [one.feature.value for one in can.table if not one.available]
+    count = sum(one.mig is None for one in report.gpus)
+    detail = f"driver {can.driver}, CUDA {can.cuda}, {count} GPU{'s' * (count != 1)}: {', '.join(has)}"
+    return Check("CUDA checkpoint", OK, detail + (f"; not: {', '.join(lacks)}" if lacks else ""))
+
+
+def no_bindings(can: Capabilities) -> bool:
+    """Return whether the CUDA bindings are not installed."""
+    return can.bindings is None and "cuda-bindings" in (can.why_not or "")
+
+
+def _hint(can: Capabilities) -> str:
+    if no_bindings(can):
+        return "pip install 'slurm-affinode[cuda]'"
+    if LIBRARY in (can.why_not or ""):
+        return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
+    if all(one.available for one in can.table if one.feature in (Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE)):
+        return "without MIG, and with a driver that is whole (nvidia-smi), programs can use CUDA here"
+    return "the table below says what is missing; suspension needs driver 570 or newer (595 on ARM), without MIG"
+
+
+_TIMEOUT_S = 30.0
+
+
+def check_slurm(backend: str, run: Runner, start: Callable[[], Worker]) -> list[Check]:
+    """Run the checks of the live Slurm, in order of dependency. Raises nothing."""
+    commands, pyslurm = examine_access(run, start)
+    if not commands.usable:
+        if backend == "pyslurm" or "no such program" not in (commands.reason or ""):
+            return [Check("Slurm", UNREACHABLE, commands.reason or "", commands.hint)]
+        return [Check("Slurm", SKIPPED, f"not on this machine ({commands.reason})")]
+    return [
+        Check("Slurm", OK, f"version {commands.version}"),
+        _backend(backend, commands, pyslurm),
+        _controller(run, commands.version),
+        _database(run),
+    ]
+
+
+_FILES = (
+    "cron.d/slurm-affinode", "cron.d/slurm-affinode-zombies", "systemd/slurm-affinode-nightly.service",
+    "systemd/slurm-affinode-zombies.service", "systemd/slurm-affinode-agent.service",
+)  # fmt: skip
+_PATH = re.compile(r'^(?:Environment=)?"?PATH=([^"\n]+)', re.MULTILINE)
+
+
+def services(bin_dir: Path | None, etc: Path = Path("/etc")) -> Check:
+    """Check that cron jobs and systemd units find Slurm's commands on their own ``PATH``, not the caller's."""
+    missing: dict[str, list[str]] = {}
+    for file, places in _service_paths(etc):
+        for command in process.SLURM_COMMANDS:
+            if not _found(command, [*([] if bin_dir is None else [str(bin_dir)]), *places.split(":")]):
+                missing.setdefault(command, []).append(file.name)
+    if not missing:
+        return Check("services", OK, "Slurm's commands are found with the PATH of the services")
+    files = sorted({file for found in missing.values() for file in found})
+    detail = f"not found with the PATH of {', '.join(files)}: {', '.join(missing)}"
+    here = next((Path(found) for command in missing if (found := shutil.which(command))), None)
+    if here is not None and (loose := process.replaceable(here)) is not None:
+        return Check("services", PROBLEM, detail, f"root does not run {here}: others may write to {loose}")
+    if here is not None:
+        return Check("services", PROBLEM, detail, f'set slurm.bin_dir = "{here.parent}" in the configuration')
+    hint = "set slurm.bin_dir in the configuration to the directory that has them"
+    return Check("services", SKIPPED if bin_dir is None else PROBLEM, detail, hint)
+
+
+def _service_paths(etc: Path) -> Iterator[tuple[Path, str]]:
+    """Yield each installed cron or unit file (if none is installed, the shipped ones) with its ``PATH``."""
+    places = [etc / name.replace("systemd/", "systemd/system/") for name in _FILES]
+    installed = [place for place in places if place.is_file()]
+    for file in installed or [asset_dir("reports") / name for name in _FILES]:
+        texts = [one.read_text(encoding="utf-8", errors="replace") for one in (file, *_drop_ins(file))]
+        found = [path for text in texts for path in _PATH.findall(text)]
+        yield file, found[-1].strip() if found else "/usr/bin:/bin"
+
+
+def _drop_ins(file: Path) -> list[Path]:
+    return sorted(file.with_name(f"{file.name}.d").glob("*.conf"))
+
+
+def _found(command: str, places: Sequence[str]) -> bool:
+    """Return whether one of the directories has the program, and root would run it."""
+    for place in places:
+        with contextlib.suppress(OSError):
+            path = Path(place) / command
+            if os.access(path, os.X_OK) and process.replaceable(path) is None:
+                return True
+    return False
+
+
+def _backend(asked: str, commands: Availability, pyslurm: Availability) -> Check:
+    used = pyslurm if pyslurm.usable and asked != "commands" else commands
+    if asked == "pyslurm" and not pyslurm.usable:
+        detail = f"pyslurm was asked for and cannot be used: {pyslurm.reason}"
+        return Check("Slurm backend", PROBLEM, detail, pyslurm.hint)
+    known = [
+        f"{one.backend} {one.version or ''}".strip() + (": available" if one.usable else f": not usable: {one.reason}")
+        for one in (pyslurm, commands)
+    ]
+    return Check("Slurm backend", OK, f"{used.backend} ({asked} was asked for); {'; '.join(known)}")
+
+
+def _controller(run: Runner, version: str | None) -> Check:
+    client = CommandsClient(run, timeout_s=_TIMEOUT_S)
+    try:
+        client.ping()
+        theirs = client.config().get("SLURM_VERSION")
+    except AffinodeError as error:
+        return Check("slurmctld", UNREACHABLE, str(error), error.hint)
+    if theirs and scontrol.release(theirs) != scontrol.release(version):
+        return Check("slurmctld", OK, f"answers; it is of Slurm {theirs}, the commands here are of {version}")
+    return Check("slurmctld", OK, "answers")
+
+
+def _database(run: Runner) -> Check:
+    hint = "is slurmdbd running, and may this user ask it? try: sacctmgr show cluster"
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show", "cluster", "format=cluster"]
+    try:
+        done = run(argv, timeout_s=_TIMEOUT_S, check=False)
+    except AffinodeError as error:
+        return Check("slurmdbd", UNREACHABLE, str(error), error.hint)
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if done.returncode != 0:
+        why = said[-1].removeprefix("sacctmgr: ").removeprefix("error: ") if said else "sacctmgr says nothing"
+        return Check("slurmdbd", UNREACHABLE, f"does not respond: {why}", hint)
+    names = done.stdout.decode("utf-8", "replace").split()
+    return Check("slurmdbd", OK, f"answers; clusters: {', '.join(names) or '(none)'}")
+
+
+STALE = timedelta(days=2)
+"""If the newest data is older than this, it is assumed that none arrives anymore."""
+
+
+_TRES = re.compile(r"^AccountingStorageTRES\s*=\s*(.*?)\s*$", re.MULTILINE)
+
+
+def exit_code(checks: Iterable[Check]) -> int:
+    """Return the exit status: 0 no problem, 1 problems found, 3 something does not respond."""
+    statuses = {check.status for check in checks}
+    if UNREACHABLE in statuses:
+        return 3
+    return 1 if PROBLEM in statuses else 0
+
+
+def examine(
+    config: Config,
+    *,
+    now: datetime,
+    run: Runner = run_program,
+    start: Callable[[], Worker] = start_worker,
+    etc: Path = Path("/etc"),
+) -> list[Check]:
+    """Run all checks, in order of dependency.
+
+    ``start`` starts the process in which pyslurm runs; ``etc`` is the directory with cron and unit files.
+    """
+    checks: list[Check] = []
+    checks += _guarded("configuration", lambda: [_configuration(config)])
+    checks += _guarded("time zone", lambda: [_zone(config)])
+    checks += _guarded("state directory", lambda: [_directory("state directory", config.state_dir)])
+    checks += _guarded("store", lambda: _store(config, now))
+    checks += _guarded("GPU history", lambda: [_history(config, now)])
+    if config.prometheus.url is not None:
+        checks += _guarded("Prometheus", lambda: [_prometheus(config, now)])
+    checks += _guarded("Slurm", lambda: check_slurm(config.slurm.backend, run, start))
+    checks += _guarded("services", lambda: [services(config.slurm.bin_dir, etc)])
+    if config.nightly.accounting_paths:
+        checks.append(Check("sacct", SKIPPED, "accounting comes from files (nightly.accounting_paths)"))
+    else:
+        checks += _guarded("sacct", lambda: [_sacct(run)])
+        checks += _guarded("GPU accounting", lambda: [_tracking(run)])
+    checks += _guarded("reports", lambda: [_directory("reports", config.reports_dir)])
+    if config.suspend.shared_store is not None:
+        checks.append(tracing())
+    return checks
+
+
+def tracing(sysctl: Path = yama.SYSCTL) -> Check:
+    """Check whether a user's processes can trace processes that are being restored."""
+    scope = yama.scope(sysctl)
+    statuses = {yama.PtraceVerdict.SOUND: OK, yama.PtraceVerdict.ADVISED: SKIPPED, yama.PtraceVerdict.REFUSED: PROBLEM}
+    return Check("process tracing", statuses[yama.judge(scope)], yama.describe(scope), yama.hint(scope))
+
+
+def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return look()
+    except UnreachableError as error:
+        return [Check(name, UNREACHABLE, str(error), error.hint)]
+    except AffinodeError as error:
+        return [Check(name, PROBLEM, str(error), error.hint)]
+
+
+def _configuration(config: Config) -> Check:
+    aliases.load(config.gpu_history.aliases, config.gpu_history.columns)
+    prices.load(config.price.table, currency=config.price.currency)
+    return Check("configuration", OK, str(config.source) if config.source else "no file: the defaults")
+
+
+def _zone(config: Config) -> Check:
+    name = zone_name(config.cluster.timezone)
+    return Check("time zone", OK, name if config.cluster.timezone else f"{name} (of this machine)")
+
+
+def _directory(name: str, path: Path) -> Check:
+    existing = next((one for one in (path, *path.parents) if one.exists()), Path("/"))
+    if not existing.is_dir():
+        return Check(name, PROBLEM, f"{existing}: is not a directory")
+    try:
+        with _probe(existing):
+            pass
+    except OSError as error:
+        return Check(name, PROBLEM, f"{existing}: cannot be written: {error.strerror}", "run as the user who owns it")
+    return Check(name, OK, str(path) if existing == path else f"{path} (does not exist yet; it can be made)")
+
+
+@contextlib.contextmanager
+def _probe(directory: Path) -> Iterator[None]:
+    # Permission bits are not enough for root or on a read-only file system: write a file.
+    descriptor, name = tempfile.mkstemp(dir=directory, prefix=".slurm-affinode-probe-")
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+        Path(name).unlink()
+
+
+def _store(config: Config, now: datetime) -> list[Check]:
+    with Repository.open(config.db_url, upgrade=False, create=False) as store:
+        schema = store.schema()
+        if schema.pending:
+            names = ", ".join(migration.name for migration in schema.pending)
+            detail = f"{store.where}: migrations are pending: {names}"
+            return [Check("store", PROBLEM, detail, "slurm-affinode db upgrade")]
+        counts = store.counts()
+        found = Check("store", OK, f"{store.where}: schema {schema.version}, {counts.jobs:,} job runs")
+    if counts.last is None:
+        return [
+            found,
+            Check("accounting", PROBLEM, "no job run was ingested", "slurm-affinode ingest sacct --since 7d"),
+        ]
+    said = (
+        f"{counts.gpu_jobs:,} of {counts.jobs:,} runs have GPUs; the last start or end {_ago(counts.last, now, config)}"
+    )
+    if counts.gpu_jobs == 0:
+        hint = "does Slurm count GPUs? AccountingStorageTRES=gres/gpu"
+        return [found, Check("accounting", PROBLEM, said, hint)]
+    if now - counts.last > STALE:
+        return [found, Check("accounting", PROBLEM, said, "slurm-affinode ingest sacct, or does nightly run?")]
+    return [found, Check("accounting", OK, said)]
+
+
+def _history(config: Config, now: datetime) -> Check:
+    with contextlib.closing(SampleStore(config.history_dir)) as history:
+        span, days = history.span(), len(history.days())
+    if span is None:
+        return Check("GPU history", PROBLEM, f"{config.history_dir}: empty", "slurm-affinode ingest gpu PATH...")
+    said = (
+        f"{config.history_dir}: {days:,} day{'' if days == 1 else 's'}, the newest sample {_ago(span[1], now, config)}"
+    )
+    if now - span[1] > STALE:
+        return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
+    return Check("GPU history", OK, said)
+
+
+def _prometheus(config: Config, now: datetime) -> Check:
+    present = ingest.look(config.prometheus, ingest.read_options(config), now)
+    if not present.names:
+        hint = "does it scrape dcgm-exporter (or slurm-affinode exporter) on the nodes, and does prometheus.match fit?"
+        return Check("Prometheus", PROBLEM, f"{present.url}: answers, and has no GPU metric that is known", hint)
+    shown = ", ".join(present.names[-3:])
+    return Check("Prometheus", OK, f"{present.url}: answers, {len(present.names)} metrics of use ({shown}, ...)")
+
+
+def _sacct(run: Runner) -> Check:
+    fields = commands.sacct_fields(run)
+    # A cheap query: the current cluster's jobs of a single moment.
+    done = run(["sacct", "-n", "-X", "-S", "now", "-E", "now", "-o", "JobID"], timeout_s=_TIMEOUT_S, check=False)
+    if done.returncode != 0:
+        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+        said = lines[-1].removeprefix("sacct: ").removeprefix("error: ") if lines else "it said nothing"
+        return Check("sacct", UNREACHABLE, f"does not respond: {said}", "is slurmdbd running? sacctmgr show cluster")
+    return Check("sacct", OK, f"answers, {len(fields)} fields of use")
+
+
+def _tracking(run: Runner) -> Check:
+    try:
+        done = run(["scontrol", "show", "config"], timeout_s=_TIMEOUT_S)
+    except UnreachableError as error:
+        return Check("GPU accounting", SKIPPED, f"AccountingStorageTRES could not be read: {error}")
+    match = _TRES.search(done.stdout.decode("utf-8", "replace"))
+    tracked = [word for word in (match[1] if match else "").split(",") if word]
+    if any(word.lower() == "gres/gpu" for word in tracked):
+        return Check("GPU accounting", OK, f"AccountingStorageTRES={','.join(tracked)}")
+    typed = [word for word in tracked if word.lower().startswith("gres/gpu:")]
+    wanted = ",".join(["gres/gpu", *typed])
+    return Check(
+        "GPU accounting",
+        PROBLEM,
+        f"AccountingStorageTRES={','.join(tracked) or '(nothing)'}: "
+        "there are no GPU counts in accounting without gres/gpu",
+        f"set AccountingStorageTRES={wanted} in slurm.conf (needs slurmdbd) and restart slurmctld; "
+        "jobs of before have no GPU count",
+    )
+
+
+def _ago(moment: datetime, now: datetime, config: Config) -> str:
+    seconds = (now - moment).total_seconds()
+    stamp = times.shown(moment, site_zone(config.cluster.timezone))
+    if seconds < 0:
+        return f"at {stamp} (in the future)"
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"at {stamp} ({seconds / size:.0f} {unit} ago)"
+    return f"at {stamp} (just now)"

@@ -1,0 +1,142 @@
+"""Mail delivery through a mail server, a command, or a webhook. One attempt per mail; an error is one line."""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from datetime import datetime
+from email.message import EmailMessage
+from pathlib import Path
+
+from slurm_affinode.base import process
+from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.model.cleanup import MailPolicy, Smtp
+from slurm_affinode.report.mail import Digest, message, shown
+
+COMMAND_S = 60.0
+WEBHOOK_S = 30.0
+
+SILENT = 3
+"""Maximum consecutive attempts without a response from the server: otherwise 200 mails would wait for hours."""
+
+Post = Callable[[Digest], None]
+
+
+class MailServerDownError(UnreachableError):
+    """The server cannot be reached, independently of the recipient."""
+
+
+def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
+    """Return a function that sends digests during one run. It raises ``AffinodeError`` if a mail cannot be sent."""
+    silent: list[MailServerDownError] = []
+
+    def post(digest: Digest) -> None:
+        if len(silent) >= SILENT:
+            raise MailServerDownError(f"not tried, after {SILENT} without an answer: {silent[-1]}")
+        try:
+            send(digest)
+        except MailServerDownError as error:
+            silent.append(error)
+            raise
+        except AffinodeError:
+            silent.clear()
+            raise
+        silent.clear()
+
+    def send(digest: Digest) -> None:
+        made = message(digest, mail, now())
+        if mail.via == "smtp":
+            _smtp(made, mail.smtp)
+        elif mail.via == "command":
+            _command(made, digest, mail)
+        elif mail.via == "webhook" and mail.webhook is not None:
+            _webhook(digest, mail.webhook, mail.webhook_token_file)
+        else:
+            raise AffinodeError(
+                "mail is disabled: the policy has mail.via = none", hint="set mail.via to smtp, command or webhook"
+            )
+
+    return post
+
+
+def _smtp(made: EmailMessage, server: Smtp) -> None:
+    where = f"mail server {server.host}:{server.port}"
+    context, taken = _authorities(server), False
+    try:
+        opened: smtplib.SMTP
+        if server.tls == "tls":
+            opened = smtplib.SMTP_SSL(server.host, server.port, timeout=server.timeout_s, context=context)
+        else:
+            opened = smtplib.SMTP(server.host, server.port, timeout=server.timeout_s)
+        with opened as connection:
+            if server.tls == "starttls":
+                connection.starttls(context=context)
+            if server.user is not None:
+                connection.login(server.user, "" if server.password_file is None else _secret(server.password_file))
+            connection.send_message(made)
+            taken = True
+    except smtplib.SMTPRecipientsRefused as error:
+        said = "; ".join(f"{name}: {reason[1].decode('utf-8', 'replace')}" for name, reason in error.recipients.items())
+        raise UnreachableError(f"{where} refuses the recipient: {shown(said)}") from error
+    except (OSError, smtplib.SMTPException) as error:
+        # An error after the server accepted the mail is ignored: a retry would deliver it twice.
+        if not taken:
+            kind = UnreachableError if isinstance(error, smtplib.SMTPResponseException) else MailServerDownError
+            raise kind(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
+
+
+def _authorities(server: Smtp) -> ssl.SSLContext:
+    """Return a TLS context with the configured CA bundle. Raises ``InputError``."""
+    try:
+        return ssl.create_default_context(cafile=server.ca_file)
+    except (OSError, ValueError) as error:
+        raise InputError(f"holds no certificates: {error}", where=str(server.ca_file)) from error
+
+
+def _secret(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read: {error}", where=path) from error
+
+
+def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
+    values = {"{to}": digest.recipient, "{subject}": shown(digest.subject, 200), "{user}": digest.user or ""}
+    argv = list(mail.command)
+    for place, value in values.items():
+        # The program name is not substituted, and a value must not become an option.
+        argv[1:] = [
+            word.replace(place, value) if not (word == place and value.startswith("-")) else "" for word in argv[1:]
+        ]
+    process.run(argv, timeout_s=COMMAND_S, stdin=made.as_bytes(), group=True)
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: a redirected POST becomes a GET without the mail and with the token."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Send no further request: the response is an error."""
+
+
+_STRAIGHT = urllib.request.build_opener(_Stay)
+
+
+def _webhook(digest: Digest, url: str, token_file: str | None) -> None:
+    body = {"to": digest.recipient, "user": digest.user, "subject": digest.subject, "text": digest.text,
+            "html": digest.html}  # fmt: skip
+    headers = {"Content-Type": "application/json", "User-Agent": "slurm-affinode"}
+    if token_file is not None:
+        headers["Authorization"] = f"Bearer {_secret(token_file)}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")  # noqa: S310 - http(s), checked
+    try:
+        with _STRAIGHT.open(request, timeout=WEBHOOK_S):
+            return
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise UnreachableError(f"{url} answers {error.code} {shown(str(error.reason))}") from error
+    except (OSError, ValueError) as error:
+        raise MailServerDownError(f"{url}: {shown(str(error))}") from error

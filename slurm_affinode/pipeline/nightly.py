@@ -1,0 +1,479 @@
+"""The nightly run: its lock, sources, sequence, and outcome. If a part fails, that is recorded and the rest is done.
+
+The kernel releases the lock when the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import hashlib
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from slurm_affinode import __version__
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError, unwritable
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.records import ReportRecord
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.pipeline import ingest, report, report_archive
+from slurm_affinode.pipeline.report_archive import Period, candidates
+from slurm_affinode.report.output import WrittenReport
+from slurm_affinode.slurm import commands
+from slurm_affinode.slurm.accounting import sacct
+from slurm_affinode.slurm.accounting.sacct import SacctReading
+from slurm_affinode.slurm.times import site_zone, zone_name
+from slurm_affinode.zombies import audit
+from slurm_affinode.zombies.outcomes import Who
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Hold a lock on ``path``. The file is written to and stays; a symbolic link is not followed.
+
+    Raises ``UnreachableError`` if another process holds the lock (unless ``wait``) or the file cannot be created.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unwritable(path, error, doing="made") from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+            who = f" (process {holder})" if holder.isdigit() else ""
+            raise UnreachableError(
+                f"another nightly run is at work{who}: it holds {path}",
+                hint="nothing was done; give --wait to wait for it",
+            ) from None
+        with contextlib.suppress(OSError):  # only informational; the disk may be full
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A part that failed; the others were done nevertheless."""
+
+    part: str
+    """``accounting``, ``GPU history``, ``day 2026-11-20``, ``retention``, ``index``."""
+    message: str
+    hint: str | None = None
+    exit_code: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class NightlyOutcome:
+    """The outcome of a run."""
+
+    now: datetime
+    out: str
+    """The root of the reports."""
+    taken_in: tuple[str, ...] = ()
+    """Ingested inputs, one line each."""
+    rendered: tuple[str, ...] = ()
+    """Reports that were rendered, for example ``day/2026-11-20``."""
+    current: tuple[str, ...] = ()
+    """Reports that were checked and are up to date."""
+    empty: tuple[str, ...] = ()
+    """Periods without jobs: they have no report."""
+    deleted_runs: int = 0
+    deleted_days: int = 0
+    """Days of GPU samples."""
+    deleted_reports: tuple[str, ...] = ()
+    deleted_audit: int = 0
+    """Audit records of clean-ups."""
+    failures: tuple[Failure, ...] = field(default_factory=tuple)
+
+
+class NightlyError(AffinodeError):
+    """Parts of a run failed. The exit status is the highest among them."""
+
+    def __init__(self, outcome: NightlyOutcome) -> None:
+        super().__init__(describe_failures(outcome))
+        self.outcome = outcome
+        self.exit_code = max(failure.exit_code for failure in outcome.failures)
+
+
+def describe_failures(outcome: NightlyOutcome) -> str:
+    """Describe the failed parts with reasons and hints, and the work that was done nevertheless."""
+    count = len(outcome.failures)
+    lines = [f"nightly: {count} {'part' if count == 1 else 'parts'} failed"]
+    for failure in outcome.failures:
+        lines.append(f"  {failure.part}: {failure.message}")
+        if failure.hint:
+            lines.append(f"    {failure.hint}")
+    made = len(outcome.rendered)
+    reports = "no report was due" if made == 0 else f"{made} {'report' if made == 1 else 'reports'} made"
+    lines.append(f"The other parts were done: {reports}, in {outcome.out}")
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The two data sources. Each ingests new data and yields a message or a failure per input.
+
+    Raises ``AffinodeError`` if it cannot continue.
+    """
+
+    accounting: Callable[[Repository, datetime, datetime], Iterable[str | Failure]]
+    """Arguments: the database, the begin of the earliest report of a new database, and the present (both UTC)."""
+    gpu: Callable[[Repository, datetime], Iterable[str | Failure]]
+    """Arguments: the database and the present (UTC)."""
+
+
+def configured(config: Config) -> Sources:
+    """Return the configured sources: sacct or files for accounting; files and Prometheus for GPU samples."""
+    paths = config.nightly.accounting_paths
+
+    def accounting(store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
+        return _files(config, store, paths) if paths else _sacct(config, store, earliest, now)
+
+    return Sources(accounting, lambda store, now: _gpu(config, store, now))
+
+
+def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
+    overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
+    since = earliest if store.counts().last is None else ingest.default_since(store, now=now, overlap=overlap)
+    since = min(since, now - overlap)  # with --now, the present may be in the past
+    name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{now:%Y-%m-%dT%H:%M:%SZ}"
+    content = commands.run_sacct(since, now)
+    text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)
+    ingest.reached(store, now, clusters)
+    yield text
+
+
+def _files(config: Config, store: Repository, patterns: Iterable[str]) -> Iterator[str | Failure]:
+    zone = zone_name(config.cluster.timezone)
+    known = store.fingerprints("sacct")
+    for pattern in patterns:
+        try:
+            for path in expand(pattern):
+                content = _content(path)
+                if hashlib.sha256(content).hexdigest() in known:
+                    yield f"{path}: unchanged"
+                else:
+                    yield _take_in(config, store, content, str(path), zone=zone)[0]
+        except AffinodeError as error:
+            yield Failure("accounting", str(error), error.hint, error.exit_code)
+
+
+def _take_in(
+    config: Config, store: Repository, content: bytes, name: str, *, zone: str, delimiter: str | None = None
+) -> tuple[str, frozenset[str]]:
+    """Ingest one input; return a message and the clusters in the input."""
+    started = datetime.now(UTC)
+    how = SacctReading(
+        cluster=config.cluster.name_or_default,
+        zone=zone,
+        delimiter=delimiter,
+        counting=ingest.counting_clusters(store),
+    )
+    accounting = sacct.read(content, where=name, how=how)
+    counts = ingest.ingest_accounting(
+        store,
+        accounting,
+        source=name,
+        started=started,
+        finished=datetime.now(UTC),
+        fingerprint=hashlib.sha256(content).hexdigest(),
+    ).jobs
+    text = (
+        f"{name}: {accounting.jobs.height} job runs ({counts.new} new, {counts.updated} updated), "
+        f"{accounting.bad_records} bad records"
+    )
+    return text, frozenset(accounting.jobs["cluster"].unique())
+
+
+def _gpu(config: Config, store: Repository, now: datetime) -> Iterator[str | Failure]:
+    if config.nightly.gpu_paths:
+        yield from _gpu_files(config, store)
+    if config.prometheus.url is not None:
+        yield from _prometheus(config, store, now)
+
+
+def _prometheus(config: Config, store: Repository, now: datetime) -> Iterator[str | Failure]:
+    """Ingest new samples. A failure stops neither the other sources nor the reports."""
+    options = ingest.read_options(config)
+    try:
+        since = ingest.next_since(store, config.prometheus, options, now)
+        outcome = ingest.ingest_prometheus(config, store, since, now, options)
+    except AffinodeError as error:
+        yield Failure("GPU history", str(error), error.hint, error.exit_code)
+        return
+    summary = outcome.summary
+    yield f"{config.prometheus.url} from {since:%Y-%m-%dT%H:%M:%SZ}: {summary.samples} samples ({summary.new} new)"
+    if outcome.failure is not None:
+        failure = outcome.failure
+        yield Failure("GPU history", str(failure), failure.hint, failure.exit_code)
+
+
+def _gpu_files(config: Config, store: Repository) -> Iterator[str | Failure]:
+    paths = [str(Path(pattern).expanduser()) for pattern in config.nightly.gpu_paths]
+    summary = ingest.ingest_gpu_samples(config, store, paths, ingest.read_options(config))
+    unchanged = sum(file.status == "known" for file in summary.files)
+    taken = sum(file.status == "taken" for file in summary.files)
+    yield f"{taken} files with {summary.samples} samples ({summary.new} new), {unchanged} files unchanged"
+    for file in summary.failed:
+        yield Failure("GPU history", file.error or f"{file.path}: failed", file.hint)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+
+
+def expand(pattern: str) -> list[Path]:
+    """Return the paths that match ``pattern``, sorted. Raises ``InputError`` if there are none.
+
+    An existing path is taken literally, even if it contains wildcard characters.
+    """
+    path = Path(pattern).expanduser()
+    if path.exists():
+        return [path]
+    found = sorted(Path(name) for name in glob.glob(str(path), recursive=True))  # noqa: PTH207 - keeps the pattern's own root
+    if not found:
+        raise InputError("no such file, and no file has a name like that", where=pattern)
+    return found
+
+
+Say = Callable[[str], None]
+Render = Callable[[Config, Period, Path, datetime], WrittenReport]
+
+
+@dataclass(slots=True)
+class _Log:
+    """The progress of a run."""
+
+    say: Say
+    taken_in: list[str] = field(default_factory=list)
+    rendered: list[str] = field(default_factory=list)
+    current: list[str] = field(default_factory=list)
+    empty: list[str] = field(default_factory=list)
+    deleted_reports: list[str] = field(default_factory=list)
+    deleted_days: int = 0
+    deleted_runs: int = 0
+    deleted_audit: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Record an exception as a failure of the part instead of raising it."""
+        self.say(name)
+        try:
+            yield
+        except AffinodeError as error:
+            self.failed(Failure(name, str(error), error.hint, error.exit_code))
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            self.failed(Failure(name, f"{where}{error.strerror or error}"))
+        except Exception as error:
+            self.failed(Failure(name, f"a fault in slurm-affinode: {type(error).__name__}: {error}", _place(error)))
+
+    def failed(self, failure: Failure) -> None:
+        """Record ``failure``."""
+        self.failures.append(failure)
+        self.say(f"  failed: {failure.message}")
+
+    def took(self, news: Iterable[str | Failure]) -> None:
+        """Record the messages and failures of inputs as they are read."""
+        for item in news:
+            if isinstance(item, Failure):
+                self.failed(item)
+            else:
+                self.taken_in.append(item)
+                self.say(f"  {item}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Keep:
+    """Retention: data before these times is deleted."""
+
+    samples: datetime
+    jobs: datetime
+    reports: datetime
+    audit: datetime
+
+    @classmethod
+    def of(cls, config: Config, now: datetime) -> _Keep:
+        keys = config.nightly
+        spans = (keys.keep_samples, keys.keep_jobs, keys.keep_reports, keys.keep_audit)
+        return cls(*(now - timedelta(seconds=parse_span_s(span)) for span in spans))
+
+
+def render(config: Config, period: Period, out: Path, now: datetime) -> WrittenReport:
+    """Render the report of ``period`` into ``out``. Raises ``NoAccountingError`` if no job ran."""
+    zone = site_zone(config.cluster.timezone)
+    query = WasteQuery(period.since, period.until, thresholds=report.thresholds(config), zone=zone)
+    options = report.ReportOptions(title=f"GPU waste, {period.kind} {period.label}", csv=True)
+    return report.build_report(config, query, out, options=options, now=now)
+
+
+def run(
+    config: Config,
+    sources: Sources,
+    *,
+    out: Path,
+    now: datetime,
+    force: bool = False,
+    say: Say = lambda _: None,
+    render: Render = render,
+) -> NightlyOutcome:
+    """Do everything that is due at ``now``; reports are written below ``out``. The caller holds the lock.
+
+    ``force`` renders reports even if they are up to date. Raises ``AffinodeError`` only if nothing can be done: the
+    database cannot be opened, or the time zone is unknown.
+    """
+    zone = site_zone(config.cluster.timezone)
+    keep = _Keep.of(config, now)
+    with Repository.open(config.db_url) as store, contextlib.closing(SampleStore(config.history_dir)) as history:
+        night = _Night(config, store, history, out, now, keep, render, force, _Log(say))
+        night.take_in(sources, zone)
+        night.report(zone)
+        night.clear()
+        with night.log.part("index"):
+            report_archive.write_index(out, store.reports(), now, zone=zone, force=force)
+    return night.outcome()
+
+
+@dataclass(frozen=True, slots=True)
+class _Night:
+    """One nightly run."""
+
+    config: Config
+    store: Repository
+    history: SampleStore
+    out: Path
+    now: datetime
+    keep: _Keep
+    render: Render
+    force: bool
+    log: _Log
+
+    def take_in(self, sources: Sources, zone: ZoneInfo) -> None:
+        """Ingest accounting since it was last read, the ledgers of suspensions, and the GPU samples."""
+        with self.log.part("accounting"):
+            earliest = min(period.since for period in candidates(self.now, zone, ()))
+            self.log.took(sources.accounting(self.store, earliest, self.now))
+        with self.log.part("suspensions"):
+            for one in ingest.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
+                changed = 0 if one.counts is None else one.counts.new + one.counts.updated
+                self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
+        with self.log.part("GPU history"):
+            self.log.took(sources.gpu(self.store, self.now))
+
+    def report(self, zone: ZoneInfo) -> None:
+        """Render the reports that are due."""
+        there: dict[tuple[str, str], ReportRecord] = {}
+        with self.log.part("reports"):
+            records = [record for record in self.store.reports() if report_archive.holds(self.out, record.path)]
+            there = {(record.period, record.label): record for record in records}
+        thinned = max(self.keep.samples, self.keep.jobs)
+        for period in candidates(self.now, zone, there):
+            record = there.get((period.kind, period.label))
+            # Once retention has deleted data of a period, its report would lose data if it were rendered again.
+            if record is None or self.force or period.since >= thinned:
+                with self.log.part(f"{period.kind} {period.label}"):
+                    self._make(period, record)
+
+    def _make(self, period: Period, record: ReportRecord | None) -> None:
+        fingerprint = self._fingerprint(period)
+        if record is not None and record.fingerprint == fingerprint and not self.force:
+            self.log.current.append(period.path)
+            self.log.say("  current")
+            return
+        try:
+            written = self.render(self.config, period, self.out / period.path, self.now)
+        except ingest.NoAccountingError:
+            self.log.empty.append(period.path)
+            self.log.say("  no job ran")
+            return
+        self.store.record_report(
+            ReportRecord(
+                period=period.kind,
+                label=period.label,
+                since=period.since,
+                until=period.until,
+                path=period.path,
+                rendered=self.now,
+                fingerprint=fingerprint,
+                summary=report_archive.headline(written.summary),
+            )
+        )
+        self.log.rendered.append(period.path)
+        self.log.say(f"  {written.report}")
+        if written.result.accounting_note:
+            self.log.say(f"  {written.result.accounting_note}")
+
+    def _fingerprint(self, period: Period) -> str:
+        """Return a fingerprint of all inputs of a report: accounting, samples, settings, program version."""
+        parts = [part.entry.name for part in self.history.parts(period.since, period.until)]
+        facts = self.store.fingerprint(period.since, period.until)
+        known = ingest.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
+        ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
+        floors = sorted(self.config.agent.floors_pct.items())
+        settings = (self.config.idle, floors, self.config.price, self.config.cluster.timezone)
+        content = repr((facts, parts, ends, settings, __version__))
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+    def clear(self) -> None:
+        """Delete reports, GPU samples, accounting and audit records that are older than their retention."""
+        log = self.log
+        with log.part("retention of reports"):
+            for record in self.store.reports():
+                if record.until < self.keep.reports:
+                    report_archive.remove(self.out, record)
+                    self.store.delete_reports([record])
+                    log.deleted_reports.append(record.path)
+        with log.part("retention of GPU samples"):
+            self.history.close()  # open files would keep their disk space
+            log.deleted_days = len(self.history.delete_before(self.keep.samples.date()))
+        with log.part("retention of accounting"):
+            log.deleted_runs = self.store.delete_before(self.keep.jobs)
+        with log.part("retention of the audit"):
+            who = Who.am_i()
+            zombies = ZombieLog(self.store.engine)
+            log.deleted_audit = audit.prune(zombies, self.keep.audit, who, self.now, "nightly.keep_audit")
+        log.say(
+            f"  deleted: {len(log.deleted_reports)} reports, {log.deleted_days} days of GPU samples, "
+            f"{log.deleted_runs} job runs, {log.deleted_audit} records of the audit"
+        )
+
+    def outcome(self) -> NightlyOutcome:
+        """Return the outcome of the run."""
+        log = self.log
+        return NightlyOutcome(
+            now=self.now,
+            out=str(self.out),
+            taken_in=tuple(log.taken_in),
+            rendered=tuple(log.rendered),
+            current=tuple(log.current),
+            empty=tuple(log.empty),
+            deleted_runs=log.deleted_runs,
+            deleted_audit=log.deleted_audit,
+            deleted_days=log.deleted_days,
+            deleted_reports=tuple(log.deleted_reports),
+            failures=tuple(log.failures),
+        )
+
+
+def _place(error: BaseException) -> str:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"at {Path(last.filename).name}:{last.lineno}; please report it"

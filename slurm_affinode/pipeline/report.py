@@ -1,0 +1,205 @@
+"""The sequence from stored accounting and GPU samples to an analysis and a report, shared by the commands.
+
+``analyse_stored`` reads and analyzes; ``build_report`` does that and writes ``report.html``, ``summary.json`` and CSV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import polars as pl
+
+from slurm_affinode.analysis import prices, suspensions, waste
+from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline.ingest import NoAccountingError
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report import output
+from slurm_affinode.report.output import WrittenReport
+from slurm_affinode.slurm.accounting.schema import JOBS
+
+Step = Callable[[str], None]
+"""Receives the name of each step, for example for a progress display."""
+History = Callable[[], AbstractContextManager[SampleStore]]
+"""Opens the GPU samples; called only if there are jobs to join with them."""
+
+
+_UNREAD = frozenset({"comment", "admin_comment", "constraints", "work_dir", "submit_line"})
+_COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
+"""Columns of accounting, without the long texts, which no figure needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """Presentation options of a report."""
+
+    title: str = output.DEFAULT_TITLE
+    top: int = output.DEFAULT_TOP
+    """Rows in the tables of users, accounts, ... and of the most wasteful jobs."""
+    csv: bool = False
+
+
+def thresholds(config: Config, *, idle_pct: float | None = None, low_pct: float | None = None) -> Thresholds:
+    """Return the configured thresholds with overrides. Raises ``AffinodeError`` unless 0 <= idle <= low <= 100.
+
+    A low threshold that is not given is raised to the idle threshold if that is higher.
+    """
+    idle = config.idle.idle_pct if idle_pct is None else idle_pct
+    low = max(config.idle.low_pct, idle) if low_pct is None else low_pct
+    if not 0 <= idle <= low <= 100:
+        raise AffinodeError(
+            f"thresholds: idle {idle:g} %, low {low:g} %: needs 0 <= idle <= low <= 100",
+            hint="choose --idle-pct at most as large as --low-pct",
+        )
+    return Thresholds(idle, low, config.idle.max_gap_steps, config.agent.floors_pct)
+
+
+def build_report(
+    config: Config,
+    query: WasteQuery,
+    out: Path,
+    *,
+    options: ReportOptions = ReportOptions(),
+    now: datetime | None = None,
+    step: Step | None = None,
+    history: History | None = None,
+    warned: Step | None = None,
+) -> WrittenReport:
+    """Analyze the stored data for ``query`` and write a report into ``out``. Raises ``AffinodeError``.
+
+    ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out.
+    """
+    with output.writable(out):
+        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step, history=history, warned=warned)
+        if step:
+            step("rendering the report")
+        return output.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
+
+
+def analyse_stored(
+    config: Config,
+    query: WasteQuery,
+    *,
+    now: datetime | None = None,
+    top_runs: int = output.DEFAULT_TOP,
+    step: Step | None = None,
+    history: History | None = None,
+    warned: Step | None = None,
+) -> WasteResult:
+    """Analyze the stored data for ``query``; the ``top_runs`` most wasteful attempts get a timeline.
+
+    For ``history`` and ``warned`` see ``build_report``. Raises ``NoAccountingError`` if no job overlaps the interval or
+    none has a requested name, ``NoStoreError`` if there is no database.
+    """
+    say = step or (lambda _: None)
+    moment = now or datetime.now(UTC)
+    if query.until <= query.since:
+        raise AffinodeError(
+            f"the interval ends ({fmt.moment(query.until, query.zone)}) before it begins "
+            f"({fmt.moment(query.since, query.zone)}, {query.zone})",
+            hint="choose --since before --until",
+        )
+    table = prices.load(config.price.table, currency=config.price.currency)
+    with Repository.open(config.db_url, create=False) as store:
+        say("reading accounting")
+        # All jobs, including those that the filters exclude: they are needed to map GPUs to jobs.
+        jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
+        query = ingest.with_known(query, store, moment)
+        if jobs.height == 0 and store.counts().first is None:
+            raise _no_accounting(store, query)
+        ingest.check_known(query, jobs, moment)
+        if jobs.height == 0:
+            raise _no_accounting(store, query)
+        _check_filters(jobs, query)
+        gpus = store.allocation_gpus(query.since, query.until)
+        _take_in_suspensions(config, store, warned or (lambda _: None))
+        asleep = store.suspensions(query.since, query.until)
+        ingests = store.ingests()
+    with (history or _stored(config))() as samples:
+        say("joining with the GPU history")
+        result = waste.analyse(
+            query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
+        )
+    back = suspensions.given_back(asleep, query, now=moment)
+    return replace(result, suspensions=back)
+
+
+def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:
+    try:
+        ingest.configured(config, store, unread=warned)
+    except (UnreachableError, DiskError) as error:  # reports are possible from a database that cannot be written
+        warned(f"{error}; suspensions that are not in it yet are left out")
+
+
+def _stored(config: Config) -> History:
+    return lambda: contextlib.closing(SampleStore(config.history_dir))
+
+
+def _advance(say: Step) -> Callable[[int, int], None]:
+    def told(done: int, whole: int) -> None:
+        share = fmt.percent(done / whole if whole else 1.0)
+        say(f"joining with the GPU history: {share} of {fmt.count(whole)} samples")
+
+    return told
+
+
+def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
+    """Reject a name that no job of the interval has: a typo must not look like "no waste"."""
+    asked = {
+        "cluster": query.clusters,
+        "partition": query.partitions,
+        "account": query.accounts,
+        "user": query.users,
+    }
+    for column, names in asked.items():
+        there = set(jobs[column].drop_nulls().unique())
+        for name in names:
+            if name not in there:
+                hint = _there_is(name, there) if there else None
+                raise NoAccountingError(f"no job of {column} {fmt.visible(name)} ran {_interval(query)}", hint=hint)
+
+
+_MOST_NAMES = 12
+
+
+def _there_is(name: str, there: Collection[str]) -> str:
+    """List the existing names, those similar to ``name`` first, at most ``_MOST_NAMES``."""
+    close = difflib.get_close_matches(name, there, n=3)
+    names = [*close, *sorted(set(there) - set(close))]
+    left = len(names) - _MOST_NAMES
+    listed = ", ".join(fmt.visible(one) for one in names[:_MOST_NAMES])
+    return f"there is: {listed}" + (f", and {left} more" if left > 0 else "")
+
+
+def _interval(query: WasteQuery) -> str:
+    return f"from {fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({query.zone})"
+
+
+def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
+    counts = store.counts()
+    if counts.jobs == 0:
+        return NoAccountingError(
+            f"there is no accounting in {store.where}",
+            hint="take some in first: slurm-affinode ingest sacct --since 7d, or ingest sacct FILE",
+        )
+    runs = "1 job run" if counts.jobs == 1 else f"{fmt.count(counts.jobs)} job runs"
+    if counts.first is None:
+        return NoAccountingError(
+            f"no job ran {_interval(query)}",
+            hint=f"the store has {runs}, without a start: take in output of sacct that has Start and End",
+        )
+    return NoAccountingError(
+        f"no job ran {_interval(query)}",
+        hint=f"the store has {runs} from {fmt.moment(counts.first, query.zone)} to "
+        f"{fmt.moment(counts.last, query.zone)}: choose --since and --until in there, or ingest more",
+    )

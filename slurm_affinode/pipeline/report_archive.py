@@ -1,0 +1,191 @@
+"""The directory of past reports: calendar periods in the site's zone, the index page, expiry."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from slurm_affinode import __version__
+from slurm_affinode.base import files
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.db.records import ReportRecord
+from slurm_affinode.report.archive_index import IndexEntry, render_index
+
+KINDS = ("day", "week", "month")
+
+CATCH_UP = {"day": 31, "week": 5, "month": 3}
+"""Maximum number of missed periods of each kind that are rendered later."""
+
+RECHECK = {"day": 9, "week": 3, "month": 2}
+"""Number of latest complete periods that are checked again: late data makes their reports due again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A calendar day, ISO week or month."""
+
+    kind: str
+    """A word of ``KINDS``."""
+    label: str
+    """``2026-11-20``, ``2026-W47``, ``2026-11``."""
+    since: datetime
+    """Local midnight, as UTC."""
+    until: datetime
+    """The local midnight at its end, as UTC; a day may have 23 or 25 hours."""
+
+    @property
+    def path(self) -> str:
+        """Return the directory of the report, relative to the root of the reports."""
+        return f"{self.kind}/{self.label}"
+
+
+def containing(kind: str, day: date, zone: ZoneInfo) -> Period:
+    """Return the period of ``kind`` that contains ``day``."""
+    if kind == "day":
+        return _period(kind, day.isoformat(), day, day + timedelta(days=1), zone)
+    if kind == "week":
+        monday = day - timedelta(days=day.weekday())
+        year, week, _ = day.isocalendar()
+        return _period(kind, f"{year}-W{week:02d}", monday, monday + timedelta(days=7), zone)
+    first = day.replace(day=1)
+    return _period(kind, f"{first:%Y-%m}", first, (first + timedelta(days=32)).replace(day=1), zone)
+
+
+def _period(kind: str, label: str, first: date, after: date, zone: ZoneInfo) -> Period:
+    since, until = (datetime.combine(day, time(), zone).astimezone(UTC) for day in (first, after))
+    return Period(kind, label, since, until)
+
+
+def complete(kind: str, now: datetime, zone: ZoneInfo, count: int) -> list[Period]:
+    """Return the last ``count`` periods of ``kind`` that are complete at ``now``, newest first."""
+    found: list[Period] = []
+    current = containing(kind, now.astimezone(zone).date(), zone)
+    while len(found) < count:
+        current = containing(kind, current.since.astimezone(zone).date() - timedelta(days=1), zone)
+        found.append(current)
+    return found
+
+
+def candidates(now: datetime, zone: ZoneInfo, rendered: Iterable[tuple[str, str]]) -> list[Period]:
+    """Return the complete periods with reports that may be due, oldest first.
+
+    ``rendered`` has (kind, label) of the existing reports. Candidates of each kind are the last complete period, those
+    missed since the newest report, and recent ones with a report, which late data may have outdated.
+    """
+    there = set(rendered)
+    found: list[Period] = []
+    for kind in KINDS:
+        last = complete(kind, now, zone, max(CATCH_UP[kind], RECHECK[kind]))
+        missed: list[Period] = []
+        for period in last[: CATCH_UP[kind]]:
+            if (kind, period.label) in there:
+                break
+            missed.append(period)
+        else:
+            missed = missed[:1]  # no recent report of this kind: begin with the last complete period
+        again = [period for period in last[: RECHECK[kind]] if (kind, period.label) in there]
+        found += sorted({*missed, *again}, key=lambda period: period.since)
+    return found
+
+
+REPORT = "report.html"
+INDEX = "index.html"
+INDEX_DATA = "index.json"
+
+_LABEL = re.compile(r"\d{4}-(?:\d{2}(?:-\d{2})?|W\d{2})")
+
+
+def holds(out: Path, path: str) -> bool:
+    """Return whether the report at ``path`` (below ``out``) exists."""
+    return (out / path / REPORT).is_file()
+
+
+def headline(summary: Mapping[str, Any]) -> dict[str, float | int | str | None]:
+    """Return the figures of ``summary.json`` that the index page shows."""
+    total = summary["total"]
+    if summary["price_source"] != "site":
+        total = {key: value for key, value in total.items() if not key.endswith("cost")}
+    return {**total, "currency": summary["currency"]}
+
+
+def write_index(
+    out: Path, records: Sequence[ReportRecord], now: datetime, *, zone: tzinfo, force: bool = False
+) -> bool:
+    """Write ``index.html`` and ``index.json`` of the existing reports; return whether they were written.
+
+    They are not written if they are up to date, unless ``force`` is set. Raises ``AffinodeError`` if that fails.
+    """
+    entries = [
+        IndexEntry(
+            kind=record.period,
+            label=record.label,
+            since=record.since,
+            until=record.until,
+            href=f"{record.path}/{REPORT}",
+            total={key: value for key, value in record.summary.items() if not isinstance(value, str)},
+            currency=str(record.summary.get("currency") or ""),
+        )
+        for record in records
+        if holds(out, record.path)
+    ]
+    listed = {
+        "generator": f"slurm-affinode {__version__}",
+        "timezone": str(zone),
+        "reports": [_plain(entry) for entry in entries],
+    }
+    data = json.dumps(listed, indent=1, ensure_ascii=False) + "\n"
+    if not force and (out / INDEX).is_file() and _read(out / INDEX_DATA) == data:
+        return False
+    html = render_index(entries, generated=now, zone=zone)
+    try:
+        files.write_text(out / INDEX, html)
+        files.write_text(out / INDEX_DATA, data)  # last: it marks the page as up to date
+    except OSError as error:
+        raise AffinodeError(f"{out}: cannot be written: {error.strerror}") from error
+    return True
+
+
+def _plain(entry: IndexEntry) -> dict[str, object]:
+    return {
+        "kind": entry.kind,
+        "label": entry.label,
+        "since": _time(entry.since),
+        "until": _time(entry.until),
+        "href": entry.href,
+        "currency": entry.currency,
+        "total": entry.total,
+    }
+
+
+def _time(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def remove(out: Path, record: ReportRecord) -> None:
+    """Remove the directory of a report, if it exists.
+
+    The path is rebuilt from kind and label after both are checked, so that the database cannot name another directory.
+    Raises ``AffinodeError`` for an invalid name, or if the directory cannot be removed.
+    """
+    if record.period not in KINDS or not _LABEL.fullmatch(record.label):
+        raise AffinodeError(f"{record.period}/{record.label}: not a report of this program; nothing was removed")
+    try:
+        shutil.rmtree(out / record.period / record.label)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise AffinodeError(f"{out / record.path}: cannot be removed: {error.strerror or error}") from error

@@ -1,0 +1,627 @@
+"""Column-wise conversion of sacct text to typed records, with a list of unreadable cells.
+
+Each converter is the vectorized form of a function in ``units``, ``times``, ``records`` or ``identifiers`` and calls
+that function for the distinct values that the fast path cannot parse.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import polars as pl
+
+from slurm_affinode.base.limits import most_bytes, too_long
+from slurm_affinode.slurm import hostlist, identifiers, times, units
+from slurm_affinode.slurm.accounting import records
+from slurm_affinode.slurm.accounting.records import RECORDS, settle
+from slurm_affinode.slurm.accounting.sacct_lines import LINE, CellBlock, printed_name, shorten
+from slurm_affinode.slurm.accounting.schema import TIME, Problem, TimeDecision, conform
+
+_FACTORS = {suffix: factor for suffix, factor in units.SCALE.items() if suffix not in ("", "E")}
+
+
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A typed column and its unreadable cells (null in ``values``)."""
+
+    values: pl.Series
+    bad: dict[int, str]
+    """Row index -> error."""
+
+
+def mapped(cells: pl.Series, function: Callable[[str], Any], dtype: pl.DataType) -> Typed:
+    """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad."""
+    distinct = cells.drop_nulls().unique()
+    keys = distinct.to_list()
+    out: list[Any] = []
+    wrong: dict[str, str] = {}
+    for key in keys:
+        try:
+            out.append(function(key))
+        except (ValueError, OverflowError) as error:
+            out.append(None)
+            wrong[key] = str(error)
+    if len(keys) == 1 and len(cells) == cells.count():
+        values = pl.Series(cells.name, out, dtype=dtype, strict=False).new_from_index(0, len(cells))
+    else:
+        table = pl.DataFrame({"key": distinct, "value": pl.Series(out, dtype=dtype, strict=False)})
+        values = cells.to_frame("key").join(table, on="key", how="left", maintain_order="left")["value"]
+    return Typed(values.rename(cells.name), _positions(cells, wrong))
+
+
+def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
+    if not wrong:
+        return {}
+    hit = cells.is_in(pl.Series(list(wrong), dtype=pl.String).implode()).fill_null(value=False)
+    return {at: wrong[cells[at]] for at in hit.arg_true().to_list()}
+
+
+def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]) -> Typed:
+    """Return ``quick`` with ``function`` applied where it is null although the cell is not empty."""
+    open_ = quick.is_null() & cells.is_not_null() & (cells != "")
+    if not open_.any():
+        return Typed(quick, {})
+    where = open_.arg_true()
+    slow = mapped(cells.gather(where), function, quick.dtype)
+    values = quick.scatter(where, slow.values) if slow.values.null_count() < len(where) else quick
+    positions = where.to_list() if slow.bad else []
+    return Typed(values, {positions[at]: why for at, why in slow.bad.items()})
+
+
+def whole(cells: pl.Series) -> Typed:
+    """Convert counts: ``12``, also ``1.5K`` (1024-based)."""
+    quick = cells.cast(pl.Int64, strict=False)
+    return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_count)
+
+
+def joules(cells: pl.Series) -> Typed:
+    """Convert ConsumedEnergy to joules: ``4217``, also ``1.5K`` (1000-based)."""
+    quick = cells.cast(pl.Int64, strict=False)
+    return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_joules)
+
+
+def seconds(cells: pl.Series) -> Typed:
+    """Convert time spans such as ``[DD-]HH:MM:SS[.frac]`` to seconds, with the fraction."""
+    plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$")
+    first, second, third = cells.str.split_exact(":", 2).struct.unnest().get_columns()
+    one, two = first.cast(pl.Int64, strict=False), second.cast(pl.Float64, strict=False)
+    clock = one * 3600 + two * 60 + third.cast(pl.Float64, strict=False)
+    quick = clock.zip_with(third.is_not_null(), one * 60 + two)
+    days = cells.str.contains("-", literal=True).arg_true()
+    quick = quick.set(~plain.fill_null(value=False) | (quick > units.MAX_SECONDS).fill_null(value=False), None)
+    if not days.is_empty():
+        quick = quick.scatter(days, _with_days(cells.gather(days)))
+    return _fallback(cells, quick.rename(cells.name), units.parse_duration_s)
+
+
+def _with_days(cells: pl.Series) -> pl.Series:
+    groups = cells.str.extract_groups(r"^(\d+)-(\d+):(\d+):(\d+(?:\.\d+)?)$").struct.unnest()
+    days, hours, minutes, secs = groups.cast(pl.Float64).get_columns()
+    total = days * 86400 + hours * 3600 + minutes * 60 + secs
+    return total.set(total > units.MAX_SECONDS, None)
+
+
+def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
+    """Convert sizes to bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
+    last = cells.str.slice(-1)
+    factor = last.replace_strict(_FACTORS, default=units.SCALE[bare], return_dtype=pl.Int64)
+    digits = cells.str.head(-1).zip_with(last.is_in(list(_FACTORS)).fill_null(value=False), cells)
+    number = digits.cast(pl.Int64, strict=False)
+    # A number so large that the bytes overflow is Slurm's "not set", which the slow path handles.
+    quick = number.set(number >= units.NO_VALUE // factor, None) * factor
+
+    def slow(text: str) -> int | None:
+        found = units.parse_memory(text, bare=bare)
+        return None if found is None else found.size_bytes
+
+    return _fallback(cells, quick.rename(cells.name), slow)
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """A column of times in UTC, with its unreadable and its ambiguous cells."""
+
+    values: pl.Series
+    """``TIME``; of an ambiguous cell, the first reading."""
+    bad: dict[int, str]
+    """Row index -> error."""
+    open: dict[int, Any]
+    """Row index -> naive local time with two readings."""
+
+
+def moments(cells: pl.Series, zone: str) -> Times:
+    """Convert times in any form that ``times.parse`` accepts; those without an offset are local in ``zone``."""
+    naive = cells.str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False, exact=True)
+    utc = pl.Series(cells.name, [None], dtype=TIME).new_from_index(0, len(cells))
+    if (cells.str.len_bytes() > 19).any():
+        utc = _with_offset(cells, utc)
+    possible = naive.is_between(*times.POSSIBLE, closed="left")
+    if not possible.all():
+        naive = naive.set(~possible, None)
+    left = naive.is_null() & utc.is_null() & cells.is_not_null()
+    slow = mapped(cells.filter(left), times.normalise, pl.String()) if left.any() else None
+    bad: dict[int, str] = {}
+    if slow is not None:
+        where = left.arg_true()
+        positions = where.to_list()
+        bad = {positions[at]: why for at, why in slow.bad.items()}
+        ends_z = slow.values.str.ends_with("Z").fill_null(value=False)
+        parsed = slow.values.str.strip_suffix("Z").str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms")
+        naive = naive.scatter(where.filter(~ends_z), parsed.filter(~ends_z))
+        utc = utc.scatter(where.filter(ends_z), parsed.filter(ends_z).dt.replace_time_zone("UTC"))
+    local, open_ = _local(naive, zone)
+    return Times(utc.zip_with(utc.is_not_null(), local).rename(cells.name), bad, open_)
+
+
+def _with_offset(cells: pl.Series, utc: pl.Series) -> pl.Series:
+    """Convert times with an offset (``2025-05-02T14:09:39+02:00``, ``+0200``, ``Z``); each offset is parsed once."""
+    offset = mapped(cells.str.slice(19), _offset_ms, pl.Int64()).values
+    if offset.null_count() == len(cells):
+        return utc
+    stamp = cells.str.slice(0, 19).str.to_datetime("%Y-%m-%dT%H:%M:%S", time_unit="ms", strict=False)
+    stamp = stamp.set(~stamp.is_between(*times.POSSIBLE, closed="left"), None)
+    return (stamp - offset.cast(pl.Duration("ms"))).dt.replace_time_zone("UTC").cast(TIME)
+
+
+def _offset_ms(text: str) -> int | None:
+    if text in ("Z", "z"):
+        return 0
+    match = re.fullmatch(r"([+-])(\d\d):?([0-5]\d)", text)
+    if match is None:
+        return None
+    minutes = int(match[2]) * 60 + int(match[3])
+    return minutes * 60_000 * (-1 if match[1] == "-" else 1)
+
+
+def _local(naive: pl.Series, zone: str) -> tuple[pl.Series, dict[int, Any]]:
+    if zone == "UTC" or naive.null_count() == len(naive):
+        return naive.dt.replace_time_zone("UTC").cast(TIME), {}
+    first = naive.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null").dt.convert_time_zone("UTC")
+    last = naive.dt.replace_time_zone(zone, ambiguous="latest", non_existent="null").dt.convert_time_zone("UTC")
+    doubtful = (first != last).fill_null(value=False) | (first.is_null() & naive.is_not_null())
+    if not doubtful.any():
+        return first.cast(TIME), {}
+    where = doubtful.arg_true().to_list()
+    return first.cast(TIME), {at: naive[at] for at in where}
+
+
+TRES = {
+    "cpu": pl.Int64(), "mem": pl.Int64(), "node": pl.Int64(), "energy": pl.Int64(), "gpus": pl.Int64(),
+    "kind": pl.String(), "gpus_bad": pl.String(),
+}  # fmt: skip
+
+
+def tres_columns(cells: pl.Series) -> tuple[pl.DataFrame, dict[int, str]]:
+    """Parse TRES strings to the columns of ``TRES`` (``mem`` in bytes); also return the unreadable cells.
+
+    ``gpus_bad`` is the error of an unreadable number of GPUs; the rest of that cell is used.
+    """
+
+    def parts(text: str) -> dict[str, Any]:
+        amounts = units.parse_tres(text)
+        memory = units.parse_memory(amounts.get("mem", ""), bare="M")
+        gpus, bad = units.GpuCounts(None), None
+        try:
+            gpus = units.gpus_of_tres(amounts)
+        except ValueError as error:
+            bad = str(error)
+        return {
+            **{name: units.parse_count(amounts.get(name, "")) for name in ("cpu", "node", "energy")},
+            "mem": None if memory is None else memory.size_bytes,
+            "gpus": gpus.count,
+            "kind": gpus.kind,
+            "gpus_bad": bad,
+        }
+
+    found = mapped(cells, parts, pl.Struct(TRES))
+    return found.values.struct.unnest(), found.bad
+
+
+_NEEDED = frozenset({"jobidraw", "jobid", "submit", "start", "end", "alloctres", "allocgres"})
+"""Columns that must be readable, or the record is dropped. Any other unreadable field becomes unknown."""
+
+_TEXTS = {
+    "cluster": "cluster", "user": "user", "account": "account", "partition": "partition", "qos": "qos",
+    "jobname": "job_name", "reason": "reason", "comment": "comment", "admincomment": "admin_comment",
+    "constraints": "constraints", "workdir": "work_dir", "submitline": "submit_line",
+}  # fmt: skip
+
+
+_LIMITED = {
+    "alloctres": "alloc_tres", "reqtres": "req_tres", "allocgres": "alloc_tres", "reqgres": "req_tres",
+    "tresusageinmax": "tres_usage", "nodelist": "node_list", "jobid": "array_spec", "jobidraw": "array_spec",
+}  # fmt: skip
+"""Column -> name in ``limits.FIELD_BYTES``, in addition to those of ``_TEXTS``."""
+
+
+class Converter:
+    """Converter of one block, which collects ``problems`` and ``decisions``.
+
+    ``job_starts`` is shared by the blocks of an input: chosen starts of jobs, for steps in a later block.
+    """
+
+    def __init__(
+        self, block: CellBlock, *, zone: str, cluster: str, job_starts: dict[int, datetime] | None = None
+    ) -> None:
+        self._cells = block.cells
+        self._zone = zone
+        self._cluster = cluster
+        self._out: dict[str, pl.Series] = {}
+        self._bad: dict[int, bool] = {}
+        self._job_starts = {} if job_starts is None else job_starts
+        self.problems: list[Problem] = []
+        self.decisions: list[TimeDecision] = []
+
+    def convert(self) -> pl.DataFrame:
+        """Convert all fields; unusable records are dropped."""
+        self._out["line"] = self._cells[LINE]
+        self._ids()
+        self._limit()
+        for name, target in _TEXTS.items():
+            if (cells := self._column(name)) is not None:
+                self._out[target] = cells.set(cells == "", None)
+        if "cluster" not in self._out:
+            self._out["cluster"] = pl.Series("cluster", [self._cluster]).new_from_index(0, self._cells.height)
+        else:
+            self._out["cluster"] = self._out["cluster"].fill_null(self._cluster)
+        self._state()
+        self._spans()
+        self._times()
+        self._nodes_and_tres()
+        self._usage()
+        columns_ = {name: series.alias(name) for name, series in self._out.items()}
+        frame = settle(conform(pl.DataFrame(columns_), RECORDS))
+        backwards = (frame["end"] < frame["start"]).fill_null(value=False)
+        for at in backwards.arg_true().to_list():
+            self._problem(at, "end", "End is before Start", needed=True)
+        dropped = sorted(at for at, gone in self._bad.items() if gone)
+        if dropped:
+            keep = pl.repeat(True, frame.height, dtype=pl.Boolean, eager=True).scatter(dropped, [False] * len(dropped))
+            frame = frame.filter(keep)
+        return frame
+
+    def _limit(self) -> None:
+        """Report cells that are too long, and set them to unknown."""
+        for name in self._cells.columns:
+            if name == LINE:
+                continue
+            most = most_bytes(_LIMITED.get(name, _TEXTS.get(name, name)))
+            size = self._cells[name].str.len_bytes()
+            over = (size > most).fill_null(value=False).arg_true()
+            if over.is_empty():
+                continue
+            for at in over.to_list():
+                self._problem(at, name, too_long(size[at], most), needed=name in _NEEDED or name == "cluster")
+            self._cells = self._cells.with_columns(self._cells[name].scatter(over, None))
+
+    def _column(self, *names: str) -> pl.Series | None:
+        """Return the first of the columns ``names`` that the input has."""
+        return next((self._cells[name] for name in names if name in self._cells.columns), None)
+
+    def _problem(self, at: int, name: str, why: str, *, needed: bool) -> None:
+        if self._bad.get(at):
+            return
+        self._bad[at] = needed
+        printed = self._out["printed"][at] if "printed" in self._out else None
+        reason = f"{why}, so it is unknown" if not needed else why
+        self.problems.append(Problem(self._cells[LINE][at], printed, printed_name(name), reason, dropped=needed))
+
+    def _take(self, typed: Typed, name: str, target: str) -> None:
+        self._out[target] = typed.values
+        self._note(typed.bad, name)
+
+    def _note(self, bad: dict[int, str], name: str) -> None:
+        for at, why in bad.items():
+            self._problem(at, name, why, needed=name in _NEEDED)
+
+    def _ids(self) -> None:
+        printed = self._column("jobid")
+        raw = self._column("jobidraw")
+        shown = self._cells["jobidraw"] if printed is None else printed
+        if raw is not None and printed is not None:
+            shown = printed.set(printed == "", None).fill_null(raw)
+        self._out["printed"] = shown
+        # JobIDRaw alone suffices for steps, and unless JobID differs from it (array tasks, heterogeneous jobs).
+        raw_parts = None if raw is None else _id_parts(raw)
+        if raw is None or raw_parts is None:
+            groups = _id_parts(self._out["printed"])
+        else:
+            differs = (self._out["printed"] != raw).fill_null(value=True)
+            other = (differs & (raw_parts["step"].is_null() | raw_parts["job"].is_null())).arg_true()
+            groups = _replaced(raw_parts, other, _id_parts(self._out["printed"].gather(other)))
+        job, task, spec, het, step = (groups.to_series(i) for i in range(5))
+        is_array = task.is_not_null() | spec.is_not_null()
+        none = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(job))
+        self._out["array_job_id"] = job.zip_with(is_array, none)
+        self._out["array_task_id"] = task
+        self._out["array_spec"] = spec
+        self._out["het_job_id"] = job.zip_with(het.is_not_null(), none)
+        self._out["het_offset"] = het
+        own = (job + het.fill_null(0)).zip_with(task.is_null(), identifiers.stand_in(job, task))
+        if raw_parts is not None:
+            raw_id = raw_parts["job"]
+            own = raw_id.zip_with(raw_id.is_not_null() & raw_parts["task"].is_null(), own)
+            step = step.zip_with(step.is_not_null(), raw_parts["step"])
+        self._out["job_id"] = own
+        self._out["step_id"] = step.replace(identifiers.SPECIAL_STEPS) if step.null_count() < len(step) else step
+        for at in own.is_null().arg_true().to_list():
+            text = self._out["printed"][at] or ""
+            self._problem(at, "jobid", f"{shorten(text)} is not a job ID", needed=True)
+
+    def _state(self) -> None:
+        if (cells := self._column("state")) is not None:
+            kind = pl.Struct({"state": pl.String, "by": pl.String})
+            found = mapped(cells, lambda text: dict(zip(("state", "by"), records.parse(text), strict=True)), kind)
+            self._out["state"] = found.values.struct.field("state")
+            self._out["cancelled_by"] = found.values.struct.field("by")
+            self._note(found.bad, "state")
+        if (cells := self._column("exitcode")) is not None:
+            kind = pl.Struct({"code": pl.Int64, "signal": pl.Int64})
+            found = mapped(
+                cells, lambda text: dict(zip(("code", "signal"), units.parse_exit_code(text), strict=True)), kind
+            )
+            self._out["exit_code"] = found.values.struct.field("code")
+            self._out["exit_signal"] = found.values.struct.field("signal")
+            self._note(found.bad, "exitcode")
+        if (cells := self._column("uid")) is not None:
+            self._take(whole(cells), "uid", "uid")
+
+    def _spans(self) -> None:
+        self._first(("elapsedraw", whole), ("elapsed", seconds), target="elapsed_s")
+        if (cells := self._column("timelimitraw", "timelimit")) is not None:
+            if cells.name == "timelimitraw":
+                limit = mapped(cells, _raw_limit_s, pl.Int64())
+            else:
+                limit = mapped(cells, units.parse_duration_s, pl.Float64())
+            self._take(limit, cells.name, "timelimit_s")
+            unlimited = cells.str.to_lowercase().is_in(sorted(units.UNLIMITED_WORDS))
+            self._out["timelimit_unlimited"] = unlimited.set(~unlimited & limit.values.is_null(), None)
+
+    def _first(self, *choices: tuple[str, Callable[[pl.Series], Typed]], target: str) -> None:
+        for name, convert in choices:
+            if (cells := self._column(name)) is not None:
+                self._take(convert(cells), name, target)
+                return
+
+    def _times(self) -> None:
+        open_: dict[int, dict[str, datetime]] = {}
+        for name in times.ORDER:
+            if (cells := self._column(name)) is None:
+                continue
+            found = moments(cells, self._zone)
+            self._out[name] = found.values
+            self._note(found.bad, name)
+            for at, local in found.open.items():
+                open_.setdefault(at, {})[name] = local
+        if open_:
+            self._decide(open_)
+        if {"start", "end"} <= self._out.keys():
+            lasted = (self._out["end"] - self._out["start"]).dt.total_seconds()
+            self._out["elapsed_s"] = _coalesce(self._out.get("elapsed_s"), lasted)
+
+    def _decide(self, open_: dict[int, dict[str, datetime]]) -> None:
+        zone = ZoneInfo(self._zone)
+        present = [name for name in times.ORDER if name in self._out]
+        chosen: dict[str, dict[int, datetime]] = {name: {} for name in present}
+        starts = self._job_starts
+        for at in sorted(open_):
+            candidates = {
+                name: times.readings(open_[at][name], zone) if name in open_[at] else (self._out[name][at],)
+                for name in present
+                if name in open_[at] or self._out[name][at] is not None
+            }
+            elapsed = self._out["elapsed_s"][at] if "elapsed_s" in self._out else None
+            job, step = self._out["job_id"][at], self._out["step_id"][at]
+            picked = times.choose(candidates, elapsed, not_before=starts.get(job) if step is not None else None)
+            if step is None and "start" in picked:
+                starts[job] = picked["start"]
+            for name, local in open_[at].items():
+                chosen[name][at] = picked[name]
+                line, printed = self._cells[LINE][at], self._out["printed"][at]
+                there = times.exists(local, zone)
+                self.decisions.append(TimeDecision(line, printed, name, local, picked[name].astimezone(UTC), there))
+        for name, values in chosen.items():
+            if values:
+                series = self._out[name]
+                fill = pl.Series(list(values.values()), dtype=series.dtype)
+                self._out[name] = series.scatter(list(values), fill)
+
+    def _nodes_and_tres(self) -> None:
+        height = self._cells.height
+        tres: dict[str, pl.DataFrame] = {}
+        for name, target in (("alloctres", "alloc_tres"), ("reqtres", "req_tres")):
+            if (cells := self._column(name)) is not None:
+                self._out[target] = cells.set(cells == "", None)
+                tres[name], bad = tres_columns(cells)
+                self._note(bad, name)
+                why = tres[name]["gpus_bad"]
+                for at in why.is_not_null().arg_true().to_list():
+                    self._problem(at, name, why[at], needed=False)
+        nothing = pl.DataFrame(schema=TRES).clear(height)
+        alloc, req = tres.get("alloctres", nothing), tres.get("reqtres", nothing)
+        if (cells := self._column("nodelist")) is not None:
+            found = mapped(cells, _node_list, pl.String())
+            self._take(found, "nodelist", "node_list")
+        self._first(("allocnodes", whole), ("nnodes", whole), target="nodes")
+        self._out["nodes"] = _coalesce(self._out.get("nodes"), alloc["node"], self._node_counts())
+        self._first(("alloccpus", whole), ("ncpus", whole), target="cpus")
+        self._out["cpus"] = _coalesce(self._out.get("cpus"), alloc["cpu"])
+        self._out["alloc_mem_bytes"] = alloc["mem"]
+        self._requested_memory(req["mem"])
+        self._gpus(alloc, req, has_alloc="alloctres" in tres)
+
+    def _node_counts(self) -> pl.Series | None:
+        if "node_list" not in self._out or self._out.get("nodes") is not None:
+            return None
+        return mapped(self._out["node_list"], hostlist.count, pl.Int64()).values
+
+    def _requested_memory(self, from_tres: pl.Series) -> None:
+        cells = self._column("reqmem")
+        if cells is None:
+            self._out["req_mem_bytes"] = from_tres
+            return
+        kind = pl.Struct({"size": pl.Int64, "per": pl.String})
+        found = mapped(cells, _req_mem, kind)
+        self._note(found.bad, "reqmem")
+        size, per = found.values.struct.field("size"), found.values.struct.field("per")
+        if (per != "").any():
+            nodes = self._counts("reqnodes", self._out["nodes"])
+            cpus = self._counts("reqcpus", self._out["cpus"])
+            factor = nodes.zip_with(per == "n", cpus)
+            total = (size * factor).set(size.cast(pl.Float64) * factor.cast(pl.Float64) > units.NO_VALUE, None)
+            size = total.zip_with(per.is_in(["n", "c"]), size)
+        self._out["req_mem_bytes"] = _coalesce(size, from_tres)
+
+    def _counts(self, name: str, fallback: pl.Series) -> pl.Series:
+        """Return the requested number: requests per node or CPU refer to it, not to the allocated number."""
+        cells = self._column(name)
+        if cells is None:
+            return fallback
+        wanted = whole(cells).values
+        return _coalesce(wanted.set(wanted == 0, None), fallback)
+
+    def _gpus(self, alloc: pl.DataFrame, req: pl.DataFrame, *, has_alloc: bool) -> None:
+        count, kind, said = alloc["gpus"], alloc["kind"], None
+        if has_alloc:
+            said = self._out["alloc_tres"].is_not_null() & alloc["gpus_bad"].is_null()
+        if (cells := self._column("allocgres")) is not None:
+            old = self._gres(cells, "allocgres")
+            count, kind = _coalesce(count, old["gpus"]), _coalesce(kind, old["kind"])
+            # AllocGRES is empty for jobs without GRES, so the presence of the column is enough to mean "none".
+            said = said if said is not None else pl.repeat(True, len(cells), dtype=pl.Boolean, eager=True)
+        wanted, wanted_kind = req["gpus"], req["kind"]
+        if (cells := self._column("reqgres")) is not None:
+            old = self._gres(cells, "reqgres")
+            wanted, wanted_kind = _coalesce(wanted, old["gpus"]), _coalesce(wanted_kind, old["kind"])
+        if said is None and "req_tres" in self._out:
+            count, kind, said = wanted, wanted_kind, self._out["req_tres"].is_not_null() & req["gpus_bad"].is_null()
+        self._out["gpus"], self._out["gpu_type"] = count, _coalesce(kind, wanted_kind)
+        self._out["req_gpus"] = wanted
+        if said is not None:
+            self._out["gpus_said"] = said
+
+    def _gres(self, cells: pl.Series, name: str) -> pl.DataFrame:
+        def parts(text: str) -> dict[str, Any]:
+            found = units.parse_gres(text)
+            return {"gpus": found.count, "kind": found.kind}
+
+        found = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}))
+        self._note(found.bad, name)
+        return found.values.struct.unnest()
+
+    def _usage(self) -> None:
+        if (cells := self._column("ntasks")) is not None:
+            self._take(whole(cells), "ntasks", "tasks")
+        if (cells := self._column("totalcpu")) is not None:
+            self._take(seconds(cells), "totalcpu", "total_cpu_s")
+        else:
+            parts = [c for name in ("usercpu", "systemcpu") if (c := self._column(name)) is not None]
+            spans = [seconds(part) for part in parts]
+            for span, part in zip(spans, parts, strict=True):
+                self._note(span.bad, part.name)
+            if len(spans) == 2:
+                known = spans[0].values.is_not_null() | spans[1].values.is_not_null()
+                total = spans[0].values.fill_null(0.0) + spans[1].values.fill_null(0.0)
+                self._out["total_cpu_s"] = total.set(~known, None)
+        if (cells := self._column("maxrss")) is not None:
+            self._take(bytes_(cells), "maxrss", "max_rss_bytes")
+        self._first(("consumedenergyraw", whole), ("consumedenergy", joules), target="energy_j")
+        if (energy := self._out.get("energy_j")) is not None:
+            # Without an energy plugin Slurm writes 0, which is not a possible consumption.
+            self._out["energy_j"] = energy.set(energy == 0, None)
+        if (cells := self._column("tresusageinmax")) is not None:
+            self._high_water(cells)
+
+    def _high_water(self, cells: pl.Series) -> None:
+        if "max_rss_bytes" not in self._out:
+            memory = bytes_(cells.str.extract(r"(?:^|,)mem=([^,]+)"))
+            self._take(memory, "tresusageinmax", "max_rss_bytes")
+        where = cells.str.contains("gres/gpu", literal=True).arg_true()
+        if where.is_empty():
+            return
+        told = cells.gather(where)
+        util = whole(told.str.extract(r"gres/gpuutil(?::[^=,]*)?=([^,]+)"))
+        memory = bytes_(told.str.extract(r"gres/gpumem(?::[^=,]*)?=([^,]+)"))
+        positions = where.to_list() if util.bad or memory.bad else []
+        for typed, target in ((util, "gpu_util_max_pct"), (memory, "gpu_mem_max_bytes")):
+            nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+            self._out[target] = nothing.scatter(where, typed.values)  # scatter changes its series
+            self._note({positions[at]: why for at, why in typed.bad.items()}, "tresusageinmax")
+
+
+def _id_parts(cells: pl.Series, *, arrays: bool = False) -> pl.DataFrame:
+    """Split printed IDs into their parts.
+
+    Most IDs are a number with or without a step, and many others array tasks (``arrays``): both are parsed without a
+    regular expression.
+    """
+    head, step = cells.str.split_exact(".", 1).struct.unnest().get_columns()
+    nothing = pl.Series([None], dtype=pl.Int64).new_from_index(0, len(cells))
+    task = index = nothing
+    if arrays:
+        head, index = head.str.split_exact("_", 1).struct.unnest().get_columns()
+        task = index.cast(pl.Int64, strict=False)
+    job = head.cast(pl.Int64, strict=False)
+    plain = pl.DataFrame({"job": job, "task": task, "spec": nothing.cast(pl.String), "het": nothing, "step": step})
+    damaged = (
+        job < 0,
+        job > identifiers.MAX,
+        task < 0,
+        task >= identifiers.TASKS,
+        step == "",
+        step.str.contains(r"[^A-Za-z0-9]"),
+    )
+    odd = job.is_null() | (index.is_not_null() & task.is_null())
+    for mask in damaged:
+        odd |= mask.fill_null(value=False)
+    where = odd.arg_true()
+    if where.is_empty():
+        return plain
+    left = cells.gather(where)
+    if not arrays:
+        return _replaced(plain, where, _id_parts(left, arrays=True))
+    groups = left.str.strip_chars().str.extract_groups(identifiers.PATTERN).struct.unnest()
+    groups.columns = plain.columns
+    return _replaced(plain, where, groups)
+
+
+def _replaced(frame: pl.DataFrame, where: pl.Series, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return ``frame`` with ``rows`` at the positions ``where``."""
+    if where.is_empty():
+        return frame
+    return frame.select(
+        frame[name].scatter(where, rows[name].cast(frame[name].dtype)).alias(name) for name in frame.columns
+    )
+
+
+def _coalesce(*series: pl.Series | None) -> pl.Series:
+    found = [one for one in series if one is not None]
+    first = found[0]
+    for other in found[1:]:
+        if not first.has_nulls():
+            break
+        first = first.zip_with(first.is_not_null(), other.cast(first.dtype))
+    return first
+
+
+def _raw_limit_s(text: str) -> int | None:
+    if units.is_unknown(text) or units.is_unlimited(text):
+        return None
+    return int(text) * 60 if len(text) < 12 else None
+
+
+def _node_list(text: str) -> str | None:
+    if hostlist.is_none(text):
+        return None
+    hostlist.count(text)
+    return text.strip()
+
+
+def _req_mem(text: str) -> dict[str, Any]:
+    found = units.parse_memory(text, bare="M")
+    return {"size": None if found is None else found.size_bytes, "per": None if found is None else found.per}

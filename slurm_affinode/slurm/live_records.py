@@ -1,0 +1,107 @@
+"""Fields common to the records of both backends: states, GPUs, times, hostlists.
+
+Slurm writes these texts the same way to both; they are parsed here only. Nothing raises for a damaged text: one
+invalid job must not hide the others, so an unreadable field is unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from slurm_affinode.model.cluster import GpuCount, NodeGpus
+from slurm_affinode.slurm import hostlist, units
+
+FLAG_ORDER = (
+    "COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT",
+    "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING",
+)  # fmt: skip
+"""Flags that Slurm shows instead of the base state, by precedence (job_state_string in slurm_protocol_defs.c)."""
+
+_DETAIL = re.compile(r"gpu(?::([^,():]+))?:([0-9]{1,9})(?:\((?:S:[^)]*|IDX:([0-9,-]*))[^)]*\))?(?=,|$)")
+BY_ADMIN = "JobHeldAdmin"
+"""Slurm's reason for a job that its owner cannot release."""
+_NONE = frozenset({"", "(null)", "n/a", "none", "unknown", "none assigned"})
+
+
+def state(words: Sequence[str]) -> str:
+    """Return the one word that squeue prints for a base state and its flags."""
+    flagged = next((flag for flag in FLAG_ORDER if flag in words), None)
+    return flagged or (words[0] if words else "UNKNOWN")
+
+
+def word(value: object) -> str | None:
+    """Return the text, or ``None`` if it is empty or one of Slurm's words for "none"."""
+    text = "" if value is None else str(value)
+    return None if text.strip().lower() in _NONE else text
+
+
+def moment(seconds: object) -> datetime | None:
+    """Return epoch seconds as a time; ``None`` for 0, no number, and values out of range."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1 << 35:
+        return None
+    return datetime.fromtimestamp(int(seconds), UTC)
+
+
+def nodes(text: object) -> tuple[str, ...]:
+    """Return the names of a hostlist."""
+    if not isinstance(text, str) or hostlist.is_none(text):
+        return ()
+    try:
+        return tuple(hostlist.expand(text))
+    except ValueError:
+        return ()
+
+
+def tres(text: object) -> dict[str, str]:
+    """Return a TRES string as a mapping."""
+    try:
+        return units.parse_tres(text) if isinstance(text, str) and word(text) else {}
+    except ValueError:
+        return {}
+
+
+def gpus(amounts: Mapping[str, str]) -> GpuCount | None:
+    """Return the GPUs of a TRES mapping: the untyped count if there is one, else the sum of the typed ones."""
+    try:
+        found = units.gpus_of_tres(amounts)
+    except ValueError:
+        return None
+    return None if found.count is None else GpuCount(found.count, found.kind)
+
+
+def gpus_of_gres(text: object) -> GpuCount | None:
+    """Return the GPUs of a GRES string such as ``gpu:h100:2(S:0-1)``; ``None`` if it names none."""
+    try:
+        found = units.parse_gres(text) if isinstance(text, str) and word(text) else units.GpuCounts(None)
+    except ValueError:
+        return None
+    return None if found.count is None else GpuCount(found.count, found.kind)
+
+
+def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, ...]:
+    """Return the GPUs per node from a job's ``gres_detail``: one text for each of its nodes, in their order.
+
+    Such as ``gpu:h100:2(IDX:0,3)``; several types on one node give several entries.
+    """
+    found: list[NodeGpus] = []
+    for name, detail in zip(names, details, strict=False):
+        for match in _DETAIL.finditer(detail):
+            kind, count, indices = match.groups()
+            if int(count):
+                found.append(NodeGpus(name, int(count), kind, tuple(_numbers(indices or ""))))
+    return tuple(found)
+
+
+def _numbers(text: str) -> Iterable[int]:
+    for part in filter(None, text.split(",")):
+        first, _, last = part.partition("-")
+        if (
+            0 < len(first) <= 9
+            and len(last) <= 9
+            and first.isdigit()
+            and (last or first).isdigit()
+            and int(last or first) - int(first) < 4096
+        ):
+            yield from range(int(first), int(last or first) + 1)

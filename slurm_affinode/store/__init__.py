@@ -1,1 +1,0 @@
-"""The relational store: SQLite with nothing to set up, PostgreSQL and MariaDB by URL."""

@@ -1,0 +1,231 @@
+"""Samples of the activity of a job's GPUs and processes, the input of ``core.idle``."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample
+from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading
+from slurm_affinode.model.suspension import Mode
+from slurm_affinode.suspension.peers import Inspector
+from slurm_affinode.suspension.registry import WatchedJob
+
+MIB = 1 << 20
+FIRST_LOOK_S = 5.0
+"""Look-back window of the first query for the processes of a GPU."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+_SHARES = {"engine": "engine_active", "sm": "sm_active", "tensor": "tensor_active", "dram": "dram_active"}
+
+
+@dataclass(slots=True)
+class _Memory:
+    """State kept for a job between two samples."""
+
+    process_us: dict[str, int] = field(default_factory=dict)
+    xids: dict[str, int] = field(default_factory=dict)
+    host: tuple[float, int, int, int] | None = None
+    """Time, CPU ticks, bytes of storage I/O, bytes read and written."""
+
+    def seen(self, device: Device, used: Sequence[ProcessUtilization]) -> None:
+        """Record the time of the newest data, so that the next query returns only later data.
+
+        It is capped at the current time: a time in the future would hide all activity until then.
+        """
+        if used:
+            self.process_us[_key(device)] = min(max(one.time_us for one in used), int(time.time() * 1e6))
+
+
+class Watch:
+    """Samples the jobs of a node. All threads share one driver, which is locked during each query."""
+
+    def __init__(
+        self,
+        driver: GpuDriver,
+        inspector: Inspector,
+        *,
+        finder: JobFinder | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock``: a monotonic clock, in seconds."""
+        self._driver = driver
+        self._inspector = inspector
+        self._finder = finder or JobFinder()
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Guards the driver: NVML is called by one thread at a time."""
+        self._jobs: dict[int, _Memory] = {}
+
+    @contextlib.contextmanager
+    def driver(self) -> Iterator[GpuDriver]:
+        """Lock the driver for the calling thread and yield it."""
+        with self._lock:
+            yield self._driver
+
+    def devices(self) -> Sequence[Device]:
+        """Return the node's devices. Raises ``DriverMissing``."""
+        with self._lock:
+            return self._driver.devices()
+
+    def sample(self, job: WatchedJob, rule: IdleRule) -> Sample:
+        """Sample the job's GPUs and processes: state now, and activity since the last call. Never raises."""
+        memory = self._jobs.setdefault(job.job_id, _Memory())
+        in_place = job.option.mode is Mode.INPLACE
+        # Slurm does not report the GPU indices of a job with shards.
+        shares = in_place or (job.slurm is not None and not job.slurm.node_gpus)
+        own = frozenset(self._inspector.tree(job.init_pid)) if shares else None
+        with self._lock:
+            gpus = tuple(self._gpu(device, memory, own, in_place=in_place) for device in job.devices or ())
+        host = self._host(job.init_pid, memory) if rule.host_limits else {}
+        return Sample(self._clock(), gpus, host)
+
+    def by_processes(self, job_id: int) -> tuple[Device, ...]:
+        """Return the devices that processes of the job use, for a job with unknown GPUs."""
+        with self._lock, contextlib.suppress(DriverMissing):
+            return tuple(device for device in self._driver.devices() if self._is_on(device, job_id))
+        return ()
+
+    def forget(self, job_id: int) -> None:
+        """Discard the state of a job that has left this node."""
+        self._jobs.pop(job_id, None)
+
+    def close(self) -> None:
+        """Close the driver."""
+        with self._lock:
+            self._driver.close()
+
+    def _is_on(self, device: Device, job_id: int) -> bool:
+        """Return whether a process of the job uses the GPU.
+
+        Its environment does not count: the user can change it.
+        """
+        with contextlib.suppress(GpuError):
+            refs = (self._finder.find(process.pid) for process in self._driver.processes(device))
+            return any(ref is not None and ref.job_id == job_id and ref.source != "environment" for ref in refs)
+        return False
+
+    def _gpu(self, device: Device, memory: _Memory, own: frozenset[int] | None, *, in_place: bool) -> GpuActivity:
+        """Return the activity of one GPU.
+
+        ``own``: the processes of a job that may share the GPU. For a job in place, other processes do not count as its
+        activity.
+        """
+        name = name_of(device)
+        shared = self._shared(device, memory, own) if in_place and own is not None else None
+        if shared is not None:
+            return shared
+        try:
+            reading = self._driver.read(device)
+        except GpuError as error:
+            return GpuActivity(name, {"utilization": None}, fault=str(error))
+        signals: dict[str, float | None] = {"utilization": reading.util_pct}
+        if reading.memory_util_pct is not None:
+            signals["memory"] = reading.memory_util_pct
+        for signal, attribute in _SHARES.items():
+            share = getattr(reading, attribute)
+            if share is not None:
+                signals[signal] = 100 * share
+        signals["processes"] = self._processes(device, memory)
+        used = self._used(device, reading, own)
+        return GpuActivity(name, signals, used, self._xid(device, reading, memory))
+
+    def _used(self, device: Device, reading: Reading, own: frozenset[int] | None) -> int | None:
+        """Return the memory in use on the GPU, in bytes.
+
+        For a job that may share the GPU, only its own processes count, if the driver reports their memory.
+        """
+        if own is not None:
+            with contextlib.suppress(GpuError):
+                held = [one.used_mib for one in self._driver.processes(device) if one.pid in own]
+                if None not in held:
+                    return int(sum(filter(None, held)) * MIB)
+        return None if reading.fb_used_mib is None else int(reading.fb_used_mib * MIB)
+
+    def _shared(self, device: Device, memory: _Memory, own: frozenset[int]) -> GpuActivity | None:
+        """Return the activity of the job's own processes.
+
+        ``None``: no other process is on the GPU, or the driver does not report activity per process.
+        """
+        try:
+            there = self._driver.processes(device)
+            if all(one.pid in own for one in there):
+                return None
+            since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
+            used = self._driver.process_utilization(device, since)
+            reading = self._driver.read(device)
+        except GpuError:
+            return None
+        memory.seen(device, used)
+        mine = [one for one in used if one.pid in own]
+        busy, moved = (max((getattr(one, of) for one in mine), default=0.0) for of in ("sm_pct", "memory_pct"))
+        signals: dict[str, float | None] = {"utilization": busy, "memory": moved, "processes": max(busy, moved)}
+        held = sum(one.used_mib or 0.0 for one in there if one.pid in own)
+        return GpuActivity(name_of(device), signals, int(held * MIB), self._xid(device, reading, memory))
+
+    def _processes(self, device: Device, memory: _Memory) -> float | None:
+        """Return the utilization of the busiest process since the last sample, in percent.
+
+        0: no process was active. ``None``: the driver does not report it.
+        """
+        since = memory.process_us.setdefault(_key(device), int((time.time() - FIRST_LOOK_S) * 1e6))
+        try:
+            used = self._driver.process_utilization(device, since)
+        except GpuError:
+            return None
+        memory.seen(device, used)
+        return max((max(one.sm_pct, one.memory_pct) for one in used), default=0.0)
+
+    @staticmethod
+    def _xid(device: Device, reading: Reading, memory: _Memory) -> str | None:
+        """Describe an XID error reported while the job was watched: the counters may have stopped since then."""
+        if reading.xid is None:
+            return None
+        before = memory.xids.setdefault(_key(device), reading.xid)
+        return None if reading.xid == before else f"XID {reading.xid} was reported while the job was on it"
+
+    def _host(self, init_pid: int, memory: _Memory) -> dict[str, float | None]:
+        now, cpu, disk, through = self._clock(), 0, 0, 0
+        for pid in self._inspector.tree(init_pid):
+            ticks, moved = self._inspector.cpu_ticks(pid), self._inspector.io_bytes(pid)
+            cpu += ticks or 0
+            disk += 0 if moved is None else moved[0]
+            through += 0 if moved is None else moved[1]
+        before, memory.host = memory.host, (now, cpu, disk, through)
+        if before is None or now <= before[0]:
+            return {}
+        passed = now - before[0]
+        # The counters of a process that has detached from its parent are lost when it ends.
+        return {
+            "cpu": max(0, cpu - before[1]) / _TICKS / passed * 100,
+            "disk": max(0, disk - before[2]) / passed,
+            "io": max(0, through - before[3]) / passed,
+        }
+
+
+def name_of(device: Device) -> str:
+    """Return ``GPU 0``, or ``GPU 0.7`` for a MIG instance."""
+    return f"GPU {device.index}" if device.mig is None else f"GPU {device.index}.{device.mig}"
+
+
+def _key(device: Device) -> str:
+    return device.uuid if device.mig is None else f"{device.uuid}/{device.mig}"
+
+
+def by_index(devices: Sequence[Device], indices: Sequence[int]) -> tuple[Device, ...] | None:
+    """Return the devices with these Slurm indices, or ``None`` if one of them does not exist.
+
+    Slurm counts the device files in gres.conf: the index is the number at the end of ``/dev/nvidiaN``, the driver's
+    minor number. Source: slurm.conf(5), gres.conf(5), ``SLURM_JOB_GPUS`` in prolog_epilog.
+    """
+    known = {
+        (device.index if device.minor is None else device.minor): device for device in devices if device.mig is None
+    }
+    if any(device.mig is not None for device in devices) or any(index not in known for index in indices):
+        return None
+    return tuple(sorted((known[index] for index in indices), key=lambda device: device.index))

@@ -1,0 +1,139 @@
+"""Shepherds announced by root: one file per job beside the agent's sockets, written by ``spank/announcement.c``.
+
+The SPANK plugin writes the file as root before the shepherd starts any process of the user, and removes it when the job
+ends. A leftover file is harmless: it identifies one process by PID and start time, which no later process matches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_affinode.base.pidfd import Process
+
+DIRECTORY = "shepherds"
+"""Below the directory of the sockets (``ANNOUNCEMENTS`` in ``spank/announcement.h``)."""
+_VERSION = 1
+_MAX_BYTES = 4096
+_NAME = re.compile(r"[1-9][0-9]{0,9}")
+_VALUE = re.compile(r"[0-9]{1,20}(?::[0-9]{1,20})?")
+
+
+class AnnouncementError(ValueError):
+    """An announcement cannot be trusted or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """Root's record of a job's shepherd. Namespaces and program are identified by device and inode."""
+
+    job_id: int
+    uid: int
+    pid: int
+    started: int
+    """Ticks since boot."""
+    keeper: int
+    """PID of the parent, Slurm's task."""
+    keeper_started: int
+    pid_namespace: tuple[int, int]
+    mount_namespace: tuple[int, int]
+    program: tuple[int, int]
+
+
+class Announcements:
+    """Reads and clears the announcements of a node."""
+
+    def __init__(self, directory: Path, *, owner: int = 0) -> None:
+        """``owner``: the only user who may have write access to the directory."""
+        self._directory = directory
+        self._owner = owner
+
+    def of(self, job_id: int) -> Announcement | None:
+        """Return the announcement for a job, or ``None`` if there is none. Raises ``AnnouncementError``."""
+        name = str(job_id)
+        try:
+            with self._opened() as directory:
+                text = self._read(directory, name)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise AnnouncementError(f"{self._directory}/{name}: {error.strerror}") from error
+        found = _parse(text, f"{self._directory}/{name}")
+        if found.job_id != job_id:
+            raise AnnouncementError(f"{self._directory}/{name}: is for job {found.job_id}")
+        return found
+
+    def clear(self, job_id: int) -> None:
+        """Remove the announcement for a job if its shepherd has ended. Never raises."""
+        # Slurm identifies a lost attempt by the job ID alone; another attempt may already run here.
+        with contextlib.suppress(OSError, AnnouncementError):
+            found = self.of(job_id)
+            if found is None or not _lives(found):
+                with self._opened() as directory:
+                    os.unlink(str(job_id), dir_fd=directory)
+
+    def sweep(self) -> None:
+        """Remove the announcements left by killed keepers. Never raises."""
+        with contextlib.suppress(OSError, AnnouncementError):
+            with self._opened() as directory:
+                names = os.listdir(directory)  # noqa: PTH208 - a descriptor
+            for name in names:
+                if _NAME.fullmatch(name):
+                    self.clear(int(name))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        directory = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            self._check(os.fstat(directory), str(self._directory))
+            yield directory
+        finally:
+            os.close(directory)
+
+    def _read(self, directory: int, name: str) -> str:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(name, flags, dir_fd=directory), "rb", buffering=0) as file:
+            facts = os.fstat(file.fileno())
+            self._check(facts, f"{self._directory}/{name}")
+            if not stat.S_ISREG(facts.st_mode):
+                raise AnnouncementError(f"{self._directory}/{name}: not a regular file")
+            return file.read(_MAX_BYTES).decode("ascii", "replace")
+
+    def _check(self, facts: os.stat_result, what: str) -> None:
+        if facts.st_uid != self._owner or facts.st_mode & 0o022:
+            raise AnnouncementError(f"{what}: others than user {self._owner} may write to it")
+
+
+def _lives(announced: Announcement) -> bool:
+    try:
+        with Process(announced.pid, started=announced.started) as process:
+            return not process.ended()
+    except ProcessLookupError:
+        return False
+
+
+def _parse(text: str, where: str) -> Announcement:
+    fields: dict[str, tuple[int, ...]] = {}
+    for line in text.splitlines():
+        key, _, value = line.partition("=")
+        if key in fields or not _VALUE.fullmatch(value):
+            raise AnnouncementError(f"{where}: {line!r} is not understood")
+        fields[key] = tuple(map(int, value.split(":")))
+    try:
+        (version,) = fields["version"]
+        if version != _VERSION:
+            raise AnnouncementError(f"{where}: version {version}; this agent reads {_VERSION}")
+        numbers = [fields[key] for key in ("job", "uid", "pid", "started", "keeper", "keeper_started")]
+        pairs = [fields[key] for key in ("pid_namespace", "mount_namespace", "program")]
+        (job_id,), (uid,), (pid,), (started,), (keeper,), (keeper_started,) = numbers
+        (pid_namespace, mount_namespace, program) = ((device, inode) for device, inode in pairs)
+    except (KeyError, ValueError) as error:
+        if isinstance(error, AnnouncementError):
+            raise
+        raise AnnouncementError(f"{where}: it is not whole") from None
+    return Announcement(job_id, uid, pid, started, keeper, keeper_started, pid_namespace, mount_namespace, program)

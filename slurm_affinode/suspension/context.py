@@ -1,0 +1,209 @@
+"""The dependencies of suspension, restore and wake, passed in: everything that accesses the outside world.
+
+Suspensions in progress reserve host memory, so that no two of them count on the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_affinode.base.node_config import SuspendConfig
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
+from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
+from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.checkpoint.user_files import User
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import SavedOutput, Versions
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.journal import Journal
+from slurm_affinode.suspension.ledger import SuspensionLedger
+from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.process_tree import Processes
+from slurm_affinode.suspension.registry import Registry
+from slurm_affinode.suspension.shared_state import Notes
+from slurm_affinode.suspension.streams import OpenSaved, Save
+from slurm_affinode.suspension.sweep import Absences
+
+
+class Reservations:
+    """Host memory reserved by suspensions in progress on one node. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards the reservations."""
+        self._held: dict[int, int] = {}
+        """Job -> bytes, in the order of reservation."""
+
+    @contextmanager
+    def of(self, job_id: int, count: int) -> Iterator[None]:
+        """Reserve this many bytes for a job for the duration of the context."""
+        with self._lock:
+            self._held[job_id] = count
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._held.pop(job_id, None)
+
+    def moved(self, job_id: int) -> None:
+        """End the job's reservation: its memory now counts in the node's memory usage."""
+        with self._lock:
+            self._held.pop(job_id, None)
+
+    def before(self, job_id: int) -> int:
+        """Return the bytes reserved before this job's reservation; all bytes if it has none.
+
+        While a job's memory moves, it is both reserved here and missing from the node's free memory, which errs on the
+        safe side.
+        """
+        with self._lock:
+            found = 0
+            for other, count in self._held.items():
+                if other == job_id:
+                    break
+                found += count
+            return found
+
+
+LOG = logging.getLogger("slurm_affinode.agent")
+
+
+class Gpus(Protocol):
+    """The GPUs of this node, as reported by NVML. Thread-safe."""
+
+    def devices(self) -> Sequence[Device]:
+        """Return all devices, by index. Raises ``GpuError``."""
+        ...
+
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        """Return UUID -> PID -> bytes in use, as far as NVML reports them. Raises ``GpuError``."""
+        ...
+
+    def free_bytes(self, device: Device) -> int | None:
+        """Return the free memory of a device, or ``None`` if unknown. Raises ``GpuError``."""
+        ...
+
+
+class Streams(Protocol):
+    """The standard streams of a job; see the module ``streams``."""
+
+    def save(self, init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
+        """See ``streams.save``."""
+        ...
+
+    def put_back(
+        self,
+        outputs: Sequence[SavedOutput],
+        fds: Mapping[int, int | None],
+        saved: OpenSaved,
+        user: User,
+        *,
+        again: bool = False,
+        check: Callable[[], None],
+    ) -> Sequence[InheritFd]:
+        """Restore the contents of the output files and return the descriptors for CRIU.
+
+        ``again``: an earlier restore of this attempt was interrupted, and the output of its process tree is to be
+        discarded. ``check`` is called repeatedly; an exception that it raises aborts the operation.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendSettings:
+    """The site's settings; times are in seconds."""
+
+    lock_s: float = 10.0
+    dump_s: float = 1800.0
+    restore_s: float = 1800.0
+    slurm_s: float = 300.0
+    kill_s: float = 60.0
+    free_s: float = 60.0
+    """Time to wait for free GPU memory before a restore."""
+    wake_every_s: float = 10.0
+    wake_backoff_s: float = 120.0
+    wake_backoff_limit_s: float = 7200.0
+    fresh: bool = False
+    """Start the job afresh after a failed restore; otherwise it is held."""
+    notices: bool = True
+    criu_sockets: bool = False
+    """Let CRIU dump network sockets, whatever its version and the kernel's."""
+
+    @classmethod
+    def of(cls, config: SuspendConfig) -> SuspendSettings:
+        """Return the settings in a configuration."""
+        return cls(
+            lock_s=parse_span_s(config.lock_timeout),
+            dump_s=parse_span_s(config.dump_timeout),
+            restore_s=parse_span_s(config.restore_timeout),
+            slurm_s=parse_span_s(config.slurm_timeout),
+            wake_every_s=parse_span_s(config.wake_every),
+            wake_backoff_s=parse_span_s(config.wake_backoff),
+            wake_backoff_limit_s=parse_span_s(config.wake_backoff_limit),
+            fresh=config.on_restore_failure == "fresh",
+            notices=config.notices,
+            criu_sockets=config.criu_sockets,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The dependencies of the orchestration."""
+
+    node: str
+    cluster: str
+    slurm: SlurmClient
+    cuda: CudaDriver
+    imager: Imager
+    tiers: Tiers
+    """The image stores, fastest first."""
+    processes: Processes
+    gpus: Gpus
+    streams: Streams
+    journal: Journal
+    ledger: SuspensionLedger
+    notes: Notes
+    absences: Absences
+    registry: Registry
+    look: Callable[[int, int], TreeFacts]
+    """Inspect the process tree (PID of the shepherd, PID of the tree's root)."""
+    memory: Callable[[int], MemoryFacts]
+    """Host memory still available to the job of a process (PID)."""
+    versions: Callable[[], Versions]
+    settings: SuspendSettings = SuspendSettings()
+    gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """See ``AgentContext``."""
+    reservations: Reservations = field(default_factory=Reservations)
+    mailer: Mailer = SILENT
+    now: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+    sleep: Callable[[float], None] = time.sleep
+    log: logging.Logger = field(default=LOG)
+
+    def gpus_of(self, job: Job) -> Sequence[int]:
+        """Return Slurm's indices of the job's GPUs on this node; empty if unknown.
+
+        For a job with shards, only the prolog reports them.
+        """
+        mine = [one for one in job.node_gpus or () if one.node == self.node]
+        return [index for one in mine for index in one.indices] or self.gpu_indices.get(job.job_id, ())
+
+    @property
+    def local(self) -> DirectoryStore:
+        """The store on the node's own disk."""
+        return next(tier.store for tier in self.tiers.tiers if tier.name == "disk")
+
+    @property
+    def shared(self) -> DirectoryStore | None:
+        """The store that every node sees."""
+        return None if self.tiers.shared is None else self.tiers.shared.store

@@ -1,0 +1,388 @@
+"""Freezing and thawing of all processes of a job.
+
+The cgroup freezer is used if a cgroup contains exactly these processes; Slurm's own also contains the shepherd, which
+has to receive signals. Otherwise SIGSTOP is sent until no thread runs any more: a process that was forking has left a
+child. A parent is stopped before its children and continued after them, so that a shell does not notice their stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from slurm_affinode.base import kernel_text
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import PROC, Process, processes
+from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, send
+
+SIGNALS = "signals"
+_LOOK_AGAIN_S = 0.005
+_STILL = "TtZXx"
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that request something of a process. Others may wait for a stopped process in any case: SIGCHLD of stopped
+children, those of timers."""
+_CGROUP_FILE_SYSTEMS = frozenset({0x27E0EB, 0x63677270})
+"""``CGROUP_SUPER_MAGIC`` and ``CGROUP2_SUPER_MAGIC`` of linux/magic.h."""
+Calls = frozenset[tuple[int, int]]
+"""PIDs and numbers of pending signals."""
+
+
+class FreezeError(AffinodeError):
+    """Not all processes could be stopped, or not all could be continued; the text names one."""
+
+
+class Freezer(Protocol):
+    """Freezes and thaws the processes of one PID namespace, except PID 1. PIDs are the agent's."""
+
+    def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """Return all of them, including nested PID namespaces, parents first. Raises ``TreeGoneError``."""
+        ...
+
+    def how(self, members: Sequence[Member], init_pid: int) -> str:
+        """Return the mechanism that ``freeze`` would use: ``signals``, or the path of a cgroup."""
+        ...
+
+    def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
+        """Freeze them. Raises ``FreezeError``, ``TreeGoneError``."""
+        ...
+
+    def thaw(
+        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+    ) -> None:
+        """Thaw all but those in ``stay``; ``going``: these run already and receive no signal.
+
+        Raises ``FreezeError``, ``TreeGoneError``.
+        """
+        ...
+
+    def busy(self, pids: Iterable[int]) -> bool:
+        """Return whether a thread of ``pids`` runs or waits uninterruptibly."""
+        ...
+
+    def moving(self, pids: Iterable[int], how: str) -> int | None:
+        """Return one of ``pids`` that is not stopped, or that is being killed and cannot end."""
+        ...
+
+    def ended(self, pids: Iterable[int]) -> int | None:
+        """Return one of ``pids`` that has ended."""
+        ...
+
+    def calls(self, pids: Iterable[int]) -> Calls:
+        """Return the pending signals that request something of one of ``pids``."""
+        ...
+
+    def held(self, init_pid: int) -> bool:
+        """Return whether the whole job with its PID 1 was stopped by others: by Slurm, with ``scontrol suspend``."""
+        ...
+
+
+class Cgroup:
+    """A cgroup held by descriptor, so that its path is resolved only once. A context that closes it.
+
+    Users choose the names of cgroups below a delegated one.
+    """
+
+    def __init__(self, root: Path, path: Path) -> None:
+        """``path``: its directory, below ``root``. Raises ``OSError``.
+
+        It is also raised if ``path`` goes through a symbolic link or upwards, or is on another file system: then it is
+        not a directory of the kernel's.
+        """
+        self._path = path
+        parts = path.parts[len(root.parts) :]
+        if ".." in parts or path.parts[: len(root.parts)] != root.parts:
+            raise NotADirectoryError(errno.ENOTDIR, "is not below the root of cgroups", str(path))
+        self._fd = os.open(root, _DIRECTORY)
+        try:
+            for part in parts:
+                fd = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._fd)
+                os.close(self._fd)
+                self._fd = fd
+            known = file_system(self._fd) in _CGROUP_FILE_SYSTEMS
+        except BaseException:
+            self.close()
+            raise
+        if not known:
+            self.close()
+            raise NotADirectoryError(errno.ENOTDIR, "is not on a file system of cgroups", str(path))
+        self.version = 1 if self._has("freezer.state") else 2
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self._fd)
+
+    @property
+    def knob(self) -> str:
+        """Name of the file that freezes it."""
+        return "freezer.state" if self.version == 1 else "cgroup.freeze"
+
+    def can_freeze(self) -> bool:
+        """Return whether the kernel can freeze it; the root of version 2 has no freezer."""
+        return self._has(self.knob)
+
+    def freeze(self, *, frozen: bool) -> None:
+        """Request that the kernel freeze or thaw it. Raises ``OSError``."""
+        value = ("FROZEN" if frozen else "THAWED") if self.version == 1 else str(int(frozen))
+        fd = os.open(self.knob, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+
+    def frozen(self) -> bool:
+        """Return whether all of its processes are frozen. Raises ``OSError``."""
+        if self.version == 1:
+            return self._text("freezer.state").strip() == "FROZEN"
+        return "frozen 1" in self._text("cgroup.events").split("\n")
+
+    def processes(self) -> set[int]:
+        """Return its processes and those below it; 0 stands for one that is not visible here. Raises ``OSError``."""
+        found: set[int] = set()
+        todo = ["."]
+        while todo:
+            place = todo.pop()
+            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+            try:
+                found.update(kernel_text.numbers(self._text(f"{place}/cgroup.procs")))
+                with os.scandir(fd) as entries:
+                    todo += [f"{place}/{one.name}" for one in entries if one.is_dir(follow_symlinks=False)]
+            finally:
+                os.close(fd)
+        return found
+
+    def _text(self, name: str) -> str:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        with os.fdopen(fd, encoding="ascii", errors="replace") as file:
+            return file.read()
+
+    def _has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+
+def file_system(fd: int) -> int:
+    """Return the type of the file system of a descriptor, see statfs(2). Raises ``OSError``."""
+    facts = (ctypes.c_long * 64)()  # larger than ``struct statfs``, which begins with the type
+    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, ctypes.byref(facts)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(facts[0])
+
+
+@dataclass(slots=True)
+class LinuxFreezer:
+    """``Freezer`` for this machine."""
+
+    proc: Path = PROC
+    cgroups: Path = Path("/sys/fs/cgroup")
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """See ``Freezer``."""
+        return LinuxProcesses(self.proc).everybody(init_pid, init_started)
+
+    # --- freezing
+
+    def how(self, members: Sequence[Member], init_pid: int) -> str:
+        """See ``Freezer``."""
+        pids = {member.pid for member in members}
+        for group in self._cgroups_of(pids):
+            with contextlib.suppress(OSError):
+                if group.can_freeze() and init_pid not in pids and group.processes() == pids:
+                    return str(group)
+        return SIGNALS
+
+    def _cgroups_of(self, pids: Collection[int]) -> Iterator[Cgroup]:
+        """Yield the deepest cgroup that contains all of them, of either version; open until the next iteration."""
+        paths: dict[str, list[str]] = {}
+        for process in processes(pids, proc=self.proc):
+            try:
+                text = process.text("cgroup")
+            except OSError:
+                continue
+            for line in text.split("\n"):  # the kernel permits no line feed in the name of a cgroup
+                _, _, rest = line.partition(":")
+                controllers, _, path = rest.partition(":")
+                if path and (not controllers or "freezer" in controllers.split(",")):
+                    paths.setdefault(controllers and "freezer", []).append(path)
+        for controller, found in paths.items():
+            if len(found) != len(pids):
+                continue
+            common = os.path.commonpath(found).lstrip("/")
+            tops = (self.cgroups / "freezer",) if controller else (self.cgroups, self.cgroups / "unified")
+            for top in tops if common else ():
+                with contextlib.suppress(OSError, ValueError), Cgroup(self.cgroups, top / common) as group:
+                    yield group
+
+    def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
+        """See ``Freezer``."""
+        deadline = self.now() + timeout_s
+        if how != SIGNALS:
+            with self._cgroup(how) as group:
+                self._set(group, frozen=True, deadline=deadline)
+            return
+        calm = 0
+        while calm < 2:
+            moving = [one for one in self.members(init_pid, init_started) if self._moves(one)]
+            calm = 0 if moving else calm + 1
+            send(moving, signal.SIGSTOP, proc=self.proc)
+            if moving and self.now() >= deadline:
+                one = moving[0]
+                raise FreezeError(f"process {one.pid} ({one.name}) does not stop within {timeout_s:g} s")
+            if moving:
+                self.sleep(_LOOK_AGAIN_S)
+
+    def thaw(
+        self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
+    ) -> None:
+        """See ``Freezer``."""
+        members = self.members(init_pid, init_started)
+        if how != SIGNALS and Path(how).is_dir():
+            with self._cgroup(how) as group:
+                # A frozen process receives this signal before it runs.
+                send([one for one in members if one.pid in stay], signal.SIGSTOP, proc=self.proc)
+                self._set(group, frozen=False, deadline=self.now() + 5)
+            members = self.members(init_pid, init_started)
+        stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
+        send(stopped_ones, signal.SIGCONT, proc=self.proc)
+
+    def _cgroup(self, path: str) -> Cgroup:
+        """Open a cgroup. Raises ``FreezeError``."""
+        try:
+            return Cgroup(self.cgroups, Path(path))
+        except OSError as error:
+            raise FreezeError(f"{path}: {error.strerror or error}") from error
+
+    def busy(self, pids: Iterable[int]) -> bool:
+        """See ``Freezer``."""
+        return any(_states(process) & {"R", "D"} for process in processes(pids, proc=self.proc))
+
+    def moving(self, pids: Iterable[int], how: str) -> int | None:
+        """See ``Freezer``."""
+        if how != SIGNALS:
+            try:
+                with Cgroup(self.cgroups, Path(how)) as group:
+                    frozen, version = group.frozen(), group.version
+            except OSError:
+                frozen, version = False, 2
+            if not frozen:
+                return next(iter(pids), None)
+            # The freezer of version 1 also blocks SIGKILL: a process that is being killed has to be thawed.
+            there = processes(pids if version == 1 else (), proc=self.proc)
+            return next((process.pid for process in there if _pending(process, signal.SIGKILL)), None)
+        return next((process.pid for process in processes(pids, proc=self.proc) if _main_moves(process)), None)
+
+    def ended(self, pids: Iterable[int]) -> int | None:
+        """See ``Freezer``."""
+        pids = tuple(pids)
+        # A process runs on when only its first thread has ended.
+        there = {one.pid for one in processes(pids, proc=self.proc) if not _states(one) <= set("ZX")}
+        return next((pid for pid in pids if pid not in there), None)
+
+    def calls(self, pids: Iterable[int]) -> Calls:
+        """See ``Freezer``. Includes blocked signals, which sigwait(3) and signalfd(2) receive."""
+        found: set[tuple[int, int]] = set()
+        for process in processes(pids, proc=self.proc):
+            waiting = _waiting(process)
+            found.update((process.pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
+        return frozenset(found)
+
+    def held(self, init_pid: int) -> bool:
+        """See ``Freezer``. By SIGSTOP, or by the freezer of its cgroup."""
+        if any(_state(process) == "T" for process in processes((init_pid,), proc=self.proc)):
+            return True
+        for group in self._cgroups_of((init_pid,)):
+            with contextlib.suppress(OSError):
+                if group.frozen():
+                    return True
+        return False
+
+    def _moves(self, member: Member) -> bool:
+        with contextlib.suppress(OSError), Process(member.pid, started=member.started, proc=self.proc) as process:
+            return _moves(process)
+        return False
+
+    def _set(self, group: Cgroup, *, frozen: bool, deadline: float) -> None:
+        try:
+            while True:
+                group.freeze(frozen=frozen)
+                if group.frozen() is frozen:
+                    return
+                if self.now() >= deadline:
+                    raise FreezeError(f"{group} is not {'frozen' if frozen else 'thawed'} in time")
+                self.sleep(_LOOK_AGAIN_S)
+        except OSError as error:
+            raise FreezeError(f"{group}: {group.knob}: {error.strerror or error}") from error
+
+
+def _moves(process: Process) -> bool:
+    """Return whether a thread of it is not at rest.
+
+    A thread that waits in the kernel (D) for its vfork(2) child does so for as long as the child is stopped. With a
+    stop pending it can neither return to its program nor fork, and it stops when the child continues.
+    """
+    states = _states(process)
+    if states <= set(_STILL):
+        return False
+    return not states <= {*_STILL, "D"} or not (states & set("Tt") or _pending(process, signal.SIGSTOP))
+
+
+def _main_moves(process: Process) -> bool:
+    state = _state(process)
+    return _moves(process) if state == "D" else state not in _STILL
+
+
+def _states(process: Process) -> set[str]:
+    """Return the states of its threads; empty if it is gone."""
+    return {_state(process, f"task/{thread}/") for thread in process.threads()}
+
+
+def _state(process: Process, place: str = "") -> str:
+    """Return ``R``, ``S``, ...; ``X`` if it is gone."""
+    try:
+        return process.text(f"{place}stat").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def _pending(process: Process, number: int) -> bool:
+    """Return whether this signal is pending."""
+    return bool(_waiting(process) >> (number - 1) & 1)
+
+
+def _waiting(process: Process) -> int:
+    """Return the pending signals of a process, the first one in the lowest bit."""
+    try:
+        status = process.status()
+    except OSError:
+        return 0
+    private, shared = (kernel_text.number(status.get(key), 16) or 0 for key in ("SigPnd", "ShdPnd"))
+    return private | shared
+
+
+def stopped(members: Iterable[Member]) -> tuple[int, ...]:
+    """Return those that are stopped already."""
+    return tuple(member.pid for member in members if member.state in "Tt")

@@ -1,0 +1,206 @@
+"""GPUs shared by jobs in place: free memory, the memory of each holder, and the jobs that may be moved.
+
+A shepherd reconnects within ten seconds after the agent has restarted. Until then the memory of its job counts as held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Protocol
+
+from slurm_affinode.base.pidfd import PROC, Process, ancestors, processes
+from slurm_affinode.core.inplace import Arriving, Awake, GpuLoad, Waiter, WakePlan, plan
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
+from slurm_affinode.suspension import memory
+from slurm_affinode.suspension.activity import name_of
+from slurm_affinode.suspension.inplace.freezer import Freezer
+from slurm_affinode.suspension.inplace.sleeper import Cards
+from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
+from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.registry import Registry, WatchedJob
+
+_MIB = 1 << 20
+_LEAVING = frozenset({Phase.LOCKING, Phase.LOCKED})
+Unheard = Callable[[Iterable[int]], Mapping[int, Sequence[int]]]
+"""See ``unheard``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The site's settings for jobs that sleep in place."""
+
+    poll_s: float = 0.1
+    freeze_s: float = 10.0
+    awake_limit_pct: float = 100.0
+    """Share of a GPU's memory that awake jobs in place may hold at once."""
+    start_free_pct: float = 0.0
+    """Share of a GPU's memory that has to be free for a job to start; 0: jobs start at once."""
+    deadline_s: float = 600.0
+    """How long a job may wait in the queue."""
+    end_on_deadline: bool = False
+
+
+class Holder(Protocol):
+    """A job that needs GPU memory."""
+
+    job_id: int
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """UUID -> bytes that it needs."""
+        ...
+
+    @property
+    def cuda(self) -> tuple[int, ...]:
+        """Processes that may already hold part of it."""
+        ...
+
+
+class Sharing:
+    """Plans the queue of jobs that are to wake or start."""
+
+    def __init__(
+        self, registry: Registry, freezer: Freezer, cards: Cards, awake_limit_pct: float, unheard: Unheard
+    ) -> None:
+        """``awake_limit_pct``: share of a GPU that jobs in place may hold at once. ``unheard``: see that function."""
+        self._registry = registry
+        self._freezer = freezer
+        self._cards = cards
+        self._limit = awake_limit_pct / 100
+        self._unheard = unheard
+
+    def cards(self) -> Sequence[GpuLoad]:
+        """Return the GPUs with their free memory and the limit for jobs in place, in bytes. Raises ``GpuError``."""
+        return [
+            GpuLoad(
+                device.uuid,
+                name_of(device),
+                self._cards.free_bytes(device),
+                round((device.memory_mib or 0) * _MIB * self._limit),
+                round((device.memory_mib or 0) * _MIB),
+            )
+            for device in self._cards.devices()
+            if device.mig is None
+        ]
+
+    def uuids(self, indices: Sequence[int]) -> set[str]:
+        """Return the UUIDs of the GPUs with these Slurm indices. Raises ``GpuError``."""
+        numbers = {one.uuid: one.index if one.minor is None else one.minor for one in self._cards.devices()}
+        return {uuid for uuid, number in numbers.items() if number in indices}
+
+    def plan(
+        self,
+        line: Sequence[Holder],
+        coming: Sequence[Holder],
+        asleep: frozenset[int],
+        idle_s: Callable[[int], float | None],
+    ) -> WakePlan:
+        """Return the plan for ``line`` while the jobs in ``coming`` restore their memory.
+
+        ``asleep``: all jobs that are not awake, including these two. Raises ``GpuError``.
+        """
+        by_uuid = self._cards.processes()
+        arriving = [Arriving(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in coming]
+        awake = [
+            self._awake(job, by_uuid, idle_s)
+            for job in self._registry.jobs()
+            if job.option.mode is Mode.INPLACE and job.job_id not in asleep
+        ]
+        awake += self._not_heard_of(by_uuid, asleep)
+        queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in line]
+        return plan(self.cards(), awake, arriving, queue)
+
+    def shortage(self, one: Holder) -> str | None:
+        """Return why the memory that it still needs does not fit now, in one line; ``None`` if it does.
+
+        Raises ``GpuError``.
+        """
+        has = held_by(self._cards.processes(), one.cuda)
+        lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in one.held.items()}
+        return memory.shortage(lacks, {card.uuid: card.free for card in self.cards()})
+
+    def _not_heard_of(self, by_uuid: Mapping[str, Mapping[int, int]], asleep: frozenset[int]) -> Iterator[Awake]:
+        """Yield the jobs that an agent which has just started does not watch yet.
+
+        Their idle time is unknown, so they are not suspended for others.
+        """
+        known = asleep | {job.job_id for job in self._registry.jobs()}
+        for job_id, pids in self._unheard(sorted(holders(by_uuid))).items():
+            if job_id not in known:
+                yield Awake(job_id, held_by(by_uuid, pids))
+
+    def _awake(
+        self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]], idle_s: Callable[[int], float | None]
+    ) -> Awake:
+        try:
+            pids = [member.pid for member in self._freezer.members(job.init_pid, job.init_started)]
+        except TreeGoneError:
+            pids = []
+        leaving = job.phase in _LEAVING
+        return Awake(job.job_id, held_by(by_uuid, pids), None if leaving else idle_s(job.job_id), leaving)
+
+
+def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Sequence[int]) -> dict[str, int]:
+    """Return UUID -> bytes of these processes."""
+    mine = set(pids)
+    found = {uuid: sum(count for pid, count in one.items() if pid in mine) for uuid, one in by_uuid.items()}
+    return {uuid: count for uuid, count in found.items() if count}
+
+
+def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:
+    """Return the processes that use a GPU."""
+    return frozenset(pid for one in by_uuid.values() for pid in one)
+
+
+_OPTION, _END = 7, 8
+"""Positions in a shepherd's arguments (``spank/shepherd_options.c``): option, ``--``."""
+
+
+def unheard(
+    pids: Iterable[int], proc: Path = PROC, identify: Callable[[Peer], Identity] | None = None
+) -> Mapping[int, tuple[int, ...]]:
+    """Return job ID -> PIDs for those of ``pids`` that belong to jobs with ``mode=inplace``.
+
+    The jobs are identified by their shepherd's arguments. ``identify``: see ``Inspector``.
+    """
+    identify = identify or Inspector(proc).identify
+    found: dict[int, tuple[int, ...]] = {}
+    ours = str((proc / "self" / "ns" / "pid").readlink())
+    for process in processes(pids, proc=proc):
+        with suppress(OSError):
+            if process.link("ns/pid") == ours:
+                continue  # it has no shepherd
+            job = _job_above(process, proc, identify)
+            if job is not None:
+                found[job] = (*found.get(job, ()), process.pid)
+    return found
+
+
+def _job_above(process: Process, proc: Path, identify: Callable[[Peer], Identity]) -> int | None:
+    """Return the job of a process, or ``None``.
+
+    Its shepherd is PID 1 of its namespace, and an ancestor of all processes of its job, including those of containers.
+    Any user can pass such arguments to a program, but cannot create a namespace in which it would pass for a shepherd.
+    """
+    for one in chain((process,), ancestors(process, proc=proc)):
+        with suppress(OSError, LookupError):
+            status = one.status()
+            if status["NSpid"].split()[-1] == "1" and _in_place(one):
+                with suppress(NotAShepherd):
+                    job = identify(Peer(one.pid, int(status["Uid"].split()[1]), 0)).job_id
+                    one.stat()  # it still exists, so its PID was not reused
+                    return job
+    return None
+
+
+def _in_place(process: Process) -> bool:
+    """Return whether its arguments are those of a shepherd of a job in place."""
+    try:
+        words = process.text("cmdline").split("\0")
+        return words[_END : _END + 1] == ["--"] and SuspendOption.parse(words[_OPTION]).mode is Mode.INPLACE
+    except (OSError, ValueError):
+        return False

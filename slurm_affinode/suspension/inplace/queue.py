@@ -1,0 +1,288 @@
+"""The queue for GPU memory: sleepers that are to wake and jobs that are to start, with their Slurm comments.
+
+A server may sleep and wake many times in a minute, so comments are sent to slurmctld at a limited rate.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.text import span
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.suspension import messages
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Sharing
+
+_SETTLED_S = 1.0
+"""A comment is sent when it has not changed for this long."""
+_COMMENT_RETRY_S = 15.0
+"""Delay of a retry if Slurm did not respond."""
+
+
+class Workers(Protocol):
+    """The part of a ``concurrent.futures`` executor that is used."""
+
+    def submit(self, call: Callable[..., None], /, *arguments: Any) -> Future[None]:
+        """Call it in another thread; the future holds its result."""
+        ...
+
+    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
+        """Accept no more calls; ``wait`` for those that run, drop those that have not started (``cancel_futures``)."""
+        ...
+
+
+@dataclass(slots=True)
+class _Wish:
+    text: str | None
+    since: float
+    said: str | None = None
+    """The text last sent to Slurm; ``None``: nothing, or no comment."""
+    pause_s: float = _SETTLED_S
+    """Delay until it is sent."""
+
+
+class Comments:
+    """The desired comment of each job. Thread-safe; Slurm is called in a separate thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        """Guards the comments to be sent."""
+        self._wishes: dict[int, _Wish] = {}
+        self.worker: Workers = ThreadPoolExecutor(1, "comment")
+        """Calls Slurm; shut down when the agent ends, which would otherwise wait for all pending comments."""
+
+    @property
+    def due(self) -> bool:
+        """Whether comments are pending."""
+        with self._lock:
+            return any(one.text != one.said for one in self._wishes.values())
+
+    def set(self, job_id: int, text: str) -> None:
+        """Set our part of a job's comment, before the owner's."""
+        self._wish(job_id, text)
+
+    def clear(self, job_id: int) -> None:
+        """Remove our part of a job's comment."""
+        self._wish(job_id, None)
+
+    def forget(self, job_id: int) -> None:
+        """Drop a job that has ended: its comment stays."""
+        with self._lock:
+            self._wishes.pop(job_id, None)
+
+    def _wish(self, job_id: int, text: str | None) -> None:
+        with self._lock:
+            wish = self._wishes.get(job_id)
+            if wish is None:
+                # The comment set by an earlier agent is unknown: even "no comment" has to be sent once.
+                self._wishes[job_id] = _Wish(text, self._parts.now(), said=_untold(text))
+            elif wish.text != text:
+                wish.text, wish.since, wish.pause_s = text, self._parts.now(), _SETTLED_S
+
+    def tick(self, now: float) -> None:
+        """Send the comments that have settled."""
+        with self._lock:
+            ready = [
+                (job_id, one.text)
+                for job_id, one in self._wishes.items()
+                if one.text != one.said and not 0 <= now - one.since < one.pause_s
+            ]
+            for job_id, text in ready:
+                self._wishes[job_id].said = text
+        for job_id, text in ready:
+            self._submit(self._tell, job_id, text)
+
+    def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the agent is stopping: the next one checks the comments
+            self.worker.submit(call, *arguments)
+
+    def _tell(self, job_id: int, text: str | None) -> None:
+        slurm = self._parts.slurm
+        try:
+            job = slurm.job(job_id)
+            before = job.comment
+            after = messages.theirs(before) if text is None else messages.comment(text, before)
+            if after != (before or "") and not job.ended:  # Slurm does not change the comment of an ended job
+                slurm.set_comment(job_id, after)
+        except UnreachableError as error:
+            self._parts.log.info("job %s: its comment is not set yet: %s", job_id, error)
+            self._later(job_id, text)
+            return
+        except AffinodeError as error:
+            self._parts.log.info("job %s: its comment is not set: %s", job_id, error)
+        self._told(job_id, text)
+
+    def check(self, job_id: int) -> None:
+        """Remove the comment of an earlier agent from a job that runs."""
+        self._submit(self._check, job_id)
+
+    def _check(self, job_id: int) -> None:
+        try:
+            if messages.sleeps_in_place(self._parts.slurm.job(job_id).comment):
+                self.clear(job_id)
+        except AffinodeError as error:
+            self._parts.log.info("job %s: its comment cannot be read: %s", job_id, error)
+
+    def _later(self, job_id: int, text: str | None) -> None:
+        with self._lock:
+            wish = self._wishes.get(job_id)
+            if wish is not None and wish.text == text == wish.said:
+                wish.said, wish.since, wish.pause_s = _untold(text), self._parts.now(), _COMMENT_RETRY_S
+
+    def _told(self, job_id: int, text: str | None) -> None:
+        with self._lock:
+            wish = self._wishes.get(job_id)
+            if text is None and wish is not None and wish.text is None and wish.said is None:
+                del self._wishes[job_id]
+
+
+def _untold(text: str | None) -> str | None:
+    """Return a value that differs from the text to send."""
+    return "" if text is None else None
+
+
+_RETRY_S = 0.5
+"""Interval at which a queue without changes is checked: memory may have become free by itself."""
+_SAID_S = 1.0
+"""Waits up to this time are not worth a comment."""
+
+
+class InLine(Holder, Protocol):
+    """A job in the queue."""
+
+    asked_epoch: float | None
+    """Since when it waits; its place in the queue, also under the next agent."""
+    turn: int
+    """Order of jobs that came at the same time: lower is earlier."""
+    waits: str
+    """Why it waits, in one line; set here."""
+    overdue: bool
+    """It has waited longer than the site's deadline; set here."""
+
+    @property
+    def verb(self) -> str:
+        """The action that it waits for: ``wake`` or ``start``."""
+        ...
+
+
+class GpuQueue:
+    """The queue, served according to ``core.inplace``. ``serve`` is for one thread, the rest for any."""
+
+    def __init__(
+        self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float]
+    ) -> None:
+        """``deadline_s``: a job that has waited this long is overdue. ``clock``: a monotonic clock, in seconds."""
+        self._parts = parts
+        self._sharing = sharing
+        self._comments = comments
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._since: dict[int, tuple[float, float]] = {}
+        """Job -> the time since which it waits, and the clock's reading at that time."""
+        self._lock = threading.Lock()
+        """Guards the queue."""
+        self._turns = 0
+        self._wanted: dict[int, tuple[int, ...]] = {}
+        self._served = -1e9
+        self._changed = True
+        self.pressed: Callable[[], None] = lambda: None
+        """Called when other jobs have to make room."""
+
+    def turn(self) -> int:
+        """Return a number for a new job, above all earlier ones."""
+        with self._lock:
+            self._turns += 1
+            self._changed = True
+            return self._turns
+
+    def changed(self) -> None:
+        """Record an event that the queue may have waited for."""
+        self._changed = True
+
+    def wanted(self, job_id: int) -> tuple[int, ...]:
+        """Return the jobs for which a job is to make room."""
+        with self._lock:
+            return self._wanted.get(job_id, ())
+
+    def serve(
+        self,
+        now: float,
+        waiting: Sequence[InLine],
+        coming: Sequence[Holder],
+        *,
+        asleep: frozenset[int],
+        idle_s: Callable[[int], float | None],
+        go: Callable[[InLine], None],
+        late: Callable[[InLine, str], None],
+    ) -> None:
+        """Call ``go`` for the jobs whose turn it is, and record why the others wait.
+
+        See ``Sharing.plan``. ``late`` is called for a job that is overdue.
+        """
+        if not waiting:
+            self._press({})
+            return
+        if not self._changed and 0 <= now - self._served < _RETRY_S:
+            return
+        self._served, self._changed = now, False
+        with self._lock:
+            self._since = {job_id: since for job_id, since in self._since.items() if job_id in asleep}
+        line = sorted(waiting, key=lambda one: (one.asked_epoch or 0.0, one.turn))
+        try:
+            found = self._sharing.plan(line, coming, asleep, idle_s)
+        except GpuError as error:
+            for one in line:
+                one.waits = str(error)
+            return
+        for one in line:
+            if one.job_id in found.go:
+                one.waits = ""
+                go(one)
+            else:
+                self._wait(one, found.waits[one.job_id], now, late)
+        self._press(found.make_room)
+
+    def _wait(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
+        if one.waits != why:
+            self._parts.log.info("job %s: waits to %s: %s", one.job_id, one.verb, why)
+            one.waits = why
+        if self._waited(one, now) > _SAID_S:
+            self._comments.set(one.job_id, messages.waits(one.verb, why))
+        self.look_at_deadline(one, why, now, late)
+
+    def look_at_deadline(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
+        """Call ``late``, once, for a job that has waited longer than the site allows; ``why``: the reason."""
+        waited = self._waited(one, now)
+        if waited >= self._deadline_s and not one.overdue:
+            one.overdue = True
+            said = f"it has waited for {span(waited)} to {one.verb}: {why}"
+            self._parts.log.error("job %s: %s", one.job_id, said)
+            late(one, said)
+
+    def _waited(self, one: InLine, now: float) -> float:
+        """Return how long it has waited, in seconds.
+
+        Setting the clock must not make a job overdue, since it may be ended for that.
+        """
+        asked = one.asked_epoch or now
+        with self._lock:
+            known, since = self._since.get(one.job_id, (None, 0.0))
+            if known != asked:
+                since = self._clock() - max(0.0, now - asked)
+                self._since[one.job_id] = asked, since
+        return self._clock() - since
+
+    def _press(self, make_room: Mapping[int, int]) -> None:
+        wanted: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}
+        with self._lock:
+            changed = wanted != self._wanted
+            self._wanted = wanted
+        if changed and wanted:
+            self.pressed()

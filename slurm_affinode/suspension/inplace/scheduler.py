@@ -1,0 +1,586 @@
+"""The scheduler of jobs that sleep in place: which ones wake, in which order, and which ones make room.
+
+One thread checks the sleepers every ``inplace.poll_ms``: their sockets, and whether their processes are still stopped.
+A sleeper that is to wake joins one queue; ``core.inplace`` decides which one wakes and which jobs make room. Nothing
+here suspends a job: the policy does, given the jobs that a sleeper needs out of its way.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import size, span
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.core.inplace import GpuLoad
+from slurm_affinode.core.wake_time import wake_time
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.suspension import Mode, Phase, Refusal
+from slurm_affinode.suspension import messages
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.inplace import sockets
+from slurm_affinode.suspension.inplace.freezer import Freezer
+from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing, Unheard
+from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, InLine, Workers
+from slurm_affinode.suspension.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.suspension.inplace.sockets import Own, Sockets
+from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
+from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.journal import JournalError, Record
+from slurm_affinode.suspension.notify import mail_owner
+from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.registry import WatchedJob
+
+_STOPS_S = 3.0
+"""Slurm's SIGSTOP follows its SIGTSTP by two seconds: a job woken in between would be stopped with its memory on the
+GPU."""
+_UNSEEN_S = 10.0
+"""A job is woken if its sockets cannot be read for this long: a request to it would not be noticed."""
+
+
+class SleeperChecks:
+    """Checks of sleeping jobs. For one thread."""
+
+    def __init__(self, freezer: Freezer, sockets: Sockets, wake_backoff_s: float) -> None:
+        """``wake_backoff_s``: the shortest sleep of a job that no request can reach."""
+        self._freezer = freezer
+        self._sockets = sockets
+        self._wake_backoff_s = wake_backoff_s
+        self._unseen: dict[int, float] = {}
+
+    def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
+        """Yield the jobs with a request, and its description; also those with sockets that cannot be read any more."""
+        by_id = {one.job_id: one for one in asleep}
+        owners: dict[int, Own] = {one.job_id: one.own for one in asleep if one.own}
+        looks = self._sockets.looks(owners)
+        self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - looks.keys()}
+        for job_id, since in self._unseen.items():
+            if not 0 <= now - since < _UNSEEN_S:
+                yield by_id[job_id], "the kernel does not tell what waits on its sockets"
+        for job_id, look in looks.items():
+            why = sockets.meanwhile(by_id[job_id].before, look)
+            if why is not None:
+                yield by_id[job_id], why
+
+    def stirring(self, asleep: Sequence[Sleeper], *, every: bool) -> Iterator[tuple[Sleeper, str]]:
+        """Yield the jobs that have to be thawed, and why; checks one process of each, or ``every`` one."""
+        for one in asleep:
+            why = self._stirs(one, one.pids if every else one.pids[:1])
+            if why is not None:
+                yield one, why
+
+    def _stirs(self, one: Sleeper, pids: Sequence[int]) -> str | None:
+        # First, since the PID of an ended process may be reused. Its parent is stopped and does not notice that it
+        # ended.
+        ended = self._freezer.ended(pids)
+        if ended is not None:
+            return f"its process {ended} has ended"
+        # An unreported SIGCONT: a process that runs would wait for its GPU unnoticed.
+        if self._freezer.moving(pids, one.how) is not None:
+            return "its processes were let go by a signal"
+        # A signal that was not sent by Slurm, or was sent while no agent was running.
+        new = sorted(call for call in self._freezer.calls(pids) - one.calls if call[0] not in one.stay)
+        return f"{messages.signal_name(new[0][1])} waits for its process {new[0][0]}" if new else None
+
+    def in_line(self, sleepers: Sequence[Sleeper], now: float) -> list[Sleeper]:
+        """Return the jobs with a wake request that may run.
+
+        A job that Slurm has suspended (``scontrol suspend``) must not run at anyone's request: it keeps no other job
+        waiting, and joins the queue when Slurm resumes it.
+        """
+        found = []
+        for one in sleepers:
+            if one.asked_epoch is None or one.waking or one.pauses(now):
+                continue
+            if slurm := self._slurm_stops(one, now):
+                one.waits = one.held_back = f"Slurm {slurm} it; resume it with: scontrol resume {one.shown}"
+                continue
+            if one.held_back:
+                one.held_back, one.asked_epoch, one.overdue = "", now, False
+            found.append(one)
+        return found
+
+    def _slurm_stops(self, one: Sleeper, now: float) -> str:
+        """Return how Slurm prevents a wake; empty if it does not."""
+        if self._freezer.held(one.init_pid):
+            return "has suspended"
+        told = one.stop_epoch is not None and 0 <= now - one.stop_epoch < _STOPS_S
+        return "is about to suspend" if told else ""
+
+    def due(self, one: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
+        """Return why a job wakes without a request.
+
+        Its time has come, or no request can ever reach it and there is room (``fits``).
+        """
+        wake = one.option.wake
+        if wake == "hold":
+            return None
+        if wake != "auto":
+            try:
+                return f"wake={wake}" if wake_time(wake, one.since_epoch) <= now else None
+            except ValueError:
+                return None
+        if one.can_be_asked or now - one.since_epoch < self._wake_backoff_s or not fits(one):
+            return None
+        return "there is room for it, and it has no socket on which anybody could ask it"
+
+
+_KEPT = 4096
+_FALLING = frozenset({Phase.LOCKING, Phase.LOCKED, Phase.PARKED, Phase.FROZEN})
+
+_STOPS = frozenset({signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU})
+_HANDLED_S = 5.0
+"""A signal received up to this long before a suspension began may still be being handled."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRequest:
+    """A request to wake a job."""
+
+    why: str
+    let_go: bool = False
+    """Its processes are thawed at once, whether there is room on the GPU or not."""
+    lasting: bool = False
+    """The next agent could not detect the request by itself."""
+
+
+def from_slurm(number: int) -> WakeRequest | None:
+    """Return the request that a signal from Slurm implies.
+
+    ``None`` for a signal that stops the job, as ``scontrol suspend`` sends: a sleeping job is stopped already.
+    """
+    if number in _STOPS:
+        return None
+    return WakeRequest(f"{messages.signal_name(number)} from Slurm", let_go=True)
+
+
+class Wishes:
+    """Wake requests during a suspension: by job for signals of Slurm and users, by GPU for prologs."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._lock = threading.Lock()
+        """Guards the requests."""
+        self._of_jobs: dict[int, tuple[float, WakeRequest]] = {}
+        self._prologs: list[tuple[Set[str], str]] = []
+
+    def wake(self, job_id: int, who: str) -> bool:
+        """Record a user's request to wake a job; ``False``: it is not being suspended."""
+        falls = self._falls(self._parts.registry.get(job_id))
+        if falls:
+            self.keep(job_id, WakeRequest(f"asked by {who}", lasting=True))
+        return falls
+
+    def keep(self, job_id: int, wish: WakeRequest) -> None:
+        """Record a request, also for a job that runs: it may be stopped before it receives a signal."""
+        with self._lock:
+            if len(self._of_jobs) >= _KEPT:
+                self._of_jobs.clear()
+            self._of_jobs[job_id] = self._parts.now(), wish
+
+    def _falls(self, job: WatchedJob | None) -> bool:
+        return (
+            job is not None
+            and job.option.mode is Mode.INPLACE
+            and job.phase in _FALLING
+            and self._parts.processes.alive(job.init_pid, job.init_started)
+        )
+
+    def falling_on(self, uuids: Set[str]) -> set[int]:
+        """Return the jobs that are being suspended on these GPUs."""
+        falling = (job for job in self._parts.registry.jobs() if self._falls(job))
+        return {job.job_id for job in falling if uuids & {device.uuid for device in job.devices or ()}}
+
+    @contextmanager
+    def prolog(self, uuids: Set[str], why: str) -> Iterator[None]:
+        """Let no job fall asleep on these GPUs while the context lasts."""
+        with self._lock:
+            self._prologs.append((uuids, why))
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._prologs.remove((uuids, why))
+
+    def of(self, sleeper: Sleeper) -> WakeRequest | None:
+        """Return the request for a job since its suspension began, and remove it."""
+        with self._lock:
+            at, wish = self._of_jobs.pop(sleeper.job_id, (0.0, None))
+            began = float(sleeper.record.facts["began"])
+            if wish is not None and at >= began - (_HANDLED_S if wish.let_go else 0):
+                return wish
+            return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
+
+
+_WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 8
+"""Signals, and jobs that are to be ended, have workers of their own and do not wait for wakes."""
+_SLOWLY_S, _LOOKS_S = 1.0, 0.1
+"""Intervals of the checks of slowly changing state (whether the processes exist, the queue when nothing has happened),
+and of those of a waiting prolog."""
+_MOST_OF_TIME = 20.0
+"""A round is followed by a pause of at least this many times its CPU time; time spent waiting does not count."""
+
+
+class Director:
+    """The scheduler of the agent. Thread-safe."""
+
+    def __init__(
+        self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules,
+        *, unheard: Unheard = lambda pids: {}, workers: Workers | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``unheard``: see ``Sharing``; ``clock``: see ``Line``. ``workers`` run beside the scheduler's thread."""
+        self._parts, self._freezer, self._sockets = parts, freezer, sockets
+        self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct, unheard)
+        self._rules = rules
+        self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
+        self._comments = Comments(parts)
+        self._looks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s)
+        self._line = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock)
+        self._starters = Starters(parts, freezer, rules.start_free_pct)
+        self._lock = threading.RLock()
+        """Guards the sleepers; ``_changed`` is its condition."""
+        self._sleepers: dict[int, Sleeper] = {}
+        self._wishes = Wishes(parts)
+        self._slowly_s = 0.0
+        self._poke, self._stop = threading.Event(), threading.Event()
+        self._changed = threading.Condition(self._lock)
+        self._workers = workers or ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
+        self._aside = workers or ThreadPoolExecutor(_ASIDE_AT_ONCE, "aside")
+        self._thread: threading.Thread | None = None
+        self.idle_s: Callable[[int], float | None] = lambda job_id: None
+        """How long a job has been idle; ``None`` if the policy would not suspend it for another job."""
+        self.woken: Callable[[int, str], None] = lambda job_id, how: None
+        """Called when a job runs again, with a description of its wake."""
+        self.pressed: Callable[[], None] = lambda: None
+        """Called when other jobs have to make room."""
+        self._line.pressed = lambda: self.pressed()  # noqa: PLW0108 - it is set later
+        self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
+        """UUIDs of the GPUs of a job that has not started."""
+
+    # --- the thread
+
+    def start(self) -> None:
+        """Start the scheduler's thread."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="inplace", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Stop waking jobs; the journal records those that sleep."""
+        self._stop.set()
+        self._poke.set()
+        for workers in (self._workers, self._aside, self._comments.worker):
+            workers.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.thread_time()
+            with surviving(self._parts.log, "a look at the sleeping jobs failed"):
+                self.round()
+            busy = self._sleepers or len(self._starters) or self._comments.due or self._waking.unfinished
+            # With many sockets, rounds are less frequent.
+            pause_s = max(self._rules.poll_s, _MOST_OF_TIME * (time.thread_time() - began))
+            self._poke.wait(pause_s if busy else None)
+            self._poke.clear()
+
+    def round(self) -> None:
+        """Check all jobs that sleep, wake or wait to start once; wake or start those with a request and room."""
+        now = self._parts.now()
+        slowly = not 0 <= now - self._slowly_s < _SLOWLY_S
+        if slowly:
+            self._slowly_s = now
+            self._look_slowly(now)
+            self._waking.tidy()
+            with self._lock:
+                self._starters.tend(now, self.idle_s)
+        with self._lock:
+            asleep = [one for one in self._sleepers.values() if one.asked_epoch is None]
+        for sleeper, why in self._looks.requests(asleep, now):
+            self._ask(sleeper, why)
+        with self._lock:
+            frozen = [one for one in self._sleepers.values() if one.frozen]
+        for sleeper, why in self._looks.stirring(frozen, every=slowly):
+            self._let_go(sleeper, why)
+        self._serve(now)
+        self._comments.tick(now)
+
+    # --- wake requests
+
+    def adopt(self, sleeper: Sleeper, *, ask: str = "") -> None:
+        """See ``suspend.Caretaker``."""
+        self._refresh(sleeper)
+        with self._lock:
+            self._sleepers[sleeper.job_id] = sleeper
+            self._starters.forget(sleeper.job_id)  # or it would wait for the room reserved for itself
+        wish = self._wishes.of(sleeper)
+        if wish is not None and wish.let_go:
+            self._let_go(sleeper, wish.why)
+        elif wish is not None:
+            self._ask(sleeper, wish.why, lasting=wish.lasting)
+        elif not ask:
+            self._parts.log.info(
+                "job %s: asleep in place, %s in host memory (%s)", sleeper.job_id, size(sleeper.gpu_bytes),
+                "stopped by signals" if sleeper.how == "signals" else f"frozen by {sleeper.how}",
+            )  # fmt: skip
+            self._comments.set(sleeper.job_id, sleeper.said)
+        else:
+            self._ask(sleeper, ask)
+        self._line.changed()
+        self._poke.set()
+
+    def take_up(self, record: Record, *, ask: str = "") -> None:
+        """Take over a job that slept under the last agent.
+
+        Unless it is to wake, it is frozen again: its freeze may have been interrupted.
+        """
+        sleeper = Sleeper.of(record)
+        ask = ask or self._waking.freeze_again(sleeper)
+        self._parts.registry.set_phase(sleeper.job_id, record.phase)
+        self.adopt(sleeper, ask=ask or str(record.facts.get("asked_why") or ""))
+
+    def _refresh(self, sleeper: Sleeper) -> None:
+        try:
+            members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        except TreeGoneError:
+            return
+        sleeper.pids = tuple(member.pid for member in members)
+        sleeper.own = self._sockets.own(sleeper.pids)
+
+    def admit(self, job: WatchedJob) -> bool:
+        """Return whether a job may start now; ``False``: its shepherd waits until it is notified."""
+        with self._lock:
+            admitted = self._starters.admit(job, self._line.turn)
+        self._poke.set()
+        return admitted
+
+    def back(self, job_id: int) -> None:
+        """Handle a reconnected shepherd of a job that has started before."""
+        with self._lock:
+            if (sleeper := self._sleepers.get(job_id)) is not None:
+                self._parts.registry.set_phase(job_id, sleeper.record.phase)
+                return
+        self._comments.check(job_id)
+
+    def holds(self, job_id: int) -> Phase | None:
+        """Return the phase of a job that sleeps or wakes; ``None`` for any other job."""
+        with self._lock:
+            sleeper = self._sleepers.get(job_id)
+            return None if sleeper is None else sleeper.record.phase
+
+    def wake(self, job_id: int, who: str) -> None:
+        """Wake a job at the request of ``who``. Idempotent. Raises ``Refused``."""
+        with self._lock:
+            sleeper = self._sleepers.get(job_id)
+            if sleeper is None:
+                if self._wishes.wake(job_id, who):
+                    return
+                raise Refused(Refusal("not-suspended", f"job {job_id} does not sleep"))
+            sleeper.retry_epoch = 0.0
+        self._ask(sleeper, f"asked by {who}", lasting=True)
+
+    def signalled(self, job_id: int, number: int) -> None:
+        """Handle a signal from Slurm: the processes are thawed at once, whether there is room on the GPU or not."""
+        wish = from_slurm(number)
+        with self._lock:
+            sleeper = self._sleepers.get(job_id)
+            if sleeper is not None:
+                sleeper.stop_epoch = self._parts.now() if wish is None else None
+            elif wish is not None:
+                self._wishes.keep(job_id, wish)
+        if sleeper is not None and wish is not None:
+            self._aside.submit(self._let_go, sleeper, wish.why)
+
+    def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
+        """Wake all jobs with memory on GPUs with these Slurm indices, and wait; return those that still sleep."""
+        uuids = self._sharing.uuids(indices)
+        deadline = time.monotonic() + timeout_s
+        with self._wishes.prolog(uuids, why), self._changed:
+            while True:
+                for sleeper in self._sleepers.values():
+                    if uuids & sleeper.held.keys():
+                        self._ask(sleeper, why)
+                asleep = {one.job_id for one in self._sleepers.values() if uuids & one.held.keys()}
+                left = sorted(asleep | self._wishes.falling_on(uuids))
+                if not left or self._stop.is_set() or time.monotonic() >= deadline:
+                    return left
+                self._changed.wait(min(_LOOKS_S, timeout_s))
+
+    def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
+        """Add a job to the queue. ``lasting``: see ``WakeRequest``."""
+        with self._lock:
+            if sleeper.asked_epoch is not None or sleeper.job_id not in self._sleepers:
+                self._poke.set()
+                return
+            sleeper.turn = self._line.turn()
+            before = sleeper.record.facts.get("asked")
+            sleeper.asked_epoch, sleeper.asked_why = self._parts.now() if before is None else float(before), why
+            sleeper.noted = before is not None
+            if lasting:
+                self._note(sleeper)
+        self._parts.log.info("job %s: wake requested: %s", sleeper.job_id, why)
+        self._poke.set()
+
+    def _note(self, sleeper: Sleeper) -> None:
+        """Record the wake request and its time, for the next agent."""
+        with self._lock:
+            if sleeper.noted or sleeper.waking or sleeper.job_id not in self._sleepers:
+                return
+            try:
+                sleeper.note()
+            except JournalError as error:
+                self._parts.log.warning("job %s: its place in the queue is not recorded: %s", sleeper.job_id, error)
+
+    def _let_go(self, sleeper: Sleeper, why: str) -> None:
+        """Thaw a job, even if it is already waking: it may still wait for a free worker."""
+        if self._sleepers.get(sleeper.job_id) is not sleeper:
+            return
+        sleeper.signalled = True
+        try:
+            self._waking.thaw(sleeper)
+        except TreeGoneError:
+            self._gone(sleeper)
+            return
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: %s", sleeper.job_id, error)
+        self._ask(sleeper, why)
+
+    # --- checks
+
+    def _look_slowly(self, now: float) -> None:
+        with self._lock:
+            sleepers = list(self._sleepers.values())
+        for sleeper in sleepers:
+            if not sleeper.waking and not self._parts.processes.alive(sleeper.init_pid, sleeper.init_started):
+                self._gone(sleeper)
+            elif sleeper.asked_epoch is None and (why := self._looks.due(sleeper, now, self._fits)):
+                self._ask(sleeper, why)
+
+    def _fits(self, sleeper: Sleeper) -> bool:
+        """Return whether there is room for it that no other job waits for."""
+        with self._lock:
+            if len(self._starters) or any(one.asked_epoch is not None for one in self._sleepers.values()):
+                return False
+            asleep = frozenset(self._sleepers)
+        return bool(self._sharing.plan([sleeper], [], asleep, self.idle_s).go)
+
+    def _gone(self, sleeper: Sleeper) -> None:
+        with self._changed:
+            if self._sleepers.pop(sleeper.job_id, None) is None:
+                return
+            self._changed.notify_all()
+        self._comments.clear(sleeper.job_id)  # it may be requeued, and no longer sleeps
+        try:
+            self._waking.gone(sleeper)
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: %s", sleeper.job_id, error)
+        self._parts.log.info("job %s: ended while it slept in place", sleeper.job_id)
+
+    # --- serving the queue
+
+    def cards(self) -> Sequence[GpuLoad]:
+        """See ``suspend.Caretaker``."""
+        return self._sharing.cards()
+
+    def _serve(self, now: float) -> None:
+        with self._lock:
+            sleepers = list(self._sleepers.values())
+            asleep = frozenset(self._sleepers) | self._starters.ids()
+            waiting: list[InLine] = [*self._looks.in_line(sleepers, now)]
+            try:
+                waiting += self._starters.waiting(self.cards, self.gpus_of)
+            except GpuError as error:
+                self._parts.log.warning("cannot determine which jobs may start: %s", error)
+            coming: list[Holder] = [one for one in sleepers if one.waking]
+            coming += self._starters.coming()
+        self._line.serve(now, waiting, coming, asleep=asleep, idle_s=self.idle_s, go=self._let, late=self._late)
+        for one in waiting:
+            if isinstance(one, Sleeper) and one.waits:
+                self._note(one)
+
+    def _let(self, one: InLine) -> None:
+        """Wake or start a job at its turn."""
+        if isinstance(one, Sleeper):
+            self._begin(one)
+        elif isinstance(one, StartingJob):
+            self._let_in(one)
+
+    def _let_in(self, one: StartingJob) -> None:
+        self._parts.log.info("job %s: starts", one.job_id)
+        self._comments.clear(one.job_id)
+        with self._lock:
+            self._starters.go(one)
+
+    def _late(self, one: InLine, why: str) -> None:
+        """Handle an overdue job: one that is to start does so; for a sleeper the site's setting applies."""
+        if isinstance(one, StartingJob):
+            self._let_in(one)
+        elif isinstance(one, Sleeper):
+            mail_owner(self._parts, one.record, "failed", why=why, ended=self._rules.end_on_deadline)
+            if self._rules.end_on_deadline:
+                self._aside.submit(self._waking.end, one, why)
+
+    def wanted(self, job_id: int) -> tuple[int, ...]:
+        """Return the jobs for which another one is to make room."""
+        return self._line.wanted(job_id)
+
+    def _begin(self, sleeper: Sleeper) -> None:
+        with self._lock:
+            sleeper.waking, sleeper.waits = True, ""
+        try:
+            self._workers.submit(self._wake, sleeper)
+        except RuntimeError:  # the agent is stopping
+            sleeper.waking = False
+
+    def _wake(self, sleeper: Sleeper) -> None:
+        with surviving(self._parts.log, "job %s: not woken, by a fault of the agent", sleeper.job_id) as fault:
+            self._try_to_wake(sleeper)
+        if fault.error is not None:
+            self._not_woken(sleeper, f"a fault of the agent: {type(fault.error).__name__}")
+        sleeper.waking = False
+        self._line.changed()
+        self._poke.set()
+
+    def _try_to_wake(self, sleeper: Sleeper) -> None:
+        try:
+            self._waking.wake(sleeper)
+        except TreeGoneError:
+            self._gone(sleeper)
+        except NoGpuRoom as error:
+            self._parts.log.info("job %s: still waits to wake: %s", sleeper.job_id, error)
+        except AffinodeError as error:
+            self._not_woken(sleeper, str(error))
+        else:
+            with self._changed:
+                self._sleepers.pop(sleeper.job_id, None)
+                self._parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may show a sleeping phase
+                self._changed.notify_all()
+            self._comments.clear(sleeper.job_id)
+            slept = span(self._parts.now() - sleeper.since_epoch)
+            self.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")
+
+    def _not_woken(self, sleeper: Sleeper, why: str) -> None:
+        pause = sleeper.failed(why, self._parts.now())
+        mail_owner(self._parts, sleeper.record, "failed", why=why)
+        self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
+        self._comments.set(sleeper.job_id, messages.not_woken(why))
+        self._line.look_at_deadline(sleeper, why, self._parts.now(), self._late)
+
+    # --- status
+
+    def view(self, job_id: int) -> dict[str, Any] | None:
+        """Return the data that ``status`` shows for a job that sleeps or waits to start; ``None`` for any other job."""
+        with self._lock:
+            if (starter := self._starters.get(job_id)) is not None:
+                return starter.view()
+            one = self._sleepers.get(job_id)
+            return None if one is None else one.view(self._parts.now(), held=self._freezer.held(one.init_pid))

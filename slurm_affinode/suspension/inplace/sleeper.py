@@ -1,0 +1,187 @@
+"""The state of a job that sleeps in place, loaded from its journal so that the next agent can continue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import Phase, SuspendOption
+from slurm_affinode.suspension import messages
+from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
+from slurm_affinode.suspension.inplace.sockets import Look, Own, from_note
+from slurm_affinode.suspension.journal import Record
+
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+
+
+class Cards(Protocol):
+    """The GPUs of this node that jobs share: ``composition.NodeGpus``."""
+
+    def devices(self) -> tuple[Device, ...]:
+        """Return all devices, by index. Raises ``GpuError``."""
+        ...
+
+    def processes(self) -> Mapping[str, Mapping[int, int]]:
+        """Return UUID -> PID -> bytes in use. Raises ``GpuError``."""
+        ...
+
+    def free_bytes(self, device: Device) -> int | None:
+        """Return the free memory of a device, or ``None`` if unknown. Raises ``GpuError``."""
+        ...
+
+
+@dataclass(slots=True)
+class Sleeper:
+    """One job, from the moment at which its GPU memory may have been moved out."""
+
+    record: Record
+    job_id: int
+    uid: int
+    init_pid: int
+    init_started: int
+    option: SuspendOption
+    cuda: tuple[int, ...]
+    """CUDA processes, in the order in which they are restored."""
+    held: Mapping[str, int]
+    """UUID -> bytes that it held."""
+    why: str
+    """The reason for its suspension."""
+    how: str = SIGNALS
+    stay: frozenset[int] = frozenset()
+    """Processes that were stopped before the suspension."""
+    calls: Calls = frozenset()
+    """Signals that were pending when its suspension began, and that no process has received."""
+    since_epoch: float = 0.0
+    pids: tuple[int, ...] = ()
+    own: Own = field(default_factory=Own)
+    on_request: bool = True
+    """Not all of its sockets serve communication between its own processes only."""
+    before: Look = field(default_factory=dict)
+    """State of its sockets before the locks; data received since then is a request."""
+    turning: threading.Lock = field(default_factory=threading.Lock)
+    """Held while its processes are thawed or frozen again."""
+    ahead: tuple[int, ...] = ()
+    """Processes that were thawed before their supervisors; empty: none yet."""
+    ahead_epoch: float = 0.0
+    """When they were thawed."""
+    thawed: bool = False
+    """All its processes run, and wait for their GPU memory where they need it."""
+    signalled: bool = False
+    """It was thawed for a signal, and is not frozen again before it has been awake."""
+    stop_epoch: float | None = None
+    """When Slurm sent it a stop signal, if that was the last signal."""
+    asked_epoch: float | None = None
+    """Time of the wake request; ``None``: there is none."""
+    asked_why: str = ""
+    noted: bool = False
+    """The journal has the wake request and its time, so that it keeps its place in the queue of the next agent."""
+    turn: int = 0
+    """Order of jobs that came at the same time: lower is earlier."""
+    waking: bool = False
+    waits: str = ""
+    """Why it has not been woken yet."""
+    held_back: str = ""
+    """Why it must not be woken despite a request, and is not in the queue."""
+    failure: str = ""
+    """Why it could not be woken."""
+    failures: int = 0
+    retry_epoch: float = 0.0
+    overdue: bool = False
+    told: bool = False
+    """A mail about the suspension was queued for its owner, if the site has enabled that."""
+
+    @property
+    def verb(self) -> str:
+        """See ``queue.InLine``."""
+        return "wake"
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its processes are stopped, as far as known, and are not about to be thawed."""
+        return self.record.phase is Phase.FROZEN and not self.thawed and not self.waking
+
+    @property
+    def can_be_asked(self) -> bool:
+        """Whether a request from outside can reach it."""
+        return bool(self.own) and self.on_request
+
+    @property
+    def said(self) -> str:
+        """Its comment while there is no wake request."""
+        return messages.asleep(self.why, self.gpu_bytes, self.shown, on_request=self.can_be_asked)
+
+    @property
+    def shown(self) -> str:
+        """The ID shown to users: ``123_4`` for an array task, since its raw ID may be that of the whole array."""
+        return str(self.record.facts.get("shown") or self.job_id)
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes of GPU memory that were moved out."""
+        return sum(self.held.values())
+
+    @property
+    def asking(self) -> dict[str, object]:
+        """Time and reason of the wake request, for the journal."""
+        return {} if self.asked_epoch is None else {"asked": self.asked_epoch, "asked_why": self.asked_why}
+
+    def note(self) -> None:
+        """Record the wake request in the journal, for the next agent. Raises ``JournalError``; not retried."""
+        self.noted = True
+        self.record.write(self.record.phase, **self.asking)
+
+    def failed(self, why: str, now: float) -> float:
+        """Record a failed wake; return the delay of the retry in seconds, longer each time."""
+        pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(self.failures, 10))
+        self.failures += 1
+        self.failure, self.retry_epoch = messages.one(why), now + pause
+        return pause
+
+    def pauses(self, now: float) -> bool:
+        """Return whether a retry is not due yet; a clock that was set back does not extend the delay."""
+        return 0 < self.retry_epoch - now <= _RETRY_MAX_S
+
+    def view(self, now: float, *, held: bool) -> dict[str, Any]:
+        """Return the data that ``status`` shows for it at that time (epoch); ``held``: Slurm has suspended it."""
+        return {
+            "starting": False,
+            "since": self.since_epoch,
+            "asleep_s": max(0.0, now - self.since_epoch),
+            "why": self.why,
+            "gpu_bytes": self.gpu_bytes,
+            "frozen_by": self.how,
+            "wakes_on_request": self.can_be_asked,
+            "suspended_by_slurm": held,
+            "asked": self.asked_epoch,
+            "asked_why": self.asked_why or None,
+            "waking": self.waking,
+            "waits": self.waits or None,
+            "overdue": self.overdue,
+            "failure": self.failure or None,
+        }
+
+    @classmethod
+    def of(cls, record: Record) -> Sleeper:
+        """Load it from its journal. Raises ``KeyError`` and ``ValueError`` if that is not of a suspension in place."""
+        facts = record.facts
+        return cls(
+            record=record,
+            job_id=record.key.job_id,
+            uid=int(facts["uid"]),
+            init_pid=int(facts["init_pid"]),
+            init_started=int(facts["init_started"]),
+            option=SuspendOption.parse(facts["option"]),
+            cuda=tuple(int(pid) for pid in facts["cuda"]),
+            held={str(uuid): int(count) for uuid, count in facts["held"].items()},
+            why=str(facts.get("why") or ""),
+            how=str(facts.get("how") or SIGNALS),
+            stay=frozenset(int(pid) for pid in facts.get("stopped", ())),
+            calls=frozenset((int(pid), int(number)) for pid, number in facts.get("calls", ())),
+            since_epoch=record.phases.get(Phase.PARKED.value, float(facts["began"])),
+            on_request=bool(facts.get("on_request", True)),
+            before=from_note(facts.get("sockets", {})),
+            told=Phase.FROZEN.value in record.phases,
+        )

@@ -1,0 +1,355 @@
+"""The sockets of a job, and whether a request is waiting on them.
+
+The kernel counts the bytes received on a TCP connection, but not on a UNIX one: what was read there between the last
+check and the freeze leaves no trace on the socket. But then the reading thread no longer waits where it did, so the
+wait positions of the threads are compared as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurm_affinode.base.pidfd import PROC, processes
+from slurm_affinode.base.text import span
+from slurm_affinode.suspension.inplace.sock_diag import NetSpace, Sock, SockDiag, SockDiagError, socket_inodes
+
+Look = Mapping[int, Sock]
+"""Inode -> socket, for one job at one moment."""
+_ANSWERED_S = 30.0
+"""Minimum time that a server is given to answer without its GPU, however short its idle window: a request that it has
+already read would not wake it."""
+_DRIVER_SOCKET = b"\0cuda-uvmfd-"
+"""Prefix of the name (``@cuda-uvmfd-NAMESPACE-PID``) of the socket on which CUDA listens in each of its processes, for
+those that it shares memory with. No request arrives there, and a job that has no other socket cannot receive
+requests."""
+
+
+def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
+    """Return why a running job must not be suspended now; ``None`` if no client waits for it.
+
+    A request that was read and not answered leaves no trace in a queue. So a connection counts as waiting if data
+    arrived within ``within_s`` (the idle window; at least half a minute on a connection made to the job) and nothing
+    was sent after that. Unread bytes that were also there at an ``earlier`` look are not about to be read by the job,
+    unless they arrived within that time, too.
+    """
+    ports = {sock.port for sock in now.values() if sock.listens and sock.family == "tcp"}
+    read_unseen = uncounted(now)
+    for sock in _from_others(now):
+        before = earlier.get(sock.inode)
+        if sock.listens:
+            if sock.waiting:
+                return f"a connection waits{_where(sock)}"
+            continue
+        if before is None and sock.inode in read_unseen:
+            return f"a connection was made{_where(sock)}"
+        came = sock.received_ms
+        recent = came is not None and came < within_s * 1000
+        fresh = before is None or before.unread != sock.unread or recent
+        if sock.unread > 0 and fresh:
+            return f"bytes wait on a connection{_where(sock)}"
+        waits_s = max(within_s, _ANSWERED_S) if sock.port in ports else within_s
+        if came is not None and came < waits_s * 1000 and _unanswered(sock):
+            return f"what came {span(came / 1000)} ago{_where(sock)} has not been answered"
+    return None
+
+
+def _unanswered(sock: Sock) -> bool:
+    """Return whether data arrived and nothing was sent after it.
+
+    The kernel's clock for both is coarse (up to 10 ms), and starts for both when a connection is made.
+    """
+    if not sock.received or sock.received_ms is None or sock.sent_ms is None:
+        return False
+    return sock.received_ms < sock.sent_ms or sock.sent == 0
+
+
+def meanwhile(before: Look, after: Look) -> str | None:
+    """Return what arrived for the job from the look ``before`` its locks until it was frozen; ``None``: nothing.
+
+    It may have been read by then, with its answer waiting for the GPU: so all arrivals count, not only unread data.
+    """
+    for sock in _from_others(after):
+        known = before.get(sock.inode)
+        if sock.listens:
+            if sock.waiting:
+                return f"a connection waits{_where(sock)}"
+        elif known is None:
+            return f"a connection was made{_where(sock)}"
+        elif sock.unread > max(0, known.unread):
+            return f"bytes wait on a connection{_where(sock)}"
+        elif sock.received - known.received > (sock.state != known.state):  # the end of a stream counts as a byte
+            return f"something came{_where(sock)}"
+    return None
+
+
+def uncounted(look: Look) -> frozenset[int]:
+    """Return connections to the job on which bytes may arrive and be read unnoticed: UNIX sockets do not count them."""
+    names = {sock.name for sock in look.values() if sock.listens and sock.name}
+    return frozenset(sock.inode for sock in _from_others(look) if sock.there and sock.name in names)
+
+
+def can_be(look: Look) -> bool:
+    """Return whether a request from outside the job can arrive on one of these sockets.
+
+    UNIX sockets without a name belong to a client, or cannot be reached: most programs have one, as the C library keeps
+    its connection to the daemon of the user database (sssd, nscd).
+    """
+    return any(sock.family == "tcp" or bool(sock.name) for sock in _from_others(look))
+
+
+def _from_others(look: Look) -> Iterator[Sock]:
+    """Yield the sockets on which others may send requests.
+
+    Connections with both ends in the job are omitted, since communication between its own processes is not a request;
+    so are those of CUDA itself.
+    """
+    ends = {(sock.here, sock.there) for sock in look.values() if sock.there}
+    return (
+        sock
+        for sock in look.values()
+        if (sock.there, sock.here) not in ends and not sock.name.startswith(_DRIVER_SOCKET)
+    )
+
+
+def _where(sock: Sock) -> str:
+    return f" on port {sock.port}" if sock.family == "tcp" else " on a UNIX socket"
+
+
+Waits = Mapping[int, str]
+"""Thread -> where it waits in the kernel: its stack pointer and program counter; empty: it runs."""
+_DRIVER_THREAD = b"cuda"
+"""Prefix of the names of CUDA's own threads: they move when GPU memory does."""
+
+
+def waits(pids: Iterable[int], proc: Path = PROC) -> dict[int, str]:
+    """Return the wait positions of the threads of these processes.
+
+    CUDA's own threads, and those that the kernel does not report, are omitted. A stopped thread is reported as it was
+    before.
+    """
+    found = {}
+    for process in processes(pids, proc=proc):
+        for thread in process.threads():
+            with contextlib.suppress(OSError):
+                if not process.read(f"task/{thread}/comm").startswith(_DRIVER_THREAD):
+                    found[thread] = _place(process.text(f"task/{thread}/syscall"))
+    return found
+
+
+def _place(line: str) -> str:
+    """Return the position in proc(5)'s ``syscall``, without the number: an interrupted call may change it."""
+    words = line.split()
+    return " ".join(words[-2:]) if len(words) > 1 else ""
+
+
+def went_on(before: Waits, after: Waits) -> bool:
+    """Return whether a thread that waited is elsewhere now, or is new; a thread that ran before does not count."""
+    return any(thread not in before or "" != before[thread] != place for thread, place in after.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The sockets of a job, and the network namespaces that they may be in.
+
+    A socket is in the namespace in which it was created, whichever process has it now: a server in a container may have
+    received a listener of the node. So each socket is looked up in the namespaces of all processes, and in the agent's
+    own.
+    """
+
+    spaces: Mapping[int, frozenset[int]] = field(default_factory=dict)
+    """Inode of the namespace -> inodes of sockets that may be there."""
+    held: Mapping[int, NetSpace] = field(default_factory=dict)
+    """Inode of the namespace -> the namespace."""
+
+    def __bool__(self) -> bool:
+        """Return whether there are any sockets."""
+        return any(self.spaces.values())
+
+
+class Diag(Protocol):
+    """The part of ``sock_diag.SockDiag`` that is used; see there."""
+
+    def dump(
+        self, wanted: frozenset[int] | None = None, families: Collection[str] = ("tcp", "unix")
+    ) -> dict[int, Sock]:
+        """See ``SockDiag``."""
+        ...
+
+    def close(self) -> None:
+        """See ``SockDiag``."""
+        ...
+
+
+class Sockets(Protocol):
+    """The network state that suspension in place needs."""
+
+    def own(self, pids: Iterable[int]) -> Own:
+        """Return the sockets of these processes."""
+        ...
+
+    def look(self, own: Own) -> Look:
+        """Return their state now. Raises ``SockDiagError``. Thread-safe."""
+        ...
+
+    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+        """Return the same for several jobs, with one query for each namespace. For one thread.
+
+        Jobs in a namespace that does not respond are omitted.
+        """
+        ...
+
+    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+        """Return those of these processes that may read uncounted bytes: they have a UNIX connection to the job."""
+        ...
+
+    def waits(self, pids: Iterable[int]) -> Waits:
+        """Return the wait positions of the threads of these processes."""
+        ...
+
+
+class NodeSockets:
+    """``Sockets`` for this machine."""
+
+    def __init__(
+        self, *, open_diag: Callable[[NetSpace], Diag] = SockDiag, proc: Path = PROC,
+        warn: Callable[[str], None] = lambda text: None,
+    ) -> None:  # fmt: skip
+        """``warn`` is called once for a namespace that does not respond."""
+        self._open = open_diag
+        self._proc = proc
+        self._warn = warn
+        self._kept: dict[int, Diag] = {}
+        self._silent: set[int] = set()
+        self._families: dict[int, tuple[frozenset[int], tuple[str, ...]]] = {}
+        """Namespace -> the sockets queried last, and their families."""
+
+    def own(self, pids: Iterable[int]) -> Own:
+        """See ``Sockets``."""
+        inodes: set[int] = set()
+        held: dict[int, NetSpace] = {}
+        for process in processes(pids, proc=self._proc):
+            with contextlib.suppress(OSError):
+                space = NetSpace.of(process)
+                held.setdefault(space.inode, space)
+                inodes |= socket_inodes(process)
+        if held:
+            with contextlib.suppress(OSError):
+                space = NetSpace.own()
+                held.setdefault(space.inode, space)
+        return Own(dict.fromkeys(held, frozenset(inodes)), held)
+
+    def look(self, own: Own) -> Look:
+        """See ``Sockets``."""
+        found: dict[int, Sock] = {}
+        for space, inodes in own.spaces.items():
+            if inodes:
+                diag = self._open(own.held[space])
+                try:
+                    found.update(diag.dump(inodes))
+                finally:
+                    diag.close()
+        return found
+
+    def looks(self, owners: Mapping[int, Own]) -> Mapping[int, Look]:
+        """See ``Sockets``."""
+        places = {space: own.held[space] for own in owners.values() for space, inodes in own.spaces.items() if inodes}
+        for space in self._kept.keys() - places.keys():  # otherwise it would keep the namespace of an ended job
+            self._kept.pop(space).close()
+            self._families.pop(space, None)
+        wanted = {
+            space: frozenset().union(*(own.spaces.get(space, frozenset()) for own in owners.values()))
+            for space in places
+        }
+        dumps = {space: self._dump(held, wanted[space]) for space, held in places.items()}
+        found: dict[int, Look] = {}
+        for job_id, own in owners.items():
+            seen: dict[int, Sock] = {}
+            for space, inodes in own.spaces.items():
+                dump = dumps.get(space)
+                if inodes and dump is None:
+                    break
+                seen.update(_of(dump or {}, inodes))
+            else:
+                found[job_id] = seen
+        return found
+
+    def readers(self, pids: Iterable[int], look: Look) -> tuple[int, ...]:
+        """See ``Sockets``."""
+        inodes = uncounted(look)
+        if not inodes:
+            return ()
+        return tuple(one.pid for one in processes(pids, proc=self._proc) if inodes & socket_inodes(one))
+
+    def waits(self, pids: Iterable[int]) -> Waits:
+        """See ``Sockets``."""
+        return waits(pids, self._proc)
+
+    def _dump(self, held: NetSpace, wanted: frozenset[int]) -> dict[int, Sock] | None:
+        space = held.inode
+        try:
+            diag = self._kept.get(space)
+            if diag is None:
+                diag = self._kept[space] = self._open(held)
+            # Sleeping jobs open no sockets: the kinds of their sockets are determined once.
+            before, families = self._families.get(space, (frozenset(), ()))
+            if before == wanted:
+                found = diag.dump(wanted, families)
+            else:
+                found = diag.dump(wanted)
+                self._families[space] = wanted, _kinds(found.values())
+        except SockDiagError as error:
+            if (kept := self._kept.pop(space, None)) is not None:
+                kept.close()
+            if space not in self._silent:
+                self._silent.add(space)
+                self._warn(f"what waits on the sockets of sleeping jobs is not known: {error}")
+            return None
+        self._silent.discard(space)
+        return found
+
+    def close(self) -> None:
+        """Close the sockets used for queries."""
+        for diag in self._kept.values():
+            diag.close()
+        self._kept.clear()
+
+
+def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
+    """Return the families that ``SockDiag.dump`` needs to report these again."""
+    seen = {"unix" if one.family == "unix" else "listen" if one.listens else "tcp" for one in socks}
+    return tuple(sorted(seen - {"listen"} if "tcp" in seen else seen))
+
+
+def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:
+    return {inode: dump[inode] for inode in inodes if inode in dump}
+
+
+def unnoticed(sockets: Sockets, facts: Mapping[str, Any]) -> str | None:
+    """Return what may have been read uncounted since a suspension with these ``facts`` began; ``None``: nothing.
+
+    Only for a frozen job: a thread of a running one may be elsewhere for a moment, and return.
+    """
+    before = {int(thread): str(place) for thread, place in facts.get("waits", {}).items()}
+    if before and went_on(before, sockets.waits(facts["readers"])):
+        return "something may have been read on a UNIX socket"
+    return None
+
+
+def noted(look: Look) -> dict[str, list[object]]:
+    """Return a look in the form used by the journal."""
+    return {
+        str(sock.inode): [sock.family, sock.state, sock.waiting, sock.port, sock.received] for sock in look.values()
+    }
+
+
+def from_note(note: Mapping[str, list[object]]) -> Look:
+    """Return a look from the journal. Raises ``ValueError`` if it is malformed."""
+    found: dict[int, Sock] = {}
+    for inode, (family, *rest) in note.items():
+        state, waiting, port, received = (int(str(one)) for one in rest)
+        found[int(inode)] = Sock(int(inode), str(family), state, waiting, port, received)
+    return found

@@ -1,0 +1,135 @@
+"""Jobs with ``mode=inplace`` that wait in the queue to start, because other jobs hold the memory of their GPUs.
+
+The memory that a job will allocate is unknown; the site sets how much of a GPU's memory has to be free for a start
+(``inplace.start_free_pct``). A job that was admitted has time to allocate its memory before the next one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_affinode.core.inplace import GpuLoad
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.inplace.freezer import Freezer
+from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.shepherd import Start, Wait
+
+_KEEP_WAITING_S = 10.0
+"""Interval of ``Wait`` messages to a waiting shepherd."""
+_SETTLE_S = 30.0
+"""How long the room for an admitted job is reserved."""
+
+
+@dataclass(slots=True)
+class StartingJob:
+    """A job that has not started, or has just started."""
+
+    job_id: int
+    turn: int
+    asked_epoch: float | None
+    held: Mapping[str, int] = field(default_factory=dict)
+    """UUID -> bytes that have to be free."""
+    cuda: tuple[int, ...] = ()
+    """Its processes, once it was admitted."""
+    known: bool = False
+    """Its GPUs were determined."""
+    let_in: float | None = None
+    waits: str = ""
+    overdue: bool = False
+    told: float = 0.0
+
+    @property
+    def verb(self) -> str:
+        """See ``queue.InLine``."""
+        return "start"
+
+    def view(self) -> dict[str, Any]:
+        """Return the data that ``status`` shows for it."""
+        return {"starting": True, "asked": self.asked_epoch, "waits": self.waits or None}
+
+
+class Starters:
+    """The jobs that wait to start. Not thread-safe: ``Director`` locks it."""
+
+    def __init__(self, parts: Parts, freezer: Freezer, free_pct: float) -> None:
+        """``free_pct``: share of the memory of each of a job's GPUs; 0: every job starts at once."""
+        self._parts = parts
+        self._freezer = freezer
+        self._share = free_pct / 100
+        self._began = parts.now()
+        self._all: dict[int, StartingJob] = {}
+
+    def __len__(self) -> int:
+        """Return their number, including those that were just admitted."""
+        return len(self._all)
+
+    def admit(self, job: WatchedJob, turn: Callable[[], int]) -> bool:
+        """Return whether a job may start at once; otherwise it is queued, also when its shepherd has reconnected."""
+        if not self._share or not job.link.send(Wait(fresh=True)):
+            return True
+        starter = self._all.get(job.job_id)
+        if starter is None or starter.let_in is not None:
+            now = self._parts.now()
+            began = self._parts.processes.began(job.init_started, now)
+            # A shepherd older than this agent sent its request to the previous agent, at its own start.
+            asked = began if began < self._began else now
+            self._all[job.job_id] = StartingJob(job.job_id, turn(), asked, told=now)
+        return False
+
+    def ids(self) -> frozenset[int]:
+        """Return the jobs that wait to start or were just admitted."""
+        return frozenset(self._all)
+
+    def get(self, job_id: int) -> StartingJob | None:
+        """Return the job while it waits; ``None``: it does not wait, or was admitted."""
+        found = self._all.get(job_id)
+        return None if found is None or found.let_in is not None else found
+
+    def waiting(
+        self, cards: Callable[[], Sequence[GpuLoad]], gpus_of: Callable[[int], Sequence[str] | None]
+    ) -> list[StartingJob]:
+        """Return those that wait, with the memory that they need. Raises ``GpuError``."""
+        found = [one for one in self._all.values() if one.let_in is None]
+        for one in found:
+            if not one.known:
+                uuids = gpus_of(one.job_id) or ()
+                one.held = {card.uuid: round(card.total * self._share) for card in cards() if card.uuid in uuids}
+                one.known = True
+        return found
+
+    def coming(self) -> list[StartingJob]:
+        """Return the admitted jobs that may still be allocating memory."""
+        return [one for one in self._all.values() if one.let_in is not None]
+
+    def forget(self, job_id: int) -> None:
+        """Stop reserving room for a job: it has allocated its memory."""
+        self._all.pop(job_id, None)
+
+    def go(self, one: StartingJob) -> bool:
+        """Start the job; return whether its shepherd received the message."""
+        job = self._parts.registry.get(one.job_id)
+        one.let_in = self._parts.now()
+        return job is not None and job.link.send(Start())
+
+    def tend(self, now: float, idle_s: Callable[[int], float | None]) -> None:
+        """Keep shepherds waiting; drop jobs that are gone, have had their time, or are idle by policy (``idle_s``)."""
+        for one in list(self._all.values()):
+            job = self._parts.registry.get(one.job_id)
+            taken = one.let_in is not None and not 0 <= now - one.let_in <= _SETTLE_S
+            over = taken or (one.let_in is not None and idle_s(one.job_id) is not None)
+            if job is None or over:
+                del self._all[one.job_id]
+            elif one.let_in is not None:
+                one.cuda = self._pids(job)
+            elif not 0 <= now - one.told <= _KEEP_WAITING_S:
+                one.told = now
+                job.link.send(Wait(fresh=True))
+
+    def _pids(self, job: WatchedJob) -> tuple[int, ...]:
+        try:
+            return tuple(member.pid for member in self._freezer.members(job.init_pid, job.init_started))
+        except TreeGoneError:
+            return ()

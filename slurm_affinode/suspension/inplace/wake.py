@@ -1,0 +1,284 @@
+"""Wake of one job that sleeps in place: its processes are thawed, its GPU memory moves back, it is unlocked.
+
+In this order, because a stopped process cannot restore its memory; its CUDA calls block until it is unlocked. A process
+with children and without GPU memory of its own is thawed last, when they are at rest again: the master of a server ends
+workers that have not moved for a while (gunicorn's ``timeout``), which would be all of them. Free GPU memory is checked
+before each restore: one that runs out of memory fails permanently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import span
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaError, CudaState, HelperLost
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.suspension import Phase
+from slurm_affinode.suspension import messages
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.inplace.freezer import FreezeError, Freezer, stopped
+from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
+from slurm_affinode.suspension.inplace.sleeper import Sleeper
+from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
+from slurm_affinode.suspension.journal import JournalError, Record
+from slurm_affinode.suspension.notify import entry_of, mail_owner
+
+_ATTEMPTS = 3
+_PAUSE_S = 0.5
+_CALM_LOOKS, _LOOK_AGAIN_S = 2, 0.01
+"""Checks of the thawed processes before their supervisors are thawed."""
+_AHEAD_S = 0.5
+"""After this time the supervisors are thawed even if the others are busy: these have moved while their GPU memory
+returned."""
+
+
+class NotWoken(AffinodeError):  # noqa: N818 - names what is the case
+    """The job still sleeps, or has its GPU memory but cannot be thawed completely; the text states the reason."""
+
+
+class NoGpuRoom(AffinodeError):  # noqa: N818 - names what is the case
+    """Other jobs have taken the memory that was free a moment ago: the job still sleeps, and nothing was done."""
+
+
+class Waking:
+    """The steps of a wake, each of them idempotent."""
+
+    def __init__(self, parts: Parts, freezer: Freezer, sharing: Sharing, sockets: Sockets, freeze_s: float) -> None:
+        """``freeze_s``: time-out for the processes to stop."""
+        self._parts = parts
+        self._freezer = freezer
+        self._sharing = sharing
+        self._sockets = sockets
+        self._freeze_s = freeze_s
+        self._open: list[Record] = []
+        """Journals of running jobs that could not be closed."""
+
+    def freeze_again(self, sleeper: Sleeper) -> str:
+        """Freeze a job of the last agent again, since its freeze may have been interrupted.
+
+        Returns why it has to wake, or an empty text. A job that moves long after it was frozen was thawed meanwhile,
+        and may be handling a signal.
+        """
+        pids = self._before_a_freeze(sleeper)
+        frozen_s = self._parts.now() - sleeper.record.phases[Phase.FROZEN.value]
+        if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
+            sleeper.signalled = True
+            return "its processes were let go while there was no agent"
+        try:
+            self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
+        except FreezeError as error:
+            return f"it could not be frozen again: {error}"
+        return unnoticed(self._sockets, sleeper.record.facts) or ""
+
+    def _before_a_freeze(self, sleeper: Sleeper) -> tuple[int, ...]:
+        """Return its processes. Those that run now were not stopped by the job: they are thawed with the others."""
+        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        sleeper.stay &= frozenset(stopped(members))
+        return tuple(member.pid for member in members)
+
+    def thaw(self, sleeper: Sleeper) -> None:
+        """Thaw all processes. Raises ``NotWoken``, ``TreeGoneError``."""
+        with sleeper.turning:
+            self._lead(sleeper)
+            if sleeper.thawed:
+                return
+            calm = 0
+            for _ in range(round(_AHEAD_S / _LOOK_AGAIN_S)):
+                calm = 0 if self._freezer.busy(sleeper.ahead) else calm + 1
+                # Checks of many processes take time themselves; a clock that was set back also ends the loop.
+                if calm == _CALM_LOOKS or not 0 <= self._parts.now() - sleeper.ahead_epoch < _AHEAD_S:
+                    break
+                self._parts.sleep(_LOOK_AGAIN_S)
+            self._rest_goes_on(sleeper)
+
+    def _lead(self, sleeper: Sleeper) -> None:
+        """Thaw the processes without children, and those with GPU memory to restore. ``turning`` is held."""
+        if sleeper.thawed or sleeper.ahead:
+            return
+        self._mark(sleeper, Phase.WAKING, **sleeper.asking)
+        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        pids = {member.pid for member in members}
+        above = {member.parent for member in members} & pids - set(sleeper.cuda)
+        self._go_on(sleeper, sleeper.stay | above)
+        sleeper.ahead, sleeper.ahead_epoch = tuple(sorted(pids - above)), self._parts.now()
+        sleeper.thawed = not above
+
+    def _rest_goes_on(self, sleeper: Sleeper) -> None:
+        """Thaw everything that was stopped for the suspension. ``turning`` is held."""
+        # A job that Slurm has suspended meanwhile continues when Slurm resumes it, which thaws all of it.
+        if not self._freezer.held(sleeper.init_pid):
+            self._go_on(sleeper, sleeper.stay, sleeper.ahead)
+        sleeper.thawed = True
+
+    def _go_on(self, sleeper: Sleeper, stay: frozenset[int], going: Collection[int] = ()) -> None:
+        try:
+            self._freezer.thaw(sleeper.init_pid, sleeper.init_started, sleeper.how, stay=stay, going=going)
+        except FreezeError as error:
+            raise NotWoken(str(error)) from None
+
+    def wake(self, sleeper: Sleeper) -> None:
+        """Do all steps. Raises ``NotWoken``, ``NoGpuRoom``, and ``TreeGoneError`` if the job has ended."""
+        parts = self._parts
+        began = parts.now()
+        why = self._short(sleeper)
+        if why is not None:
+            raise NoGpuRoom(why)
+        try:
+            with sleeper.turning:
+                self._lead(sleeper)
+            self._restore(sleeper)
+        except CheckpointError as error:
+            self._back(sleeper, str(error))
+            raise NotWoken(str(error)) from None
+        self.thaw(sleeper)
+        self._told(sleeper, began)
+
+    def _short(self, sleeper: Sleeper) -> str | None:
+        """Return why the memory that was not restored yet does not fit."""
+        try:
+            return self._sharing.shortage(sleeper)
+        except GpuError as error:
+            return str(error)
+
+    def _there(self, sleeper: Sleeper) -> list[int]:
+        """Return its CUDA processes that have not ended."""
+        members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
+        pids = {member.pid for member in members}
+        return [pid for pid in sleeper.cuda if pid in pids]
+
+    def _restore(self, sleeper: Sleeper) -> None:
+        """Restore all processes before unlocking any: they may wait for each other."""
+        for state in (CudaState.CHECKPOINTED, CudaState.LOCKED):
+            for pid in self._there(sleeper):
+                self._leave(sleeper, pid, state)
+
+    def _leave(self, sleeper: Sleeper, pid: int, state: CudaState) -> None:
+        """Move a process out of ``state`` if it is in it; retry if the helper for the driver was lost."""
+        cuda = self._parts.cuda
+        lost: HelperLost | None = None
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self._parts.sleep(_PAUSE_S)
+            try:
+                found = cuda.state(pid)
+                if found is CudaState.FAILED:
+                    raise CudaError(f"the CUDA state of process {pid} is lost: the driver calls it failed")  # noqa: TRY301
+                if found is not state:
+                    return
+                if state is CudaState.CHECKPOINTED:
+                    why = self._short(sleeper)
+                    if why is not None:
+                        raise CudaError(why)  # noqa: TRY301
+                    cuda.restore(pid)
+                else:
+                    cuda.unlock(pid)
+            except HelperLost as error:
+                lost = error
+                continue
+            except CudaError:
+                if pid not in self._there(sleeper):
+                    return  # it has ended meanwhile
+                raise
+            return
+        raise lost or CudaError(f"process {pid} stays {state.value}")
+
+    def _back(self, sleeper: Sleeper, why: str) -> None:
+        """Roll back a failed restore: move restored memory out again for other jobs, and freeze the processes."""
+        parts = self._parts
+        for pid in self._there(sleeper):
+            try:
+                if parts.cuda.state(pid) is CudaState.LOCKED:
+                    parts.cuda.checkpoint(pid)
+            except CheckpointError as error:
+                parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
+        parts.ledger.write(replace(entry_of(sleeper.record, parts.node), restore_failure=messages.one(why)))
+        with sleeper.turning:
+            if sleeper.signalled:  # its signal handlers run
+                return
+            self._before_a_freeze(sleeper)
+            self._mark(sleeper, Phase.FROZEN, stopped=sorted(sleeper.stay))
+            try:
+                self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
+            except FreezeError as error:
+                # Its CUDA calls block nevertheless. Processes that did stop would not continue at the next attempt.
+                parts.log.warning("job %s: cannot be frozen again: %s", sleeper.job_id, error)
+                sleeper.ahead = ()  # they may have stopped, too
+                self._rest_goes_on(sleeper)
+                return
+            sleeper.ahead, sleeper.thawed = (), False
+            # Processes may have ended or started while they ran: record the current ones.
+            sleeper.pids = tuple(one.pid for one in self._freezer.members(sleeper.init_pid, sleeper.init_started))
+
+    def _told(self, sleeper: Sleeper, began: float) -> None:
+        parts, record = self._parts, sleeper.record
+        parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)
+        asked = began if sleeper.asked_epoch is None else sleeper.asked_epoch
+        now = parts.now()
+        parts.ledger.write(
+            replace(
+                entry_of(record, parts.node),
+                released_ms=round(asked * 1000),
+                restoring_ms=round(began * 1000),
+                restored_ms=round(now * 1000),
+                restored_node=parts.node,
+            )
+        )
+        if sleeper.told:
+            mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
+        self._close(record)
+        parts.log.info(
+            "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,
+            span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.asked_why or "no reason given",
+        )  # fmt: skip
+
+    def gone(self, sleeper: Sleeper) -> None:
+        """Record in the ledger that its processes have ended, and close the journal."""
+        parts = self._parts
+        entry = entry_of(sleeper.record, parts.node)
+        parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
+        self._close(sleeper.record)
+
+    def end(self, sleeper: Sleeper, why: str) -> None:
+        """Cancel a job that has waited too long."""
+        slurm = self._parts.slurm
+        try:
+            said = messages.one(f"ended by slurm-affinode: {why}")
+            slurm.set_comment(sleeper.job_id, messages.comment(said, slurm.job(sleeper.job_id).comment))
+            slurm.cancel(sleeper.job_id)
+        except AffinodeError as error:
+            sleeper.overdue = False  # retried
+            self._parts.log.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether there is something to ``tidy``."""
+        return bool(self._open)
+
+    def tidy(self) -> None:
+        """Close the journals that could not be closed before."""
+        for record in tuple(self._open):
+            with suppress(JournalError):
+                record.close()
+                self._open.remove(record)
+
+    def _close(self, record: Record) -> None:
+        try:
+            record.close()
+        except JournalError as error:
+            self._open.append(record)
+            self._parts.log.warning("job %s: runs, but its journal cannot be closed yet: %s", record.key.job_id, error)
+
+    def _mark(self, sleeper: Sleeper, phase: Phase, **facts: object) -> None:
+        """Record the phase in the journal, if possible: a full disk must not keep a job from its GPU.
+
+        The next agent also wakes jobs from the phases before ``waking``.
+        """
+        try:
+            if sleeper.record.phase is not phase:
+                sleeper.record.write(phase, **facts)
+        except JournalError as error:
+            self._parts.log.warning("job %s: continues without its journal: %s", sleeper.job_id, error)
+        self._parts.registry.set_phase(sleeper.job_id, phase)

@@ -1,0 +1,261 @@
+"""Interfaces between the agent's loop and the components that suspend, restore and wake jobs.
+
+Each method is called from a worker thread of the agent, at most once at a time for one job, and may take minutes.
+Expected failures raise ``AffinodeError`` with a one-line message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.gpu.interface import GpuDriver
+from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
+from slurm_affinode.suspension.shepherd import Hello, Reply
+
+LookAgain = Callable[[], str | None]
+"""Samples the job's GPUs again: ``None`` if it is still idle, otherwise a description of the activity. To be called
+under the CUDA lock. A signal that cannot be read does not count as idle. For a manual suspension it always returns
+``None``."""
+
+
+class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
+    """A suspension in progress was aborted; the text states the reason."""
+
+
+class Refused(AffinodeError):  # noqa: N818 - names what is the case
+    """A job cannot be suspended, restored or woken; nothing was changed. ``refusal`` states the reason."""
+
+    exit_code = 1
+
+    def __init__(self, refusal: Refusal, *, hint: str | None = None) -> None:
+        super().__init__(refusal.text, hint=hint)
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A shepherd that has connected before its job started, with its identity according to the kernel."""
+
+    hello: Hello
+    job_id: int
+    uid: int
+    gid: int
+    init_pid: int
+    init_started: int
+    link: Link
+    fds: tuple[int, ...]
+    """The job's standard streams, open until ``restore`` returns: for ``criu --inherit-fd``."""
+    foreign: tuple[str, ...] = ()
+    """Namespaces of the shepherd that are not the node's, although those of a restored process tree will be."""
+
+    @property
+    def init(self) -> Id:
+        """The shepherd's identity; its namespaces are held (``pidfd.namespace``)."""
+        return Id(self.init_pid, self.init_started)
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedJob:
+    """A suspended job with a checkpoint image, as shown by ``status``."""
+
+    key: JobKey
+    uid: int
+    node: str
+    """The node on which it was suspended."""
+    seq: int
+    since_epoch: float
+    image_bytes: int
+    gpu_bytes: int
+    gpus: int
+    where: str
+    """``shared``: any node can restore it; ``node``: only ``node`` can, so far."""
+    wake: str
+    """``auto``, ``hold``, or the time at which it wakes."""
+    why: str
+    failure: str | None = None
+    """The reason why its last restore failed."""
+    passed: str | None = None
+    """Tiers that did not accept its image, and why."""
+    shown: str | None = None
+    """The job ID shown to its owner if it differs from the raw ID: ``123_4``."""
+
+    @property
+    def called(self) -> str:
+        """The job ID shown to its owner."""
+        return self.shown or str(self.key.job_id)
+
+
+class Suspender(Protocol):
+    """Suspends jobs to free their GPUs."""
+
+    def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
+        """Return the reasons why this job cannot be suspended; empty if it can.
+
+        Reads only, and takes about a second at most, since ``status`` calls it often.
+        """
+        ...
+
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+        """Suspend the job. Returns when its processes are gone and it is queued, or when it runs on unharmed.
+
+        In the latter case ``failure`` of the result states the reason. Raises ``Refused``, and ``AffinodeError`` if
+        nothing was begun.
+        """
+        ...
+
+
+class Restorer(Protocol):
+    """Restores jobs from their images."""
+
+    def restore(self, arrival: Arrival) -> Reply:
+        """Restore the image of the job, or return what the shepherd is to do instead.
+
+        The agent keeps the shepherd waiting meanwhile.
+        """
+        ...
+
+
+class Waker(Protocol):
+    """Releases suspended jobs."""
+
+    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
+        """Release a suspended job on behalf of ``who``. Idempotent. Raises ``Refused``.
+
+        ``admin``: ``who`` may also release jobs held by an administrator. Returns ``False`` if the image is not in the
+        shared store yet; the job is then released later without another call.
+        """
+        ...
+
+    def tick(self) -> None:
+        """Release the jobs that are due. Called every few seconds; must not raise."""
+        ...
+
+
+class Keeper(Protocol):
+    """Keeps track of suspended jobs and cleans up after them."""
+
+    def recover(self) -> None:
+        """Complete or roll back what the journal records.
+
+        Called once when the agent starts, before it answers any shepherd.
+        """
+        ...
+
+    def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
+        """Return the submission of a job and how often it was suspended.
+
+        Taken from its image if it has one, otherwise from ``job.slurm``, which is set when this is called.
+        """
+        ...
+
+    def registered(self, job: WatchedJob) -> None:
+        """Handle a connection from the shepherd of a job that already runs, after a restart of the agent."""
+        ...
+
+    def ended(self, job_id: int, *, requeued: bool) -> None:
+        """Handle the epilog of a job on this node. ``requeued``: it will run again, so its image is kept."""
+        ...
+
+    def suspended(self) -> Sequence[SuspendedJob]:
+        """Return every suspended job with an image visible to this node (in its own store or the shared one)."""
+        ...
+
+    def silent(self) -> str | None:
+        """Return why the list may be incomplete: a file system does not respond. ``None`` if it is complete."""
+        ...
+
+    def sweep_stopped(self) -> str | None:
+        """Return why the sweep of images waits for an administrator, in one line; ``None`` if it does not."""
+        ...
+
+    def room(self) -> str | None:
+        """Return why the site's limits leave no room in the store; ``None`` if there is room."""
+        ...
+
+
+class InPlace(Protocol):
+    """Manages jobs suspended in place (``mode=inplace``)."""
+
+    idle_s: Callable[[int], float | None]
+    """Set by the daemon: how long a job has been idle; ``None`` if the policy would not suspend it for another job."""
+    woken: Callable[[int, str], None]
+    """Set by the daemon: called when a job runs again, with a description of its wake."""
+    pressed: Callable[[], None]
+    """Set by the daemon: called when jobs have to make room (``wanted``)."""
+
+    def start(self) -> None:
+        """Start watching; called after ``Keeper.recover``."""
+        ...
+
+    def stop(self) -> None:
+        """Stop waking jobs. Those that sleep remain asleep, and the next agent takes them over."""
+        ...
+
+    gpus_of: Callable[[int], Sequence[str] | None]
+    """Set by the daemon: UUIDs of the GPUs of a job that has not started."""
+
+    def admit(self, job: WatchedJob) -> bool:
+        """Return whether a job may start now; otherwise its shepherd waits until it is notified. Must not block."""
+        ...
+
+    def holds(self, job_id: int) -> Phase | None:
+        """Return the phase of a job that sleeps or wakes; ``None`` for any other job."""
+        ...
+
+    def wake(self, job_id: int, who: str) -> None:
+        """Wake a job as soon as there is room. Raises ``Refused`` if it does not sleep."""
+        ...
+
+    def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
+        """Wake all jobs with memory on these GPUs (Slurm's indices) and wait; return those that still sleep."""
+        ...
+
+    def signalled(self, job_id: int, number: int) -> None:
+        """Handle a signal that Slurm has sent to a job. Must not block."""
+        ...
+
+    def wanted(self, job_id: int) -> tuple[int, ...]:
+        """Return the sleepers for which a job is to make room."""
+        ...
+
+    def view(self, job_id: int) -> dict[str, Any] | None:
+        """Return the data that ``status`` shows for a sleeper; ``None`` if the job does not sleep."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """Objects that the daemon passes to ``agent.composition.build``. All of them are thread-safe."""
+
+    config: Config
+    node: str
+    """This node's name in Slurm."""
+    registry: Registry
+    slurm: Callable[[], SlurmClient]
+    """Creates a client for one thread; the caller closes it."""
+    gpus: Callable[[], AbstractContextManager[GpuDriver]]
+    """The driver that the loop samples with. It is locked while the context lasts, so keep it short."""
+    gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    """Slurm's GPU indices of each job on this node, as reported by prologs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orchestration:
+    """The components that act on jobs, created by ``agent.composition.build`` for the daemon."""
+
+    suspender: Suspender
+    restorer: Restorer
+    waker: Waker
+    keeper: Keeper
+    in_place: InPlace | None = None
+    """``None``: no job sleeps in place on this node."""
+    stop: Callable[[], None] = lambda: None
+    """Called when the agent exits: background work, such as copying images, is left to the next agent."""

@@ -1,0 +1,220 @@
+"""The write-ahead journal of suspensions, which makes it possible to recover from a crash at any point.
+
+One file per job, ``CLUSTER.JOBID.SUBMIT.jsonl``, with one JSON object per line. Each line is durable before the step
+that it announces is taken. A line truncated by a crash is ignored. A file is removed when nothing is left to recover:
+the job runs unharmed, or it is queued with an image known to the other nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import fsync_dir
+from slurm_affinode.model.suspension import JobKey, Phase
+
+VERSION = 1
+_NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>\d+)\.(?P<submit>\d+)\.jsonl")
+
+
+class JournalError(AffinodeError):
+    """The journal cannot be written, so no step that it would have to record may be taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line: the phase that begins, its time (epoch), and the facts needed to continue from there."""
+
+    phase: Phase
+    time_epoch: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Record:
+    """The journal of one job."""
+
+    key: JobKey
+    path: Path
+    entries: list[Entry] = field(default_factory=list)
+    damage: str | None = None
+    """Description of unreadable data, except for a truncated last line. The entries before it are valid."""
+    _clock: Callable[[], float] = time.time
+    _end: int | None = None
+    """End of the intact lines, in bytes; ``None``: the file does not exist yet."""
+    _writing: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+
+    @property
+    def phase(self) -> Phase:
+        """The last phase announced; ``running`` if there is none."""
+        return self.entries[-1].phase if self.entries else Phase.RUNNING
+
+    @property
+    def unreadable(self) -> bool:
+        """The progress of the suspension is unknown: it must be left alone, and nothing may be written."""
+        return self.damage is not None and not self.entries
+
+    @property
+    def hindrance(self) -> str | None:
+        """The reason why no suspension of the job may begin now; ``None``: no suspension is open."""
+        if self.unreadable:
+            return f"its journal cannot be read: {self.damage}"
+        return "an earlier suspension of it is still being put in order" if self.entries else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """All recorded facts; later ones override earlier ones."""
+        merged: dict[str, Any] = {}
+        for entry in self.entries:
+            merged.update(entry.facts)
+        return merged
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Phase -> time of its last announcement (epoch)."""
+        return {entry.phase.value: entry.time_epoch for entry in self.entries}
+
+    def write(self, phase: Phase, **facts: Any) -> Entry:
+        """Announce ``phase``; durable on return. Raises ``JournalError`` if nothing was announced."""
+        if self.unreadable:
+            raise JournalError(f"{self.path}: {self.damage}")
+        entry = Entry(phase, self._clock(), facts)
+        line = json.dumps(
+            {"version": VERSION, "phase": phase.value, "time": entry.time_epoch, "facts": facts}, separators=(",", ":")
+        )
+        try:
+            with self._writing:
+                self._append(line.encode() + b"\n")
+                self.entries.append(entry)
+        except OSError as error:
+            raise JournalError(f"{self.path}: cannot be written: {error.strerror or error}") from error
+        return entry
+
+    def _append(self, line: bytes) -> None:
+        new = self._end is None
+        if new:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            start = end = self._end or 0
+            os.ftruncate(fd, start)  # a line truncated by a crash
+            try:
+                while line:
+                    written = os.pwrite(fd, line, end)
+                    line, end = line[written:], end + written
+                os.fsync(fd)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, start)
+                raise
+            self._end = end
+        finally:
+            os.close(fd)
+        if new:
+            fsync_dir(self.path.parent)
+
+    def close(self) -> None:
+        """Remove the file: nothing is left to recover. Raises ``JournalError``."""
+        try:
+            self.path.unlink(missing_ok=True)
+            if self.path.parent.is_dir():
+                fsync_dir(self.path.parent)
+        except OSError as error:
+            raise JournalError(f"{self.path}: cannot be removed: {error.strerror or error}") from error
+        self._end = None
+
+
+class Journal:
+    """The journals of a node, in one directory that only root can read."""
+
+    def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
+        self._directory = directory
+        self._clock = clock
+
+    def record(self, key: JobKey) -> Record:
+        """Return the journal of a job with its entries; writes nothing. Raises ``JournalError``."""
+        self._check()
+        path = self._directory / f"{key.cluster}.{key.job_id}.{key.submit_epoch}.jsonl"
+        record = Record(key, path, _clock=self._clock)
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return record
+        except OSError as error:
+            raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
+        record.entries, record._end, record.damage = parse(data)
+        return record
+
+    def open_records(self) -> list[Record]:
+        """Return every journal that was not closed, oldest job first, for recovery. Raises ``JournalError``."""
+        self._check()
+        found = []
+        with contextlib.suppress(FileNotFoundError):
+            for path in sorted(self._directory.iterdir()):
+                match = _NAME.fullmatch(path.name)
+                if match is not None:
+                    found.append(self.record(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
+        return sorted(found, key=lambda record: record.key)
+
+    def _check(self) -> None:
+        """Check that no other user can write there: the agent acts as root on the processes that a journal names."""
+        try:
+            facts = self._directory.stat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise JournalError(f"{self._directory}: cannot be looked at: {error.strerror}") from error
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+            raise JournalError(
+                f"{self._directory}: others than user {os.geteuid()} may write to the journal "
+                f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
+                hint=f"look at what is in it; then: chown root:root {self._directory} && chmod 0700 {self._directory}",
+            )
+
+
+def parse(data: bytes) -> tuple[list[Entry], int, str | None]:
+    """Return the intact entries, the offset of their end, and a description of the damage after them.
+
+    The description is ``None`` if there is no damage, or only a truncated last line. No entry is returned if a line was
+    written by another release.
+    """
+    entries: list[Entry] = []
+    end = 0
+    for number, line in enumerate(data.splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            break  # truncated: the step was not announced
+        try:
+            value = json_values.loads(line)
+            damage = None if isinstance(value, dict) else "it is not an object"
+        except ValueError as error:
+            damage = str(error)
+        if damage is not None:
+            last = end + len(line) == len(data)
+            return entries, end, None if last else f"line {number} is damaged ({damage})"
+        try:
+            entries.append(_entry(value))
+        except (ValueError, KeyError, TypeError) as error:
+            # The step that it announced may have been taken, so the entries before it may be out of date.
+            return [], 0, f"line {number} is of another release of slurm-affinode ({error}): its job is left alone"
+        end += len(line)
+    return entries, end, None
+
+
+def _entry(value: Any) -> Entry:
+    if value["version"] != VERSION:
+        raise ValueError(f"version {value['version']}, not {VERSION}")
+    facts = value["facts"]
+    if not isinstance(facts, dict):
+        raise TypeError("facts are no table")
+    return Entry(Phase(value["phase"]), json_values.number(value["time"]), facts)

@@ -1,0 +1,182 @@
+"""Mail to the owners of jobs, sent by a thread and a process of their own so that it cannot delay or fail a suspension.
+
+``tell`` returns at once. Each event is mailed at most once, even if it is reported again after a crash: a file
+``mailed/EVENT`` is created first. The number of mails per user and hour is limited; the next mail states how many were
+omitted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from slurm_affinode.base import process
+from slurm_affinode.base.config import Config, policy_path
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.model.suspension import JobKey, SuspensionMail
+
+LOG = logging.getLogger("slurm_affinode.agent")
+
+Send = Callable[[SuspensionMail], None]
+
+_HOUR_S = 3600.0
+_SEND_S = 120.0
+_PAUSES_S = (30.0, 300.0)
+"""Delays before the retries of a mail that was not sent."""
+_WAITING = 256
+_KEEP_S = 30 * 86400.0
+_EVENT = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+def event(key: JobKey, began_epoch: float, run: int | None = None) -> str:
+    """Return the name of an event of the suspension that began at this time.
+
+    ``run``: the event concerns its restore for the attempt with this restart count.
+    """
+    name = f"{key.name}.{round(began_epoch * 1000)}"
+    return name if run is None else f"{name}.{run}"
+
+
+class Mailer:
+    """The mailer of the agent; its thread starts with the first mail and ends with the agent."""
+
+    def __init__(
+        self,
+        send: Send,
+        *,
+        kinds: Collection[str] = (),
+        most_per_hour: int = 10,
+        marks: Path | None = None,
+        now: Callable[[], float] = time.time,
+        pauses_s: Collection[float] = _PAUSES_S,
+    ) -> None:
+        """``send``: create and send one mail; raises ``AffinodeError``. ``marks``: directory of the event files."""
+        self._send = send
+        self._kinds = frozenset(kinds)
+        self._most = most_per_hour
+        self._marks = marks
+        self._now = now
+        self._pauses_s = tuple(pauses_s)
+        self._queue: queue.Queue[SuspensionMail] = queue.Queue(_WAITING)
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        """Guards the queue, the counts per user, and the start of the thread."""
+        self._stop = threading.Event()
+        self._sent: dict[str, deque[float]] = {}
+        self._left_out: dict[str, int] = {}
+
+    def tell(self, event: SuspensionMail) -> None:
+        """Queue a mail if the site has enabled its kind. Never raises or blocks."""
+        if event.kind not in self._kinds or self._stop.is_set():
+            return
+        try:
+            self._queue.put_nowait(event)
+        except queue.Full:
+            LOG.warning("job %s: no mail to %s: %d others wait", event.job_id, event.user, _WAITING)
+            return
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """Stop sending; queued mails are dropped."""
+        self._stop.set()
+
+    def settle(self) -> None:
+        """Wait until all queued mails are sent or have failed."""
+        self._queue.join()
+
+    def _run(self) -> None:
+        while True:
+            event = self._queue.get()
+            with surviving(LOG, "job %s: no mail to %s", event.job_id, event.user):
+                if not self._stop.is_set():
+                    self._mail(event)
+            self._queue.task_done()
+
+    def _mail(self, event: SuspensionMail) -> None:
+        if not self._first(event):
+            return
+        sent = self._sent.setdefault(event.user, deque())
+        while sent and sent[0] <= self._now() - _HOUR_S:
+            sent.popleft()
+        if len(sent) >= self._most:
+            self._left_out[event.user] = self._left_out.get(event.user, 0) + 1
+            LOG.warning("job %s: no mail to %s: %d mails in the last hour", event.job_id, event.user, len(sent))
+            return
+        sent.append(self._now())
+        event = replace(event, left_out=self._left_out.get(event.user, 0))
+        for pause_s in (*self._pauses_s, None):
+            try:
+                self._send(event)
+            except AffinodeError as error:
+                LOG.warning("job %s: no mail to %s: %s", event.job_id, event.user, error)
+                if pause_s is None or self._stop.wait(pause_s):
+                    return
+            else:
+                self._left_out.pop(event.user, None)
+                return
+
+    def _first(self, event: SuspensionMail) -> bool:
+        """Return whether this event was not mailed yet. An event that cannot be recorded is not mailed."""
+        name = f"{event.once}.{event.kind}"
+        marks = self._marks
+        if marks is None:
+            return True
+        if not _EVENT.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of an event")
+        try:
+            marks.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.close(os.open(marks / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            LOG.warning("job %s: no mail to %s: %s: %s", event.job_id, event.user, marks, error.strerror)
+            return False
+        self._forget(marks)
+        return True
+
+    def _forget(self, marks: Path) -> None:
+        for path in marks.iterdir():
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < self._now() - _KEEP_S:
+                    path.unlink()
+
+
+SILENT = Mailer(lambda mail: None)
+"""For sites that have disabled mail."""
+
+
+def mailer(config: Config) -> Mailer:
+    """Return the mailer for the kinds in ``[suspend] mail``, or ``SILENT`` if there are none.
+
+    Each mail is sent by a process of its own. Raises nothing itself; sending raises ``AffinodeError`` with the last
+    line of the process's standard error.
+    """
+    suspend = config.suspend
+    if not suspend.mail:
+        return SILENT
+    policy, timezone = str(policy_path(config)), config.cluster.timezone
+
+    def send(event: SuspensionMail) -> None:
+        request = {"event": asdict(event), "policy": policy, "timezone": timezone}
+        argv = process.of_module("slurm_affinode.pipeline.suspension_mail")
+        done = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
+        if done.returncode != 0:
+            said = done.stderr.strip().splitlines()
+            raise AffinodeError(said[-1] if said else f"the mail's process ended with status {done.returncode}")
+
+    marks = suspend.journal.parent / "mailed"
+    return Mailer(send, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)

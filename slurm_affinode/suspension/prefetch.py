@@ -1,0 +1,138 @@
+"""Prefetching of images to the nodes where their jobs will start, and eviction of images when host memory is short.
+
+The jobs about to start here are those in Slurm's own plan (expected start and planned nodes of a released job), which
+one agent queries for all; see ``wake``. Images are read past the page cache, within ``pull_rate``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import write_text
+from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
+from slurm_affinode.checkpoint.retention import Copy, SharedDemand
+from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.shared_state import Note
+
+_MEND_S = 60.0
+_SAVE_S = 60.0
+
+
+class Prefetcher:
+    """The prefetcher of the agent. Transfers one image at a time."""
+
+    def __init__(self, parts: Parts, ahead_s: float, state: Path | None) -> None:
+        """``ahead_s``: time before the expected start; 0: never. ``state``: the file of the learned demand."""
+        self._parts = parts
+        self._ahead_s = ahead_s
+        self._state = state
+        self._saved = 0.0
+        self._looked: set[tuple[JobKey, str | None]] = set()
+        self._bad: set[tuple[str, int]] = set()
+        self._thread: threading.Thread | None = None
+
+    def tick(self) -> None:
+        """Start the next transfer, if any, in a thread. Must not raise."""
+        parts = self._parts
+        try:
+            parts.tiers.relieve()
+            self._save()
+            if self._thread is not None and self._thread.is_alive():
+                return
+            notes = [note for note in parts.notes.all() if note.cluster == parts.cluster and not note.given_up]
+            work = [*self._to_mend(notes), *self._to_bring(notes)]
+            if work:
+                self._thread = threading.Thread(target=self._run, args=(work,), name="prefetch", daemon=True)
+                self._thread.start()
+        except (AffinodeError, OSError) as error:
+            parts.log.warning("prefetch of images: %s", error)
+
+    def settle(self) -> None:
+        """Wait for the work in progress."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, work: Sequence[Callable[[], bool]]) -> None:
+        """Do the first piece of work that has an effect; failures are logged and skipped."""
+        for one in work:
+            try:
+                if one():
+                    return
+            except (AffinodeError, OSError) as error:
+                self._parts.log.warning("prefetch of images: %s", error)
+
+    def _to_mend(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
+        """Yield the copies of this node's images to the shared tier that are due.
+
+        An image is due if it is missing there for some time, or could not be restored from there.
+        """
+        parts = self._parts
+        shared = parts.tiers.shared
+        if shared is None:
+            return
+        for note in notes:
+            late = parts.now() - note.since_epoch > _MEND_S
+            if note.node != parts.node or not late or parts.tiers.on_node(note.key.name, note.seq) is None:
+                continue
+            if shared.store.busy(note.key):  # being copied
+                continue
+            doubt = note.failure is not None and (note.key, note.failure) not in self._looked
+            if doubt:
+                self._looked.add((note.key, note.failure))
+            try:
+                shared.store.get(note.key.name, note.seq)
+            except CheckpointError:
+                doubt = True
+            if doubt:
+                yield partial(self._mend, note)
+
+    def _mend(self, note: Note) -> bool:
+        self._parts.tiers.mend(note.key.name, note.seq)
+        return True
+
+    def _to_bring(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
+        """Return the transfers for the jobs that start here next, according to Slurm."""
+        parts = self._parts
+        plans = parts.notes.plan() if self._ahead_s > 0 and notes else {}
+        soon: list[tuple[float, Copy]] = []
+        for note in notes:
+            plan = plans.get(note.job_id)
+            if plan is None or parts.node not in plan.nodes or plan.start_epoch - parts.now() > self._ahead_s:
+                continue
+            # The next attempt, with the fields needed to find its image.
+            copies, _ = parts.tiers.copies(LiveRun(note.key, note.uid, note.restarts + 1))
+            if copies and copies[0].tier is not parts.tiers.tiers[0] and copies[0].id not in self._bad:
+                soon.append((plan.start_epoch - parts.now(), copies[0]))
+        return (partial(self._bring, copy, max(left_s, 1.0)) for left_s, copy in sorted(soon, key=lambda one: one[0]))
+
+    def _bring(self, copy: Copy, expected_s: float) -> bool:
+        tiers = self._parts.tiers
+        try:
+            return tiers.pull(copy, expected_s=expected_s) is not None
+        except ImageDamaged as error:  # otherwise it would be read again and again
+            self._bad.add(copy.id)
+            tiers.report(copy.image.manifest.key, f"its copy in the tier {copy.tier.name} is damaged: {error}")
+            return False
+
+    # --- learned demand
+
+    def _save(self) -> None:
+        now = self._parts.now()
+        if self._state is not None and not 0 <= now - self._saved < _SAVE_S:
+            self._saved = now
+            write_text(self._state, json.dumps(self._parts.tiers.demand.state()) + "\n", mode=0o600)
+
+
+def load_demand(path: Path) -> SharedDemand:
+    """Load the learned demand; start with an empty one if it cannot be read."""
+    with suppress(OSError, ValueError):
+        return SharedDemand.restored(json_values.loads(path.read_bytes()))
+    return SharedDemand()

@@ -1,0 +1,279 @@
+"""The processes of one job's PID namespace: listing, stopping, holding and ending them.
+
+All are found through ``/proc`` of the agent's namespace by their PID namespace, including those that have left their
+parent or session. PIDs are the agent's unless the name says ``_ns``. Before anything is done to a ``Member``, its
+process is opened and checked again, since the PID may have been reused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from slurm_affinode.base import pidfd
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process
+
+_SEIZE, _DETACH = 0x4206, 17
+_POLL_S = 0.01
+
+
+class TreeGoneError(AffinodeError):
+    """The job's shepherd, and with it every process of the job, is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of a namespace."""
+
+    pid: int
+    pid_ns: int
+    parent: int
+    started: int
+    """Ticks since boot."""
+    state: str
+    """State of its main thread: ``R``, ``S``, ``T`` (stopped), ``t`` (traced), ``Z``, ..."""
+    name: str
+    uid: int
+
+    @property
+    def id(self) -> Id:
+        """PID and start time."""
+        return Id(self.pid, self.started)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended and waits to be reaped."""
+        return self.state in "ZX"
+
+
+class Processes(Protocol):
+    """Operations on processes, as used by the orchestration."""
+
+    def alive(self, pid: int, started: int) -> bool:
+        """Return whether this very process exists."""
+        ...
+
+    def began(self, started: int, now: float) -> float:
+        """Return the start time (epoch) of a process, from its start in ticks since boot; ``now``: epoch."""
+        ...
+
+    def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """Return all processes of the namespace with this PID 1, without PID 1. Raises ``TreeGoneError``."""
+        ...
+
+    def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """Like ``members``, including nested PID namespaces (containers), parents first. Raises ``TreeGoneError``."""
+        ...
+
+    def stop(self, members: Iterable[Member]) -> None:
+        """Send SIGSTOP."""
+        ...
+
+    def resume(self, members: Iterable[Member]) -> None:
+        """Send SIGCONT."""
+        ...
+
+    def hold(self, members: Iterable[Member]) -> contextlib.AbstractContextManager[None]:
+        """Keep stopped processes stopped while the context lasts, whatever signal arrives except SIGKILL."""
+        ...
+
+    def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
+        """Send SIGKILL to everything in the namespace but PID 1; return whether it was gone in time.
+
+        ``reaped``: zombies still count as present.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class LinuxProcesses:
+    """``Processes`` for this machine."""
+
+    proc: Path = Path("/proc")
+    sleep: Callable[[float], None] = time.sleep
+    now: Callable[[], float] = time.monotonic
+
+    def alive(self, pid: int, started: int) -> bool:
+        """Return whether this very process exists and is not a zombie."""
+        try:
+            with Process(pid, started=started, proc=self.proc) as process:
+                member = _member(process)
+        except OSError:
+            return False
+        return member is not None and not member.gone
+
+    def began(self, started: int, now: float) -> float:
+        """See ``Processes``."""
+        return now - (time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK"))
+
+    def members(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """Return all processes but PID 1 and zombies, by PID."""
+        return [member for member in self._all(self._space(init_pid, init_started)) if not member.gone]
+
+    def everybody(self, init_pid: int, init_started: int) -> Sequence[Member]:
+        """See ``Processes``."""
+        space = self._space(init_pid, init_started)
+        found = []
+        for process in space.everybody():
+            member = _member(process)
+            if member is not None and not member.gone:
+                found.append(member)
+        return parents_first(found)
+
+    def _space(self, init_pid: int, init_started: int) -> Namespace:
+        """Return the held namespaces of a shepherd. Raises ``TreeGoneError``."""
+        try:
+            space = pidfd.namespace(Id(init_pid, init_started), proc=self.proc)
+            if not self.alive(init_pid, init_started):
+                raise ProcessLookupError
+        except (OSError, NotContainedError):
+            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more") from None
+        return space
+
+    @staticmethod
+    def _all(space: Namespace) -> list[Member]:
+        found = [_member(process) for _, process in space.processes()]
+        return sorted((one for one in found if one is not None), key=lambda one: one.pid)
+
+    def stop(self, members: Iterable[Member]) -> None:
+        """Send SIGSTOP to each process."""
+        self._signal(members, signal.SIGSTOP)
+
+    def resume(self, members: Iterable[Member]) -> None:
+        """Send SIGCONT to each process."""
+        self._signal(members, signal.SIGCONT)
+
+    def _signal(self, members: Iterable[Member], number: int) -> None:
+        send(members, number, proc=self.proc)
+
+    @contextlib.contextmanager
+    def hold(self, members: Iterable[Member]) -> Iterator[None]:
+        """Trace every thread from a thread of our own; the kernel detaches them when that thread or the agent ends.
+
+        A stopped process that is traced does not continue on SIGCONT. Slurm sends that signal when it ends a job, and
+        the job must not run on after its image was made.
+        """
+        ready, done = threading.Event(), threading.Event()
+        every = list(members)
+
+        def trace() -> None:
+            for member in every:
+                with contextlib.suppress(OSError), _held(member, self.proc) as process:
+                    for task in process.names("task"):
+                        _seize(process, int(task))
+            ready.set()
+            done.wait()
+
+        thread = threading.Thread(target=trace, name="hold", daemon=True)
+        thread.start()
+        ready.wait()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
+        """Send SIGKILL until nothing is left, or PID 1 is gone, which takes the rest with it."""
+        deadline = self.now() + timeout_s
+        while True:
+            try:
+                space = self._space(init_pid, init_started)
+            except TreeGoneError:
+                return True
+            there = self._all(space)
+            if all(member.gone and not reaped for member in there):
+                return True
+            # The tree is killed before a CRIU that holds it, which has higher PIDs: without CRIU the tree would run.
+            for one in sorted(there, key=lambda one: one.pid_ns):
+                space.send(Number(one.pid_ns, one.pid, one.started), signal.SIGKILL)
+            if self.now() >= deadline:
+                return False
+            self.sleep(_POLL_S)
+
+    def read(self, pid: int) -> Member | None:
+        """Return a process of any namespace, or ``None`` if it is gone."""
+        try:
+            with Process(pid, proc=self.proc) as process:
+                return _member(process)
+        except OSError:
+            return None
+
+
+def _member(process: Process) -> Member | None:
+    """Read an opened process from ``/proc``; ``None`` if it is gone."""
+    try:
+        facts, status = process.stat(), process.status()
+        state = facts.state
+        if state == "Z" and int(status.get("Threads", "1")) > 1:
+            state = _of_a_thread(process)
+        return Member(
+            pid=process.pid,
+            pid_ns=int(status["NSpid"].split()[-1]),
+            parent=facts.parent,
+            started=facts.started,
+            state=state,
+            name=facts.name,
+            uid=int(status["Uid"].split()[1]),
+        )
+    except (OSError, IndexError, KeyError, ValueError):
+        return None
+
+
+def _of_a_thread(process: Process) -> str:
+    """Return the state of another thread: a process runs on when only its first thread has ended."""
+    for task in process.names("task"):
+        with contextlib.suppress(OSError, IndexError):
+            state = process.read(f"task/{task}/stat").rpartition(b")")[2].split()[0].decode("ascii", "replace")
+            if state not in "ZX":
+                return state
+    return "Z"
+
+
+def _seize(process: Process, task: int) -> None:
+    """Trace a thread of an opened process. A thread that has reused the number meanwhile is detached again."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(_SEIZE, task, None, None) == 0:
+        try:
+            process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
+        except OSError:
+            libc.ptrace(_DETACH, task, None, None)
+
+
+def _held(member: Member, proc: Path) -> Process:
+    return Process(member.pid, started=member.started, proc=proc)
+
+
+def send(members: Iterable[Member], number: int, *, proc: Path = pidfd.PROC) -> None:
+    """Signal each of these processes, but no other process that has reused the PID of one that has ended."""
+    for member in members:
+        with contextlib.suppress(pidfd.ProcessGoneError), _held(member, proc) as process:
+            process.signal(number)
+
+
+def parents_first(members: Iterable[Member]) -> list[Member]:
+    """Sort processes so that each follows its parent."""
+    by_pid = {member.pid: member for member in members}
+    depths: dict[int, int] = {}
+    for member in by_pid.values():
+        above: dict[int, None] = {}
+        pid = member.pid
+        # Each process is visited once: a user may nest thousands of them.
+        while pid in by_pid and pid not in depths and pid not in above:
+            above[pid] = None
+            pid = by_pid[pid].parent
+        depth = depths.get(pid, -1)
+        for pid in reversed(above):
+            depths[pid] = depth = depth + 1
+    return sorted(by_pid.values(), key=lambda member: (depths[member.pid], member.started, member.pid))

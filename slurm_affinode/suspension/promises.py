@@ -1,0 +1,223 @@
+"""Promises: which pending job gets its GPUs from which node, so that two agents do not suspend jobs for the same one.
+
+Agents decide independently, each with its own copy of the queue. Before an agent suspends a job in favor of a pending
+one, it creates ``promises/CLUSTER.JOBID.TASK`` beside the images with ``link(2)``. The first agent wins; the others
+choose another pending job. TASK counts the tasks of a pending array and is 0 for other jobs. A promise is withdrawn
+with its suspension; otherwise it lasts until Slurm has had time to start the pending job. An expired promise (its agent
+has died) does not count. Promises are signed (``checkpoint.signatures``); unsigned ones of older releases do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import write_text
+from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.checkpoint.signatures import SIGNER, Signer
+from slurm_affinode.core.policy import Promise, Waiting
+from slurm_affinode.suspension.shared_state import read_signed
+
+SETTLE_S = 60.0
+"""Time for Slurm to start the pending job once the GPUs are free, and for other agents to learn of it."""
+_PURPOSE = "promise"
+_AHEAD = 10.0
+"""A promise that lasts longer than this many times the longest suspension is invalid: clocks differ by less."""
+_MOST_TASKS = 64
+"""Tasks of an array that can have promises at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    promise: Promise
+    until: float
+    """Seconds since the epoch."""
+    under_way: int = 0
+    """Suspensions in progress on this node that serve the promise. Not stored in the file."""
+
+
+class Promises:
+    """The promises of all nodes, as seen by this one. Thread-safe; ``known`` reads no file."""
+
+    def __init__(
+        self, root: Path | None, cluster: str, signer: Signer, *, lasts_s: float, now: Callable[[], float] = time.time
+    ) -> None:
+        """``root``: the directory beside the shared store; ``None``: there is none, and promises are not shared.
+
+        ``lasts_s``: the longest duration of a suspension.
+        """
+        self._directory = None if root is None else root / "promises"
+        self._cluster, self._node, self._signer = cluster, signer.node, signer
+        self._ask = Patience(root)
+        self._lasts_s, self._now = lasts_s, now
+        self._files = threading.Lock()
+        self._all: dict[str, _Given] = {}
+        """By file name. Replaced as a whole while ``_files`` is held."""
+
+    def known(self) -> tuple[Promise, ...]:
+        """Return the promises of other nodes as of the last ``look``, and the current ones of this node."""
+        now = self._now()
+        return tuple(one.promise for one in self._all.values() if one.until > now)
+
+    def look(self) -> None:
+        """Read the promises of other nodes and drop expired ones. Never raises; unreadable promises are unknown."""
+        with self._files:
+            now = self._now()
+            found = {name: one for name, one in self._all.items() if one.promise.node == self._node and one.until > now}
+            if self._directory is not None:
+                with contextlib.suppress(OSError):
+                    found |= self._ask(partial(self._others, self._directory, now, frozenset(found)))
+            self._all = found
+
+    def _others(self, directory: Path, now: float, mine: Collection[str]) -> dict[str, _Given]:
+        found = {}
+        for path in sorted(directory.glob(f"{self._cluster}.*")):
+            given = self._read(path)
+            if given is not None and given.until > now and given.promise.node != self._node:
+                found[path.name] = given
+            elif path.name not in mine:
+                self._clear(path)
+        return found
+
+    def _clear(self, path: Path) -> None:
+        """Remove a promise that is expired, invalid, or made by an earlier agent on this node.
+
+        Another node may replace it at any time, so it is moved aside, and moved back unless it is the file that was
+        read. A descriptor is held meanwhile, so that no other file can have its inode number; it opens nothing
+        (``O_PATH``), because other machines may write to the directory.
+        """
+        try:
+            held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            there = self._read(path)
+            if there is not None and there.until > self._now() and there.promise.node != self._node:
+                return
+            aside = path.with_name(f".{path.name}.{self._node}.old")
+            path.rename(aside)
+            if not os.path.samestat(aside.lstat(), os.fstat(held)):
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, path, follow_symlinks=False)
+            aside.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return  # another node has removed it
+        finally:
+            os.close(held)
+
+    def take(self, waiting: Waiting, gpus: int) -> str | None:
+        """Promise ``gpus`` of this node to a pending job; return the name for ``leave``.
+
+        ``None``: promises for it exist already. Raises ``AffinodeError`` if that cannot be determined.
+        """
+        with self._files:
+            now = self._now()
+            for task in range(min(waiting.tasks, _MOST_TASKS)):
+                name = f"{self._cluster}.{waiting.job_id}.{task}"
+                there = self._all.get(name)
+                mine = there if there is not None and there.promise.node == self._node and there.until > now else None
+                if mine is not None and mine.promise.gpus >= waiting.gpus:
+                    continue  # that task is served
+                held, under_way = (0, 0) if mine is None else (mine.promise.gpus, mine.under_way)
+                promise = Promise(waiting.job_id, self._node, held + gpus)
+                given = _Given(promise, now + self._lasts_s, under_way + 1)
+                if mine is not None:
+                    self._keep(name, given)
+                elif not self._link(name, given):
+                    continue
+                self._all = {**self._all, name: given}
+                return name
+            return None
+
+    def leave(self, name: str, gpus: int, *, freed: bool) -> None:
+        """End a suspension made for a promise. ``freed``: its GPUs go to the pending job. Never raises."""
+        with self._files:
+            before = self._all.get(name)
+            if before is None or before.promise.node != self._node:
+                return
+            left = before.under_way - 1
+            promise = before.promise if freed else replace(before.promise, gpus=before.promise.gpus - gpus)
+            until = before.until if left > 0 else self._now() + SETTLE_S
+            if promise.gpus <= 0:
+                self._drop(name)
+                return
+            given = _Given(promise, until, left)
+            self._all = {**self._all, name: given}
+            with contextlib.suppress(AffinodeError):
+                self._keep(name, given)
+
+    def _drop(self, name: str) -> None:
+        """Withdraw a promise."""
+        self._all = {other: one for other, one in self._all.items() if other != name}
+        if self._directory is not None:
+            path = self._directory / name
+            with contextlib.suppress(OSError):
+                self._ask(lambda: path.unlink(missing_ok=True))
+
+    def _link(self, name: str, given: _Given) -> bool:
+        """Create the file; ``False``: another node has created it."""
+        if self._directory is None:
+            return True
+        path = self._directory / name
+        try:
+            made, there = self._ask(
+                lambda: self._linked(path, given), late=lambda found: path.unlink() if found[0] else None
+            )
+        except OSError as error:
+            raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
+        if there is not None:
+            self._all = {**self._all, name: there}
+        return made
+
+    def _linked(self, path: Path, given: _Given) -> tuple[bool, _Given | None]:
+        """Return whether the file was created, and otherwise the promise of another node found there, if readable."""
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._clear(path)
+        draft = path.with_name(f".{path.name}.{self._node}")
+        draft.write_text(self._text(path, given), encoding="utf-8")
+        try:
+            # A link appears whole or not at all, also for other clients of a network file system.
+            os.link(draft, path)
+        except FileExistsError:
+            return False, self._read(path)
+        finally:
+            draft.unlink(missing_ok=True)
+        return True, None
+
+    def _keep(self, name: str, given: _Given) -> None:
+        if self._directory is None:
+            return
+        path = self._directory / name
+        try:
+            self._ask(lambda: write_text(path, self._text(path, given), mode=0o600))
+        except OSError as error:
+            raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def _text(self, path: Path, given: _Given) -> str:
+        promise = given.promise
+        value = {"job": promise.job_id, "node": promise.node, "gpus": promise.gpus, "until": given.until}
+        return self._signer.encode(_PURPOSE, path.name, value)
+
+    def _read(self, path: Path) -> _Given | None:
+        """Return the promise in a file; ``None`` if there is none that its node has signed."""
+        try:
+            found = read_signed(self._signer, _PURPOSE, path)
+            if found.value is None or not found.signed:
+                return None
+            value = found.value
+            promise = Promise(int(value["job"]), str(value["node"]), int(value["gpus"]))
+            until = json_values.number(value["until"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return None
+        if promise.node != value[SIGNER] or until > self._now() + _AHEAD * self._lasts_s:
+            self._signer.refuse(path, "promises for another node, or for ever")
+            return None
+        return _Given(promise, until)

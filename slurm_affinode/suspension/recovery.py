@@ -1,0 +1,459 @@
+"""Recovery after a crash: complete or roll back what the journal records, and clean up after ended jobs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.timeouts import SILENT
+from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageUnreadable
+from slurm_affinode.core.retention import Fate, fate
+from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, World, recover
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.interface import SuspendedJob
+from slurm_affinode.suspension.journal import Record
+from slurm_affinode.suspension.notify import Aftermath, entry_of
+from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, Silent
+from slurm_affinode.suspension.rollback import Undo
+from slurm_affinode.suspension.shared_state import NO_NOTE, Note
+from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of, run_of
+
+UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
+
+
+def asleep(parts: Parts, aftermath: Aftermath) -> list[SuspendedJob]:
+    """Return the suspended jobs: those with a note, unless their image should be on this node and is missing."""
+    shared = _present([] if parts.shared is None else parts.shared.images())
+    local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
+    found, unknown = [], parts.absences.all()
+    for note in (*parts.notes.all(), *_without_note(parts, aftermath)):
+        where = "shared" if (note.key.name, note.seq) in shared else "node"
+        here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
+        if not here and not note.given_up:
+            continue
+        found.append(
+            SuspendedJob(
+                key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
+                image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
+                wake=note.wake if note.failure is None else "hold", why=note.why,
+                failure=UNKNOWN if note.key.name in unknown else note.problem,
+                passed=note.passed, shown=note.shown,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _without_note(parts: Parts, aftermath: Aftermath) -> Iterator[Note]:
+    """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
+    for record in parts.journal.open_records():
+        key = record.key
+        if record.phase is Phase.QUEUED and parts.notes.read(key.cluster, key.job_id) is None:
+            yield replace(aftermath.note_of(record), trouble=NO_NOTE)
+
+
+def _present(images: Iterable[object]) -> set[tuple[str, int]]:
+    return {(one.manifest.key.name, one.manifest.seq) for one in images if isinstance(one, Image)}
+
+
+def forget_awake(parts: Parts) -> None:
+    """Remove notes of jobs that run on this node and could not be removed at their restore."""
+    for note in parts.notes.all():
+        job = parts.registry.get(note.job_id)
+        runs = job is not None and job.phase is Phase.RUNNING and job.root > 0
+        if job is not None and runs and note.cluster == parts.cluster and note.restarts < job.restarts:
+            parts.notes.remove(note.cluster, note.job_id)
+
+
+_RETRY_S = 2.0
+_SWEEP_S = 60.0
+_YOUNG_S = 30.0
+
+
+class Sleepers(Protocol):
+    """The part of ``inplace.scheduler.Director`` that recovery uses."""
+
+    def take_up(self, record: Record, *, ask: str = "") -> None:
+        """Take over a job that slept under the last agent; ``ask``: wake it, for this reason."""
+        ...
+
+    def back(self, job_id: int) -> None:
+        """Handle a reconnected shepherd of a job that runs or sleeps in place."""
+        ...
+
+
+class JobKeeper:
+    """``Keeper`` for the agent."""
+
+    def __init__(self, parts: Parts, aftermath: Aftermath, in_place: Sleepers | None = None) -> None:
+        """``in_place`` takes over the jobs that sleep in place; ``None``: there cannot be any."""
+        self._parts = parts
+        self._aftermath = aftermath
+        self._in_place = in_place
+        self._undo = Undo(parts)
+        self._requeuer = Requeuer(parts)
+        self._silent = False
+        """slurmctld did not respond in this round."""
+        self._waiting: dict[JobKey, Record] = {}
+        self._lock = threading.Lock()
+        """Guards the jobs that wait for recovery, and the start of the thread."""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._swept = 0.0
+        self._unknown: dict[str, Absence] = {}
+        """Jobs that Slurm did not know in the last sweep."""
+        self._said: dict[JobKey, str] = {}
+        aftermath.on_later(self._wait)
+
+    # --- recovery
+
+    def recover(self) -> None:
+        """Process every open journal once; those that have to wait are retried until they are done."""
+        records = self._parts.journal.open_records()
+        for record in records:
+            if record.damage:
+                self._parts.log.error("%s: %s", record.path, record.damage)
+        self._round(records)
+        self._start()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="recovery", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_RETRY_S):
+            with self._lock:
+                waiting = list(self._waiting.values())
+            self._round(waiting)
+
+    def _round(self, records: Sequence[Record]) -> None:
+        """Process each record once. If slurmctld does not respond, it is queried only once: its time-out is long."""
+        self._silent = False
+        for record in records:
+            self._try(record)
+
+    def stop(self) -> None:
+        """Stop all attempts; the journal records the remaining work."""
+        self._stop.set()
+        self._aftermath.stop()
+
+    def _wait(self, record: Record) -> None:
+        with self._lock:
+            self._waiting[record.key] = record
+        self._start()
+
+    def _try(self, record: Record) -> None:
+        done = False
+        with surviving(self._parts.log, "job %s: recovery failed, by a fault of the agent", record.key.job_id):
+            try:
+                done = self.take_up(record)
+            except AffinodeError as error:
+                self._parts.log.warning("job %s: %s", record.key.job_id, error)
+        with self._lock:
+            if done:
+                self._waiting.pop(record.key, None)
+                self._said.pop(record.key, None)
+            else:
+                self._waiting[record.key] = record
+
+    def take_up(self, record: Record) -> bool:
+        """Do what ``core.suspension.recover`` decides for a record; return whether nothing is left to wait for."""
+        parts = self._parts
+        if not record.entries:
+            return True
+        if "seq" in record.facts and any(store.busy(record.key) for store in parts.tiers.stores):
+            return False  # a CRIU that has outlived the agent has to end by itself: killing it would harm the tree
+        world = self._world(record)
+        todo = recover(record.phase, world)
+        names = ", ".join(action.value for action in todo.actions) or "nothing"
+        said = f"job {record.key.job_id} was {record.phase.value}: {todo.why} ({names})"
+        if self._said.get(record.key) != said:  # once, not in each round
+            self._said[record.key] = said
+            parts.log.info("%s", said)
+        for action in todo.actions:
+            if action is RecoveryAction.WAIT or not self._act(action, record, todo.why):
+                return False
+        if todo.phase is Phase.QUEUED and world.job is JobFact.LATER_RUN:
+            parts.ledger.write(entry_of(record, parts.node))
+            record.close()
+        elif todo.phase is Phase.QUEUED:
+            if record.phase is not Phase.QUEUED:
+                record.write(Phase.QUEUED)
+            self._aftermath.queued(record)
+        return True
+
+    def _world(self, record: Record) -> World:
+        facts = record.facts
+        tree, in_place = self._has_tree(record), bool(facts.get("in_place"))
+        job = JobFact.UNKNOWN
+        # A job that sleeps in place does not wait for Slurm to respond, since requests may arrive. Slurm itself ends
+        # the processes of an ended job, and its signal thaws them.
+        if not (tree and in_place) and not self._silent:
+            job = self._requeuer.fact(record.key.job_id, int(facts["restarts"]), facts.get("uid"))
+            self._silent = self._requeuer.silent
+        return World(job, tree, self._has_image(record), in_place=in_place)
+
+    def _has_tree(self, record: Record) -> bool:
+        facts = record.facts
+        try:
+            return bool(self._parts.processes.members(int(facts["init_pid"]), int(facts["init_started"])))
+        except TreeGoneError:
+            return False
+
+    def _has_image(self, record: Record) -> bool:
+        """Return whether a store has the image.
+
+        Raises ``ImageUnreadable``: an image that cannot be read now may be all that is left of the job.
+        """
+        if record.facts.get("seq") is None:
+            return False
+        seq, unknown = int(record.facts["seq"]), None
+        for store in self._parts.tiers.stores:
+            try:
+                store.get(record.key.name, seq)
+            except (ImageUnreadable, OSError) as error:
+                unknown = ImageUnreadable(f"{store.path} cannot be read: {error}")
+            except CheckpointError:
+                continue
+            else:
+                return True
+        if unknown is not None:
+            raise unknown
+        return False
+
+    def _act(self, action: RecoveryAction, record: Record, why: str) -> bool:
+        """Execute one action; ``False``: it has to wait."""
+        parts, facts = self._parts, record.facts
+        if action is RecoveryAction.RESUME:
+            return self._undo.resume(record)
+        if action is RecoveryAction.DROP_IMAGE:
+            self._undo.drop_image(record)
+        elif action is RecoveryAction.KILL_TREE:
+            return parts.processes.end(
+                int(facts["init_pid"]), int(facts["init_started"]), timeout_s=parts.settings.kill_s
+            )
+        elif action is RecoveryAction.REQUEUE:
+            return self._requeue(record)
+        elif action in (RecoveryAction.SLEEP, RecoveryAction.WAKE):
+            if self._in_place is None:
+                return False
+            self._in_place.take_up(record, ask=why if action is RecoveryAction.WAKE else "")
+        elif action is RecoveryAction.RESTORE:
+            # Its shepherd connects again, and the restorer starts over.
+            return True
+        elif action is RecoveryAction.CLOSE:
+            self._close(record, why)
+        elif action is RecoveryAction.LOST:
+            self._aftermath.lost(record)
+        return True
+
+    def _requeue(self, record: Record) -> bool:
+        """Requeue the job, from phase ``dumped`` on or again. The phase after it is ``queued``."""
+        parts, facts = self._parts, record.facts
+        init = int(facts["init_pid"]), int(facts["init_started"])
+        try:
+            members = parts.processes.members(*init)
+        except TreeGoneError:
+            members = ()  # the node was rebooted: only the image is left
+        parts.processes.stop(members)
+        if record.phase is not Phase.REQUEUEING:
+            record.write(Phase.REQUEUEING)
+        with parts.processes.hold(members):
+            try:
+                self._requeuer.requeue(record.key.job_id, int(facts["restarts"]))
+            except Silent:
+                self._silent = True
+                return False
+            except NotRequeued as error:
+                fact = self._requeuer.fact(record.key.job_id, int(facts["restarts"]))
+                if fact is not JobFact.THIS_RUN:
+                    return False  # ended or unknown: the next round decides
+                parts.log.warning("job %s: %s", record.key.job_id, error)
+                back = str(error)
+            else:
+                parts.processes.end(*init, timeout_s=parts.settings.kill_s)
+                record.write(Phase.QUEUED)
+                self._aftermath.queued(record)
+                return True
+        self._undo.drop_image(record)
+        self._undo.resume(record)
+        self._aftermath.ran_on(record, back)
+        return True
+
+    def _close(self, record: Record, why: str) -> None:
+        parts = self._parts
+        if record.phase in IN_PLACE:  # the job has ended
+            parts.ledger.write(replace(entry_of(record, parts.node), ended_ms=round(parts.now() * 1000)))
+            record.close()
+            return
+        if record.phase in (Phase.QUEUED, Phase.RESTORING):
+            began_ms = round(float(record.facts["began"]) * 1000)
+            key = record.key
+            if self._requeuer.fact(key.job_id, int(record.facts["restarts"])) is JobFact.ENDED:
+                now_ms = round(parts.now() * 1000)
+                parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
+            parts.notes.remove(key.cluster, key.job_id)
+            record.close()
+        else:
+            self._aftermath.ran_on(record, f"the agent was stopped: {why}")
+
+    # --- the rest of ``Keeper``
+
+    def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
+        """Return the cluster, ID and submit time of the job, and the number of suspensions that its image counts."""
+        parts = self._parts
+        if job.slurm is None or job.slurm.submit is None:
+            raise AffinodeError(f"Slurm has not reported when job {job.job_id} was submitted")
+        key = JobKey(parts.cluster, job.job_id, round(job.slurm.submit.timestamp()))
+        run = LiveRun(key, job.uid, job.restarts)
+        counts = [0]
+        for store in parts.tiers.stores:
+            try:
+                image = store.find(run)
+            except (CheckpointError, OSError):
+                continue
+            counts.append(0 if image is None else image.manifest.seq)
+        return key, max(counts)
+
+    def registered(self, job: WatchedJob) -> None:
+        """See ``interface.Keeper``.
+
+        A restore that was interrupted after its tree ran is complete.
+        """
+        if self._in_place is not None and job.option.mode is Mode.INPLACE:
+            self._in_place.back(job.job_id)
+        for record in self._parts.journal.open_records():
+            if record.key.job_id == job.job_id and record.phase is Phase.RESTORING:
+                self._parts.notes.remove(record.key.cluster, job.job_id)
+                record.close()
+
+    def ended(self, job_id: int, *, requeued: bool) -> None:
+        """See ``interface.Keeper``. Removes the images of a job that has ended."""
+        if requeued:
+            return
+        parts = self._parts
+        note = parts.notes.read(parts.cluster, job_id)
+        try:
+            job = parts.slurm.job(job_id)
+        except AffinodeError as error:
+            parts.log.info("job %s: its images are kept until the next sweep: %s", job_id, error)
+            return
+        if not job.ended:
+            return
+        run = run_of(parts.cluster, job)
+        if run is None:
+            return
+        self._remove_images(job_id, lambda facts: fate(facts, (), (run,)) is Fate.OVER)
+        if note is not None and not is_of(note, job):
+            note = None
+        if note is not None:  # canceled while it was suspended: it frees no more GPU time
+            now_ms = round(parts.now() * 1000)
+            parts.ledger.write(
+                LedgerEntry(note.key.cluster, job_id, note.key.submit_epoch, note.began_ms, ended_ms=now_ms)
+            )
+            parts.notes.remove(parts.cluster, job_id)
+
+    def _remove_images(self, job_id: int, wanted: Callable[[Manifest], bool]) -> None:
+        """Remove images from each store that permits it; the sweep retries the others."""
+        for store in self._parts.tiers.stores:
+            try:
+                for image in store.images():
+                    if isinstance(image, Image) and wanted(image.manifest):
+                        deleted_files.gone(store, image)
+                        store.remove(image)
+            except (CheckpointError, OSError) as error:
+                self._parts.log.warning("job %s: its image in %s is not removed: %s", job_id, store.path, error)
+
+    def sweep(self, holds_lease: bool) -> None:
+        """Remove outdated images, and images and claims of ended jobs; at most once a minute. Must not raise."""
+        parts = self._parts
+        if 0 <= parts.now() - self._swept < _SWEEP_S:
+            return
+        self._swept = parts.now()
+        try:
+            forget_awake(parts)
+            if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
+                return  # no images on this node, and another node sweeps the shared store
+            shared = parts.shared
+            swept = ImageSweep(parts.slurm, parts.cluster, parts.tiers.stores, shared, parts.notes, parts.absences).run(
+                young_s=_YOUNG_S
+            )
+            self._tell(swept)
+            self._forget_journals()
+            if swept.stopped is not None:
+                return
+            needed = {*swept.live, *(name for name in swept.unknown if name not in swept.gone)}
+            parts.tiers.demand.keep(needed)
+            parts.notes.unclaim((parts.cluster, int(name.rpartition(".")[2])) for name in needed)
+            for note in parts.notes.all() if holds_lease else ():
+                if note.key.name in swept.gone:
+                    self.over(note.key, note.began_ms)
+        except (AffinodeError, OSError) as error:
+            parts.log.warning("sweep: %s", error)
+
+    def _tell(self, swept: Swept) -> None:
+        """Log the result of a sweep, and once for each job that Slurm does not know it."""
+        log = self._parts.log
+        for _, name in swept.removed:
+            unknown = name.partition("/")[0] in swept.gone
+            why = "Slurm has not known its job for long" if unknown else "its job is over, or has a newer one"
+            log.info("removed %s: %s", name, why)
+        for name in sorted(swept.unknown.keys() - self._unknown.keys()):
+            log.warning("%s: Slurm does not know this job; its images are kept for a time", name)
+        self._unknown = dict(swept.unknown)
+
+    def _forget_journals(self) -> None:
+        """Close the journals of restores that ended with their shepherd: nothing is left to do for them."""
+        parts = self._parts
+        for record in parts.journal.open_records():
+            facts = record.facts
+            if record.phase is Phase.RESTORING and not parts.processes.alive(
+                int(facts["init_pid"]), int(facts["init_started"])
+            ):
+                record.close()
+
+    def over(self, key: JobKey, began_ms: int) -> None:
+        """Remove the images of a suspended job that has ended, and record its end in the ledger."""
+        parts = self._parts
+        parts.tiers.demand.forget(key.name)
+        self._remove_images(
+            key.job_id, lambda facts: facts.key.name == key.name and facts.key.submit_epoch <= key.submit_epoch
+        )
+        now_ms = round(parts.now() * 1000)
+        parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
+        parts.notes.remove(key.cluster, key.job_id)
+
+    def suspended(self) -> Sequence[SuspendedJob]:
+        """See ``interface.Keeper``."""
+        return asleep(self._parts, self._aftermath)
+
+    def silent(self) -> str | None:
+        """See ``interface.Keeper``."""
+        places = self._parts.tiers.silent
+        return f"{', '.join(places)}: {SILENT}: what sleeps is not known" if places else None
+
+    def sweep_stopped(self) -> str | None:
+        """See ``interface.Keeper``."""
+        try:
+            found = self._parts.absences.stopped()
+        except AffinodeError:  # reported by ``silent``
+            return None
+        return None if found is None else f"{found} ({STOPPED_HINT})"
+
+    def room(self) -> str | None:
+        """Return why the stores accept no more images; ``None`` if they do."""
+        try:
+            self._parts.tiers.check_room(0, 1)
+        except CheckpointError as error:
+            return str(error)
+        return None

@@ -1,0 +1,279 @@
+"""Reasons against a suspension, computed before anything is changed. Pure, except for reading Slurm's configuration.
+
+Each reason has a code for programs and a line for the owner.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import size
+from slurm_affinode.checkpoint.inspection import SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
+from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.registry import WatchedJob
+
+MARGIN = 256 << 20
+"""Host memory to spare once GPU memory has moved in; also disk space for CRIU's small files and the manifest."""
+
+_NVIDIA = re.compile(r"/dev/nvidia(\d+|ctl|-uvm(-tools)?|-modeset|-caps/.*)")
+_RDMA = re.compile(r"/dev/infiniband/.*|anon_inode:\[?infinibandevent\]?")
+_STUCK = re.compile(
+    r"anon_inode:\[?(perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem)\]?|/dev/(fuse|kvm)"
+)
+# The driver may have a userfaultfd of its own, which is closed with its other files when the process is checkpointed.
+_FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
+# CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE) or nothing. A file below
+# /proc/PID would belong to another process, and access to it depends on the process that opens it.
+_WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+(/.*)?")
+_SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
+_SOME_GPUS = (575, 57, 8)
+"""The first driver that can checkpoint and restore a process with access to only some GPUs (its release notes)."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """Slurm's data about the job."""
+
+    batch: bool
+    """Submitted with a batch script."""
+    requeue: bool
+    """It may be requeued (``Requeue=1``)."""
+    nodes: int = 1
+    heterogeneous: bool = False
+    steps: tuple[str, ...] = ()
+    """Steps that run now, without ``batch``, ``extern`` and ``interactive``."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUseFacts:
+    """How the job uses its GPUs."""
+
+    capabilities: Capabilities
+    users: frozenset[int]
+    """Processes that use CUDA."""
+    used_bytes: int
+    """Device memory of the job's processes."""
+    mig: bool = False
+    some: bool = False
+    """The driver ``needs_all_gpus``, and the job may use only some of the node's."""
+
+
+def needs_all_gpus(capabilities: Capabilities) -> bool:
+    """Return whether this driver cannot checkpoint or restore a process without access to all GPUs of the node."""
+    return _numbers(capabilities.driver or "") < _SOME_GPUS
+
+
+def refusals(
+    mode: Mode,
+    job: JobFacts,
+    tree: TreeFacts,
+    gpu: GpuUseFacts,
+    memory: MemoryFacts,
+    *,
+    allowed: Collection[Mode] = tuple(Mode),
+    uid: int,
+    criu: str | None = None,
+    kernel: str = "",
+    room: str | None = None,
+) -> tuple[Refusal, ...]:
+    """Return all reasons against suspending the job now, the most permanent first; empty if it can be suspended.
+
+    ``criu``: its version, or ``None`` if it cannot be used. ``room``: why the store cannot accept the image.
+    """
+    found: list[Refusal] = []
+    if mode not in allowed:
+        names = ", ".join(allowed) or "none"
+        found.append(Refusal("mode", f"mode={mode} is not allowed here (allowed: {names})"))
+    if mode is Mode.REQUEUE:
+        found += of_job(job)
+        found += of_criu(criu, kernel, tree)
+        found += of_tree(tree, gpu.users, uid)
+    found += of_gpu(gpu, tree)
+    found += of_memory(gpu.used_bytes, memory)
+    if room is not None and mode is Mode.REQUEUE:
+        found.append(Refusal("no-room", f"no room for the image: {room}"))
+    return tuple(found)
+
+
+def estimate(tree: TreeFacts, gpu_bytes: int, output_bytes: int) -> int:
+    """Return the number of bytes that the image may take."""
+    return tree.memory + gpu_bytes + output_bytes + MARGIN
+
+
+def of_job(job: JobFacts) -> list[Refusal]:
+    """Return why a job of this kind cannot be requeued with its state."""
+    found = []
+    if not job.batch:
+        found.append(Refusal("interactive", "it is interactive: only batch jobs can be requeued"))
+    if job.heterogeneous:
+        found.append(Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one"))
+    if job.nodes > 1:
+        found.append(Refusal("multi-node", f"it runs on {job.nodes} nodes: only jobs on one node can be suspended"))
+    if job.batch and not job.requeue:
+        found.append(Refusal("no-requeue", "it may not be requeued: submit it with --requeue"))
+    if job.steps:
+        names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")
+        found.append(Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script"))
+    return found
+
+
+def of_criu(version: str | None, kernel: str, tree: TreeFacts) -> list[Refusal]:
+    """Return why CRIU on this node cannot dump the job."""
+    if version is None:
+        return [Refusal("criu", "CRIU 4.1 or newer is not installed on its node")]
+    if tree.inet_sockets and _numbers(version) < _SOCKETS_FIXED and _numbers(kernel) >= _SOCKETS_BROKE:
+        text = f"it has network sockets, which CRIU {version} cannot dump on Linux {kernel} (4.2 can)"
+        return [Refusal("criu-sockets", text)]
+    return []
+
+
+def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refusal]:
+    """Return why CRIU cannot dump or restore the job's processes."""
+    found: list[Refusal] = []
+
+    def refuse(code: str, what: str, guilty: list[ProcessFacts]) -> None:
+        if guilty:
+            names = ", ".join(f"{one.name} ({one.pid})" for one in guilty[:3])
+            found.append(Refusal(code, f"{names}{', ...' if len(guilty) > 3 else ''} {what}"))
+
+    def having(pattern: re.Pattern[str]) -> list[ProcessFacts]:
+        return [one for one in tree.processes if any(map(pattern.fullmatch, (*one.files, *one.mapped_devices)))]
+
+    if not tree.processes:
+        found.append(Refusal("gone", "its processes have ended"))
+    refuse("srun-steps", "is srun: the step that it runs is not below the script",
+           [one for one in tree.processes if one.name == "srun"])  # fmt: skip
+    refuse("left-tree", "is outside of the script's process tree and would be lost", list(tree.outside))
+    # CRIU restores a zombie without its IDs: it then belongs to root.
+    living = [one for one in tree.processes if one.state != "Z"]
+    changed = [one for one in living if len(set(one.uids)) > 1]
+    strangers = [one for one in living if one.uids and one not in changed and uid not in one.uids]
+    refuse("setuid", "runs with changed user ids (setuid)", changed)
+    refuse("other-user", f"does not belong to the job's user {uid}", strangers)
+    refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
+    refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
+    refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
+    refuse("namespaces", "is in namespaces of its own (a container)",
+           [one for one in living if _elsewhere(one, tree)])  # fmt: skip
+    foreign = [name for name, inodes in tree.node_namespaces.items() if tree.init_namespaces.get(name) not in inodes]
+    if foreign and tree.processes:
+        text = f"Slurm has put it into namespaces of its own ({', '.join(foreign)}), which a restore would not"
+        found.append(Refusal("namespaces", text))
+    refuse("gpu-file", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
+           [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
+    stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
+    refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
+    refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a file below /proc/PID)",
+           having(_WRONG))  # fmt: skip
+    if tree.lost_streams:
+        # CRIU finds a deleted file by its mount, which belongs to slurmstepd and not to the job.
+        names = ", ".join(tree.lost_streams)
+        found.append(Refusal("stream-deleted", f"its output or input was deleted while it has it open: {names}"))
+    if tree.sysv:
+        names = ", ".join(tree.sysv[:3]) + (", ..." if len(tree.sysv) > 3 else "")
+        text = f"its user has made System V IPC since it began ({names}), which would stay on its node"
+        found.append(Refusal("sysv-ipc", text))
+    return found
+
+
+def _elsewhere(one: ProcessFacts, tree: TreeFacts) -> bool:
+    """Return whether a process is in other namespaces (a container); an exiting process has none."""
+    return any(
+        tree.init_namespaces[name] != inode for name, inode in one.namespaces.items() if name in tree.init_namespaces
+    )
+
+
+def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
+    """Return why the driver cannot checkpoint the job's GPU memory."""
+    found = []
+    if gpu.mig:
+        found.append(Refusal("mig", "it runs on MIG instances, which cannot be checkpointed"))
+    elif not gpu.capabilities.checkpoint:
+        found.append(Refusal("driver", gpu.capabilities.why_not or "the driver cannot checkpoint"))
+    elif gpu.some:
+        text = f"it may use only some of the node's GPUs, and driver {gpu.capabilities.driver} needs all of them"
+        found.append(Refusal("driver", f"{text} (575.57.08 does not)"))
+    everybody = (*tree.processes, *tree.outside)
+    if any(one.mps for one in everybody):
+        found.append(Refusal("mps", "it uses MPS, which cannot be checkpointed"))
+    still = [one for one in everybody if one.pid in gpu.users and one.state in "Tt"]
+    if still:
+        # The process has to lock itself for the driver, which would wait for it beyond every time-out.
+        names = ", ".join(f"{one.name} ({one.pid})" for one in still[:3])
+        found.append(Refusal("stopped", f"{names} is stopped (SIGSTOP), and holds GPU memory that only it can move"))
+    return found
+
+
+def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
+    """Return why the GPU memory does not fit into host memory: the node's, and below the job's memory limit."""
+    needed = gpu_bytes + MARGIN
+    found = []
+    if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
+        left = size(max(0, memory.headroom))
+        text = (
+            f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
+        )
+        found.append(Refusal("host-memory", text))
+    if gpu_bytes and needed > memory.available:
+        text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
+        found.append(Refusal("host-memory", text))
+    return found[:1]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    match = re.match(r"\d+\.\d+(\.\d+)?", version)
+    return tuple(map(int, match[0].split("."))) if match else (0, 0)
+
+
+_OF_ITSELF = ("batch", "extern", "interactive")
+_ASK_AGAIN_S = 600.0
+"""Maximum age of the configuration."""
+
+
+def steps_of(job: Job) -> tuple[str, ...]:
+    """Return the running steps started with ``srun``, without those that every job has."""
+    return tuple(step.id for step in job.steps or () if step.step not in _OF_ITSELF)
+
+
+class SlurmFacts:
+    """Settings in Slurm's configuration.
+
+    While slurmctld does not respond, its last answer is used; before the first one, every setting is empty.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._asked = -1e9
+        self._said: Mapping[str, str] = {}
+
+    def ends_above_memory(self) -> bool:
+        """Return whether Slurm itself ends jobs that exceed their ``--mem``."""
+        return "overmemorykill" in self._setting("JobAcctGatherParams")
+
+    def some_gpus(self, job: WatchedJob) -> bool:
+        """Return whether the driver needs all GPUs of the node for a checkpoint, but the job has access to only some.
+
+        Raises ``GpuError``.
+        """
+        parts = self._parts
+        if not job.devices or not needs_all_gpus(parts.cuda.capabilities()):
+            return False
+        others = {device.uuid for device in parts.gpus.devices()} - {device.uuid for device in job.devices}
+        closed = self._setting("ConstrainDevices") in ("yes", "true") and "task/cgroup" in self._setting("TaskPlugin")
+        return bool(others) and closed
+
+    def _setting(self, name: str) -> str:
+        parts = self._parts
+        if parts.now() - self._asked >= _ASK_AGAIN_S:
+            try:
+                self._said = parts.slurm.config()
+                self._asked = parts.now()
+            except AffinodeError:
+                pass
+        return self._said.get(name, "").lower()

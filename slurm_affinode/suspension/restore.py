@@ -1,0 +1,440 @@
+"""Restore a checkpoint image instead of starting the job afresh.
+
+    find -> claim -> verify -> check GPUs -> output files -> CRIU -> CUDA restore -> unlock -> the script continues
+
+The pages of the processes, most of a large image, are verified during the CRIU step as they are put in place, and the
+tree is released when their digests match. If a copy of the image is found damaged before that, the partial tree is
+killed and the next copy is tried from "check GPUs" on.
+
+A failed restore leaves no process and keeps the image; the site decides whether the job is then held or starts afresh.
+Temporary conditions (slurmctld does not respond, GPU memory not free yet) are waited for.
+
+If the shared tier does not respond, another node may have a newer image, or have claimed the attempt. An image on this
+node is used only if it belongs to the attempt right before the one that Slurm reports here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import span
+from slurm_affinode.base.timeouts import NoAnswerError
+from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.checkpoint.interface import CudaState, Image, ImageDamaged, ImageUnanswered, Pages, RestoreFailed
+from slurm_affinode.checkpoint.private_image import verified_file
+from slurm_affinode.checkpoint.retention import Copy
+from slurm_affinode.checkpoint.user_files import user_of
+from slurm_affinode.core.suspension import pair_gpus
+from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, MailKind, Manifest, Phase, Refusal, SuspensionMail
+from slurm_affinode.suspension import mail, messages, notify
+from slurm_affinode.suspension.activity import by_index
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.interface import Arrival
+from slurm_affinode.suspension.journal import JournalError, Record
+from slurm_affinode.suspension.memory import shortage
+from slurm_affinode.suspension.requeue import patiently
+from slurm_affinode.suspension.shared_state import Note
+from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start
+from slurm_affinode.suspension.streams import STREAMS, say
+
+_PAUSE_S = 1.0
+
+
+def find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
+    """Return the copies of the newest image, the fastest first. Raises ``ImageDamaged`` if it is not intact.
+
+    Waits for a file server that is unavailable for some time: that is no reason to hold the job.
+    """
+    deadline = parts.now() + parts.settings.restore_s
+    while True:
+        try:
+            return _find(parts, run, job)
+        except ImageUnanswered:
+            if parts.now() >= deadline:
+                raise
+        parts.sleep(_PAUSE_S)
+
+
+def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
+    copies, damage = parts.tiers.copies(run)
+    newest = max((copy.image.manifest.seq for copy in copies), default=0)
+    first = copies[0].image.manifest if copies else None
+    note = parts.notes.read(run.key.cluster, run.key.job_id)
+    if note is not None and first is not None and note.precedes(first):
+        parts.log.warning("job %s: note ignored: it is from an earlier suspension than the image", first.key.job_id)
+        note = None
+    unneeded = isinstance(damage, ImageUnanswered) and first is not None and _last(parts, first, run, job)
+    if damage is not None and not unneeded and (note is None or newest < note.seq):
+        # A damaged copy does not matter if another store has that image; an older image is no substitute.
+        raise damage
+    if note is not None and sleeps(note, run) and (newest < note.seq or note.given_up):
+        return []  # an older image would lose the job's progress
+    return [copy for copy in copies if copy.image.manifest == first]
+
+
+def _last(parts: Parts, image: Manifest, run: LiveRun, job: Job) -> bool:
+    """Return whether no other attempt can have run between the image, which is on this node, and this attempt."""
+    return image.restarts + 1 == run.restarts and job.batch_host in (None, parts.node)
+
+
+def sleeps(note: Note, run: LiveRun) -> bool:
+    """Return whether a note belongs to an earlier attempt."""
+    return note.uid == run.uid and note.restarts < run.restarts
+
+
+def claim(parts: Parts, image: Image, run: LiveRun, job: Job, who: str) -> str | None:
+    """Claim the restore of an attempt; return another claimant or ``None``.
+
+    Raises ``AffinodeError`` if that cannot be determined.
+    """
+    try:
+        return parts.notes.claim(run, who, former=image.former)
+    except NoAnswerError as error:
+        if not _last(parts, image.manifest, run, job):
+            raise ImageUnanswered(f"its restore cannot be claimed: {error.strerror}") from None
+        parts.log.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Placing:
+    """A restore in progress."""
+
+    arrival: Arrival
+    job: Job
+    copies: Sequence[Copy]
+    """Copies of its image, the fastest first."""
+    record: Record
+    began: float
+
+    @property
+    def manifest(self) -> Manifest:
+        """The manifest of the image, the same in all copies."""
+        return self.copies[0].image.manifest
+
+
+class JobRestorer:
+    """``Restorer`` for the agent."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def restore(self, arrival: Arrival) -> Reply:
+        """See ``interface.Restorer``."""
+        parts = self._parts
+        began = parts.now()
+        job = patiently(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
+        run = self._run(job, arrival)
+        try:
+            found = find(parts, run, job)
+        except ImageDamaged as error:
+            return self._failed(arrival, job, None, str(error))
+        if not found:
+            return self._without_image(arrival, run, job)
+        if arrival.foreign:
+            names = ", ".join(arrival.foreign)
+            return self._failed(arrival, job, None, f"Slurm has put it into namespaces of its own ({names})")
+        record = parts.journal.record(found[0].image.manifest.key)
+        placing = _Placing(arrival, job, found, record, began)
+        who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
+        other = claim(parts, found[0].image, run, job, who)
+        if other is not None:
+            return self._failed(arrival, job, None, f"its image is being restored elsewhere ({other})")
+        # Set first: Slurm accepts no comment for an ended job, and this one may be canceled meanwhile.
+        notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
+        try:
+            pid = self._place(placing)
+        except (AffinodeError, OSError) as error:
+            why = str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
+            self._clean(arrival)
+            return self._cut_short(placing, why) or self._failed(arrival, job, placing, why)
+        for copy in placing.copies:
+            deleted_files.gone(copy.tier.store, copy.image, arrival.init)
+        note = parts.notes.read(run.key.cluster, run.key.job_id)
+        self._told(placing)
+        return Restored(pid, None if note is None else note.trouble)
+
+    def _run(self, job: Job, arrival: Arrival) -> LiveRun:
+        if job.submit is None:
+            raise AffinodeError("Slurm does not say when the job was submitted")
+        key = JobKey(self._parts.cluster, arrival.job_id, round(job.submit.timestamp()))
+        return LiveRun(key, arrival.uid, job.restarts)
+
+    def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
+        """Return the reply for a job with data in a store, but no image for this attempt."""
+        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
+        if note is not None and note.given_up:
+            self._parts.notes.remove(run.key.cluster, run.key.job_id)
+        elif note is not None and sleeps(note, run):
+            # It is suspended, but its image is not here (yet): a fresh start would lose it.
+            return self._hold(arrival, job, f"its image is still on {note.node}", note)
+        elif messages.sleeps(job.comment):
+            store = "the image store" if self._parts.shared is None else self._parts.shared.path
+            return self._hold(arrival, job, f"neither its image nor its note is in {store}: is it mounted?", None)
+        if not (job.comment or "").startswith(messages.LOST):  # which states why it starts afresh
+            notify.comment(self._parts, arrival.job_id, None)
+        return Start()
+
+    # --- the sequence
+
+    def _place(self, placing: _Placing) -> int:
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        before = placing.record.facts
+        again = placing.record.phase is Phase.RESTORING and (before["init_pid"], before["init_started"]) == (
+            arrival.init_pid,
+            arrival.init_started,
+        )
+        placing.record.write(
+            Phase.RESTORING, job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq,
+            restarts=manifest.restarts, run=placing.job.restarts, init_pid=arrival.init_pid,
+            init_started=arrival.init_started, began=manifest.started_epoch, option=str(manifest.option),
+        )  # fmt: skip
+        # The image must not leave its tier until it is restored.
+        with parts.tiers.pinned(placing.copies[0]):
+            pid, pairs = parts.tiers.sound(
+                placing.copies, lambda copy, pages: self._place_copy(placing, copy, pages, again=again)
+            )
+        self._cuda(arrival, manifest, pairs)
+        return pid
+
+    def _place_copy(
+        self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool
+    ) -> tuple[int, dict[str, str] | None]:
+        """Restore the tree without its GPU memory; return the PID of its root, and the new GPU for each old one."""
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        self._clean(arrival)
+        self._check(arrival)
+        pairs = self._gpu_pairs(placing, manifest)
+        with contextlib.ExitStack() as stack:
+            top = copy.tier.store.open(copy.image)
+            stack.callback(os.close, top)
+            criu = copy.tier.store.open_criu(copy.image)
+            stack.callback(os.close, criu)
+            fds = dict(zip(STREAMS, arrival.fds, strict=False))
+            user = user_of(arrival.init_pid, arrival.uid, arrival.gid, started=arrival.init_started)
+            inherit = parts.streams.put_back(
+                manifest.outputs,
+                fds,
+                lambda name: verified_file(top, name, name, pages, shared=copy.tier.shared),
+                user,
+                again=again,
+                check=lambda: self._check(arrival),
+            )
+            pid = parts.imager.restore(
+                arrival.init,
+                criu,
+                inherit,
+                root_pid_ns=manifest.root_pid,
+                timeout_s=parts.settings.restore_s,
+                pages=pages,
+                user=user,
+                shared=copy.tier.shared,
+                ready=lambda: self._announce(placing, fds),
+            )
+        return pid, pairs
+
+    def _clean(self, arrival: Arrival) -> None:
+        """Kill the processes that an interrupted attempt has left in the namespace."""
+        parts = self._parts
+        if not parts.processes.end(
+            arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s, reaped=True
+        ):
+            raise RestoreFailed("what an earlier restore has left behind cannot be ended")
+
+    def _check(self, arrival: Arrival) -> None:
+        """Raise ``RestoreFailed`` if the shepherd has ended: its PID may have been reused."""
+        if not self._parts.processes.alive(arrival.init_pid, arrival.init_started):
+            raise RestoreFailed("its shepherd has ended")
+
+    def _gpu_pairs(self, placing: _Placing, manifest: Manifest) -> dict[str, str] | None:
+        if not manifest.cuda_pids:
+            return None
+        parts = self._parts
+        devices = parts.gpus.devices()
+        held = self._held(placing.job, devices)
+        by_uuid = {device.uuid: device for device in devices if device.mig is None}
+        new = [
+            GpuFact(
+                uuid,
+                (by_uuid[uuid].model if uuid in by_uuid else None) or "unknown",
+                round((by_uuid[uuid].memory_mib or 0) * 2**20) if uuid in by_uuid else 0,
+                allocated=any(device.uuid == uuid for device in held),
+            )
+            for uuid in parts.cuda.devices()
+        ]
+        pairs = pair_gpus(manifest.gpus, new)
+        if isinstance(pairs, Refusal):
+            raise RestoreFailed(pairs.text)
+        self._wait_for_memory(held, manifest.gpus, pairs)
+        return pairs
+
+    def _held(self, job: Job, devices: Sequence[Device]) -> tuple[Device, ...]:
+        """Return the GPUs of the new allocation on this node."""
+        indices = self._parts.gpus_of(job)
+        found = by_index(devices, indices) if indices else None
+        if found is None:
+            raise RestoreFailed("Slurm does not say which GPUs of this node the job has")
+        return found
+
+    def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:
+        """Wait for free memory on each GPU: a restore that runs out of GPU memory fails permanently."""
+        parts = self._parts
+        needs = {gpu.uuid: gpu.held_bytes for gpu in old}
+        deadline = parts.now() + parts.settings.free_s
+        while True:
+            try:
+                why = shortage(needs, {device.uuid: parts.gpus.free_bytes(device) for device in held}, pairs)
+            except GpuError as error:
+                raise RestoreFailed(str(error)) from None
+            if why is None:
+                return
+            if parts.now() >= deadline:
+                raise RestoreFailed(f"its GPU memory does not fit: {why}")
+            parts.sleep(_PAUSE_S)
+
+    def _cuda(self, arrival: Arrival, manifest: Manifest, pairs: dict[str, str] | None) -> None:
+        parts = self._parts
+        members = parts.processes.members(arrival.init_pid, arrival.init_started)
+        by_number = {member.pid_ns: member.pid for member in members}
+        missing = [number for number in manifest.cuda_pids if number not in by_number]
+        if missing:
+            raise RestoreFailed(f"process {missing[0]}, which has GPU memory to restore, does not exist")
+        pids = [by_number[number] for number in manifest.cuda_pids]
+        for pid in pids:
+            if parts.cuda.state(pid) is CudaState.CHECKPOINTED:
+                parts.cuda.restore(pid, pairs=pairs)
+        for pid in pids:
+            if parts.cuda.state(pid) is CudaState.LOCKED:
+                parts.cuda.unlock(pid)
+
+    def _announce(self, placing: _Placing, fds: Mapping[int, int | None]) -> None:
+        """Write the notice before the tree runs, so that it precedes the next output of the tree."""
+        if not self._parts.settings.notices:
+            return
+        manifest = placing.manifest
+        note = self._note(manifest)
+        why = f": {note.why}" if note is not None and note.why else ""
+        slept = span(placing.began - manifest.dumped_epoch)
+        say(fds, f"suspended on {manifest.node}{why}\nrestored on {self._parts.node} after {slept}")
+
+    def _note(self, manifest: Manifest) -> Note | None:
+        note = self._parts.notes.read(manifest.key.cluster, manifest.key.job_id)
+        return note if note is not None and note.seq == manifest.seq else None
+
+    # --- outcome
+
+    def _told(self, placing: _Placing) -> None:
+        parts, manifest = self._parts, placing.manifest
+        parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
+        parts.tiers.demand.requested(manifest.key.name, parts.now())
+        parts.ledger.write(
+            replace(
+                _entry(manifest),
+                restoring_ms=round(placing.began * 1000),
+                restored_ms=round(parts.now() * 1000),
+                restored_node=parts.node,
+            )
+        )
+        notify.comment(self._parts, placing.arrival.job_id, None)
+        slept_s = max(0.0, placing.began - manifest.dumped_epoch)
+        self._mail("restored", placing.job, manifest, slept_s=slept_s)
+        try:
+            placing.record.close()
+        except JournalError as error:
+            parts.log.warning("%s", error)
+
+    def _cut_short(self, placing: _Placing, why: str) -> Reply | None:
+        """Return a reply if Slurm has ended or requeued the attempt meanwhile; ``None`` if the restore has failed."""
+        parts, job_id = self._parts, placing.arrival.job_id
+        try:
+            job = parts.slurm.job(job_id)
+        except AffinodeError:
+            return None
+        if job.allocated and job.state != "COMPLETING" and job.restarts == placing.job.restarts:
+            return None
+        parts.log.info("job %s: %s while it was being restored (%s)", job_id, job.state.lower(), why)
+        note = self._note(placing.manifest)
+        if note is not None and job.restarts > placing.job.restarts:
+            notify.comment(parts, job_id, messages.suspended(note.why, note.gpu_bytes, job.id))
+        with contextlib.suppress(JournalError):
+            placing.record.close()
+        return Hold(f"it is {job.state.lower()}")
+
+    def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, why: str) -> Reply:
+        """Return the reply that the site has configured. The image is kept."""
+        parts = self._parts
+        parts.log.error("job %s: not restored: %s", arrival.job_id, why)
+        note = parts.notes.read(parts.cluster, arrival.job_id)
+        if parts.settings.notices:
+            say(dict(zip(STREAMS, arrival.fds, strict=False)), f"not restored: {messages.one(why)}")
+        if placing is not None:
+            entry = _entry(placing.manifest)
+            if parts.settings.fresh:
+                entry = replace(entry, restoring_ms=round(placing.began * 1000))
+            parts.ledger.write(replace(entry, restore_failure=messages.one(why)))
+            with contextlib.suppress(JournalError):
+                placing.record.close()
+        self._mail("failed", job, None if placing is None else placing.manifest, why=why)
+        if parts.settings.fresh:
+            parts.notes.remove(parts.cluster, arrival.job_id)
+            notify.comment(self._parts, arrival.job_id, messages.held(f"{why}{messages.AFRESH}"))
+            return Start(restore_failed=True)
+        if note is not None:
+            with contextlib.suppress(AffinodeError):
+                parts.notes.write(replace(note, failure=messages.one(why)))
+        return self._hold(arrival, job, why, note)
+
+    def _mail(
+        self,
+        kind: MailKind,
+        job: Job,
+        manifest: Manifest | None,
+        *,
+        why: str | None = None,
+        slept_s: float | None = None,
+    ) -> None:
+        """``manifest``: ``None`` if the image cannot be read."""
+        if not job.user:
+            return
+        parts, key = self._parts, JobKey(self._parts.cluster, job.job_id, 0) if manifest is None else manifest.key
+        began = 0.0 if manifest is None else manifest.started_epoch
+        held = () if manifest is None else tuple(gpu for gpu in manifest.gpus if gpu.allocated)
+        parts.mailer.tell(
+            SuspensionMail(
+                kind, key.cluster, key.job_id, job.user, parts.node, parts.now(),
+                mail.event(key, began, job.restarts), shown=job.id, job_name=job.name,
+                partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(held) or None,
+                gpu_model=held[0].model if held else None, gpu_bytes=None if manifest is None else manifest.gpu_bytes,
+                slept_s=slept_s, fresh=parts.settings.fresh,
+            )
+        )  # fmt: skip
+
+    def _hold(self, arrival: Arrival, job: Job, why: str, note: Note | None) -> Reply:
+        """Requeue and hold the job; its image is kept."""
+        parts = self._parts
+        text = messages.one(why)
+        notify.comment(
+            self._parts, arrival.job_id, messages.held(f"{text}; try again with: slurm-affinode wake {job.id}")
+        )
+        try:
+            patiently(parts, "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True))
+        except AffinodeError as error:
+            # The plugin requeues the job when the shepherd ends without having started anything.
+            parts.log.warning("job %s: %s", arrival.job_id, error)
+        if note is not None and note.released_epoch is not None:
+            with contextlib.suppress(AffinodeError):
+                parts.notes.write(replace(note, released_epoch=None, failure=text))
+        return Hold(text)
+
+
+def _entry(manifest: Manifest) -> LedgerEntry:
+    key = manifest.key
+    return LedgerEntry(key.cluster, key.job_id, key.submit_epoch, round(manifest.started_epoch * 1000))

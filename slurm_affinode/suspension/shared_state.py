@@ -1,0 +1,400 @@
+"""Notes and claims beside the shared image store: the state of suspended jobs that all nodes share.
+
+Small files in two directories of root's: ``asleep/CLUSTER.JOBID.json`` (the reason, the time, why the last restore
+failed) and ``claims/CLUSTER.JOBID.RESTARTS`` (which shepherd restores this attempt; the first one wins, so an image is
+never restored twice). An image is complete without its note.
+
+All files are signed (``checkpoint.signatures``); others are ignored and logged. Earlier releases did not sign. An
+unsigned note counts only if its image, made by such a release too, exists and agrees, and never as a statement that the
+image was given up; an unsigned claim counts only if the image was made by such a release; an unsigned plan never does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import fsync_dir, write_text
+from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.manifest import built
+from slurm_affinode.checkpoint.signatures import LARGEST, SignatureError, Signer, read_bounded
+from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
+
+_CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")
+
+_NOTE, _CLAIMED, _PLAN = "note", "claim", "start plan"
+"""Purposes of signatures."""
+_WHO = re.compile(r"[A-Za-z0-9_.-]{1,255}/\d{1,10}/\d{1,20}")
+"""NODE/PID/STARTED of a shepherd, the whole content of a claim of an older release."""
+_MOST_OF_PLAN = 16 << 20
+_CLAIMS_TRIED = 8
+_STALE_S = 60.0
+"""How long a list of live jobs is valid."""
+
+NO_NOTE = "its note is not beside the shared store: is that mounted, and can it be written?"
+"""Shown for a suspended job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """The shared data about a suspended job."""
+
+    cluster: str
+    job_id: int
+    submit: int
+    """Submit time of the suspended attempt (epoch)."""
+    restarts: int
+    seq: int
+    uid: int
+    node: str
+    began_ms: int
+    since_epoch: float
+    why: str
+    gpus: int
+    gpu_bytes: int
+    image_bytes: int
+    wake: str
+    user: str | None = None
+    shown: str | None = None
+    """The job ID shown to its owner: ``123_4`` for an array task; ``None`` if it is the raw ID."""
+    failure: str | None = None
+    """The reason why its last restore failed."""
+    trouble: str | None = None
+    """A problem with its image, which can be restored nevertheless."""
+    passed: str | None = None
+    """Tiers that did not accept its image when it was written, and why."""
+    released_epoch: float | None = None
+    given_up: bool = False
+    """None of its images will be restored: it starts afresh."""
+    revision: int = field(default=0, compare=False)
+    """Increases with each write of the note of this suspension."""
+
+    def precedes(self, manifest: Manifest) -> bool:
+        """Return whether the note belongs to an earlier suspension than an image of the job: replayed or left over."""
+        return (self.submit, self.restarts) < (manifest.key.submit_epoch, manifest.restarts)
+
+    def describes(self, manifest: Manifest) -> bool:
+        """Return whether the note agrees with the manifest of its image."""
+        mine = (self.key, self.restarts, self.seq, self.uid, self.node, self.began_ms)
+        its = (manifest.key, manifest.restarts, manifest.seq, manifest.uid, manifest.node)
+        return mine == (*its, round(manifest.started_epoch * 1000))
+
+    @property
+    def key(self) -> JobKey:
+        """The suspended submission."""
+        return JobKey(self.cluster, self.job_id, self.submit)
+
+    @property
+    def problem(self) -> str | None:
+        """Why its last restore failed, and the state of its image since then, in one line."""
+        trouble = "its image was given up: it starts from its beginning" if self.given_up else self.trouble
+        if self.failure is None or trouble is None:
+            return self.failure or trouble
+        return trouble if self.failure in trouble else f"{self.failure}; {trouble}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """Where and when Slurm expects to start a job."""
+
+    start_epoch: float
+    nodes: tuple[str, ...]
+
+
+def vouched(tiers: Tiers, note: Note) -> bool:
+    """Return whether a store has an image that agrees with the note, made by a release that did not sign notes."""
+    for store in tiers.stores:
+        with contextlib.suppress(CheckpointError, OSError):
+            image = store.get(note.key.name, note.seq)
+            if image.former and note.describes(image.manifest):
+                return True
+    return False
+
+
+class Notes:
+    """Notes and claims; without a shared store, nothing is read or written.
+
+    A file system that does not respond is treated like one that returns errors.
+    """
+
+    def __init__(
+        self, root: Path | None, signer: Signer, *, vouched: Callable[[Note], bool] = lambda note: False
+    ) -> None:
+        """``vouched``: returns whether an image of an older release exists and agrees with an unsigned note."""
+        self._root = root
+        self._signer = signer
+        self._vouched = vouched
+        self._ask = Patience(root)
+        self._revisions: dict[str, tuple[int, int, int]] = {}
+        """File name -> submit time, number and revision of the newest note seen there."""
+        self._lock = threading.Lock()
+        """Guards the revisions of notes that this node has seen."""
+
+    def write(self, note: Note) -> None:
+        """Write a note, replacing an earlier one of the job. Raises ``AffinodeError``."""
+        if self._root is None:
+            return
+        path = _file(self._root, note.cluster, note.job_id)
+        with self._lock:
+            seen = self._revisions.get(path.name, (0, 0, 0))
+        # Also above the revision of a removed note that this node has not seen.
+        known = max(note.revision, seen[2] if seen[:2] == (note.submit, note.seq) else 0)
+        revision = max(known + 1, round(time.time() * 1000))
+        text = self._signer.encode(_NOTE, path.name, asdict(replace(note, revision=revision)))
+
+        def put() -> None:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_text(path, text, mode=0o600)
+
+        try:
+            self._ask(put)
+        except OSError as error:
+            raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+    def read(self, cluster: str, job_id: int) -> Note | None:
+        """Return the note of a job, or ``None`` if there is no readable one."""
+        if self._root is None:
+            return None
+        path = _file(self._root, cluster, job_id)
+        with contextlib.suppress(OSError):
+            return self._judged(path, self._ask(lambda: read_signed(self._signer, _NOTE, path)))
+        return None
+
+    def _judged(self, path: Path, found: SignedContent) -> Note | None:
+        """Return the note if its signature is valid and no newer one was seen; otherwise log the reason."""
+        if found.value is None:
+            return None
+        try:
+            note = _note(path, found.value)
+        except (ValueError, TypeError, KeyError) as error:
+            self._signer.refuse(path, f"is not a note: {error}")
+            return None
+        if not found.signed:
+            note = replace(note, given_up=False)
+            if not self._vouched(note):
+                self._signer.refuse(path, "is not signed, and no image of an older release says the same")
+                return None
+        stamp = (note.submit, note.seq, note.revision)
+        with self._lock:
+            seen = self._revisions.get(path.name)
+            stale = seen is not None and seen[:2] == stamp[:2] and stamp < seen
+            if not stale:
+                self._revisions[path.name] = stamp
+        if stale:
+            self._signer.refuse(path, "is older than the one that was there before")
+            return None
+        self._signer.accept(path)
+        return note
+
+    def all(self) -> list[Note]:
+        """Return every note, by job."""
+        if self._root is None:
+            return []
+        found: list[tuple[Path, SignedContent]] | None = None
+        asleep = self._root / "asleep"
+
+        def look() -> list[tuple[Path, SignedContent]]:
+            paths = [path for path in sorted(asleep.glob("*.json")) if not path.name.startswith(".")]
+            return [(path, read_signed(self._signer, _NOTE, path)) for path in paths]
+
+        with contextlib.suppress(OSError):
+            found = self._ask(look)
+        if found is None:
+            return []
+        with self._lock:  # a removed note may reappear with any revision
+            names = {path.name for path, _ in found}
+            self._revisions = {name: one for name, one in self._revisions.items() if name in names}
+        notes = [note for path, one in found if (note := self._judged(path, one)) is not None]
+        return sorted(notes, key=lambda note: note.key)
+
+    def remove(self, cluster: str, job_id: int) -> None:
+        """Remove the note of a job that runs again or has ended."""
+        if self._root is not None:
+            path = _file(self._root, cluster, job_id)
+            with contextlib.suppress(OSError):
+                self._ask(lambda: path.unlink(missing_ok=True))
+
+    # --- Slurm's start plan
+
+    def write_plan(self, plans: Mapping[int, StartPlan]) -> None:
+        """Write the expected starts of released jobs: one agent queries Slurm, and all read the file."""
+        if self._root is not None:
+            path = self._root / "plan.json"
+            starts = {str(job): [one.start_epoch, list(one.nodes)] for job, one in sorted(plans.items())}
+            text = self._signer.encode(_PLAN, path.name, {"starts": starts})
+            try:
+                self._ask(lambda: write_text(path, text, mode=0o600))
+            except OSError as error:
+                raise AffinodeError(f"{self._root}: cannot be written: {error.strerror or error}") from error
+
+    def plan(self) -> dict[int, StartPlan]:
+        """Return the plan of ``write_plan``; empty if there is no readable one."""
+        if self._root is None:
+            return {}
+        path = self._root / "plan.json"
+        try:
+            found = self._ask(lambda: read_signed(self._signer, _PLAN, path, most=_MOST_OF_PLAN))
+            if found.value is None or not found.signed:
+                return {}
+            return {
+                int(job): StartPlan(json_values.number(start), tuple(str(node) for node in nodes))
+                for job, (start, nodes) in found.value["starts"].items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            return {}
+
+    # --- claims
+
+    def claim(self, run: LiveRun, who: str, *, former: bool = False) -> str | None:
+        """Claim the restore of an attempt for ``who``; return ``None`` on success, otherwise the claimant.
+
+        Repeating a claim succeeds. ``former``: the image was made by a release that did not sign claims, so an unsigned
+        claim counts. Raises ``AffinodeError`` if the claimant cannot be determined, ``NoAnswerError`` if the file
+        system does not respond.
+        """
+        if self._root is None:
+            return None
+        path = self._root / "claims" / f"{run.key.name}.{run.restarts}"
+        try:
+            return self._ask(lambda: self._claim(path, run, who, former=former))
+        except NoAnswerError:
+            raise
+        except OSError as error:
+            raise AffinodeError(f"{path}: cannot be claimed: {error.strerror or error}") from error
+
+    def _claim(self, path: Path, run: LiveRun, who: str, *, former: bool) -> str | None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = path.with_name(f".{path.name}.{who.replace('/', '_')}")
+        value = {"who": who, "submit": run.key.submit_epoch, "uid": run.uid}
+        write_text(draft, self._signer.encode(_CLAIMED, path.name, value), mode=0o600)
+        try:
+            for _ in range(_CLAIMS_TRIED):
+                try:
+                    # A link appears whole or not at all, also for other clients of a network file system.
+                    os.link(draft, path)
+                    fsync_dir(path.parent)
+                except FileExistsError:
+                    there, inode = self._claimant(path, run, former=former)
+                    if there is not None:
+                        return None if there == who else there
+                    _take_away(path, inode, draft)
+                else:
+                    return None
+        finally:
+            draft.unlink(missing_ok=True)
+        raise OSError(errno.EAGAIN, "others write there all the time")
+
+    def _claimant(self, path: Path, run: LiveRun, *, former: bool) -> tuple[str | None, int | None]:
+        """Return the claimant of an attempt (``None``: the file is not a claim of it) and the inode of the file."""
+        inode = None
+        try:
+            inode = path.lstat().st_ino
+            data = read_bounded(path)
+            try:
+                value = self._signer.decode(_CLAIMED, path.name, data)
+            except SignatureError:
+                text = data.decode("ascii", "replace").strip()
+                if former and _WHO.fullmatch(text):
+                    return text, inode
+                raise
+        except FileNotFoundError:
+            return None, None
+        except SignatureError as error:
+            self._signer.refuse(path, error)
+            return None, inode
+        if (value.get("submit"), value.get("uid")) != (run.key.submit_epoch, run.uid):
+            self._signer.refuse(path, "is a claim of another run with this number")
+            return None, inode
+        return str(value.get("who")), inode
+
+    def unclaim(self, live: Iterable[tuple[str, int]]) -> None:
+        """Remove the claims of all jobs but these (cluster, job ID)."""
+        if self._root is None:
+            return
+        names = {f"{cluster}.{job_id}" for cluster, job_id in live}
+        claims, asked = self._root / "claims", time.monotonic()
+
+        def remove() -> None:
+            for path in claims.iterdir():
+                match = _CLAIM.fullmatch(path.name)
+                if time.monotonic() - asked > _STALE_S:
+                    return  # others may have claimed meanwhile
+                if match is not None and match["job"] not in names:
+                    path.unlink(missing_ok=True)
+
+        with contextlib.suppress(OSError):
+            self._ask(remove)
+
+
+@dataclass(frozen=True, slots=True)
+class SignedContent:
+    """The content of a file that should be signed."""
+
+    value: Mapping[str, Any] | None
+    """``None``: the file is missing or invalid."""
+    signed: bool = True
+
+
+def read_signed(signer: Signer, purpose: str, path: Path, *, most: int = LARGEST) -> SignedContent:
+    """Read a signed file; refuse one with an invalid signature, and mark one without a signature.
+
+    Raises ``OSError`` if it cannot be read.
+    """
+    try:
+        data = read_bounded(path, most)
+    except FileNotFoundError:
+        return SignedContent(None)
+    except SignatureError as error:
+        signer.refuse(path, error)
+        return SignedContent(None)
+    try:
+        return SignedContent(signer.decode(purpose, path.name, data))
+    except SignatureError as error:
+        if error.unsigned:
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(data)
+                return SignedContent(value if isinstance(value, dict) else None, signed=False)
+        signer.refuse(path, error)
+        return SignedContent(None)
+
+
+def _take_away(path: Path, inode: int | None, draft: Path) -> None:
+    """Remove an invalid file in the place of a claim, unless it has been replaced by a claim meanwhile."""
+    aside = draft.with_name(draft.name + ".bad")
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(aside)
+        if aside.lstat().st_ino != inode:
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, path, follow_symlinks=False)
+        aside.unlink(missing_ok=True)
+
+
+def _file(root: Path, cluster: str, job_id: int) -> Path:
+    return root / "asleep" / f"{cluster}.{job_id}.json"
+
+
+def _note(path: Path, value: Mapping[str, Any]) -> Note:
+    """Parse a note. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
+    known = {one.name for one in fields(Note)}
+    note: Note = built(Note, {name: one for name, one in value.items() if name in known})
+    if path.name != f"{note.key.name}.json":
+        raise ValueError(f"it is of {note.key.name}")
+    if min(note.restarts, note.seq, note.uid, note.began_ms, note.gpus, note.gpu_bytes, note.image_bytes) < 0:
+        raise ValueError("it has numbers below 0")
+    if not math.isfinite(note.since_epoch) or not math.isfinite(note.released_epoch or 0.0):
+        raise ValueError("its times are none")
+    return note

@@ -1,0 +1,311 @@
+"""Release of suspended jobs: on request, at a given time, or when GPUs are free and no other job waits for them.
+
+Every node can do it; one at a time does, by a lease in the shared store that another node takes over when it is not
+renewed. A short overlap is harmless, since releasing a job is idempotent. A job is released only when its image is
+complete in the shared store, since Slurm may start it on any node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import write_text
+from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.signatures import SIGNER, Signer
+from slurm_affinode.core.policy import WAITS_FOR_ROOM
+from slurm_affinode.core.wake_time import wake_time
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
+from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
+from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.shared_state import NO_NOTE, Note, StartPlan, read_signed
+from slurm_affinode.suspension.sweep import is_of
+
+NOW = "now"
+"""``Note.wake`` of a job that a user has woken."""
+_LEASE_FACTOR = 4.0
+_LEASE = "waker lease"
+"""Purpose of its signature."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The lease of the node that wakes jobs in this cluster."""
+
+    path: Path | None
+    """``None``: there is no shared store, and no other node."""
+    signer: Signer
+    """The signer of this node."""
+    patience: Patience = field(default_factory=lambda: Patience(None))
+    """For calls to the file system of the lease."""
+
+    def held(self, now: float, lasts_s: float) -> bool:
+        """Acquire or renew the lease; return whether this node holds it."""
+        path, node = self.path, self.signer.node
+        if path is None:
+            return True
+        try:
+            # An unsigned lease, as of an older release, does not count: that release gives way to this one.
+            found = self.patience(lambda: read_signed(self.signer, _LEASE, path))
+            value = found.value if found.signed and found.value is not None else {}
+            holder = value["node"]
+            if (
+                holder == value[SIGNER]
+                and holder != node
+                and now < json_values.number(value["until"]) <= now + 10 * lasts_s
+            ):
+                return False
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # no lease, or an unreadable one
+        text = self.signer.encode(_LEASE, path.name, {"node": node, "until": now + lasts_s})
+        try:
+            self.patience(lambda: write_text(path, text, mode=0o600))
+        except OSError:
+            return False
+        return True
+
+
+class JobWaker:
+    """``Waker`` for the agent."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        lease: Lease,
+        *,
+        tidy: Callable[[bool], None] = lambda holds_lease: None,
+        over: Callable[[JobKey, int], None] = lambda key, began_ms: None,
+    ) -> None:
+        """``tidy`` is called with each tick (whether this node holds the lease), ``over`` for a job that has ended."""
+        self._parts = parts
+        self._lease = lease
+        self._tidy = tidy
+        self._over = over
+        self._next = 0.0
+        self._plans: dict[int, StartPlan] | None = None
+        self._lock = threading.Lock()
+        """Held for a whole round, so that rounds never overlap."""
+
+    # --- on request
+
+    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
+        """See ``interface.Waker``."""
+        parts = self._parts
+        note = parts.notes.read(key.cluster, key.job_id)
+        try:
+            job = parts.slurm.job(key.job_id)
+        except UnknownJobError:
+            if note is not None:
+                text = f"Slurm does not know job {key.job_id}; its image is kept for a time: see slurm-affinode status"
+                raise Refused(Refusal("unknown-job", text)) from None
+            raise Refused(Refusal("ended", f"job {key.job_id} is over")) from None
+        if note is not None and not is_of(note, job):
+            note = None
+        if job.ended:
+            raise Refused(Refusal("ended", f"job {job.id} is over ({job.state.lower()})"))
+        ending = job.state == "COMPLETING" and note is not None  # Slurm is still ending the dumped attempt
+        if not job.pending and not ending:
+            raise Refused(Refusal("running", f"job {job.id} is not suspended: it is {job.state.lower()}"))
+        if job.held_by_admin and not admin:
+            text = f"job {job.id} is held by an administrator, and cannot be woken before one has released it"
+            raise Refused(Refusal("held-by-admin", text))
+        if note is None:
+            raise Refused(Refusal("no-note", f"job {job.id} cannot be woken now: {NO_NOTE}"))
+        parts.log.info("job %s: woken by %s", key.job_id, who)
+        note = replace(note, wake=NOW, failure=None, released_epoch=None)
+        parts.notes.write(note)
+        # If its image is not in the shared store yet, or the job not in the queue, a later tick releases it.
+        return not ending and self._release(note, job)
+
+    # --- automatic
+
+    def tick(self) -> None:
+        """See ``interface.Waker``."""
+        parts = self._parts
+        with self._lock:
+            now = parts.now()
+            if now < self._next <= now + parts.settings.wake_every_s:  # otherwise the clock was set back
+                return
+            self._next = now + parts.settings.wake_every_s
+        with surviving(parts.log, "waking failed, by a fault of the agent"):
+            try:
+                mine = self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s)
+                if mine:
+                    self._look()
+                self._tidy(mine)
+            except AffinodeError as error:
+                parts.log.warning("waking: %s", error)
+
+    def _look(self) -> None:
+        parts = self._parts
+        notes = [note for note in parts.notes.all() if note.cluster == parts.cluster]
+        if not notes:
+            return
+        jobs = parts.slurm.jobs()
+        by_id = {job.job_id: job for job in jobs}
+        for note in notes:
+            job = by_id.get(note.job_id)
+            # A job that is not listed is unknown: the sweep decides when its image is removed.
+            if job is not None and job.ended and is_of(note, job):
+                self._over(note.key, note.began_ms)
+        self._tell_plans(notes, by_id)
+        asleep = [
+            (note, by_id[note.job_id])
+            for note in sorted(notes, key=lambda note: note.since_epoch)
+            if (job := by_id.get(note.job_id)) is not None
+            and is_of(note, job)
+            and job.pending
+            and job.held
+            and not job.held_by_admin
+            and not self._came_back(note)
+        ]
+        for note, job in asleep:
+            # A job with a failed restore waits for another request: it would fail again and again.
+            if note.wake not in ("auto", "hold") and note.failure is None:
+                self._try_release(note, job)
+        candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
+        if candidates:
+            self._auto(candidates, jobs, parts.slurm.nodes(), {note.job_id for note in notes})
+
+    def _tell_plans(self, notes: Sequence[Note], by_id: Mapping[int, Job]) -> None:
+        """Publish the expected starts, so that images can be prefetched."""
+        plans = {}
+        for note in notes:
+            job = by_id.get(note.job_id)
+            if job is not None and job.pending and not job.held and job.expected_start and job.nodes_expected:
+                plans[job.job_id] = StartPlan(job.expected_start.timestamp(), job.nodes_expected)
+        if plans != self._plans:
+            self._parts.notes.write_plan(plans)
+            self._plans = plans
+
+    def _came_back(self, note: Note) -> bool:
+        """Return whether it was released recently, and is held again because it could not be restored there."""
+        return self._parts.now() - (note.released_epoch or 0.0) < self._parts.settings.wake_backoff_s
+
+    def _may(self, note: Note) -> bool:
+        """Return whether it has slept long enough and its last restore did not fail."""
+        settings = self._parts.settings
+        least_s = min(settings.wake_backoff_limit_s, settings.wake_backoff_s * 2.0 ** min(max(0, note.seq - 1), 60))
+        return note.failure is None and self._parts.now() - note.since_epoch >= least_s
+
+    def _auto(
+        self, candidates: Sequence[tuple[Note, Job]], jobs: Sequence[Job], nodes: Sequence[Node], ours: set[int]
+    ) -> None:
+        free = Free(nodes)
+        for job in jobs:  # released jobs take their GPUs first
+            if job.job_id in ours and job.pending and not job.held:
+                free.take(job)
+        for note, job in candidates:
+            if waited_for(job, jobs, ours) or not free.take(job):
+                continue
+            self._try_release(note, job)
+
+    def _try_release(self, note: Note, listed: Job) -> None:
+        """Release a job; if Slurm refuses, other jobs are released nevertheless."""
+        try:
+            job = self._parts.slurm.job(listed.job_id)
+            if not job.held_by_admin:  # only an administrator may release it
+                self._release(note, job)
+        except ControllerDownError:
+            raise
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: not released: %s", listed.job_id, error)
+
+    def _release(self, note: Note, job: Job) -> bool:
+        """Release the job if its image is available wherever it may start; return whether it is released."""
+        parts = self._parts
+        if not job.held:
+            return True
+        if not self._everywhere(job):
+            return False
+        if note.wake not in ("auto", "hold", NOW):
+            self._begin(note)
+        parts.slurm.release(job.job_id)
+        parts.log.info("job %s: released", job.job_id)
+        now = parts.now()
+        parts.notes.write(replace(note, released_epoch=now))
+        parts.ledger.write(
+            LedgerEntry(note.cluster, note.job_id, note.submit, note.began_ms, released_ms=round(now * 1000))
+        )
+        return True
+
+    def _begin(self, note: Note) -> None:
+        parts = self._parts
+        try:
+            when = datetime.fromtimestamp(wake_time(note.wake, note.since_epoch), UTC)
+        except ValueError as error:  # the plugin accepts no such option
+            parts.log.warning("job %s: %s; it wakes now", note.job_id, error)
+            return
+        if when.timestamp() > parts.now():
+            parts.slurm.set_begin(note.job_id, when)
+
+    def _everywhere(self, job: Job) -> bool:
+        store = self._parts.shared
+        if store is None or job.submit is None:
+            return False
+        key = JobKey(self._parts.cluster, job.job_id, round(job.submit.timestamp()))
+        note = self._parts.notes.read(key.cluster, key.job_id)
+        try:
+            image = store.find(LiveRun(key, job.uid or 0, job.restarts))
+        except (CheckpointError, OSError) as error:
+            if note is not None and note.given_up:
+                return True
+            self._parts.log.warning("job %s: not released: %s", job.job_id, error)
+            return False
+        if note is not None and image is not None and note.precedes(image.manifest):
+            self._parts.log.warning("job %s: not released: its note is from an earlier suspension", job.job_id)
+            return False
+        if note is not None and note.given_up:
+            return True
+        return image is not None and (note is None or image.manifest.seq >= note.seq)
+
+
+class Free:
+    """Free GPUs by node, less those assigned so far."""
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        self._free = {
+            node.name: (node, node.gpus.count - (node.gpus_used.count if node.gpus_used else 0))
+            for node in nodes
+            if node.gpus is not None and node.responding and not node.draining
+        }
+
+    def take(self, job: Job) -> bool:
+        """Assign a job GPUs on the node where the fewest are left over; ``False`` if it fits on no node."""
+        asked = job.gpus_requested
+        count = 0 if asked is None else asked.count
+        fitting = [
+            (left, name)
+            for name, (node, left) in self._free.items()
+            if left >= count
+            and set(job.partitions) & set(node.partitions)
+            and (asked is None or asked.kind is None or node.gpus is None or asked.kind == node.gpus.kind)
+        ]
+        if not fitting:
+            return False
+        left, name = min(fitting)
+        self._free[name] = (self._free[name][0], left - count)
+        return True
+
+
+def waited_for(job: Job, jobs: Sequence[Job], ours: set[int]) -> bool:
+    """Return whether another job waits for GPUs that this one would take: that job has precedence."""
+    return any(
+        other.pending
+        and not other.held
+        and other.job_id not in ours
+        and other.gpus_requested is not None
+        and (other.reason is None or other.reason in WAITS_FOR_ROOM)
+        and bool(set(other.partitions) & set(job.partitions))
+        for other in jobs
+    )

@@ -1,0 +1,1 @@
+"""Squatters, zombies and orphans: find and explain them, warn owners, clean up."""

@@ -1,0 +1,383 @@
+"""Execute clean-up decisions: read the evidence again before each action, and record everything.
+
+A failure does not stop the rest. Each action is claimed in the database first, so that two concurrent runs do not
+perform it twice; the claim of a crashed run expires after ``HOLD``. Reports of epilogs stay with the agents until they
+are in the audit, each once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.base.text import counted
+from slurm_affinode.core.cleanup_plan import decide
+from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, AuditEntry
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.finding import Finding, JobAttempt, NodeRef, ProcessRef
+from slurm_affinode.report.mail import shown
+from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
+from slurm_affinode.zombies import exemptions
+from slurm_affinode.zombies.mail import tell_done
+from slurm_affinode.zombies.nodes import AT_ONCE
+from slurm_affinode.zombies.outcomes import HOLD, Outcome, Result, Tools, Who, written
+from slurm_affinode.zombies.recheck import AskNode, Look
+
+REST = timedelta(hours=1)
+"""Minimum time before the same node is drained or resumed, the same job suspended, or its steps canceled again."""
+REASON = "slurm-affinode"
+_SPARED = frozenset({"has-job", "maybe-job", "system", "unknown"})
+_NOT_NOW = frozenset({
+    "under-way", "already-suspended", "fault", "ended", "gone", "unknown-job", "not-yours", "not-suspended",
+    "not-opted-in", "slurm", "recovering", "not-started", "state", "busy",
+})  # fmt: skip
+"""Error codes that do not mean that the job cannot be suspended: it is ending or being suspended, or the agent was
+restarted and does not yet know a job that it reported when this run began."""
+_ASLEEP = frozenset({"asleep", "waking", "starting"})
+_GONE = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
+
+
+@dataclass(frozen=True, slots=True)
+class OptedIn:
+    """Raw IDs of jobs with ``--gpu-suspend-idle``, as reported by the agents."""
+
+    watched: frozenset[int] = frozenset()
+    """Jobs that may be suspended."""
+    asleep: frozenset[int] = frozenset()
+    """Jobs suspended in place, or waiting for GPU memory to wake or start: they are expected to be idle."""
+
+
+def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
+    """Return the jobs that the agents watch on the nodes of warnings and cancellations.
+
+    Sends one request to each of these nodes; a node that does not respond contributes no jobs.
+    """
+    nodes = {node for action in actions if action.verb == "cancel" or action.number for node in action.finding.nodes}
+
+    def one(node: str) -> dict[int, str]:
+        try:
+            rows = ask(node, {"verb": "status"}).get("jobs", ())
+        except AffinodeError:
+            return {}
+        return {int(row["job_id"]): str(row.get("state")) for row in rows}
+
+    states: dict[int, str] = {}
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for found in pool.map(one, sorted(nodes)):
+            states |= found
+    return OptedIn(
+        frozenset(job for job, state in states.items() if state == "watched"),
+        frozenset(job for job, state in states.items() if state in _ASLEEP),
+    )
+
+
+def parts(jobs: Iterable[Job]) -> dict[int, frozenset[int]]:
+    """Return, for each component of a running heterogeneous job (raw ID), its components with GPUs (raw IDs)."""
+    holding: dict[int, set[int]] = {}
+    running = [job for job in jobs if job.het_job_id is not None and job.allocated]
+    for job in running:
+        if job.gpus_allocated or job.shares_gpus:
+            holding.setdefault(job.het_job_id or 0, set()).add(job.job_id)
+    return {job.job_id: frozenset(holding.get(job.het_job_id or 0, ())) for job in running}
+
+
+def run_of(job: Job | JobAttempt) -> tuple[int, int | None]:
+    """Return the identity of an attempt: raw ID and submit time (in whole seconds, as in Slurm)."""
+    return job.job_id, None if job.submit is None else int(job.submit.timestamp())
+
+
+def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
+    """Return the audit record of a command: its findings, and the decision on each."""
+    found = [
+        {"finding": one.finding.key, "score": round(one.finding.score, 3), "verb": one.verb, "code": one.code}
+        for one in actions
+    ]
+    count = sum(one.verb != "none" for one in actions)
+    return AuditEntry(
+        now, who.run, who.actor, "look", "seen",
+        f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=found,
+    )  # fmt: skip
+
+
+def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
+    """Execute the ``actions`` that change the cluster, then notify the owners. Other actions are skipped.
+
+    A spared action is replaced by one that the limit of the run held back: otherwise jobs that are spared in every
+    run would block the others for good.
+    """
+    outcomes: list[Outcome] = []
+    actions = list(actions)
+    tools.instead = tools.policy.limits.cancel - sum(one.verb == "cancel" for one in actions)
+    held = [one.held for one in actions if one.held is not None]
+    todo = deque(one for one in actions if one.verb in DESTRUCTIVE)
+    while todo:
+        action = todo.popleft()
+        tools.step(f"{action.verb}: {action.target}")
+        outcomes.append(_one(action, tools))
+        following = next((one for one in held if one.verb == action.verb), None)
+        if outcomes[-1].result == "spared" and following is not None:
+            held.remove(following)
+            todo.append(following)
+    told = [one.action for one in outcomes if one.result == "done" and one.action.verb in ("cancel", "suspend")]
+    tell_done(told, tools)
+    return outcomes
+
+
+def _one(action: Action, tools: Tools) -> Outcome:
+    claim = _claim(action)
+    if not tools.log.claim(claim, tools.who.run, tools.now(), HOLD):
+        text = f"{action.target}: another run does it, or has done it"
+        return written(Outcome(action, "gone", text), tools)
+    outcome = Outcome(action, "failed", f"{action.target}: it was broken off; whether it was done is not known")
+    try:
+        outcome = _attempt(action, tools)
+    except AffinodeError as error:
+        outcome = Outcome(action, "failed", f"{action.target}: {error}")
+    except Exception as error:
+        outcome = Outcome(
+            action, "failed", f"{action.target}: a fault of slurm-affinode: {type(error).__name__}: {error}"
+        )
+    finally:
+        if outcome.result == "done":
+            # A suspension has only begun: it may fail and leave the job running.
+            again = outcome.action.verb in ("drain", "resume", "suspend") or action.settings.cancel_steps
+            now = tools.now()
+            tools.log.settle(claim, tools.who.run, now, now + REST if again else None)
+        else:
+            tools.log.release(claim, tools.who.run)
+        # Also on an interrupt: slurmctld may already have received the request.
+        written(outcome, tools)
+    return outcome
+
+
+def _claim(action: Action) -> str:
+    """Return the claim of an action. Cancellations and suspensions of a job share one, whatever the finding."""
+    finding = action.finding
+    if finding.job is not None and action.verb in ("cancel", "suspend"):
+        return f"job|{finding.key.split('/', 2)[2]}|{finding.cluster}"
+    return action.key
+
+
+def _attempt(action: Action, tools: Tools) -> Outcome:
+    # The owner may have requested an exemption since the decision, in the database or in the job's comment.
+    kept = _kept(action, tools)
+    if kept is not None:
+        return kept
+    look = _look(action, tools)
+    if look.job is not None and action.verb in ("cancel", "suspend"):
+        exemptions.collect(
+            [look.job], action.finding.cluster, tools.policy.keep, tools.log, now=tools.now(), run=tools.who.run
+        )  # fmt: skip
+        kept = _kept(action, tools)
+        if kept is not None:
+            return kept
+    if look.verdict != "still":
+        result: Result = "gone" if look.verdict == "gone" else "spared"
+        return Outcome(action, result, f"{action.target}: {look.text}", look)
+    longer = _interactive(action, tools, look)
+    if longer is not None:
+        return Outcome(action, "spared", f"{action.target}: {longer}", look)
+    if action.verb == "cancel" and action.settings.prefer_suspend and look.job is not None:
+        # Since the decision, the agent may have come back and report that the job opted in, or the job was suspended.
+        known = opted_in([action], tools.ask)
+        if look.job.job_id in known.asleep:
+            return Outcome(action, "spared", f"{action.target}: it sleeps in place by now", look)
+        if look.job.job_id in known.watched:
+            action = replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
+    try:
+        return _done(action, tools, look)
+    except (UnknownJobError, AlreadyDoneError) as error:
+        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
+    except AnswerError as error:
+        if action.verb == "suspend" and error.code not in _NOT_NOW and tools.instead > 0:
+            return _instead(action, tools, look, str(error))
+        kind: Result = "gone" if error.code in _GONE else "spared" if error.code in _SPARED else "failed"
+        return Outcome(action, kind, f"{action.target}: {error}", look)
+    except AffinodeError as error:
+        return Outcome(action, "failed", f"{action.target}: {error}", look)
+
+
+def _interactive(action: Action, tools: Tools, look: Look) -> str | None:
+    """Return why a job is exempt as interactive if accounting did not say so and slurmctld does, else ``None``."""
+    finding, ref = action.finding, action.finding.job
+    if ref is None or ref.batch is not None or look.job is None or look.job.batch is not False:
+        return None
+    known, now = replace(finding, subject=replace(ref, batch=False)), tools.now()
+    again = decide(known, tools.policy, tools.log.ledger(now), now)
+    return None if again.verb in DESTRUCTIVE else f"it is interactive: {again.reason}"
+
+
+def _kept(action: Action, tools: Tools) -> Outcome | None:
+    ref = action.finding.job
+    if ref is None or action.verb not in ("cancel", "suspend"):
+        return None
+    keep = tools.log.ledger(tools.now()).keeps.get((action.finding.cluster, ref.job_id))
+    if keep is None or (ref.submit is not None and int(ref.submit.timestamp()) != int(keep.submit.timestamp())):
+        return None
+    return Outcome(action, "spared", f"{action.target}: {keep.user} asked to keep it: {keep.why}")
+
+
+def _instead(action: Action, tools: Tools, look: Look, why: str) -> Outcome:
+    """Cancel a job that cannot be suspended: opting in must not protect it from cancellation."""
+    tools.instead -= 1
+    action = replace(action, verb="cancel", reason=f"{action.reason}; it cannot be suspended: {why}")
+    try:
+        done = _done(action, tools, look)
+        return replace(done, text=f"{done.text}, for it cannot be suspended: {why}")
+    except (UnknownJobError, AlreadyDoneError) as error:
+        return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
+
+
+def _look(action: Action, tools: Tools) -> Look:
+    finding = action.finding
+    if action.verb == "kill-process":
+        # The agent checks the process again right before it kills it.
+        return Look("still", "the agent of the node looks again")
+    if action.verb == "resume":
+        return tools.recheck.drained(_node(finding, tools))
+    if action.verb == "drain":
+        return tools.recheck.node(finding, _node(finding, tools))
+    if not isinstance(finding.subject, JobAttempt):
+        return Look("unknown", "it is not about a job")
+    for other in action.parts:
+        part = tools.recheck.job(other, other.subject) if isinstance(other.subject, JobAttempt) else None
+        if part is not None and part.verdict not in ("still", "gone"):
+            return part
+    return tools.recheck.job(finding, finding.subject)
+
+
+def _node(finding: Finding, tools: Tools) -> str:
+    """Return the node of the finding: of several on which a job does not end, the first that is not drained."""
+    subject = finding.subject
+    if isinstance(subject, NodeRef | ProcessRef):
+        return subject.node
+    if not finding.nodes:
+        raise InputError(f"{finding.key}: it is about no node")
+    if len(finding.nodes) == 1:
+        return finding.nodes[0]
+    drained = {node.name for node in tools.slurm.nodes() if node.draining}
+    return next((name for name in finding.nodes if name not in drained), finding.nodes[0])
+
+
+def _done(action: Action, tools: Tools, look: Look) -> Outcome:
+    """Execute the action. Raises ``AffinodeError``."""
+    text = _do(action, tools, look)
+    return Outcome(replace(action, steps=bool(_steps(action, look))), "done", text, look)
+
+
+def _steps(action: Action, look: Look) -> list[str]:
+    """Return the steps to cancel instead of the whole job."""
+    if action.verb != "cancel" or not action.settings.cancel_steps or look.job is None:
+        return []
+    return [step.step for step in look.job.steps or () if step.step.isdigit()]
+
+
+def _do(action: Action, tools: Tools, look: Look) -> str:
+    """Execute the action and return a description of it."""
+    finding, subject = action.finding, action.finding.subject
+    if action.verb == "kill-process" and isinstance(subject, ProcessRef):
+        answer = tools.ask(
+            subject.node, {"verb": "kill-orphan", "pid": subject.pid, "start_ticks": subject.start_ticks}
+        )  # fmt: skip
+        return f"process {subject.pid} on {subject.node} was ended ({answer.get('ended_by')})"
+    if action.verb == "drain":
+        reason = f"{REASON}: {action.reason}"[:200]
+        node = _node(finding, tools)
+        tools.slurm.drain(node, reason)
+        return f"{node} is drained: {reason}"
+    if action.verb == "resume":
+        node = _node(finding, tools)
+        tools.slurm.resume(node)
+        return f"{node} is in service again; it was drained: {_why(look)}"
+    job = look.job
+    if job is None:
+        raise InputError(f"{action.target}: it is not known")
+    if action.verb == "suspend":
+        tools.suspend(job.id)
+        return f"job {job.id} is being suspended"
+    # An array's last task has the raw ID of the array: only its name identifies the task alone.
+    steps = _steps(action, look)
+    if steps:
+        return _end_steps(job.id, steps, tools)
+    tools.slurm.cancel(job.id)
+    return f"job {job.id} of {job.user} was canceled"
+
+
+def _end_steps(job: str, steps: Sequence[str], tools: Tools) -> str:
+    """Cancel each step, also if another one fails. Raises ``SlurmError``."""
+    ended: list[str] = []
+    problems: list[SlurmError] = []
+    for step in steps:
+        try:
+            tools.slurm.cancel(f"{job}.{step}")
+            ended.append(step)
+        except SlurmError as error:
+            problems.append(error)
+    # A step that ended by itself is not an error if another one was canceled.
+    problems.sort(key=lambda one: isinstance(one, UnknownJobError | AlreadyDoneError))
+    if problems and (not ended or not isinstance(problems[0], UnknownJobError | AlreadyDoneError)):
+        raise problems[0]
+    return f"job {job}: steps {', '.join(ended)} were canceled; the allocation stays"
+
+
+def _why(look: Look) -> str:
+    return str(look.evidence.get("reason")) if isinstance(look.evidence, Mapping) else ""
+
+
+AGENTS_AT_ONCE = 32
+EPILOG_HOLD = timedelta(minutes=10)
+
+
+def collect(nodes: Iterable[str], ask: AskNode, cluster: str, log: ZombieLog, *, now: datetime, run: str,
+            forget: bool = True) -> int:  # fmt: skip
+    """Collect the epilog reports of the agents into the audit and return the number of new ones.
+
+    A node that does not respond is queried again in the next run. ``forget``: let the agents delete recorded reports.
+    """
+    names = list(nodes)
+    if not names:
+        return 0
+
+    def one(node: str) -> list[Mapping[str, Any]]:
+        try:
+            return list(ask(node, {"verb": "leftover-reports"}).get("reports", ()))
+        except AffinodeError:
+            return []
+
+    with ThreadPoolExecutor(min(AGENTS_AT_ONCE, len(names))) as pool:
+        reports = [report for found in pool.map(one, names) for report in found]
+    taken = 0
+    written: dict[str, list[str]] = {}
+    for report in reports:
+        claim = f"epilog|{report['node']}|{report['id']}"
+        if log.claim(claim, run, now, EPILOG_HOLD):
+            log.record([_entry(report, cluster, run)])
+            log.settle(claim, run, now, None)
+            taken += 1
+        elif not log.settled(claim):
+            continue
+        written.setdefault(str(report["node"]), []).append(str(report["id"]))
+    for node, ids in written.items() if forget else ():
+        with contextlib.suppress(AffinodeError):  # the agent reports them again, and they are skipped then
+            ask(node, {"verb": "leftovers-taken", "ids": ids})
+    return taken
+
+
+def _entry(report: Mapping[str, Any], cluster: str, run: str) -> AuditEntry:
+    left = [f"process {one['pid']} ({shown(str(one['command']), 80)}): {one['ended_by'] or 'still there'}"
+            for one in report["left"]]  # fmt: skip
+    dirty = [str(one) for one in report["dirty"]]
+    drained = ["the node was drained"] if report.get("drained") else []
+    return AuditEntry(
+        at=datetime.fromtimestamp(float(report["at"]), UTC), run=run, actor=f"epilog@{report['node']}", verb="epilog",
+        result="failed" if dirty else "done", reason="; ".join([*left, *dirty, *drained]), cluster=cluster,
+        job_id=int(report["job"]), job=str(report["job"]), user=None, node=str(report["node"]), evidence=dict(report),
+    )  # fmt: skip

@@ -1,0 +1,122 @@
+"""Temporary exemptions of jobs, requested by their owners (``slurm-affinode keep``).
+
+The comment of a job is the only place that its owner can write and the administrators' tool reads. The request stays
+there until the next run stores it in the database. Each attempt of a job can be exempted once: the first request that
+is seen counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import span
+from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.model.cleanup import AuditEntry, Keep, KeepPolicy
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.zombies.outcomes import HOLD
+
+MAX_WHY = 400
+_MARK = re.compile(r"\[keep until=(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z) why=([^\]]*)\]")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request for exemption, as found in a job's comment."""
+
+    until: datetime
+    why: str
+
+
+def parse(comment: str | None) -> Wish | None:
+    """Return the request in a comment; ``None`` if there is none in the expected form."""
+    match = _MARK.search(comment or "")
+    if match is None:
+        return None
+    try:
+        return Wish(datetime.fromisoformat(match[1]), match[2].strip())
+    except ValueError:
+        return None
+
+
+def asked_before(job: Job) -> bool:
+    """Return whether the comment has a request for this attempt, that is, one that ends after its submit time."""
+    wish = parse(job.comment)
+    return wish is not None and (job.submit is None or wish.until > job.submit)
+
+
+def comment_with(comment: str | None, wish: Wish) -> str:
+    """Return the comment with the request appended, replacing an earlier one.
+
+    Raises ``AffinodeError`` if the result is longer than 1024 bytes.
+    """
+    comment = _MARK.sub("", comment or "").strip()
+    why = " ".join(wish.why.replace("[", "(").replace("]", ")").split())
+    until = wish.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    mark = f"[keep until={until} why={why}]"
+    made = f"{comment} {mark}" if comment else mark
+    if len(made.encode()) > 1024:
+        raise AffinodeError("the reason is too long for the job's comment", hint="say it shorter")
+    return made
+
+
+def check(wish: Wish, policy: KeepPolicy, now: datetime) -> None:
+    """Raise ``AffinodeError`` if the policy does not grant the request."""
+    if not policy.allow:
+        raise AffinodeError("this site does not allow exemptions (keep.allow)")
+    if len(wish.why) < policy.min_why:
+        raise AffinodeError(
+            f"the reason has {len(wish.why)} characters, and {policy.min_why} are needed", hint='--why "..."'
+        )
+    if len(wish.why) > MAX_WHY:
+        raise AffinodeError(f"the reason is longer than {MAX_WHY} characters")
+    longest = timedelta(seconds=policy.max_s)
+    if wish.until - now > longest + timedelta(minutes=1):
+        raise AffinodeError(f"at most {span(policy.max_s)} may be asked for", hint="see keep.max of the policy")
+
+
+def collect(
+    jobs: Iterable[Job], cluster: str, policy: KeepPolicy, log: ZombieLog, *, now: datetime, run: str
+) -> list[Keep]:
+    """Store the requests in the comments of running jobs and return the new ones.
+
+    A request for longer than the policy allows is shortened to the maximum, counted from now.
+    """
+    taken: list[Keep] = []
+    known = log.ledger(now).keeps
+    for job in jobs:
+        wish = parse(job.comment) if job.allocated else None
+        if wish is None or job.submit is None or not policy.allow or wish.until <= now:
+            continue
+        there = known.get((cluster, job.job_id))
+        if there is not None and int(there.submit.timestamp()) == int(job.submit.timestamp()):
+            continue
+        until = min(wish.until, now + timedelta(seconds=policy.max_s))
+        keep = Keep(cluster, job.job_id, job.submit, job.user or "?", wish.why[:MAX_WHY], now, until)
+        if len(wish.why) < policy.min_why:
+            continue
+        actor = f"{job.user} (comment of the job)"
+        earlier = log.keep(keep)
+        if earlier is None:
+            taken.append(keep)
+            log.record([record(keep, job.id, run, actor, now)])
+            continue
+        claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(wish.until.timestamp())}"
+        if log.claim(claim, run, now, HOLD):
+            refused = record(keep, job.id, run, actor, now)
+            why = f"it was kept until {earlier.until:%Y-%m-%d %H:%M} UTC already, and that may be done once"
+            log.record([replace(refused, result="refused", reason=f"{refused.reason}; {why}")])
+            log.settle(claim, run, now, None)
+    return taken
+
+
+def record(keep: Keep, job: str, run: str, actor: str, now: datetime) -> AuditEntry:
+    """Return the audit record of an exemption."""
+    until = keep.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return AuditEntry(
+        now, run, actor, "keep", "done", f"until {until}: {keep.why}", cluster=keep.cluster, job_id=keep.job_id,
+        job=job, user=keep.user,
+    )  # fmt: skip

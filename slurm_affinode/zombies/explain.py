@@ -1,0 +1,367 @@
+"""``zombies explain``: every finding, GPU and signature of one job with reasons, and its timeline, stored or live.
+
+It also explains why a job has no finding. Users without access to the site's database can explain their own live jobs:
+accounting then comes from slurmctld, and GPU samples from Prometheus or a readable sample store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis import squatters
+from slurm_affinode.analysis.squatters import HeldGpus
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
+from slurm_affinode.core.signatures import Signature
+from slurm_affinode.core.signatures import judge as judge_gpu
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import ACTIVITY, percent
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.finding import CPU_KINDS, IDLE_KINDS, KINDS, USER_KINDS, Finding, JobAttempt
+from slurm_affinode.pipeline import ingest
+from slurm_affinode.slurm import identifiers
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS
+from slurm_affinode.zombies import find, live
+from slurm_affinode.zombies.find import COLUMNS, History, Request, Slurm, Snapshot
+from slurm_affinode.zombies.live import Observed
+from slurm_affinode.zombies.nodes import LiveGpu
+from slurm_affinode.zombies.sampling import LOOK_S, Eyes
+
+SLOTS = 60
+"""Columns of a timeline."""
+WHICH_UNKNOWN = "which GPUs the job has is not known: nothing is held against it"
+
+
+class NoAttemptError(AffinodeError):
+    """No attempt of the job is stored."""
+
+    exit_code = 1
+
+
+def explain(
+    config: Config,
+    job: str,
+    *,
+    cluster: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    window_s: float | None = None,
+    history: Callable[[], AbstractContextManager[SampleStore]] | None = None,
+    slurm: Slurm | None = None,
+    now: datetime | None = None,
+) -> Explanation:
+    """Explain the last attempt of ``job`` (``123``, ``123_4``, ``123+1``). Raises ``NoAttemptError``."""
+    moment = now or datetime.now(UTC)
+    asked = parse(job)
+    file = find.site_signatures(config)
+    if window_s is not None:
+        file = file.with_window(window_s)
+    with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as samples:
+        with Repository.open(config.db_url, create=False) as store:
+            stored = _pick(store.find_job(asked.job_id, cluster=cluster), asked)
+            if stored.is_empty():
+                raise NoAttemptError(
+                    f"no run of job {job} is stored",
+                    hint="is it one of yours, and was accounting taken in since (slurm-affinode ingest sacct)?",
+                )
+            row = stored.row(-1, named=True)
+            query, notes = find.interval(config, Request(since, until), samples, moment)
+            query = ingest.with_known(query, store, moment)
+            end = row["end"] or query.end_of(row["cluster"])
+            begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
+            # Jobs that waited meanwhile may have started after this job's end.
+            last = max(finish, query.until)
+            jobs = store.jobs(begin, last, columns=COLUMNS)
+            query = replace(query, since=begin, until=finish)
+            gpus = store.allocation_gpus(begin, finish)
+            pending = store.pending(last, columns=COLUMNS, since=begin)
+        late = job_runs.caution(replace(query, until=until or moment), stored, moment) if row["end"] is None else ""
+        notes += [late] if late else []
+        held = find.hold(query, jobs, gpus, samples, file.signatures, moment)
+        nodes, trouble = find.slurm_nodes(slurm)
+        request = Request(kinds=tuple(kind for kind in KINDS if kind not in USER_KINDS))
+        everything = find.judge(
+            config, request, held, file.signatures, find.waiting_jobs(jobs, pending, query), nodes, notes=trouble
+        )
+        ref = squatters.run_ref(row, finish)
+        findings = tuple(one for one in everything.findings if one.job is not None and _same(one.job, ref))
+        run = _number_of(row, held)
+        pages = _pages(row, run, held, file.signatures, findings, samples)
+    if not pages and (row["gpus"] or 0) > 0:
+        notes.append(WHICH_UNKNOWN)
+    node_names = () if run is None else tuple(held.nodes.filter(pl.col("run") == run)["node"])
+    return Explanation(
+        ref, row["cluster"], row["user"], row["account"], row["partition"], row["qos"], node_names, row["gpus"],
+        begin, finish, findings, pages, (*notes, *trouble), stored.height,
+    )  # fmt: skip
+
+
+def _number_of(row: dict[str, Any], held: HeldGpus) -> int | None:
+    """Return the number of an attempt in ``held.runs``, or ``None``."""
+    key = [pl.col(name) == row[name] for name in ("cluster", "job_id", "submit")]
+    found = held.runs.filter(*key)["run"]
+    return None if found.is_empty() else int(found[0])
+
+
+def _pages(  # noqa: PLR0917
+    row: dict[str, Any],
+    run: int | None,
+    held: HeldGpus,
+    signatures: Sequence[Signature],
+    findings: Sequence[Finding],
+    samples: SampleStore,
+) -> tuple[GpuPage, ...]:
+    """Return, for each GPU of an attempt, the measurements, the verdict of every signature, and the timeline."""
+    begin, finish = held.query.since, held.query.until
+    facts = squatters.run_facts(row, finish)
+    flagged = {(gpu.node, gpu.gpu) for one in findings for gpu in one.flagged_gpus}
+    pages = []
+    for pair, (of_run, at) in enumerate(held.pairs.select("run", "at").iter_rows()):
+        if of_run != run:
+            continue
+        device = held.devices.row(at, named=True)
+        limits_pct = [one.compute.at_most_pct for one in signatures]
+        seen = [squatters.facts_of(held, limit_pct, pair)[0] for limit_pct in limits_pct]
+        verdicts = tuple(judge_gpu(one, known, facts) for one, known in zip(signatures, seen, strict=True))
+        # A file of signatures has at least one.
+        gpu = squatters.gpu_evidence(held.followed[limits_pct[0]], pair, device, seen[0], flagged)
+        gpu = replace(gpu, mapping=held.pairs["mapping"][pair])
+        slots = _timeline(samples, device["device"], begin, finish, int(held.steps_ms[pair]),
+                          held.query.thresholds.floors_pct)  # fmt: skip
+        pages.append(GpuPage(gpu, verdicts, slots))
+    return tuple(pages)
+
+
+def parse(job: str) -> identifiers.JobId:
+    """Parse a job ID as users write it. Raises ``AffinodeError``."""
+    try:
+        return identifiers.parse(job)
+    except ValueError as error:
+        raise AffinodeError(str(error), hint="a job ID is 123, 123_4 or 123+1") from None
+
+
+def _pick(found: pl.DataFrame, asked: identifiers.JobId) -> pl.DataFrame:
+    started = found.drop_nulls("start").sort("start")
+    if asked.array_task_id is not None:
+        return started.filter(
+            (pl.col("array_job_id") == asked.job_id) & (pl.col("array_task_id") == asked.array_task_id)
+        )
+    if asked.het_offset is not None:
+        return started.filter((pl.col("het_job_id") == asked.job_id) & (pl.col("het_offset") == asked.het_offset))
+    exact = started.filter(pl.col("job_id") == asked.job_id)
+    return exact if exact.height else started
+
+
+def _same(one: JobAttempt, other: JobAttempt) -> bool:
+    return one.job_id == other.job_id and one.submit == other.submit
+
+
+def grid(begin: datetime, finish: datetime, step_ms: int = 0) -> tuple[Slot, ...]:
+    """Return ``SLOTS`` empty slots of equal length.
+
+    There are fewer if not every slot would contain a sample: samples are roughly ``step_ms`` apart.
+    """
+    whole_ms = int((finish - begin).total_seconds() * 1000)
+    count = max(1, min(SLOTS, whole_ms // max(1000, round(1.5 * step_ms))))
+    each = timedelta(milliseconds=whole_ms / count)
+    return tuple(Slot(begin + number * each, None, None, None) for number in range(count))
+
+
+def _timeline(  # noqa: PLR0917
+    history: SampleStore, device: int, begin: datetime, finish: datetime, step_ms: int, floors_pct: Mapping[str, float]
+) -> tuple[Slot, ...]:  # fmt: skip
+    """Return the slots filled with the samples of a GPU."""
+    slots = grid(begin, finish, step_ms)
+    each = (finish - begin).total_seconds() * 1000 / len(slots)
+    start_ms = int(begin.timestamp() * 1000)
+    busiest = pl.max_horizontal(percent(name, floors_pct).mean() for name in ACTIVITY)
+    frame = (
+        history.scan(begin, finish)
+        .filter(pl.col("device") == device)
+        .with_columns(((pl.col("time").dt.epoch("ms") - start_ms) / each).floor().cast(pl.Int64).alias("slot"))
+        .group_by("slot")
+        .agg(busiest.alias("activity"), pl.col("fb_used_mib").mean(), pl.col("power_w").mean())
+        .collect()
+    )
+    known = {row["slot"]: row for row in frame.iter_rows(named=True)}
+    return tuple(_filled(slot, known.get(number)) for number, slot in enumerate(slots))
+
+
+def _filled(slot: Slot, row: dict[str, Any] | None) -> Slot:
+    if row is None:
+        return slot
+    fb = None if row["fb_used_mib"] is None else row["fb_used_mib"] / 1024
+    return Slot(slot.start, row["activity"], fb, row["power_w"])
+
+
+STEP_MS = round(LOOK_S * 1000)
+LONGEST_S = 120.0
+"""Maximum default observation time, seconds: if the shortest signature window is longer, the GPUs are read once."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Live readings by GPU, each with its time."""
+
+    rows: dict[tuple[str, str], list[tuple[float, LiveGpu]]] = field(default_factory=dict)
+
+    def __call__(self, at: float, gpus: Iterable[LiveGpu]) -> None:
+        for gpu in gpus:
+            self.rows.setdefault(gpu.key, []).append((at, gpu))
+
+
+def explain_live(
+    config: Config,
+    job: str,
+    eyes: Eyes,
+    *,
+    slurm: Slurm,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    window_s: float | None = None,
+    watch_s: float | None = None,
+    history: History | None = None,
+) -> Explanation:
+    """Explain the running attempt of ``job`` from live data.
+
+    ``watch_s``: observation time; by default the shortest signature window if that is at most ``LONGEST_S``.
+
+    Raises ``NoAttemptError`` if slurmctld knows no such job that has started.
+    """
+    asked = parse(job)
+    kinds = tuple(kind for kind in KINDS if kind not in CPU_KINDS | USER_KINDS)
+    request = Request(since=since, window_s=window_s, kinds=kinds)
+    if watch_s is None:
+        file = find.site_signatures(config)
+        shortest = (
+            min((one.time.longer_than_s for one in file.signatures), default=0.0) if window_s is None else window_s
+        )
+        watch_s = shortest + LOOK_S if shortest <= LONGEST_S else None
+    seen = _Seen()
+
+    def running(jobs: Sequence[Job]) -> list[Job]:
+        number = asked.job_id
+        return [one for one in jobs if one.state == "RUNNING"
+                and number in (one.job_id, one.array_job_id, one.het_job_id)]  # fmt: skip
+
+    looked = replace(eyes, told=seen)
+    with live.observe(
+        config, request, looked, slurm=slurm, watch_s=watch_s, history=history, only=running
+    ) as now:  # fmt: skip
+        try:
+            with _store(config, now.snapshot, now.at) as made:
+                page = explain(
+                    made, job, since=since, until=until or now.at, window_s=window_s, now=now.at,
+                    slurm=lambda: contextlib.nullcontext(_Nodes(now.snapshot)),  # type: ignore[arg-type, return-value]
+                    history=lambda: contextlib.nullcontext(now.history),
+                )  # fmt: skip
+        except NoAttemptError:
+            raise NoAttemptError(
+                f"Slurm knows no job {job} that has started",
+                hint="does it still wait (squeue), or did it end a while ago? Then it is stored: leave out --live",
+            ) from None
+        one = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
+        if one is None or one.state != "RUNNING":
+            return page
+        return _with_now(page, one, now, seen, live.judged(config, request, now))
+
+
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """A Slurm client that serves the nodes of a snapshot."""
+
+    snapshot: Snapshot
+
+    def nodes(self) -> tuple[Node, ...]:
+        return self.snapshot.nodes
+
+
+def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: find.Found) -> Explanation:
+    """Replace the outdated parts of a page from stored samples with live readings."""
+    on = now.looks.mine.get(job.job_id, ())
+    measured = any(now.looks.watched[gpu.key].gpu.signals_pct for gpu in on)
+    mine = [one for one in found.findings if one.job is not None and one.job.job_id == job.job_id]
+    kinds = {one.kind for one in mine}
+    before = [one for one in page.findings if one.kind not in kinds and not (measured and one.kind in IDLE_KINDS)]
+    outdated = {WHICH_UNKNOWN} if on else set()
+    outdated |= {find.NO_HISTORY} if measured else set()
+    notes = [note for note in page.notes if note not in outdated]
+    pages = tuple(_gpu(page, job, now, seen, gpu, mine) for gpu in on) if measured or not page.gpus else page.gpus
+    return replace(
+        page, findings=(*mine, *before), gpus=pages, watched_s=now.looks.watched_s,
+        notes=tuple(dict.fromkeys((*notes, *found.notes))),
+        allocated_gpus=page.allocated_gpus or len(on) or page.allocated_gpus,
+    )  # fmt: skip
+
+
+def _gpu(  # noqa: PLR0917
+    page: Explanation, job: Job, now: Observed, seen: _Seen, gpu: LiveGpu, found: Sequence[Finding]
+) -> GpuPage:
+    sight, verdicts = live.see(job, now.looks.watched[gpu.key], now, gpu.mapping)
+    known = next(
+        (one.slots for one in page.gpus if one.gpu.node == gpu.node
+         and (one.gpu.uuid == gpu.uuid if one.gpu.uuid and gpu.uuid else one.gpu.gpu == sight.gpu.gpu)), None,
+    )  # fmt: skip
+    flagged = any(one.kind in IDLE_KINDS for one in found) and sight.verdict is not None
+    # Stored samples of a shared GPU are of all jobs on it.
+    before = grid(page.since, page.until, STEP_MS) if known is None or gpu.part_of is not None else known
+    slots = _with_looks(before, page.until, seen.rows.get(gpu.key, ()))
+    return GpuPage(replace(sight.gpu, flagged=flagged), verdicts, slots)
+
+
+def _with_looks(
+    slots: Sequence[Slot], until: datetime, looks: Sequence[tuple[float, LiveGpu]]
+) -> tuple[Slot, ...]:  # fmt: skip
+    """Return ``slots`` with live readings in the slots that have no stored activity."""
+    ends = [*(slot.start for slot in slots[1:]), until + timedelta(seconds=1)]
+    made = []
+    for slot, end in zip(slots, ends, strict=True):
+        here = [gpu for at, gpu in looks if slot.start.timestamp() <= at < end.timestamp()]
+        if slot.activity_pct is not None or not here:
+            made.append(slot)
+            continue
+        busy = [max(gpu.signals_pct.values()) for gpu in here if gpu.signals_pct]
+        held = [gpu.used_mib / 1024 for gpu in here if gpu.used_mib is not None]
+        watts = [gpu.power_w for gpu in here if gpu.power_w is not None]
+        made.append(Slot(slot.start, _mean(busy), _mean(held), _mean(watts)))
+    return tuple(made)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+@contextlib.contextmanager
+def _store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]:
+    """Yield a configuration with a temporary database that holds the jobs of the snapshot."""
+    history = config.history_dir
+    with tempfile.TemporaryDirectory(prefix="slurm-affinode-") as directory:
+        url = f"sqlite:///{Path(directory) / 'now.sqlite'}"
+        with Repository.open(url) as store:
+            store.upsert(pl.concat([live.frame(snapshot, {}), live.pending(snapshot)]))
+            store.upsert_allocation_gpus(allocations(snapshot))
+            ingest.reached(store, at, [snapshot.cluster])
+        made = replace(config, store=replace(config.store, db=url))
+        assert made.history_dir == history  # noqa: S101 - it is beside the state, not beside the store
+        yield made
+
+
+def allocations(snapshot: Snapshot) -> pl.DataFrame:
+    """Return the GPUs allocated to running jobs (``ALLOCATION_GPUS``), by Slurm's indices."""
+    rows = [
+        (snapshot.cluster, job.job_id, None, one.node, str(index))
+        for job in snapshot.jobs for one in job.node_gpus or () for index in one.indices
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row")

@@ -1,0 +1,385 @@
+"""``zombies list --live``: findings from one request to Slurm and one to each node with GPUs.
+
+``sampling`` determines for how long a GPU has been idle. Misfits combine live jobs, the usage reported by agents,
+stored samples, and jobs that ended recently (from stored accounting, and for some minutes from slurmctld). Without
+stored samples there is no statement about past GPU activity.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import polars as pl
+
+from slurm_affinode.analysis import misfits, squatters
+from slurm_affinode.analysis.queue_impact import PendingJob, PendingQueue, waits, with_impact
+from slurm_affinode.analysis.result import Thresholds, WasteQuery
+from slurm_affinode.analysis.squatters import ObservedGpu
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import counted, span
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, SignatureVerdict, judge
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.finding import MISFIT_KINDS, USER_KINDS, Finding, GpuEvidence, JobAttempt
+from slurm_affinode.slurm import identifiers, units
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, conform
+from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.zombies import find, orphans
+from slurm_affinode.zombies import sampling as looking
+from slurm_affinode.zombies.find import COLUMNS, Found, History, Request, Snapshot, gpu_partitions, node_classes
+from slurm_affinode.zombies.nodes import Ask, JobUse, LiveGpu, NodeAnswer, asker
+from slurm_affinode.zombies.sampling import Eyes, Looks, Past, Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """The live data of this run."""
+
+    snapshot: Snapshot
+    answers: Sequence[NodeAnswer]
+    gpus: Mapping[int, Sequence[LiveGpu]]
+    """Raw ID of a running job -> its GPUs, as far as they are known."""
+    at: datetime
+
+
+def find_live_misfits(
+    config: Config, request: Request, seen: Now, history: SampleStore, refs: Mapping[int, Callable[[], JobAttempt]]
+) -> tuple[list[Finding], list[str]]:
+    """Return findings about misfits, and notes on gaps in the data. ``refs``: raw job ID -> its reference."""
+    wanted = request.wanted & MISFIT_KINDS
+    if not wanted:
+        return [], []
+    since = request.since or seen.at - timedelta(seconds=parse_span_s(config.zombies.look_back))
+    stored, recorded, notes = _stored(config, since, seen.at, seen.snapshot.cluster)
+    jobs = frame(seen.snapshot, _uses(seen))
+    jobs = _together(stored, jobs)
+    gpus = pl.concat([recorded, _allocations(seen)])
+    rules = config.zombies.misfits
+    gaps = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
+    query = WasteQuery(since, seen.at, request.clusters, request.partitions, request.accounts, request.users,
+                       thresholds=gaps)  # fmt: skip
+    held = squatters.hold(query, jobs, gpus, history, [misfits.IDLE_PCT], seen.at)
+    classes = {**config.zombies.nodes, **node_classes(seen.snapshot.nodes)}
+    found = misfits.find(
+        held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
+        gpu_partitions=gpu_partitions(seen.snapshot.nodes),
+    )  # fmt: skip
+    return [_live(one, refs) for one in found], [*notes, *_silent(seen, wanted, history, since)]
+
+
+BY_GPUS = ("gpu-too-powerful", "low-efficiency-user")
+"""Kinds that are based on GPU activity over time: live readings are not enough."""
+BY_USE = ("cpu-cores-per-gpu", "memory-per-gpu")
+"""Kinds that are based on a job's use of cores and host memory, as reported by the agents."""
+FRESH_S = 600.0
+
+
+def _silent(seen: Now, wanted: Collection[str], history: SampleStore, since: datetime) -> list[str]:
+    """Return a note for each rule that cannot be evaluated, with the data that it needs."""
+    notes = []
+    blind = " and ".join(kind for kind in BY_GPUS if kind in wanted)
+    covered = history.span()
+    if blind and (covered is None or covered[1] < since):
+        there = "there is none of this time" if covered else "there is none"
+        notes.append(f"{blind}: not looked for: a history of the GPUs is needed, and {there}; --prometheus, ingest gpu")
+    elif blind and covered is not None and (seen.at - covered[1]).total_seconds() > FRESH_S:
+        notes.append(f"{blind}: from the history, which ends {span((seen.at - covered[1]).total_seconds())} ago")
+    mute = " and ".join(kind for kind in BY_USE if kind in wanted)
+    running = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
+    told = _uses(seen)
+    unknown = sum(job.job_id not in told for job in running)
+    if mute and unknown:
+        notes.append(f"{mute}: unknown of {unknown} of {len(running)} jobs: the agents of their nodes do not tell "
+                     "what they use of cores and host memory")  # fmt: skip
+    return notes
+
+
+def _live(one: Finding, refs: Mapping[int, Callable[[], JobAttempt]]) -> Finding:
+    if one.kind in USER_KINDS or one.job is None:
+        return replace(one, source="live")
+    named = refs.get(one.job.job_id)
+    return replace(one, source="live", subject=one.job if named is None else named())
+
+
+def frame(snapshot: Snapshot, uses: Mapping[int, JobUse | None]) -> pl.DataFrame:
+    """Return slurmctld's jobs that have started, as ``JOBS``."""
+    rows = [_row(snapshot.cluster, job, uses.get(job.job_id)) for job in snapshot.jobs if job.start is not None]
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows[:1])}
+    return conform(pl.DataFrame(rows, schema=types, orient="row") if rows else pl.DataFrame(schema=JOBS), JOBS)
+
+
+def pending(snapshot: Snapshot) -> pl.DataFrame:
+    """Return slurmctld's pending jobs, as ``JOBS``."""
+    rows = [
+        {**_row(snapshot.cluster, job, None), "partition": ",".join(job.partitions), "reason": job.reason,
+         "req_gpus": None if job.gpus_requested is None else job.gpus_requested.count}
+        for job in snapshot.jobs if job.pending
+    ]  # fmt: skip
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in row for row in rows[:1])}
+    return conform(pl.DataFrame(rows, schema=types, orient="row") if rows else pl.DataFrame(schema=JOBS), JOBS)
+
+
+def _row(cluster: str, job: Job, use: JobUse | None) -> dict[str, Any]:
+    memory = _bytes(job.tres_allocated.get("mem"))
+    gpus = job.gpus_allocated
+    return {
+        "cluster": cluster, "job_id": job.job_id, "submit": job.submit, "array_job_id": job.array_job_id,
+        "array_task_id": job.array_task_id, "het_job_id": job.het_job_id, "het_offset": job.het_offset,
+        "job_name": job.name, "user": job.user, "account": job.account,
+        "partition": next(iter(job.partitions), None), "qos": job.qos, "state": job.state, "eligible": job.eligible,
+        "start": job.start, "end": job.end, "timelimit_s": job.time_limit_s, "nodes": job.node_count,
+        "node_list": ",".join(job.nodes) or None, "cpus": job.cpus, "alloc_mem_bytes": memory,
+        "gpus": (0 if job.tres_allocated else None) if gpus is None else gpus.count,
+        "gpu_type": None if gpus is None else gpus.kind, "constraints": job.features,
+        "total_cpu_s": None if use is None else use.cpu_s,
+        "max_rss_bytes": None if use is None else int(use.memory_mib * 2**20),
+    }  # fmt: skip
+
+
+def _bytes(text: str | None) -> int | None:
+    try:
+        found = units.parse_memory(text or "", bare="M")
+    except ValueError:
+        return None
+    return None if found is None else found.size_bytes
+
+
+def _uses(seen: Now) -> dict[int, JobUse | None]:
+    """Return total CPU time and the largest memory use on one node, for each job reported by all of its nodes."""
+    by_node = {one.node: one.uses for one in seen.answers}
+    found: dict[int, JobUse | None] = {}
+    for job in seen.snapshot.jobs:
+        if job.state != "RUNNING" or not job.nodes:
+            continue
+        told = [None if (uses := by_node.get(node)) is None else uses.get(job.job_id) for node in job.nodes]
+        known = [one for one in told if one is not None]
+        if len(known) == len(told):
+            found[job.job_id] = JobUse(sum(one.cpu_s for one in known), max(one.memory_mib for one in known))
+    return found
+
+
+def _allocations(seen: Now) -> pl.DataFrame:
+    rows = [
+        (seen.snapshot.cluster, number, None, gpu.node, gpu.uuid or str(gpu.index))
+        for number, gpus in seen.gpus.items() for gpu in gpus
+    ]  # fmt: skip
+    return pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row")
+
+
+def _stored(
+    config: Config, since: datetime, until: datetime, cluster: str
+) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    try:
+        with Repository.open(config.db_url, create=False, upgrade=False) as store:
+            jobs = conform(store.jobs(since, until, clusters=(cluster,), columns=COLUMNS), JOBS)
+            return jobs, conform(store.allocation_gpus(since, until), ALLOCATION_GPUS), []
+    except AffinodeError as error:
+        note = f"jobs that ended before the last few minutes are not known: {error}"
+        return pl.DataFrame(schema=JOBS), pl.DataFrame(schema=ALLOCATION_GPUS), [note]
+
+
+def _together(stored: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:
+    """Combine accounting and slurmctld: running jobs are those of slurmctld, ended ones come from both.
+
+    Jobs that run according to accounting only are dropped: slurmctld does not know them, so they have ended.
+    """
+    ended = stored.filter(pl.col("end").is_not_null())
+    return pl.concat([ended.join(live, on=["job_id", "submit"], how="anti", maintain_order="left"), live])
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The data of a live observation."""
+
+    snapshot: Snapshot
+    """Taken at the end of the observation."""
+    before: Sequence[Job]
+    """The jobs at the start of the observation."""
+    looks: Looks
+    signatures: Sequence[Signature]
+    past: Past | None
+    since: datetime
+    at: datetime
+    notes: tuple[str, ...]
+    history: SampleStore
+    """Open during the observation."""
+
+    def facts(self, job: Job, one: Watched) -> tuple[GpuFacts, datetime | None]:
+        """Return the facts about a GPU of a job, and the time since which it has been idle."""
+        return looking.facts_now(job, one, self.past, self.at, self.looks.watched_s)
+
+    def run(self, job: Job) -> RunFacts:
+        """Return the facts about the current attempt of a job."""
+        elapsed = None if job.start is None else (self.at - job.start).total_seconds()
+        return RunFacts(job.state, job.state == "RUNNING", elapsed, job.time_limit_s)
+
+
+def find_live(
+    config: Config,
+    request: Request,
+    *,
+    slurm: Callable[[], SlurmClient],
+    ask: Ask | None = None,
+    watch_s: float | None = None,
+    history: History | None = None,
+    step: Callable[[str], None] | None = None,
+    now: Callable[[], float] = time.time,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Found:
+    """Return the current findings. Raises ``UnreachableError`` if slurmctld does not respond."""
+    eyes = Eyes(ask or asker(config), now, sleep, step or (lambda _: None))
+    with observe(config, request, eyes, slurm=slurm, watch_s=watch_s, history=history) as seen:
+        return judged(config, request, seen)
+
+
+@contextlib.contextmanager
+def observe(
+    config: Config,
+    request: Request,
+    eyes: Eyes,
+    *,
+    slurm: Callable[[], SlurmClient],
+    watch_s: float | None = None,
+    history: History | None = None,
+    only: Callable[[Sequence[Job]], Sequence[Job]] | None = None,
+) -> Iterator[Observed]:
+    """Query Slurm once, the nodes for ``watch_s``, and the stored samples. ``only``: select the jobs to observe.
+
+    Slurm's jobs are queried again if the observation took time, to leave out jobs that ended meanwhile, and if a
+    process or memory seems to belong to no job: the job may have started meanwhile.
+    """
+    file = find.site_signatures(config)
+    if request.window_s is not None:
+        file = file.with_window(request.window_s)
+    eyes.say("asking Slurm")
+    with slurm() as client:
+        jobs, nodes = client.overview(), client.nodes()
+        cluster = config.cluster.name or client.config().get("ClusterName") or "default"
+    wanted = set(request.nodes) or {node.name for node in nodes}
+    if only is not None:
+        wanted = {name for job in only(jobs) for name in job.nodes}
+    there = [node for node in nodes if node.gpus and node.powered and node.name in wanted]
+    notes = find.strangers(request, nodes)
+    notes += [f"{node.name} does not respond to slurmctld: unknown" for node in there if not node.responding]
+    names = {node.name: node.gpus.count for node in there if node.responding and node.gpus}
+    eyes.say(f"asking {counted(len(names), 'node')}")
+    limit = max((one.compute.at_most_pct for one in file.signatures), default=5.0)
+    looks = looking.look(names, jobs, eyes, watch_s=watch_s or 0.0, limit_pct=limit,
+                         floors_pct=config.agent.floors_pct)  # fmt: skip
+    later = jobs
+    if watch_s or orphans.seem(jobs, looks.told, looks.answers):
+        try:
+            with slurm() as client:
+                later = client.overview()
+        except AffinodeError as error:
+            notes.append(f"which jobs began and ended during the look is not known: {error}")
+        looks = looking.still(looks, jobs, later)
+    notes += [f"{one.node} is unknown: {one.problem}" for one in looks.told if not one.by]
+    notes += [f"{one.node}: processes are unknown: {one.problem}" for one in looks.told if one.by == "exporter"]
+    moment = datetime.fromtimestamp(eyes.now(), UTC)
+    with (history or (lambda: contextlib.closing(SampleStore(config.history_dir))))() as store:
+        eyes.say("following the GPUs")
+        since, past = looking.past(config, request, later, looking.timed(looks), limit, moment, store, notes)
+        snapshot = Snapshot(cluster, later, nodes)
+        yield Observed(snapshot, jobs, looks, file.signatures, past, since, moment, tuple(notes), store)
+
+
+def judged(config: Config, request: Request, seen: Observed) -> Found:
+    """Return the findings of a live observation."""
+    (cluster, jobs, nodes), moment, looks = _parts(seen.snapshot), seen.at, seen.looks
+    found = [one for job in jobs if (one := _job(job, seen)) is not None]
+    looked = Now(seen.snapshot, looks.told, looking.timed(looks), moment)
+    refs = {job.job_id: functools.partial(job_ref, job) for job in jobs if job.allocated}
+    shapes, unknown = find_live_misfits(config, request, looked, seen.history, refs)
+    found += shapes
+    completing_s = parse_span_s(config.zombies.completing)
+    found += orphans.find(
+        cluster, jobs, nodes, looks.told, looks.answers, moment, before=seen.before, completing_s=completing_s
+    )
+    kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
+    types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
+
+    def gpu_type(one: Finding) -> str | None:
+        own = types.get(one.job.job_id) if one.job else None
+        return own or find.type_of(kinds.get(one.nodes[0]) if one.nodes else None)
+
+    found = with_impact(found, PendingQueue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
+    holding = [job for job in jobs if job.allocated and (job.gpus_allocated or looks.mine.get(job.job_id))]
+    unmeasured = sum(not one.gpu.signals_pct for one in looks.whole)
+    about = Found((), seen.since, moment, "live", len(holding), len(looks.whole), unmeasured,
+                  (*seen.notes, *unknown, *_unseen(seen)), snapshot=seen.snapshot)  # fmt: skip
+    return find.select(about, found, request)
+
+
+def _parts(snapshot: Snapshot) -> tuple[str, Sequence[Job], Sequence[Node]]:
+    return snapshot.cluster, snapshot.jobs, snapshot.nodes
+
+
+def _unseen(seen: Observed) -> Iterator[str]:
+    """Yield a note on the jobs whose share of a GPU is not measured."""
+    sharing = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.shares_gpus]
+    mine, watched = seen.looks.mine, seen.looks.watched
+    parts = {job.id: mine.get(job.job_id, ()) for job in sharing if not job.gpus_allocated}
+    dark = [name for name, on in parts.items() if not any(watched[gpu.key].gpu.signals_pct for gpu in on)]
+    if dark:
+        more = f" and {len(dark) - 3} more" if len(dark) > 3 else ""
+        yield f"what {', '.join(dark[:3])}{more} did on shared GPUs cannot be told apart: unknown"
+
+
+def _job(job: Job, seen: Observed) -> Finding | None:
+    """Return the finding about a job's idle GPUs, if there is one."""
+    on, watched = seen.looks.mine.get(job.job_id, ()), seen.looks.watched
+    if job.state != "RUNNING" or job.start is None or not on:
+        return None
+    if not any(watched[gpu.key].idle_since is not None for gpu in on):
+        return None  # every GPU is active or unknown: no signature matches
+    sights = [see(job, watched[gpu.key], seen, gpu.mapping)[0] for gpu in on]
+    row = {"cluster": seen.snapshot.cluster, "user": job.user, "account": job.account, "qos": job.qos,
+           "partition": next(iter(job.partitions), None),
+           "gpus": None if job.gpus_allocated is None else job.gpus_allocated.count}  # fmt: skip
+    return squatters.finding(job_ref(job), row, job.nodes, sights, "live")
+
+
+def see(
+    job: Job, one: Watched, seen: Observed, mapping: str | None
+) -> tuple[ObservedGpu, tuple[SignatureVerdict, ...]]:
+    """Return the evidence about a job's GPU and the verdict of every signature. ``mapping``: see ``LiveGpu``."""
+    facts, since = seen.facts(job, one)
+    gpu, run = one.gpu, seen.run(job)
+    shown = GpuEvidence(
+        gpu.node, "?" if gpu.index is None else str(gpu.index), gpu.uuid, gpu.model, facts.memory_gib,
+        facts.memory_total_gib, max(gpu.signals_pct.values(), default=None), facts.peak_pct, gpu.power_w, gpu.xid,
+        facts.idle_s, None, measured=bool(gpu.signals_pct), mapping=mapping, shared=gpu.part_of is not None,
+    )  # fmt: skip
+    verdicts = tuple(judge(signature, facts, run) for signature in seen.signatures)
+    fits = next((verdict for verdict in verdicts if verdict.fits), None)
+    computes = fits is None and bool(gpu.signals_pct) and one.idle_since is None
+    shown = shown if fits is None else replace(shown, flagged=True)
+    return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, seen.at), verdicts
+
+
+def job_ref(job: Job) -> JobAttempt:
+    """Return the reference to a live job that findings use."""
+    steps = tuple(one.step for one in job.steps or ())
+    return JobAttempt(job.job_id, job.id, job.submit, job.start, job.end if job.ended else None, job.name, job.state,
+                  job.time_limit_s, job.restarts, job.batch, steps)  # fmt: skip
+
+
+def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob]:
+    return [
+        PendingJob(job.id, cluster, job.partitions, job.gpus_requested.count, job.eligible or job.submit or now, now,
+                job.gpus_requested.kind, job.node_count or 1, job.features, job.priority or 0, job.user,
+                identifiers.tasks_in(job.array_tasks)[0], job.array_limit, job.nodes_required, job.nodes_excluded)
+        for job in jobs
+        if job.pending and not job.held and job.gpus_requested and waits(job.reason)
+        and (job.eligible or job.submit or now) < now
+    ]  # fmt: skip

@@ -1,0 +1,264 @@
+"""Current GPU readings of the nodes, from the agents or else from the exporters.
+
+A node on which neither responds is unknown.
+"""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from slurm_affinode.agent import client
+from slurm_affinode.agent.settings import node_name
+from slurm_affinode.base.config import Config, ZombiesConfig
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.node_config import DEFAULT_PORT, listen_address
+from slurm_affinode.metrics.readers.exposition import parse_labels
+from slurm_affinode.model.gpu import FREE_MIB
+
+AT_ONCE = 32
+TIMEOUT_S = 10.0
+LARGEST_ANSWER = 16 << 20
+_SHARES = ("engine_active", "sm_active", "tensor_active", "dram_active")
+_NAMES = {
+    "DCGM_FI_DEV_GPU_UTIL": ("util_pct", 1.0),
+    "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_active", 100.0),
+    "DCGM_FI_PROF_SM_ACTIVE": ("sm_active", 100.0),
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": ("tensor_active", 100.0),
+    "DCGM_FI_PROF_DRAM_ACTIVE": ("dram_active", 100.0),
+    "DCGM_FI_DEV_FB_USED": ("fb_used_mib", 1.0),
+    "DCGM_FI_DEV_FB_FREE": ("fb_free_mib", 1.0),
+    "DCGM_FI_DEV_FB_TOTAL": ("fb_total_mib", 1.0),
+    "DCGM_FI_DEV_POWER_USAGE": ("power_w", 1.0),
+    "DCGM_FI_DEV_XID_ERRORS": ("xid", 1.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveProcess:
+    """A process on a GPU, as reported by the node's agent."""
+
+    pid: int
+    start_ticks: int
+    uid: int
+    user: str | None
+    command: str
+    used_mib: float | None
+    job: int | None
+    source: str | None
+    """How the job is known; ``environment``: from the environment of the process, which its user controls."""
+    system: bool
+    """It belongs to a system user: a driver's daemon, a display server."""
+    sm_pct: float | None = None
+    """SM utilization in the last seconds; ``None``: the driver does not report it per process."""
+    memory_pct: float | None = None
+    """Memory utilization, likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveGpu:
+    """The current state of one GPU, or of a job's share of it."""
+
+    node: str
+    uuid: str | None
+    index: int | None
+    minor: int | None = None
+    mig: str | None = None
+    model: str | None = None
+    signals_pct: Mapping[str, float] = field(default_factory=dict)
+    """The available activity signals."""
+    used_mib: float | None = None
+    total_mib: float | None = None
+    power_w: float | None = None
+    xid: int | None = None
+    processes: tuple[LiveProcess, ...] | None = None
+    """``None``: unknown."""
+    jobs: tuple[str, ...] = ()
+    """Job IDs in the labels of the exporter."""
+    fault: str | None = None
+    part_of: int | None = None
+    """Raw ID of the job if this is its share of a shared GPU; ``None``: the whole GPU."""
+    mapping: str | None = None
+    """How the GPU is known to be the job's, a key of ``finding.MAPPINGS``."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return node and GPU, or a job's share of it."""
+        node, name = self.whole
+        return node, name if self.part_of is None else f"{name} of {self.part_of}"
+
+    @property
+    def whole(self) -> tuple[str, str]:
+        """Return node and GPU."""
+        return self.node, f"{self.uuid or self.index}{'' if self.mig is None else f'/{self.mig}'}"
+
+
+@dataclass(frozen=True, slots=True)
+class JobUse:
+    """A job's use of one node."""
+
+    cpu_s: float
+    """CPU time since the job started."""
+    memory_mib: float
+    """Peak host memory, or an upper bound of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """The response of one node."""
+
+    node: str
+    gpus: tuple[LiveGpu, ...] = ()
+    by: str = ""
+    """``agent``, ``exporter``, or empty: neither responded."""
+    problem: str = ""
+    uses: Mapping[int, JobUse] | None = None
+    """Raw ID of each job with a process there -> its use; ``None``: unknown."""
+
+
+Ask = Callable[[str], NodeAnswer]
+
+
+def ask_all(nodes: Iterable[str], ask: Ask) -> list[NodeAnswer]:
+    """Query several nodes in parallel."""
+    names = list(nodes)
+    if not names:
+        return []
+    with ThreadPoolExecutor(min(AT_ONCE, len(names))) as pool:
+        return list(pool.map(ask, names))
+
+
+def asker(config: Config) -> Ask:
+    """Return a function that queries a node's agent, or its exporter if the agent does not respond."""
+
+    def ask(node: str) -> NodeAnswer:
+        try:
+            return _with_xids(from_agent(node, _agent(config, node)), config.zombies)
+        except AffinodeError as error:
+            told = str(error)
+        try:
+            return NodeAnswer(node, exposed(node, _metrics(config.zombies, node)), "exporter", told)
+        except AffinodeError as error:
+            return NodeAnswer(node, problem=f"{told}; {error}")
+
+    return ask
+
+
+def _with_xids(answer: NodeAnswer, config: ZombiesConfig) -> NodeAnswer:
+    """Add the last XIDs known to the exporter if memory is held and no process holds it.
+
+    The driver reports XIDs only as events: the exporter always listens, an agent only since its first reading.
+    """
+    if not any((gpu.used_mib or 0) > FREE_MIB and gpu.processes == () and not gpu.xid for gpu in answer.gpus):
+        return answer
+    try:
+        known = {gpu.uuid: gpu.xid for gpu in exposed(answer.node, _metrics(config, answer.node)) if gpu.xid}
+    except AffinodeError:
+        return answer
+    return replace(answer, gpus=tuple(replace(gpu, xid=gpu.xid or known.get(gpu.uuid, gpu.xid)) for gpu in answer.gpus))
+
+
+def _agent(config: Config, node: str) -> dict[str, Any]:
+    request = {"verb": "processes", "use": True, "each": True}
+    if node == node_name(config):
+        return client.ask_local(config.agent.run_dir, request, timeout_s=TIMEOUT_S)
+    port = listen_address(config.agent.listen)[1] if config.agent.listen else DEFAULT_PORT
+    return client.ask_node(node, port, node, request, timeout_s=TIMEOUT_S)
+
+
+def _metrics(config: ZombiesConfig, node: str) -> str:
+    url = config.exporter_url or f"http://{{node}}:{config.exporter_port}/metrics"
+    url = url.replace("{node}", node)
+    if not url.startswith(("http://", "https://")):
+        raise AffinodeError(f"zombies.exporter_url: {url} is neither http nor https")
+    request = urllib.request.Request(url, headers={"User-Agent": "slurm-affinode"})  # noqa: S310 - checked above
+    if config.exporter_token_file is not None:
+        request.add_header("Authorization", f"Bearer {_token(config.exporter_token_file)}")
+    import ssl  # noqa: PLC0415 - seldom needed
+
+    tls = ssl.create_default_context(cafile=config.exporter_ca_file) if url.startswith("https") else None
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=tls) as response:  # noqa: S310
+            body: bytes = response.read(LARGEST_ANSWER)
+    except (urllib.error.URLError, TimeoutError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UnreachableError(f"the exporter at {url} does not respond: {reason}") from error
+    return body.decode("utf-8", "replace")
+
+
+def _token(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise AffinodeError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def from_agent(node: str, answer: Mapping[str, Any]) -> NodeAnswer:
+    """Decode an agent's response to ``processes``. Missing values are unknown."""
+    gpus = []
+    for row in answer.get("gpus") or ():
+        reading = row.get("reading") or {}
+        signals = {} if reading.get("util_pct") is None else {"util_pct": float(reading["util_pct"])}
+        signals |= {name: 100 * float(reading[name]) for name in _SHARES if reading.get(name) is not None}
+        told = row.get("processes")
+        gpus.append(LiveGpu(
+            node, row.get("uuid"), row.get("index"), row.get("minor"), row.get("mig"), row.get("model"), signals,
+            reading.get("fb_used_mib"), reading.get("fb_total_mib") or row.get("total_mib"), reading.get("power_w"),
+            reading.get("xid"), None if told is None else tuple(_process(one) for one in told),
+            fault=row.get("fault"),
+        ))  # fmt: skip
+    told = answer.get("jobs")
+    uses = None if not isinstance(told, list) else {
+        int(row["job"]): JobUse(float(row["cpu_s"]), float(row["memory_mib"])) for row in told
+    }  # fmt: skip
+    return NodeAnswer(node, tuple(gpus), "agent", uses=uses)
+
+
+def _process(row: Mapping[str, Any]) -> LiveProcess:
+    return LiveProcess(
+        int(row["pid"]), int(row["start_ticks"]), int(row["uid"]), row.get("user"), str(row.get("command") or ""),
+        row.get("used_mib"), row.get("job"), row.get("source"), bool(row.get("system")), row.get("sm_pct"),
+        row.get("memory_pct"),
+    )  # fmt: skip
+
+
+def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
+    """Return the GPUs in exposition text with DCGM's metric names; unreadable lines are skipped."""
+    found: dict[tuple[str | None, str | None], dict[str, Any]] = {}
+    for line in text.splitlines():
+        name, brace, rest = line.partition("{")
+        if not brace or name not in _NAMES:
+            continue
+        inside, _, value = rest.rpartition("}")
+        try:
+            labels, number = parse_labels(inside), float(value.split()[0])
+        except (ValueError, IndexError):
+            continue
+        if number != number:  # noqa: PLR0124 - NaN: the GPU cannot say
+            continue
+        one = found.setdefault((labels.get("UUID"), labels.get("GPU_I_ID")), {"labels": labels, "jobs": {}})
+        what, factor = _NAMES[name]
+        one[what] = number * factor
+        if labels.get("hpc_job"):
+            one["jobs"][labels["hpc_job"]] = None
+    return tuple(_gpu(node, one) for one in found.values())
+
+
+def _gpu(node: str, one: Mapping[str, Any]) -> LiveGpu:
+    labels = one["labels"]
+    index, device = labels.get("gpu", ""), labels.get("device", "")
+    signals = {name: one[name] for name in ("util_pct", *_SHARES) if name in one}
+    used, free, total = one.get("fb_used_mib"), one.get("fb_free_mib"), one.get("fb_total_mib")
+    if total is None and used is not None and free is not None:
+        total = used + free
+    minor = device.removeprefix("nvidia")
+    return LiveGpu(
+        node, labels.get("UUID"), int(index) if index.isdigit() else None, int(minor) if minor.isdigit() else None,
+        labels.get("GPU_I_ID") or None, labels.get("modelName"), signals, used, total, one.get("power_w"),
+        None if "xid" not in one else int(one["xid"]), None, tuple(one["jobs"]),
+    )  # fmt: skip

@@ -1,0 +1,246 @@
+"""Leftovers on nodes: processes and GPU memory without a job, jobs that do not complete, drained nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from slurm_affinode.base.text import span
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobAttempt, NodeRef, ProcessRef
+from slurm_affinode.model.gpu import FREE_MIB
+from slurm_affinode.zombies.nodes import LiveGpu, LiveProcess, NodeAnswer
+
+KINDS = ("orphan-process", "orphan-memory")
+"""Kinds of findings with no known start time."""
+KILL_FAILED = "kill task failed"
+XIDS = {
+    13: "an error of the program", 31: "an access to memory that is not its own", 43: "the GPU stopped processing",
+    45: "a clean-up after earlier errors", 48: "a double-bit error of the memory", 61: "the microcontroller halted",
+    62: "the microcontroller halted", 63: "a row of memory was remapped", 64: "a row of memory could not be remapped",
+    74: "an error of NVLink", 79: "the GPU has fallen off the bus", 94: "a contained memory error",
+    95: "an uncontained memory error", 119: "the GPU's system processor does not respond",
+}  # fmt: skip
+"""Short forms of NVIDIA's "XID Errors"."""
+
+
+def find(  # noqa: PLR0917
+    cluster: str, jobs: Sequence[Job], nodes: Iterable[Node], told: Iterable[NodeAnswer],
+    answers: Iterable[NodeAnswer], now: datetime, *, before: Iterable[Job], completing_s: float,
+) -> list[Finding]:  # fmt: skip
+    """Return findings about processes, GPUs and nodes, and about jobs that are COMPLETING for ``completing_s``.
+
+    ``told`` and ``answers`` are the first and the last responses of the nodes, ``before`` the jobs before the first and
+    ``jobs`` those after the last. Only what both responses show is reported, and only if it fits neither list of jobs:
+    jobs may have started or ended in between.
+    """
+    found = _strays(cluster, _known((*before, *jobs)), told, answers, now)
+    found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
+    found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The jobs that processes are checked against."""
+
+    alive: Mapping[int, int | None]
+    """Raw ID of each job that has not ended -> UID of its user."""
+    on: Mapping[str, Sequence[Job]]
+    """Node -> the jobs on it."""
+
+
+def _known(jobs: Iterable[Job]) -> _Known:
+    alive: dict[int, int | None] = {}
+    on: dict[str, list[Job]] = {}
+    for job in jobs:
+        if not job.ended:
+            alive[job.job_id] = job.uid
+        for name in job.nodes if job.allocated else ():
+            on.setdefault(name, []).append(job)
+    return _Known(alive, on)
+
+
+def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
+    """Return why a process on ``node`` belongs to no job; ``None`` if it does or may."""
+    return _orphan(process, _known(jobs), node)
+
+
+def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
+    """As ``orphan``. When in doubt, the process is not an orphan."""
+    if process.system or process.source == "slurmstepd":
+        return None
+    if process.job is not None and process.job not in known.alive:
+        return f"it is of job {process.job}, which does not run any more"
+    # UIDs without a name may be a container's, and then belong to any user.
+    named = process.user is not None and process.user != str(process.uid)
+    # The job in the environment does not count if it is another user's.
+    if process.job is not None and (
+        process.source != "environment" or known.alive[process.job] in (None, process.uid) or not named
+    ):
+        return None
+    if any(job.uid in (None, process.uid) or not named for job in known.on.get(node, ())):
+        return None
+    if process.job is not None:
+        return f"it names job {process.job}, which is another user's, and its user has none on this node"
+    return "it names no job, and its user has none on this node"
+
+
+def seem(jobs: Iterable[Job], told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer]) -> bool:
+    """Return whether a process or memory belongs to none of ``jobs``. A job started since may own it."""
+    return bool(_strays("", _known(jobs), told, answers, datetime.fromtimestamp(0, UTC)))
+
+
+def _strays(
+    cluster: str, known: _Known, told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+) -> list[Finding]:
+    """Return processes and memory without a job that are in both the first and the last response of their node."""
+    first = [gpu for answer in told for gpu in answer.gpus]
+    there = {(gpu.node, one.pid, one.start_ticks) for gpu in first for one in gpu.processes or ()}
+    held = {gpu.key for gpu in first if _unowned(gpu)}
+    found: list[Finding] = []
+    for answer in answers:
+        if answer.by != "agent":
+            continue
+        found += _processes(cluster, answer, there, known, now)
+        here = known.on.get(answer.node, ())
+        lasting = [gpu for gpu in answer.gpus if gpu.key in held]
+        found += [one for gpu in lasting if (one := _memory(cluster, gpu, here, now)) is not None]
+    return found
+
+
+def _processes(
+    cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], known: _Known, now: datetime
+) -> list[Finding]:
+    on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
+    for gpu in answer.gpus:
+        for process in gpu.processes or ():
+            on.setdefault(process.pid, (process, []))[1].append(gpu)
+    found = []
+    for process, gpus in on.values():
+        why = _orphan(process, known, answer.node)
+        if why is None or (answer.node, process.pid, process.start_ticks) not in there:
+            continue
+        used = process.used_mib
+        evidence = (
+            Evidence("job", "none", "", "a job that runs", 0.5, why, met=True),
+            Evidence("processes", float(process.pid), "", "on a GPU", 0.3,
+                     f"process {process.pid} ({process.command or '?'}) is on GPU "
+                     + ", ".join(str(gpu.index) for gpu in gpus), met=True),
+            Evidence("memory", None if used is None else used / 1024, "GiB", "above 0", 0.2,
+                     "its GPU memory is not known" if used is None else f"it holds {used / 1024:.1f} GiB",
+                     unknown=used is None, met=bool(used)),
+        )  # fmt: skip
+        claims = None if process.job is None else str(process.job)
+        subject = ProcessRef(answer.node, process.pid, process.start_ticks, process.command, process.uid, claims)
+        advice = "slurm-affinode zombies clean ends it; with the epilog hook it would not have stayed."
+        found.append(
+            _made("orphan-process", cluster, subject, evidence, now, user=process.user, node=answer.node, gpus=gpus,
+                  advice=advice)
+        )  # fmt: skip
+    return found
+
+
+def _unowned(gpu: LiveGpu) -> bool:
+    """Return whether memory is held although the driver shows no process on the GPU."""
+    return gpu.used_mib is not None and gpu.used_mib > FREE_MIB and gpu.processes == () and not gpu.fault
+
+
+def _memory(cluster: str, gpu: LiveGpu, here: Sequence[Job], now: datetime) -> Finding | None:
+    if gpu.used_mib is None or not _unowned(gpu):
+        return None
+    if any(_may_have(job, gpu) for job in here):
+        return None
+    xid = gpu.xid
+    hint = ""
+    if xid:
+        hint = f"XID {xid}: {XIDS.get(xid, 'see the documentation of the driver')}"
+    evidence = (
+        Evidence("memory", gpu.used_mib / 1024, "GiB", f"above {FREE_MIB / 1024:.1f} GiB", 0.4,
+                 f"{gpu.used_mib / 1024:.1f} GiB of GPU memory held", met=True),
+        Evidence("processes", 0.0, "", "none", 0.4, "the driver shows no process on it", met=True),
+        Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
+        Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
+                 "no XID can be read" if xid is None else hint or "no XID was reported", unknown=xid is None),
+    )  # fmt: skip
+    advice = "A process that the driver does not show (another container, one that hangs in the driver) holds it; "
+    advice += "if no process does, the GPU needs a reset: nvidia-smi --gpu-reset."
+    return _made("orphan-memory", cluster, NodeRef(gpu.node, gpu.uuid or str(gpu.index)), evidence, now,
+                 node=gpu.node, gpus=[gpu], advice=advice)  # fmt: skip
+
+
+def _may_have(job: Job, gpu: LiveGpu) -> bool:
+    """Return whether a job on the node has the GPU or a share of it, or its GPUs are unknown."""
+    if job.node_gpus is None:
+        return job.shares_gpus or bool(job.gpus_allocated)
+    number = gpu.index if gpu.minor is None else gpu.minor
+    return job.shares_gpus or any(
+        one.node == gpu.node and (number in one.indices or not one.indices) for one in job.node_gpus
+    )
+
+
+def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Finding | None:
+    if job.state != "COMPLETING" or job.end is None:
+        return None
+    lasting = (now - job.end).total_seconds()
+    if lasting < longer_s:
+        return None
+    evidence = (
+        Evidence("state", "COMPLETING", "", "COMPLETING", 0.5, "the job is COMPLETING", met=True),
+        Evidence("time", lasting, "s", f"at least {span(longer_s)}", 0.5, f"for {span(lasting)}", met=True),
+    )
+    count = None if job.gpus_allocated is None else job.gpus_allocated.count
+    ref = JobAttempt(job.job_id, job.id, job.submit, job.start, None, job.name, job.state, job.time_limit_s)
+    return Finding(
+        "completing", cluster, ref, job.user, job.account, job.partitions[0] if job.partitions else None, job.qos,
+        job.nodes, (), job.end, lasting, 1.0, evidence, None if count is None else count * lasting / 3600, None, None,
+        "live", now, advice="Look for processes that cannot be ended (state D) and at the epilog of the node.",
+        allocated_gpus=count,
+    )  # fmt: skip
+
+
+def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
+    if not node.draining or KILL_FAILED not in (node.reason or "").lower():
+        return None
+    lasting = 0.0 if node.reason_time is None else max(0.0, (now - node.reason_time).total_seconds())
+    count = None if node.gpus is None else node.gpus.count
+    evidence = (
+        Evidence("state", "DRAIN", "", "drained", 0.5, f"the node is drained for {span(lasting)}", met=True),
+        Evidence("reason", node.reason, "", "Kill task failed", 0.5, f"reason: {node.reason}", met=True),
+    )
+    subject = NodeRef(node.name, None, node.reason, node.reason_user, node.reason_time)
+    return Finding(
+        "drained-kill-failed", cluster, subject, None, None, ",".join(node.partitions) or None, None,
+        (node.name,), (), node.reason_time, lasting, 1.0, evidence,
+        None if count is None else count * lasting / 3600, None, None, "live", now,
+        advice="Once its processes are gone: slurm-affinode zombies clean resumes it, or scontrol update.",
+        allocated_gpus=count,
+    )  # fmt: skip
+
+
+def _made(
+    kind: str,
+    cluster: str,
+    subject: ProcessRef | NodeRef,
+    evidence: tuple[Evidence, ...],
+    now: datetime,
+    *,
+    node: str,
+    gpus: Sequence[LiveGpu],
+    advice: str,
+    user: str | None = None,
+) -> Finding:
+    shown = tuple(
+        GpuEvidence(
+            node, str(gpu.index), gpu.uuid, gpu.model, None if gpu.used_mib is None else gpu.used_mib / 1024,
+            None if gpu.total_mib is None else gpu.total_mib / 1024, max(gpu.signals_pct.values(), default=None),
+            None, gpu.power_w, gpu.xid, measured=bool(gpu.signals_pct), flagged=True,
+        )
+        for gpu in gpus
+    )  # fmt: skip
+    return Finding(
+        kind, cluster, subject, user, None, None, None, (node,), shown, None, 0.0,
+        min(1.0, sum(one.points for one in evidence)), evidence, None, None, None, "live", now, advice=advice,
+        allocated_gpus=len(gpus),
+    )  # fmt: skip

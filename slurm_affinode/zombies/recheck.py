@@ -1,0 +1,255 @@
+"""Verification of the evidence right before an action, with Slurm and the agents of the nodes.
+
+Evidence that cannot be verified prevents the action.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import counted
+from slurm_affinode.model.cluster import Job, Node
+from slurm_affinode.model.finding import Finding, GpuEvidence, JobAttempt, ProcessRef
+from slurm_affinode.model.gpu import FIELDS, FLOORS_PCT, without_noise
+from slurm_affinode.slurm.interface import SlurmClient, UnknownJobError
+from slurm_affinode.zombies.nodes import from_agent
+from slurm_affinode.zombies.orphans import KILL_FAILED, orphan
+
+Verdict = Literal["still", "woke", "gone", "unknown"]
+
+LOOKS = 3
+BETWEEN_S = 1.0
+"""Seconds between readings: the driver's counters cover at most the last second, so one may fall into a pause."""
+MIN_SIGNALS = 2
+
+AskNode = Callable[[str, Mapping[str, Any]], dict[str, Any]]
+"""Sends a request to a node's agent and returns the response. Raises ``AffinodeError``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The result of a verification."""
+
+    verdict: Verdict
+    text: str
+    job: Job | None = None
+    evidence: Any = None
+    """For the audit."""
+
+
+@dataclass(slots=True)
+class Recheck:
+    """Verifies evidence. ``ask`` queries the agents."""
+
+    slurm: SlurmClient
+    ask: AskNode
+    idle_pct: float = 5.0
+    """A GPU is active if a signal is above this percentage."""
+    sleep: Callable[[float], None] = time.sleep
+    looks: int = LOOKS
+    floors_pct: Mapping[str, float] = field(default_factory=lambda: dict(FLOORS_PCT))
+    """Signal -> floor, percent: values up to it count as 0."""
+
+    def job(self, finding: Finding, ref: JobAttempt) -> Look:
+        """Verify that the same attempt of the same user still runs and its GPUs are still idle."""
+        try:
+            job = self.slurm.job(ref.id)
+        except UnknownJobError:
+            return Look("gone", f"job {ref.id} has ended, and Slurm has forgotten it")
+        if job.job_id != ref.job_id or (
+            job.submit is not None and ref.submit is not None and _s(job.submit) != _s(ref.submit)
+        ):
+            return Look("gone", f"job {ref.id} is another run by now", job)
+        if not job.allocated or job.state == "COMPLETING":
+            return Look("gone", f"job {ref.id} is {job.state} by now", job)
+        if job.state != "RUNNING":
+            return Look("unknown", f"job {ref.id} is {job.state} by now: what its GPUs do says nothing of it", job)
+        if finding.user is not None and job.user != finding.user:
+            return Look("unknown", f"job {ref.id} is of {job.user}, and not of {finding.user}", job)
+        return self._idle(finding, job)
+
+    def _idle(self, finding: Finding, job: Job) -> Look:
+        flagged = finding.flagged_gpus
+        if not flagged:
+            return Look("unknown", "no GPU is named that could be looked at again", job)
+        seen: list[dict[str, Any]] = []
+        for number in range(self.looks):
+            if number:
+                self.sleep(BETWEEN_S)
+            for node in sorted({gpu.node or "" for gpu in flagged}):
+                if not node:
+                    return Look("unknown", "a GPU is on an unknown node", job)
+                try:
+                    answer = self.ask(node, {"verb": "processes", "since": _us(finding.observed_at), "each": True})
+                except AffinodeError as error:
+                    return Look("unknown", f"the evidence cannot be read again: {error}", job, seen)
+                for gpu in (one for one in flagged if one.node == node):
+                    look = self._gpu(gpu, answer, job)
+                    seen.append({"node": node, "gpu": gpu.gpu, "reading": look.evidence, "verdict": look.verdict})
+                    if look.verdict != "still":
+                        return Look(look.verdict, look.text, job, seen)
+        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.looks} looks", job, seen)
+
+    def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Look:
+        name = f"GPU {gpu.gpu} on {gpu.node}"
+        row = _row(gpu, answer)
+        reading = None if row is None else row.get("reading")
+        if row is None or not isinstance(reading, dict):
+            why = "is not there" if row is None else str(row.get("fault") or "cannot be read")
+            return Look("unknown", f"{name} {why}")
+        if gpu.shared:
+            return self._part(name, row, job)
+        signals = {
+            key: float(reading[key]) * factor for key, (_, factor) in FIELDS.items() if reading.get(key) is not None
+        }
+        measured = len(signals)
+        if row.get("busy_pct") is not None:
+            # It proves activity only: an empty process list is not a measurement.
+            signals["processes"] = float(row["busy_pct"])
+        signals = without_noise(signals, self.floors_pct)
+        busy = {key: value for key, value in signals.items() if value > self.idle_pct}
+        if busy:
+            key = max(busy, key=lambda one: busy[one])
+            return Look("woke", f"{name} computes: {key} is at {busy[key]:.0f} %", evidence=signals)
+        if measured < MIN_SIGNALS:
+            return Look("unknown", f"{name} shows {counted(measured, 'signal')}: too few to judge", evidence=signals)
+        return Look("still", f"{name} is idle", evidence=signals)
+
+    def _part(self, name: str, row: Mapping[str, Any], job: Job) -> Look:
+        """Verify a job's share of a shared GPU, by the job's own processes only."""
+        own = [one for one in row.get("processes") or () if one["job"] == job.job_id and one["source"] != "environment"]
+        told = [one for one in own if one.get("sm_pct") is not None and one.get("memory_pct") is not None]
+        if not own or len(told) < len(own):
+            return Look("unknown", f"what the job does on {name}, which is shared, cannot be told apart")
+        signals = {key: max(float(one[key]) for one in own) for key in ("sm_pct", "memory_pct")}
+        busy = max(signals.values())
+        if busy > self.idle_pct:
+            return Look("woke", f"the job computes on {name}: a process is at {busy:.0f} %", evidence=signals)
+        return Look("still", f"the job's part of {name} is idle", evidence=signals)
+
+    # --- nodes and processes
+
+    def node(self, finding: Finding, name: str) -> Look:
+        """Verify that the reason for draining a node still holds and that it is not yet drained."""
+        return self._around(lambda: self._in_service(name), lambda: self._holds(finding, name))
+
+    def drained(self, name: str) -> Look:
+        """Verify that Slurm still drains a node for a failed kill and that no user processes are left there."""
+        return self._around(lambda: self._by_slurm(name), lambda: self._clean(name))
+
+    @staticmethod
+    def _around(state: Callable[[], Look], matter: Callable[[], Look]) -> Look:
+        """Check the node's state in Slurm before and after the agent's slower check; the last result counts."""
+        for look in (state, matter):
+            seen = look()
+            if seen.verdict != "still":
+                return seen
+        return state()
+
+    def _in_service(self, name: str) -> Look:
+        node = self._node(name)
+        if node is None:
+            return Look("unknown", f"Slurm knows no node {name}")
+        if node.draining:
+            return Look("gone", f"{name} is drained already: {node.reason or 'without a reason'}")
+        return Look("still", f"{name} is in service")
+
+    def _holds(self, finding: Finding, name: str) -> Look:
+        if finding.kind == "completing":
+            ref = finding.job
+            try:
+                job = None if ref is None else self.slurm.job(ref.id)
+            except UnknownJobError:
+                job = None
+            if job is None or job.state != "COMPLETING":
+                return Look("gone", "the job has ended", job)
+            return Look("still", f"job {job.id} is still COMPLETING", job)
+        return self._matter(finding, name)
+
+    def _matter(self, finding: Finding, name: str) -> Look:
+        try:
+            answer = self.ask(name, {"verb": "processes"})
+        except AffinodeError as error:
+            return Look("unknown", f"the evidence cannot be read again: {error}")
+        subject = finding.subject
+        if isinstance(subject, ProcessRef):
+            return self._orphan(subject, answer)
+        for gpu in finding.gpus:
+            row = _row(gpu, answer)
+            if row is None or row["processes"] is None or not isinstance(row.get("reading"), dict):
+                return Look("unknown", f"GPU {gpu.gpu} of {name} cannot be read")
+            used = row["reading"].get("fb_used_mib")
+            if row["processes"] or used is None or used < 0.5 * 1024 * (gpu.held_gib or 1.0):
+                return Look("gone", f"GPU {gpu.gpu} of {name} is free, or a process is on it", evidence=row["reading"])
+        return Look("still", f"memory of GPUs of {name} is still held by no process")
+
+    def _orphan(self, subject: ProcessRef, answer: Mapping[str, Any]) -> Look:
+        """Verify that the same process exists and still belongs to no job: its job may run again."""
+        there = [one for gpu in from_agent(subject.node, answer).gpus for one in gpu.processes or ()]
+        one = next((one for one in there if (one.pid, one.start_ticks) == (subject.pid, subject.start_ticks)), None)
+        if one is None:
+            return Look("gone", f"process {subject.pid} is gone")
+        try:
+            jobs = self.slurm.overview()
+        except AffinodeError as error:
+            return Look("unknown", f"which jobs run is not known: {error}")
+        if orphan(one, jobs, subject.node) is None:
+            return Look("gone", f"process {subject.pid} is, or may be, of a job by now")
+        return Look("still", f"process {subject.pid} is still there")
+
+    def _by_slurm(self, name: str) -> Look:
+        node = self._node(name)
+        if node is None:
+            return Look("unknown", f"Slurm knows no node {name}")
+        if not node.draining:
+            return Look("gone", f"{name} is in service again")
+        if KILL_FAILED not in (node.reason or "").lower():
+            return Look("gone", f"{name} is drained for another reason: {node.reason}")
+        if (node.reason or "").strip().lower() != KILL_FAILED or not self._of_slurm(node.reason_user):
+            return Look("unknown", f"{name} is drained by {node.reason_user or 'somebody'}, who wrote: {node.reason}")
+        return Look("still", f"{name} is clean", evidence={"reason": node.reason})
+
+    def _clean(self, name: str) -> Look:
+        try:
+            answer = self.ask(name, {"verb": "processes", "use": True})
+            alive = {job.job_id for job in self.slurm.overview() if not job.ended and job.state != "COMPLETING"}
+        except AffinodeError as error:
+            return Look("unknown", f"the node cannot be looked at: {error}")
+        ended = [row["job"] for row in answer.get("jobs") or () if row["job"] not in alive]
+        if ended:
+            return Look("woke", f"processes of job {ended[0]}, which has ended, are still on {name}")
+        for row in answer["gpus"]:
+            if row["processes"] is None:
+                return Look("unknown", f"GPU {row['index']} of {name}: {row.get('fault') or 'cannot be read'}")
+            left = [one for one in row["processes"] if not one["system"]]
+            if left:
+                return Look("woke", f"process {left[0]['pid']} is still on GPU {row['index']} of {name}")
+        return Look("still", f"{name} is clean")
+
+    def _of_slurm(self, user: str | None) -> bool:
+        """Return whether Slurm itself may have set a reason, and not an operator under their own name."""
+        return user in (None, "root") or user == self.slurm.config().get("SlurmUser", "").partition("(")[0]
+
+    def _node(self, name: str) -> Node | None:
+        return next((one for one in self.slurm.nodes() if one.name == name), None)
+
+
+def _row(gpu: GpuEvidence, answer: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the GPU in an agent's response, by UUID or else by index."""
+    rows = [row for row in answer.get("gpus", ()) if row.get("mig") is None]
+    if gpu.uuid:
+        return next((row for row in rows if row["uuid"] == gpu.uuid), None)
+    return next((row for row in rows if str(row["index"]) == gpu.gpu), None)
+
+
+def _s(moment: datetime) -> int:
+    return int(moment.timestamp())
+
+
+def _us(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e6)

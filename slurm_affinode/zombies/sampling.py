@@ -1,0 +1,363 @@
+"""Live sampling of the GPUs of running jobs, once or for a while, combined with stored samples.
+
+A reading shows the current state, not its duration. The idle time comes from stored samples, if the newest is at most
+``BRIDGE_S`` old, and from repeated readings; otherwise it is unknown and is not counted.
+
+A shared GPU (gres/shard, gres/mps) is judged separately for each job, by the memory and activity of the job's own
+processes. If the driver does not report activity per process, the job's share is unknown, unless the whole GPU is idle.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis import idle_windows
+from slurm_affinode.analysis.idle_windows import NEVER, Pairs, Trailing
+from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.base.config import Config
+from slurm_affinode.base.text import span
+from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.core.signatures import GpuFacts
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import ACTIVITY
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.gpu import FLOORS_PCT, without_noise
+from slurm_affinode.zombies.find import Request
+from slurm_affinode.zombies.nodes import Ask, LiveGpu, LiveProcess, NodeAnswer, ask_all
+
+BRIDGE_S = 600.0
+"""Maximum age, seconds, of the newest stored sample for which stored and live samples are combined."""
+LOOK_S = 2.0
+PROCESS_SIGNALS = ("process_sm", "process_memory")
+"""SM and memory utilization of a job's processes on a GPU."""
+
+
+@dataclass(slots=True)
+class Watched:
+    """One GPU, or a job's share of it, over the readings of this run."""
+
+    gpu: LiveGpu
+    idle_since: float | None
+    peaks: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """The readings of this run."""
+
+    told: tuple[NodeAnswer, ...]
+    """The first responses; they also have the jobs' use of cores and host memory."""
+    answers: tuple[NodeAnswer, ...]
+    """The last responses."""
+    watched: Mapping[tuple[str, str], Watched]
+    mine: Mapping[int, Sequence[LiveGpu]]
+    """Raw ID of each job that holds GPUs or a share of one -> these, as far as they are known."""
+    watched_s: float
+
+    @property
+    def whole(self) -> tuple[Watched, ...]:
+        """Return the whole GPUs, without the shares of jobs."""
+        return tuple(one for one in self.watched.values() if one.gpu.part_of is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Eyes:
+    """How GPUs are sampled. ``told`` is called after each round with its time and readings."""
+
+    ask: Ask
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], None] = time.sleep
+    say: Callable[[str], None] = lambda _: None
+    told: Callable[[float, Iterable[LiveGpu]], None] = lambda _at, _gpus: None
+
+
+def look(
+    names: Mapping[str, int],
+    jobs: Sequence[Job],
+    eyes: Eyes,
+    *,
+    watch_s: float,
+    limit_pct: float,
+    floors_pct: Mapping[str, float] = FLOORS_PCT,
+) -> Looks:
+    """Query the nodes ``names`` (node -> GPUs configured in Slurm), repeatedly for ``watch_s``.
+
+    A GPU above ``limit_pct`` is active; a signal at or below its floor counts as 0.
+    """
+    sharing = [job for job in jobs if job.allocated and job.start is not None and not job.gpus_allocated]
+
+    def once() -> tuple[tuple[NodeAnswer, ...], tuple[LiveGpu, ...]]:
+        told = ask_all(tuple(names), eyes.ask)
+        answers = tuple(replace(one, gpus=_without_noise(one.gpus, floors_pct)) for one in told)
+        whole = [gpu for one in answers for gpu in one.gpus]
+        gpus = (*whole, *_without_noise(parts(sharing, whole, limit_pct), floors_pct))
+        eyes.told(eyes.now(), gpus)
+        return answers, gpus
+
+    first = eyes.now()
+    told, gpus = once()
+    answers = told
+    watched = {gpu.key: _watched(gpu, first, limit_pct) for gpu in gpus}
+    end = first + (watch_s if names else 0.0)
+    while eyes.now() < end:
+        eyes.sleep(min(LOOK_S, max(0.1, end - eyes.now())))
+        eyes.say(f"looking for {span(max(0.0, end - eyes.now()))} more")
+        answers, gpus = once()
+        _again(watched, gpus, eyes.now(), limit_pct)
+    return Looks(told, answers, watched, _gpus_of_all(jobs, watched, names), eyes.now() - first if end > first else 0.0)
+
+
+def _without_noise(gpus: Iterable[LiveGpu], floors_pct: Mapping[str, float]) -> tuple[LiveGpu, ...]:
+    return tuple(replace(gpu, signals_pct=without_noise(gpu.signals_pct, floors_pct)) for gpu in gpus)
+
+
+def parts(jobs: Iterable[Job], gpus: Sequence[LiveGpu], limit_pct: float) -> list[LiveGpu]:
+    """Return the shares of GPUs that ``jobs`` without whole GPUs use, as shown by their processes.
+
+    If all processes on a node's GPUs are known and none belongs to a job with a share, its share is idle.
+    """
+    by_id = {job.job_id: job for job in jobs}
+    found = []
+    for gpu in gpus:
+        mine: dict[int, list[LiveProcess]] = {}
+        for one in gpu.processes or ():
+            if one.job in by_id and one.source != "environment":
+                mine.setdefault(one.job, []).append(one)
+        found += [_part(gpu, job, own, limit_pct) for job, own in mine.items()]
+    by_node: dict[str, list[LiveGpu]] = {}
+    for gpu in gpus:
+        by_node.setdefault(gpu.node, []).append(gpu)
+    used = {(one.node, one.part_of) for one in found}
+    return found + [
+        LiveGpu(node, None, None, signals_pct=dict.fromkeys(PROCESS_SIGNALS, 0.0), used_mib=0.0, processes=(),
+                part_of=number, mapping="processes")
+        for number, job in by_id.items() if job.shares_gpus
+        for node in job.nodes if (node, number) not in used and _nobody(job, by_node.get(node, ()))
+    ]  # fmt: skip
+
+
+def _nobody(job: Job, gpus: Sequence[LiveGpu]) -> bool:
+    """Return whether no process on ``gpus`` belongs, or may belong, to the job."""
+    return bool(gpus) and all(
+        gpu.processes is not None
+        and gpu.fault is None
+        and not any(one.job == job.job_id or (one.job is None and one.uid == job.uid) for one in gpu.processes)
+        for gpu in gpus
+    )
+
+
+def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) -> LiveGpu:
+    held = [one.used_mib for one in own]
+    used = None if any(one is None for one in held) else sum(one for one in held if one is not None)
+    signals: Mapping[str, float] = {}
+    if own and all(one.sm_pct is not None and one.memory_pct is not None for one in own):
+        sm, memory = PROCESS_SIGNALS
+        signals = {sm: max(one.sm_pct or 0.0 for one in own), memory: max(one.memory_pct or 0.0 for one in own)}
+    elif gpu.signals_pct and max(gpu.signals_pct.values()) <= limit_pct:
+        signals = gpu.signals_pct  # if the whole GPU is idle, so is every share
+    return replace(
+        gpu,
+        part_of=job,
+        mapping="processes",
+        signals_pct=signals,
+        used_mib=used,
+        power_w=None,
+        processes=tuple(own),
+        jobs=(),
+    )
+
+
+def _watched(gpu: LiveGpu, at: float, limit: float) -> Watched:
+    peaks = dict(gpu.signals_pct)
+    idle = bool(peaks) and gpu.fault is None and max(peaks.values()) <= limit
+    return Watched(gpu, at if idle else None, peaks)
+
+
+def _again(watched: dict[tuple[str, str], Watched], gpus: Iterable[LiveGpu], at: float, limit: float) -> None:
+    """Add a round of readings. A GPU without a reading is unknown until it has one again."""
+    there = {gpu.key: gpu for gpu in gpus}
+    for key, one in watched.items():
+        gpu = there.get(key)
+        if gpu is None or not gpu.signals_pct or gpu.fault is not None:
+            watched[key] = Watched(replace(one.gpu, signals_pct={}), None)
+            continue
+        peaks = one.peaks | {name: max(value, one.peaks.get(name, 0.0)) for name, value in gpu.signals_pct.items()}
+        if max(gpu.signals_pct.values()) > limit:
+            watched[key] = Watched(gpu, None, peaks)
+        elif one.idle_since is None:
+            watched[key] = Watched(gpu, at, dict(gpu.signals_pct))
+        else:
+            watched[key] = Watched(gpu, one.idle_since, peaks)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """Stored samples of each GPU of a job."""
+
+    row: Mapping[tuple[int, tuple[str, str]], int]
+    seen: Trailing
+    used: np.ndarray[tuple[int], np.dtype[np.int64]]
+    """``idle_windows.used_before``."""
+
+
+def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) -> list[LiveGpu]:
+    """Return the GPUs of a job: by Slurm's indices, whole nodes, the exporter's labels, or the job's processes.
+
+    ``configured``: node -> GPUs configured in Slurm. If a node shows fewer, the whole-node mapping does not apply: it
+    is unknown which of them the job has.
+    """
+    found: list[LiveGpu] = []
+    told = {one.node: one for one in job.node_gpus or ()}
+    names = {str(job.job_id), job.id}
+    for node in job.nodes:
+        here = [gpu for gpu in gpus if gpu.node == node]
+        given = told.get(node)
+        if given is not None and given.indices:
+            mine = [gpu for gpu in here if (gpu.index if gpu.minor is None else gpu.minor) in given.indices]
+            found += [replace(gpu, mapping="slurm") for gpu in mine]
+        elif given is not None and given.count == len(here) == configured.get(node, len(here)):
+            found += [replace(gpu, mapping="whole-node") for gpu in here]
+        else:
+            labelled = [gpu for gpu in here if names & set(gpu.jobs)]
+            found += [replace(gpu, mapping="labels") for gpu in labelled]
+            found += [
+                replace(gpu, mapping="processes") for gpu in here
+                if gpu not in labelled
+                and any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
+            ]  # fmt: skip
+    return found
+
+
+def _gpus_of_all(
+    jobs: Iterable[Job], watched: Mapping[tuple[str, str], Watched], configured: Mapping[str, int]
+) -> dict[int, list[LiveGpu]]:
+    """Return raw ID of each job that holds GPUs or a share of one -> these, as far as they are known."""
+    by_node: dict[str, list[LiveGpu]] = {}
+    part: dict[int, list[LiveGpu]] = {}
+    for one in watched.values():
+        if one.gpu.part_of is None:
+            by_node.setdefault(one.gpu.node, []).append(one.gpu)
+        else:
+            part.setdefault(one.gpu.part_of, []).append(one.gpu)
+    whole = {
+        job.job_id: gpus_of(job, [gpu for node in job.nodes for gpu in by_node.get(node, ())], configured)
+        for job in jobs if job.allocated and job.start is not None and job.gpus_allocated
+    }  # fmt: skip
+    return whole | part
+
+
+def still(looks: Looks, before: Iterable[Job], after: Iterable[Job]) -> Looks:
+    """Drop the GPUs of jobs that ended or restarted during the readings: they may belong to another job now."""
+    runs = {(job.job_id, job.start) for job in before} & {(job.job_id, job.start) for job in after}
+    numbers = {number for number, _ in runs}
+    return replace(looks, mine={number: gpus for number, gpus in looks.mine.items() if number in numbers})
+
+
+def timed(looks: Looks) -> dict[int, Sequence[LiveGpu]]:
+    """Return, for each job, the GPUs to which stored samples apply; these are of whole GPUs.
+
+    They apply to a share only while the whole GPU is idle: then the share is idle as well.
+    """
+
+    def idle(gpu: LiveGpu) -> bool:
+        whole = looks.watched.get(gpu.whole)
+        return whole is not None and whole.idle_since is not None
+
+    return {job: [gpu for gpu in on if gpu.part_of is None or idle(gpu)] for job, on in looks.mine.items()}
+
+
+def past(  # noqa: PLR0917
+    config: Config,
+    request: Request,
+    jobs: Sequence[Job],
+    mine: Mapping[int, Sequence[LiveGpu]],
+    limit: float,
+    now: datetime,
+    store: SampleStore,
+    notes: list[str],
+) -> tuple[datetime, Past | None]:
+    """Return the begin of the interval and the stored samples of the GPUs of ``jobs``.
+
+    The samples are ``None``, with an entry in ``notes``, if there are none or they are too old. ``mine``: job ID -> its
+    GPUs; ``limit``: percentage up to which a GPU is idle.
+    """
+    since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
+    covered = store.span()
+    if covered is None or (now - covered[1]).total_seconds() > BRIDGE_S:
+        ago = "there is none" if covered is None else f"it ends {span((now - covered[1]).total_seconds())} ago"
+        notes.append(f"no time is taken from the history: {ago}; --watch looks for longer, --prometheus has more")
+        return now, None
+    end = min(now, covered[1] + timedelta(milliseconds=1))
+    known = store.devices(max(since, covered[0]), end)
+    by_name = {
+        (node, uuid, mig): (device, step)
+        for node, uuid, mig, device, step in known.select("node", "uuid", "mig", "device", "step_ms").iter_rows()
+    }
+    rows: dict[tuple[int, tuple[str, str]], int] = {}
+    devices: list[int] = []
+    starts: list[int] = []
+    steps: list[int] = []
+    for job in jobs:
+        if job.start is None:
+            continue
+        for gpu in mine.get(job.job_id, ()):
+            row = by_name.get((gpu.node, gpu.uuid, gpu.mig))
+            if row is not None:
+                rows[job.job_id, gpu.key] = len(devices)
+                devices.append(row[0])
+                starts.append(int(job.start.timestamp() * 1000))
+                steps.append(int(row[1] or 0))
+    end_ms = int(end.timestamp() * 1000) + 1
+    count = len(devices)
+    pairs = Pairs(
+        pl.Series(devices, dtype=pl.UInt64).to_numpy(), np.array(starts, np.int64),
+        np.full(count, end_ms), np.array(steps, np.int64),
+    )  # fmt: skip
+    rules = Thresholds(max_gap_steps=config.idle.max_gap_steps, floors_pct=config.agent.floors_pct)
+    seen = idle_windows.follow(store, pairs, since, end, limit, rules)
+    used = idle_windows.used_before(store, pairs, seen, pairs.start, since, rules, limit)
+    return since, Past(rows, seen, used)
+
+
+def facts_now(
+    job: Job, one: Watched, past: Past | None, now: datetime, watched_s: float
+) -> tuple[GpuFacts, datetime | None]:
+    """Return the current facts about a GPU, with the idle time from stored samples and this run's readings."""
+    gpu = one.gpu
+    used = None if gpu.used_mib is None else gpu.used_mib / 1024
+    total = None if gpu.total_mib is None else gpu.total_mib / 1024
+    facts = GpuFacts(dict(one.peaks), None, used, total, gpu.power_w, None)
+    if not gpu.signals_pct:
+        return replace(facts, peaks_pct={}), None
+    if one.idle_since is None:
+        return replace(facts, idle_s=0.0, used_before=True), None
+    looked = now.timestamp() - one.idle_since
+    row = None if past is None else past.row.get((job.job_id, gpu.key))
+    if past is None or row is None or int(past.seen.last[row]) == NEVER:
+        # Without stored samples only this run's readings count; a single one has no duration.
+        length = looked if watched_s > 0 and looked > 0 else None
+        unseen = one.idle_since - (job.start.timestamp() if job.start else 0.0)
+        before = False if length and unseen * 1000 <= idle_windows.UNSEEN_MS else None
+        return replace(facts, idle_s=length, used_before=before), idle_windows.moment(int(one.idle_since * 1000))
+    begun = int(past.seen.since[row])
+    before = None if past.used[row] == idle_windows.UNSEEN else bool(past.used[row] == idle_windows.USED)
+    if before and gpu.part_of is not None:
+        before = None  # which job was active on the GPU is unknown
+    # If the last stored sample was not idle, or is too old, the idle time starts with the readings.
+    if begun == NEVER or one.idle_since * 1000 - int(past.seen.last[row]) > BRIDGE_S * 1000:
+        return replace(facts, idle_s=looked, used_before=before), idle_windows.moment(int(one.idle_since * 1000))
+    measured = (int(past.seen.until[row]) - begun) / 1000
+    after = max(0.0, now.timestamp() - max(one.idle_since, int(past.seen.last[row]) / 1000)) if watched_s > 0 else 0.0
+    peaks = dict(one.peaks)
+    for k, name in enumerate(ACTIVITY):
+        value = float(past.seen.peaks[row, k])
+        if not np.isnan(value):
+            peaks[name] = max(value, peaks.get(name, 0.0))
+    known = replace(facts, peaks_pct=peaks, idle_s=measured + after, used_before=before)
+    return known, idle_windows.moment(begun)

@@ -1,0 +1,128 @@
+"""Check prose against the wording rules of ``prose.toml``: documents, docstrings, comments, messages, help texts.
+
+    python tests/prose.py [--all] [PATH ...]
+
+Only paths listed under ``clean`` are checked, so that a part of the project can be reworded and then kept so; ``--all``
+checks every file. It exits with 1 and prints ``FILE:LINE: PHRASE -> ADVICE`` for each finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RULES = Path(__file__).with_suffix(".toml")
+SUFFIXES = {".py", ".md", ".toml", ".j2", ".c", ".h", ".sh"}
+
+
+class Rule(NamedTuple):
+    """A pattern that must not occur in prose, and the word to use."""
+
+    pattern: re.Pattern[str]
+    advice: str
+
+
+class Rules(NamedTuple):
+    """Paths that follow the rules, and the rules."""
+
+    clean: tuple[str, ...]
+    banned: tuple[Rule, ...]
+
+
+class Finding(NamedTuple):
+    """A phrase that breaks a rule."""
+
+    path: str
+    line: int
+    phrase: str
+    advice: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {self.phrase!r}: {self.advice}"
+
+
+def read_rules(path: Path = RULES) -> Rules:
+    """Read the rules. A phrase is a regular expression that begins and ends at a word boundary, in any case."""
+    table = tomllib.loads(path.read_text(encoding="utf-8"))
+    # A space in a phrase also matches a line end, with the comment sign of the next line.
+    banned = [(phrase.replace(" ", r"[\s#]+"), advice) for phrase, advice in table["banned"].items()]
+    return Rules(
+        tuple(table["clean"]),
+        tuple(Rule(re.compile(rf"\b(?:{phrase})\b", re.IGNORECASE), advice) for phrase, advice in banned),
+    )
+
+
+def python_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line and text of every comment and of every string that contains a space."""
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.lineno, node.value
+
+
+def markdown_prose(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the paragraphs outside of code blocks, without inline code."""
+    block: list[str] = []
+    begin, fenced = 1, False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        fence = line.lstrip().startswith("```")
+        if fence or fenced or not line.strip():
+            if block:
+                yield begin, re.sub(r"`[^`]*`", "``", "\n".join(block))
+            block, begin, fenced = [], number + 1, fenced != fence
+        else:
+            block.append(line)
+
+
+def check_text(path: str, text: str, rules: Iterable[Rule]) -> Iterator[Finding]:
+    """Yield the findings of one file, in the order of its lines for each rule."""
+    pieces = (
+        python_prose(text) if path.endswith(".py") else markdown_prose(text) if path.endswith(".md") else [(1, text)]
+    )
+    for line, piece in pieces:
+        for rule in rules:
+            for match in rule.pattern.finditer(piece):
+                yield Finding(path, line + piece.count("\n", 0, match.start()), " ".join(match[0].split()), rule.advice)
+
+
+def project_files() -> list[str]:
+    """Return the files of the project that hold prose, relative to its root."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split(
+        "\n"
+    )
+    return [one for one in listed if Path(one).suffix in SUFFIXES and (ROOT / one).is_file()]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the findings; return 1 if there is one."""
+    parser = argparse.ArgumentParser(description="Check prose against the wording rules.")
+    parser.add_argument("--all", action="store_true", help="check files that are not listed as clean, too")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="check only these files")
+    options = parser.parse_args(arguments)
+    rules = read_rules()
+    own = {"tests/prose.toml", "CHANGELOG.md"}
+    files = [one for one in options.paths or project_files() if one not in own and (ROOT / one).is_file()]
+    if not options.all and not options.paths:
+        files = [one for one in files if one.startswith(rules.clean)]
+    findings = [
+        finding for one in files for finding in check_text(one, (ROOT / one).read_text(encoding="utf-8"), rules.banned)
+    ]
+    for finding in findings:
+        print(finding)
+    return bool(findings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

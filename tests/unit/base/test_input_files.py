@@ -1,0 +1,65 @@
+"""Input files: line ends, encodings, damaged and endless lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.input_files import is_binary, utf8_stream, whole_lines
+
+LONGEST = 8
+_bytes = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\0", b"x" * 9, b"y" * 40, b"\xff"])).map(b"".join)
+
+
+def read(data: bytes, chunk: int) -> tuple[list[bytes], list[int]]:
+    """Return the pieces, and the numbers of rejected lines."""
+    rejected: list[int] = []
+    pieces = whole_lines(
+        io.BytesIO(data).read, chunk, where="in", longest=LONGEST, reject=lambda line, why, data: rejected.append(line)
+    )
+    return list(pieces), rejected
+
+
+@given(_bytes.filter(lambda data: b"\r" not in data), st.integers(1, 60))
+def test_lines_do_not_depend_on_the_chunk_size(data: bytes, chunk: int) -> None:
+    """Damaged and long lines are empty and reported by number; every piece but the last ends with a newline."""
+    lines = data.split(b"\n")
+    bad = [number for number, line in enumerate(lines, 1) if b"\0" in line or len(line) > LONGEST]
+    pieces, rejected = read(data, chunk)
+    assert rejected == bad
+    expected = b"\n".join(b"" if number in bad else line for number, line in enumerate(lines, 1))
+    assert b"".join(pieces) == expected
+    assert all(piece.endswith(b"\n") for piece in pieces[:-1])
+
+
+@given(st.lists(st.sampled_from([b"", b"a", b"bc"]), min_size=2), st.integers(40, 60))
+def test_lines_may_end_in_carriage_returns(lines: list[bytes], chunk: int) -> None:
+    """The first line of the file does."""
+    pieces, rejected = read(b"head\r" + b"\r".join(lines) + b"\r.", chunk)
+    assert (b"".join(pieces), rejected) == (b"head\n" + b"\n".join(lines) + b"\n.", [])
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)), max_size=40), st.sampled_from(["utf-16", "utf-8"]))
+def test_utf16_is_converted_to_utf8(text: str, encoding: str) -> None:
+    """The byte order mark identifies it."""
+    data = text.encode(encoding)
+    assert utf8_stream(io.BufferedReader(io.BytesIO(data))).read() == text.encode()
+
+
+def test_thousands_of_nul_bytes_are_a_binary_file() -> None:
+    """Memory for reported lines is bounded."""
+    with pytest.raises(InputError, match="in:1001: is a binary file"):
+        read(b"\0\n" * 5000, 100)
+
+
+@pytest.mark.parametrize(
+    ("head", "binary"),
+    [(b"a\nb\0\nc\n", False), (b"\0", True), (b"\x89PNG\r\n\x1a\n\0\0", True), (b"a\n\0\n\0\n", True), (b"a", False)],
+)
+def test_binary_files_are_distinguished_from_damaged_text(head: bytes, binary: bool) -> None:
+    """Most of their lines decide."""
+    assert is_binary(head) == binary

@@ -1,0 +1,63 @@
+"""Validation of JSON that may be damaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from slurm_affinode.base import json_values
+
+
+@dataclass(frozen=True)
+class Inner:
+    name: str
+
+
+@dataclass(frozen=True)
+class Outer:
+    count: int
+    share: float
+    inner: Inner
+    all: tuple[Inner, ...] = ()
+    text: str | None = None
+    on: bool = False
+
+
+GOOD = {"count": 1, "share": 1, "inner": {"name": "x"}, "all": [{"name": "y"}], "text": None, "on": True}
+
+
+def test_record_is_built_from_its_types() -> None:
+    """Nested records, tuples and optional fields are included."""
+    assert json_values.record(Outer, GOOD) == Outer(1, 1.0, Inner("x"), (Inner("y"),), None, True)
+    assert json_values.record(Inner, {"name": "x", "later": 1}, strict=False) == Inner("x")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"count": "1"}, {"count": True}, {"count": 1.0},
+     {"share": "1"}, {"share": 10**400}, {"share": float("inf")}, {"on": 1},
+     {"inner": None}, {"inner": {}}, {"inner": {"name": 1}}, {"all": {}}, {"all": [None]}, {"text": 5}, {"more": 1}],
+    ids=repr,
+)  # fmt: skip
+def test_value_of_another_type_is_refused(change: dict[str, object]) -> None:
+    """All errors are ``ValueError``."""
+    with pytest.raises(ValueError):  # noqa: PT011 - that it is no other error is the point
+        json_values.record(Outer, GOOD | change)
+    with pytest.raises(ValueError, match="missing"):
+        json_values.record(Outer, {"count": 1})
+
+
+@pytest.mark.parametrize("text", ["", "{", "NaN", "[-Infinity]", "[" * 100000, "9" * 5000, b"\xff", b"\xed\xa0\x80"])
+def test_invalid_json_is_refused(text: str | bytes) -> None:
+    """``json`` accepts some of it, or raises other errors."""
+    with pytest.raises(ValueError):  # noqa: PT011 - as above
+        json_values.loads(text)
+
+
+def test_whole_numbers_have_limits() -> None:
+    """They are not negative."""
+    assert json_values.whole(5, 5) == 5
+    for value in (6, -1, 1.0, True, "1", None):
+        with pytest.raises(ValueError):  # noqa: PT011 - as above
+            json_values.whole(value, 5)

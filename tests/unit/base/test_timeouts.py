@@ -1,0 +1,67 @@
+"""Calls to a file system that may not respond: slow calls are waited for, stalled ones are not."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from waiting import DEADLINE_S, wait_until
+
+from slurm_affinode.base.timeouts import NoAnswerError, Patience
+
+
+@pytest.fixture
+def stalled() -> Iterator[threading.Event]:
+    """Return the event that stalled calls wait for; it is set at the end."""
+    made = threading.Event()
+    yield made
+    made.set()
+
+
+def test_slow_call_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is, as long as the file system responds to another call."""
+    looks = itertools.cycle((0.02, DEADLINE_S))  # the first is the interval of the probes, the second their timeout
+    monkeypatch.setattr(Patience, "_look_s", property(lambda _: next(looks), lambda *_: None), raising=False)
+    assert Patience(tmp_path)(lambda: time.sleep(0.2) or 7) == 7
+
+
+def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
+    """They do not mean that the file system does not respond."""
+    patience = Patience(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        patience((tmp_path / "nothing").stat)
+    assert not patience.silent
+
+
+def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: threading.Event) -> None:
+    """Until it returns, the next call fails immediately; its result is only passed to ``late``."""
+    monkeypatch.setattr(os, "statvfs", lambda path: stalled.wait())
+    patience, late = Patience(Path("/"), look_s=0.05), []
+
+    def slow() -> int:
+        stalled.wait()
+        return 7
+
+    with pytest.raises(NoAnswerError, match="does not respond"):
+        patience(slow, late=late.append)
+    assert patience.silent
+    patience._look_s = DEADLINE_S
+    began = time.monotonic()
+    with pytest.raises(NoAnswerError):
+        patience(lambda: 8)
+    assert time.monotonic() - began < DEADLINE_S
+    stalled.set()
+    wait_until("it has come back", lambda: late and not patience.silent)
+    assert late == [7]
+    assert patience(lambda: 9) == 9
+
+
+def test_call_without_a_path_has_a_time_limit(stalled: threading.Event) -> None:
+    """The file system cannot be probed."""
+    with pytest.raises(NoAnswerError):
+        Patience(None, look_s=0.05)(stalled.wait)

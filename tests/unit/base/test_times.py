@@ -1,0 +1,91 @@
+"""Times as users type them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.times import parse_span_s, parse_when
+from slurm_affinode.cli.options import When
+
+NOW = datetime(2026, 11, 9, 12, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("15m", 900), ("2h30m", 9000), ("7d", 604800), ("1w", 604800), ("1.5h", 5400), (" 2H ", 7200)],
+)
+def test_durations_are_parsed(text: str, seconds: float) -> None:
+    """Units range from seconds to weeks, and can be combined."""
+    assert parse_span_s(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d7", "1y", "-3d", "7 days"])
+def test_invalid_duration_is_refused(text: str) -> None:
+    """A number without a unit is refused rather than guessed."""
+    with pytest.raises(AffinodeError, match="not a span"):
+        parse_span_s(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("now", NOW),
+        ("7d", NOW - timedelta(days=7)),
+        ("2026-11-01", datetime(2026, 10, 31, 23, tzinfo=UTC)),
+        ("2026-11-01T08:00", datetime(2026, 11, 1, 7, tzinfo=UTC)),
+        ("2026-11-01T08:00+05:00", datetime(2026, 11, 1, 3, tzinfo=UTC)),
+        ("2026-11-01T08:00:00Z", datetime(2026, 11, 1, 8, tzinfo=UTC)),
+        ("today", datetime(2026, 11, 8, 23, tzinfo=UTC)),
+        ("yesterday", datetime(2026, 11, 7, 23, tzinfo=UTC)),
+    ],
+)
+def test_times_are_parsed(text: str, when: datetime) -> None:
+    """Words, durations before now, and ISO times; without an offset they are in the given time zone."""
+    assert parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo")) == when
+
+
+@pytest.mark.parametrize("text", ["0001-01-01", "9999-12-31", "99999999d", "999999999999999999w", "3000-01-02"])
+def test_time_out_of_range_is_refused(text: str) -> None:
+    """Arithmetic with it would overflow later."""
+    with pytest.raises(AffinodeError, match="is not a time between 1900 and 2999"):
+        parse_when(text, now=NOW, zone=ZoneInfo("Europe/Oslo"))
+    with pytest.raises(AffinodeError, match="is not a time between 1900 and 2999"):
+        parse_when(text, now=NOW, zone=None)
+
+
+@pytest.fixture
+def in_oslo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Set the time zone of the machine."""
+    with monkeypatch.context() as there:
+        there.setenv("TZ", "Europe/Oslo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_oslo")
+@pytest.mark.parametrize(
+    ("text", "when"),
+    [
+        ("2026-07-01", datetime(2026, 6, 30, 22, tzinfo=UTC)),
+        ("2026-11-01T08:00", datetime(2026, 11, 1, 7, tzinfo=UTC)),
+        ("yesterday", datetime(2026, 11, 7, 23, tzinfo=UTC)),
+    ],
+)
+def test_local_time_has_the_offset_of_its_day(text: str, when: datetime) -> None:
+    """A day of July that is typed in November begins at midnight in summer time."""
+    assert parse_when(text, now=NOW, zone=None) == when
+    assert text == "yesterday" or When().convert(text, None, None) == when, "as the commands do"
+
+
+def test_invalid_time_is_refused() -> None:
+    """The hint has valid forms."""
+    with pytest.raises(AffinodeError, match="'soon' is not a time") as refused:
+        parse_when("soon", now=NOW)
+    assert "7d" in (refused.value.hint or "")

@@ -1,0 +1,88 @@
+"""Local time: intervals begin by the local clock, also on days on which it changes."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.base import times
+
+BERLIN, ST_JOHNS, KOLKATA = (ZoneInfo(name) for name in ("Europe/Berlin", "America/St_Johns", "Asia/Kolkata"))
+HOUR, DAY = 3600, 86400
+
+
+def of_day(zone: ZoneInfo, year: int, month: int, day: int, width_s: int) -> list[datetime]:
+    begin = datetime(year, month, day, tzinfo=zone)
+    return times.edges(begin.astimezone(UTC), (begin + timedelta(days=1)).astimezone(UTC), width_s, zone)
+
+
+@pytest.mark.parametrize(
+    ("zone", "day", "hours"),
+    [
+        (BERLIN, (2026, 3, 29), 23),
+        (BERLIN, (2026, 10, 25), 25),
+        (BERLIN, (2026, 6, 1), 24),
+        (ST_JOHNS, (2026, 3, 8), 23),
+        (ST_JOHNS, (2026, 11, 1), 25),
+        (KOLKATA, (2026, 3, 29), 24),
+    ],
+)
+def test_edges_of_a_day_follow_the_local_clock(zone: ZoneInfo, day: tuple[int, int, int], hours: int) -> None:
+    """One interval per elapsed hour, each from a full local hour; one per day, from midnight to midnight."""
+    found = of_day(zone, *day, HOUR)
+    assert len(found) == hours + 1
+    assert {b - a for a, b in itertools.pairwise(found)} == {timedelta(hours=1)}
+    assert {at.astimezone(zone).minute for at in found} == {0}
+    midnights = of_day(zone, *day, DAY)
+    assert [at.astimezone(zone).hour for at in midnights] == [0, 0]
+    assert midnights[1] - midnights[0] == timedelta(hours=hours)
+
+
+def test_edges_of_six_hours_absorb_the_change_of_the_clock() -> None:
+    """The six hours in which the clock changes are an hour shorter or longer."""
+    spring, autumn = of_day(BERLIN, 2026, 3, 29, 6 * HOUR), of_day(BERLIN, 2026, 10, 25, 6 * HOUR)
+    assert [(b - a) / timedelta(hours=1) for a, b in itertools.pairwise(spring)] == [5, 6, 6, 6]
+    assert [(b - a) / timedelta(hours=1) for a, b in itertools.pairwise(autumn)] == [7, 6, 6, 6]
+
+
+def test_edges_of_a_week_begin_on_monday() -> None:
+    """A week begins on Monday at local midnight."""
+    found = times.edges(datetime(2026, 3, 27, tzinfo=UTC), datetime(2026, 3, 31, tzinfo=UTC), 7 * DAY, BERLIN)
+    assert [times.shown(at, BERLIN) for at in found] == ["2026-03-23 00:00", "2026-03-30 00:00", "2026-04-06 00:00"]
+
+
+def test_edges_where_midnight_is_skipped_begin_the_day_at_the_change() -> None:
+    """In Beirut the clock goes from 00:00 to 01:00: the day begins at 01:00."""
+    beirut = ZoneInfo("Asia/Beirut")
+    day = times.edges(datetime(2026, 3, 29, 3, tzinfo=UTC), datetime(2026, 3, 29, 4, tzinfo=UTC), DAY, beirut)
+    assert [times.shown(at, beirut) for at in day] == ["2026-03-29 01:00", "2026-03-30 00:00"]
+
+
+@given(
+    st.integers(1_290_000_000, 1_890_000_000),
+    st.integers(1, 5 * DAY),
+    st.sampled_from([15, 60, 900, HOUR, 6 * HOUR, DAY, 2 * DAY, 7 * DAY]),
+    st.sampled_from(["Europe/Berlin", "America/St_Johns", "Asia/Kolkata", "Australia/Lord_Howe", "Pacific/Apia"]),
+)
+def test_edges_enclose_the_interval_in_order(second: int, span_s: int, width_s: int, name: str) -> None:
+    """They cover the interval without gaps, and none is outside of it."""
+    since = datetime.fromtimestamp(second, UTC)
+    until = since + timedelta(seconds=min(span_s, 300 * width_s))
+    found = times.edges(since, until, width_s, ZoneInfo(name))
+    assert found == sorted(set(found))
+    assert found[0] <= since < found[1]
+    assert found[-2] < until <= found[-1]
+
+
+def test_printed_times_distinguish_the_repeated_hour() -> None:
+    """The zone is printed only if the local time occurs twice."""
+    first = datetime(2026, 10, 25, 0, 30, tzinfo=UTC)
+    assert [times.shown(first + timedelta(hours=h), BERLIN) for h in (-1, 0, 1, 2)] == [
+        "2026-10-25 01:30", "2026-10-25 02:30 CEST", "2026-10-25 02:30 CET", "2026-10-25 03:30",
+    ]  # fmt: skip
+    assert times.shown(datetime(2026, 1, 1, tzinfo=UTC), KOLKATA, seconds=True) == "2026-01-01 05:30:00"

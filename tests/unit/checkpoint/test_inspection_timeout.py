@@ -1,0 +1,58 @@
+"""Inspection of process trees, one of which has a file open on a file system that does not respond."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from waiting import DEADLINE_S, wait_until
+
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint.inspection import Looker, TreeFacts
+from slurm_affinode.checkpoint.interface import CheckpointError
+
+
+@pytest.fixture
+def pids() -> Iterator[tuple[int, int]]:
+    """Return the PIDs of two processes."""
+    children = [subprocess.Popen(["sleep", "1000"]) for _ in range(2)]
+    yield children[0].pid, children[1].pid
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def test_tree_of_a_process_that_has_ended_is_empty() -> None:
+    """Nothing is inspected."""
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    assert Looker(lambda *_: pytest.fail("it was looked at"))(ended.pid, 70).processes == ()
+
+
+def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int]) -> None:
+    """It is reported, immediately from the second time on, and inspected again when it responds."""
+    stalled = threading.Event()
+    hangs, fine = pids
+
+    def look(init_pid: int, root_pid: int) -> TreeFacts:
+        if init_pid == hangs:
+            stalled.wait()
+        return TreeFacts(init_pid, root_pid, ())
+
+    looker = Looker(look, limit_s=0.2)
+    try:
+        with pytest.raises(CheckpointError, match="on a file system that does not respond"):
+            looker(hangs, 70)
+        looker._limit_s = looker._silent[Process(hangs).id]._look_s = DEADLINE_S
+        began = time.monotonic()
+        with pytest.raises(CheckpointError, match="on a file system that does not respond"):
+            looker(hangs, 70)
+        assert looker(fine, 80).root_pid == 80
+        assert time.monotonic() - began < DEADLINE_S
+    finally:
+        stalled.set()
+    wait_until("it answers", lambda: not looker._silent[Process(hangs).id].silent)
+    assert looker(hangs, 71).root_pid == 71

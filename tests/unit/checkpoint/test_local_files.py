@@ -1,0 +1,259 @@
+"""Named node-local files: saved in the image, restored where they are missing, and never overwritten."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
+from slurm_affinode.checkpoint.local_files import INDEX, put_back, save
+
+
+@dataclass
+class Place:
+    """A directory in the place of /tmp, and an image."""
+
+    tmp: Path
+    image: Path
+    fd: int
+
+    def save(self) -> int:
+        """Save the files of this process."""
+        return save([Process(os.getpid()).id], self.fd, places=[str(self.tmp)])
+
+    def put_back(self) -> list[str]:
+        """Restore the files, as seen by this process."""
+        opened: list[int] = []
+
+        def contents(name: str) -> int:
+            opened.append(os.open(name, os.O_RDONLY, dir_fd=self.fd))
+            return opened[-1]
+
+        try:
+            return put_back(Process(os.getpid()).id, self.fd, contents, places=[str(self.tmp)])
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    """Return an empty directory and an empty image."""
+    tmp, image = tmp_path / "tmp", tmp_path / "image"
+    tmp.mkdir()
+    image.mkdir(mode=0o700)
+    fd = os.open(image, os.O_RDONLY)
+    yield Place(tmp, image, fd)
+    os.close(fd)
+
+
+def test_open_files_are_restored(place: Place) -> None:
+    """Files with mode and holes, directories above them, and named pipes; deleted and closed files are not restored."""
+    deep = place.tmp / "mine" / "deep"
+    deep.mkdir(parents=True)
+    (place.tmp / "mine").chmod(0o750)
+    (place.tmp / "closed").write_text("x")
+    os.mkfifo(deep / "fifo")
+    with (deep / "file").open("w+b") as file, (place.tmp / "gone").open("w") as gone:
+        (place.tmp / "gone").unlink()
+        file.truncate(5 << 20)
+        file.seek(4 << 20)
+        file.write(b"end")
+        file.flush()
+        (deep / "file").chmod(0o640)
+        fifo = os.open(deep / "fifo", os.O_RDWR)
+        assert place.save() == 5 << 20
+        assert not gone.closed
+    os.close(fifo)
+    assert place.put_back() == []
+    before = (deep / "file").read_bytes()
+    for path in (deep / "file", deep / "fifo"):
+        path.unlink()
+    deep.rmdir()
+    (place.tmp / "mine").rmdir()
+    assert [Path(path).name for path in place.put_back()] == ["mine", "deep", "file", "fifo"]
+    assert (deep / "file").read_bytes() == before
+    assert (deep / "file").stat().st_mode & 0o777 == 0o640
+    assert (place.tmp / "mine").stat().st_mode & 0o777 == 0o750
+    assert (deep / "fifo").is_fifo()
+    assert sum(path.stat().st_blocks * 512 for path in place.image.glob("local-*")) < 4 << 20
+
+
+def test_directory_of_a_socket_is_restored(place: Place) -> None:
+    """multiprocessing makes such sockets. CRIU makes the socket itself, but not the directories above it."""
+    directory = place.tmp / "py mp" / "in"  # short: an address has at most 107 bytes
+    directory.mkdir(parents=True, mode=0o700)
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as odd:
+        listening.bind(str(directory / "l"))
+        listening.listen()
+        odd.bind(f"\0{place.tmp}\nodd\n1 2 3")
+        assert place.save() == 0
+    shutil.rmtree(directory.parent)
+    assert place.put_back() == [str(directory.parent), str(directory)]
+    assert list(directory.iterdir()) == []
+    assert directory.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("node", ["the same", "another"])
+def test_file_with_another_name_is_restored_with_both(place: Place, node: str) -> None:
+    """sem_open(3) makes named semaphores so. The name that CRIU gave the file exists only during the restore."""
+    first, second, remap = place.tmp / "sem.Xy", place.tmp / "sem.name", place.tmp / "link_remap.5"
+    with first.open("w+b") as file, (place.tmp / "a").open("w") as elsewhere:
+        file.write(b"count")
+        file.flush()
+        for name in (second, remap):
+            name.hardlink_to(first)
+        first.unlink()
+        (place.tmp / "below").mkdir()
+        for name in (place.tmp / "below" / "b", place.tmp / "link_remap.6"):
+            name.hardlink_to(place.tmp / "a")
+        (place.tmp / "a").unlink()
+        assert place.save() == 5
+        assert not remap.exists()
+        assert (place.tmp / "link_remap.6").exists()  # the only known name of the file
+        assert not elsewhere.closed
+    if node == "another":
+        second.unlink()
+        (place.tmp / "link_remap.6").unlink()
+    for made in ({"another": 3, "the same": 1}[node], 0):
+        assert len(place.put_back()) == made
+        assert second.read_bytes() == b"count"
+        assert remap.samefile(second)
+        assert (place.tmp / "link_remap.6").read_bytes() == b""
+    remap.unlink()
+    remap.write_bytes(b"count")
+    with pytest.raises(RestoreFailed, match="is there already, and is another one"):
+        place.put_back()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="/proc/PID/map_files is for root")
+def test_mapped_files_count_as_open(place: Place) -> None:
+    """Shared memory is mapped and its descriptor closed."""
+    with (place.tmp / "shared").open("w+b") as file:
+        file.truncate(4096)
+        mapped = mmap.mmap(file.fileno(), 4096)
+    mapped[:2] = b"ok"
+    assert place.save() == 4096
+    (place.tmp / "shared").unlink()
+    place.put_back()
+    assert (place.tmp / "shared").read_bytes()[:2] == b"ok"
+    mapped.close()
+
+
+def test_image_without_open_files_has_no_list(place: Place) -> None:
+    assert place.save() == 0
+    assert place.put_back() == []
+    assert list(place.image.iterdir()) == []
+
+
+@pytest.mark.parametrize("other", ["contents", "longer", "directory", "symlink"])
+def test_other_file_in_its_place_is_not_changed(place: Place, other: str) -> None:
+    """The restore is refused."""
+    path = place.tmp / "file"
+    with path.open("w") as file:
+        file.write("mine")
+        file.flush()
+        place.save()
+    path.unlink()
+    match other:
+        case "contents":
+            path.write_text("his_")
+        case "longer":
+            path.write_text("mine, too")
+        case "directory":
+            path.mkdir()
+        case "symlink":
+            (place.tmp / "target").write_text("mine")
+            path.symlink_to(place.tmp / "target")
+    with pytest.raises(RestoreFailed, match="is another one"):
+        place.put_back()
+    if path.is_file():
+        assert path.read_text() in ("his_", "mine, too", "mine")
+
+
+def test_holes_are_restored_as_holes(place: Place) -> None:
+    """A hole larger than the store has room for is refused: its digest would take days."""
+    with (place.tmp / "hole").open("w+b") as file:
+        file.truncate(8 << 40)
+        with pytest.raises(DumpNoRoom, match=r"more than there is room for: .*hole"):
+            place.save()
+        file.truncate(1 << 30)
+        file.seek((1 << 29) + 5)
+        file.write(b"x")
+        file.flush()
+        assert place.save() == 1 << 30
+    (place.tmp / "hole").unlink()
+    assert [Path(path).name for path in place.put_back()] == ["hole"]
+    with (place.tmp / "hole").open("rb") as file:
+        assert (os.fstat(file.fileno()).st_size, os.fstat(file.fileno()).st_blocks < 100) == (1 << 30, True)
+        assert os.pread(file.fileno(), 3, (1 << 29) + 4) == b"\0x\0"
+
+
+def test_paths_outside_the_local_directories_are_not_restored(place: Place) -> None:
+    """A list that cannot be parsed is refused."""
+    elsewhere = place.tmp.parent / "elsewhere"
+    entry = {"path": str(elsewhere), "kind": "directory", "mode": 0o755}
+    index = place.image / INDEX
+    index.touch(mode=0o600)
+    index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": [entry]}))
+    assert place.put_back() == []
+    assert not elsewhere.exists()
+    index.write_text("{}")
+    with pytest.raises(RestoreFailed, match="cannot be read"):
+        place.put_back()
+
+
+_SWAPS = """
+import os, sys
+mine = os.open(sys.argv[1], os.O_RDWR)
+theirs = os.open(sys.argv[2], os.O_PATH)  # a user may, without any right on the file
+os.setgid(2001); os.setuid(2001)
+print(flush=True)
+input()
+os.dup2(theirs, mine)
+print(flush=True)
+input()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at what others have open")
+def test_file_swapped_after_the_check_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user may resume a stopped process and replace an open file by one that only root may read."""
+    place, image = tmp_path / "place", tmp_path / "image"
+    place.mkdir()
+    image.mkdir(mode=0o700)
+    (place / "mine").write_bytes(b"mine")
+    os.chown(place / "mine", 2001, 2001)
+    (tmp_path / "secret").write_bytes(b"root")
+    (tmp_path / "secret").chmod(0o600)
+    argv = (sys.executable, "-c", _SWAPS, str(place / "mine"), str(tmp_path / "secret"))
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdin is not None
+        assert user.stdout is not None
+        user.stdout.readline()
+
+        def swap(directory_fd: int, size: int, path: str) -> None:
+            user.stdin.write(b"\n")  # type: ignore[union-attr]
+            user.stdin.flush()  # type: ignore[union-attr]
+            user.stdout.readline()  # type: ignore[union-attr]
+
+        monkeypatch.setattr("slurm_affinode.checkpoint.local_files._check_room", swap)
+        fd = os.open(image, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            save([Process(user.pid).id], fd, places=[str(place)])
+        finally:
+            os.close(fd)
+            user.kill()
+    copies = [path.read_bytes() for path in image.iterdir() if path.name != INDEX]
+    assert copies == [b"mine"]

@@ -1,0 +1,208 @@
+"""The restore gate: a restored tree is held until it was verified and compared."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.checkpoint import restore_gate
+from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.restore_gate import Gate, work_directory
+
+PRE_RESUME = {"CRTOOLS_SCRIPT_ACTION": "pre-resume", "PATH": os.environ["PATH"]}
+
+
+def opening(directory: Path, restored: Callable[[], None], resuming: Callable[[], None] = lambda: None) -> Gate:
+    """Return a gate with these two calls."""
+    return Gate(directory, restored=restored, resuming=resuming)
+
+
+def criu_runs_it(directory: Path, action: str) -> int:
+    """Run the script as CRIU does: in its work directory, without descriptors, with the action in the environment."""
+    program = Gate.OPTION.partition("=")[2]
+    return subprocess.run(
+        [program], cwd=directory, env={"CRTOOLS_SCRIPT_ACTION": action}, timeout=30, check=False
+    ).returncode
+
+
+def test_tree_is_verified_and_compared_before_it_runs(tmp_path: Path) -> None:
+    """Each script ends after its call; for other actions it does nothing."""
+    calls: list[str] = []
+    with opening(tmp_path, lambda: calls.append("restored"), lambda: calls.append("resuming")) as gate:
+        assert criu_runs_it(tmp_path, "post-setup-namespaces") == 0
+        assert calls == []
+        assert criu_runs_it(tmp_path, "post-restore") == 0
+        assert calls == ["restored"]
+        assert criu_runs_it(tmp_path, "pre-resume") == 0
+        assert calls == ["restored", "resuming"]
+    gate.check_asked()
+
+
+def test_criu_aborts_when_the_tree_is_refused(tmp_path: Path) -> None:
+    """CRIU obeys the status of the script at this point; nothing is compared afterwards."""
+    calls: list[str] = []
+
+    def refuse() -> None:
+        raise RestoreFailed("damaged")
+
+    def criu() -> None:
+        with opening(tmp_path, refuse, lambda: calls.append("resuming")):
+            assert criu_runs_it(tmp_path, "post-restore") == 1
+            assert criu_runs_it(tmp_path, "pre-resume") == 1
+
+    with pytest.raises(RestoreFailed, match="damaged"):
+        criu()
+    assert calls == []
+
+
+def test_gate_works_with_many_open_files(tmp_path: Path) -> None:
+    """There are more than select(2) supports."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, before[1]), before[1]))
+    many = [os.open("/", os.O_PATH) for _ in range(1030)]
+    looks: list[str] = []
+    try:
+        with opening(tmp_path, lambda: looks.append("look")):
+            assert criu_runs_it(tmp_path, "post-restore") == 0
+    finally:
+        for fd in many:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert looks == ["look"]
+
+
+@pytest.mark.parametrize("error", [None, UnreachableError("no answer")])
+def test_error_of_a_call_is_raised(tmp_path: Path, error: Exception | None) -> None:
+    """It precedes the error of CRIU, which was killed meanwhile."""
+
+    def refuse() -> None:
+        raise RestoreFailed("strange")
+
+    def criu() -> None:
+        with opening(tmp_path, lambda: None, refuse):
+            criu_runs_it(tmp_path, "post-restore")
+            criu_runs_it(tmp_path, "pre-resume")
+            if error is not None:
+                raise error
+
+    with pytest.raises(RestoreFailed, match="strange"):
+        criu()
+
+
+@pytest.mark.parametrize("asked", [(), ("post-restore",), ("pre-resume",)])
+def test_tree_resumed_without_the_script_is_a_failure(tmp_path: Path, asked: tuple[str, ...]) -> None:
+    """CRIU continues if its script cannot be run."""
+    with opening(tmp_path, lambda: None) as gate:
+        for action in asked:
+            criu_runs_it(tmp_path, action)
+    with pytest.raises(RestoreFailed, match="without asking"):
+        gate.check_asked()
+
+
+def test_tree_is_held_when_the_agent_dies(tmp_path: Path) -> None:
+    """CRIU would release it when the script ends, for whatever reason."""
+    with opening(tmp_path, lambda: None):
+        script = (tmp_path / "gate").read_text()
+    for name in ("ask", "go"):
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+    agents = os.open(tmp_path / "go", os.O_RDWR)
+    with subprocess.Popen(["sh", "-c", script], cwd=tmp_path, env=PRE_RESUME) as held:
+        (tmp_path / "ask").read_bytes()
+        os.close(agents)
+        with (tmp_path / "go").open("wb") as another:  # opens when the other end is open for reading
+            assert held.poll() is None
+            another.write(b"0\n")
+        assert held.wait(30) == 0
+
+
+def test_work_directory_is_removed() -> None:
+    """Only root has access."""
+    with work_directory() as (path, fd):
+        assert os.path.samestat(path.stat(), os.fstat(fd))
+        assert path.stat().st_mode & 0o777 == 0o700
+    assert not path.exists()
+
+
+def test_work_directory_of_a_killed_agent_is_removed_by_the_next_restore(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directories of a running restore, or of a CRIU that has outlived its agent, stay."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    script = """
+import os, sys
+from slurm_affinode.checkpoint.restore_gate import work_directory
+with work_directory() as (path, fd):
+    (path / "gate").write_text("")
+    print(path, flush=True)
+    sys.stdin.read()
+    os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(tmp_path)}, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as agent:  # fmt: skip
+        assert agent.stdout is not None
+        theirs = Path(agent.stdout.readline().strip())
+        (tmp_path / theirs.name.replace("-restore-", "-other-")).mkdir()
+        with work_directory() as (mine, _), work_directory() as (another, _):
+            assert {theirs, mine, another} <= set(tmp_path.iterdir())
+        agent.communicate(timeout=30)
+    assert theirs.exists()
+    with work_directory() as (mine, _):
+        assert len(set(tmp_path.iterdir()) - {mine}) == 1
+        assert not theirs.exists()
+
+
+def test_work_directory_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent and a manual restore may begin at the same moment."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock, swept = fcntl.flock, []
+
+    def too_late(fd: int, how: int) -> None:
+        if not swept:
+            swept.append(Path(f"/proc/self/fd/{fd}").readlink())
+            swept[0].rmdir()
+        lock(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", too_late)
+    with work_directory() as (path, fd):
+        assert path != swept[0]
+        assert os.path.samestat(path.stat(), os.fstat(fd))
+    assert not list(tmp_path.iterdir())
+
+
+def test_work_directory_is_writable_and_allows_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites mount directories that all users can write to with noexec, and others read-only."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    places = [tmp_path / name for name in ("noexec", "ro", "missing", "good")]
+    monkeypatch.setattr(tempfile, "tempdir", str(places[0]))
+    monkeypatch.setattr(restore_gate, "_PLACES", [str(place) for place in places[1:]])
+    mounted = []
+    places[3].mkdir()
+    try:
+        for place in places[:2]:
+            place.mkdir()
+            done = subprocess.run(["mount", "-t", "tmpfs", "-o", place.name, "tmpfs", place], check=False)
+            if done.returncode:
+                pytest.skip("no tmpfs can be mounted")
+            mounted.append(place)
+        with work_directory() as (work, _):
+            assert work.parent == places[3]
+            with opening(work, lambda: None):
+                assert criu_runs_it(work, "pre-resume") == 0
+    finally:
+        for place in mounted:
+            subprocess.run(["umount", "-l", place], check=False)

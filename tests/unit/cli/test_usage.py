@@ -1,0 +1,207 @@
+"""``report users`` and ``report queue``, from stored accounting and from the live Slurm."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from agent_stand_ins import job as slurm_job
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli import usage
+from slurm_affinode.cli.main import cli
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.model.cluster import GpuCount, Job
+from slurm_affinode.slurm.accounting.schema import JOBS, conform
+
+NOW = datetime.now(UTC)
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set ``NOW`` for each test: the commands read the clock, and the module was imported minutes before."""
+    monkeypatch.setattr(sys.modules[__name__], "NOW", datetime.now(UTC).replace(microsecond=0))
+
+
+def row(number: int, user: str, hours: float, **more: Any) -> dict[str, Any]:
+    """A job that ended an hour ago after ``hours``, or a pending one (0 hours)."""
+    begun = NOW - timedelta(hours=1 + hours)
+    done = {"start": begun, "end": NOW - timedelta(hours=1), "state": "COMPLETED"} if hours else {"state": "PENDING"}
+    return {"cluster": "c", "job_id": number, "submit": begun, "eligible": begun, "user": user, "account": "lab",
+            "partition": "gpu", "cpus": 8, "gpus": 0, **done, **more}  # fmt: skip
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    """Users with GPU and CPU jobs, and pending jobs."""
+    rows = [
+        row(1, "ann", 10, gpus=2), row(2, "ann", 2, gpus=1, state="FAILED"),
+        row(3, "bob", 20, partition="cpu", cpus=64), row(4, "eve\x1b[31m", 1, state="CANCELLED"),
+        row(5, "bob", 0, req_gpus=4, partition="gpu,long", reason="Priority"),
+        row(6, "ann", 0, eligible=NOW - timedelta(hours=9), reason="Resources", partition="cpu", req_tres="cpu=8"),
+        row(7, "ann", 0, eligible=None, array_job_id=7, array_spec="2-9", reason="Dependency"),
+        row(8, "ann", 5, gpus=1, end=None, state="RUNNING", elapsed_s=6 * 3600),
+    ]  # fmt: skip
+    types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in rows)}
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, schema_overrides=types, infer_schema_length=None), JOBS))
+    return tmp_path
+
+
+def run(state: Path, *words: str) -> Result:
+    return CliRunner().invoke(cli, ["report", *words, "--state", str(state)], catch_exceptions=False)
+
+
+def rows(state: Path, *words: str) -> dict[str, dict[str, Any]]:
+    found = json.loads(run(state, "users", "--json", *words).stdout)
+    return {one[found["group"]]: one for one in found["rows"]}
+
+
+def test_usage_per_user(state: Path) -> None:
+    """GPU-hours, core-hours, numbers of jobs, running and pending jobs, and failures."""
+    found = rows(state)
+    assert list(found) == ["ann", "bob", "eve\x1b[31m"]
+    ann = found["ann"]
+    assert (ann["jobs"], ann["gpu_jobs"], ann["running"], ann["waiting"], ann["failed"]) == (3, 3, 1, 2, 1)
+    assert ann["gpu_hours"] == pytest.approx(10 * 2 + 2 + 6, abs=0.01)
+    assert (ann["gpus_now"], ann["cores_now"]) == (1, 8)
+    assert found["bob"]["cpu_job_core_hours"] == pytest.approx(20 * 64)
+    assert list(rows(state, "--by", "core-hours")) == ["bob", "ann", "eve\x1b[31m"]
+    assert list(rows(state, "--group", "partition", "--by", "jobs")) == ["gpu", "cpu", "gpu,long"]
+    assert list(rows(state, "--partition", "cpu")) == ["bob", "ann"]
+    jobs = rows(state, "--group", "job", "--by", "gpus")
+    assert next(iter(jobs)) == "8"
+    assert (jobs["8"]["users"], jobs["8"]["gpus_now"], len(jobs)) == ("ann", 1, 8)
+    text = run(state, "users", "--top", "2").stdout
+    assert "1 more: --top 3" in text
+    assert "\x1b" not in run(state, "users").stdout
+
+
+def test_unaccounted_gpus_are_unknown(tmp_path: Path) -> None:
+    """Without GPUs in accounting, GPU-hours are unknown, not 0; a user with pending jobs only has used 0."""
+    table = [row(1, "ann", 10, gpus=None), row(2, "bob", 4, gpus=None, cpus=None), row(3, "eve", 0)]
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        types = {name: dtype for name, dtype in JOBS.items() if any(name in one for one in table)}
+        store.upsert(conform(pl.DataFrame(table, schema_overrides=types, infer_schema_length=None), JOBS))
+    found = rows(tmp_path)
+    names = ("gpu_jobs", "gpu_hours", "gpus_now", "core_hours", "cpu_job_core_hours", "jobs")
+    assert [found["ann"][name] for name in names] == [None, None, 0, pytest.approx(80), None, 1]
+    assert [found["bob"][name] for name in names] == [None, None, 0, None, None, 1]
+    assert [found["eve"][name] for name in names] == [0] * 6
+    assert "unknown" in run(tmp_path, "users").stdout
+
+
+def test_pending_jobs_by_wait_time(state: Path) -> None:
+    """The longest wait comes first; a job that is not eligible yet has not waited."""
+    found = json.loads(run(state, "queue", "--json").stdout)["jobs"]
+    assert [(one["id"], one["user"], one["gpus"], one["reason"]) for one in found] == [
+        ("6", "ann", 0, "Resources"), ("5", "bob", 4, "Priority"), ("7_[2-9]", "ann", None, "Dependency"),
+    ]  # fmt: skip
+    assert found[0]["waited_s"] == pytest.approx(9 * 3600, abs=60)
+    assert found[2]["waited_s"] == 0
+    only = json.loads(run(state, "queue", "--json", "--gpus", "--partition", "long").stdout)
+    assert [one["id"] for one in only["jobs"]] == ["5"]
+    assert "9h" in run(state, "queue").stdout
+    assert "No pending jobs" in run(state, "queue", "--user", "nobody").stdout
+
+
+class Slurm:
+    """A slurmctld with the given jobs."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs = tuple(jobs)
+
+    def __enter__(self) -> Slurm:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def overview(self) -> tuple[Job, ...]:
+        """Return all jobs."""
+        return self._jobs
+
+    def config(self) -> dict[str, str]:
+        """Return the configuration."""
+        return {"ClusterName": "c"}
+
+
+def test_live_usage_and_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--live`` needs no database; ended jobs are ignored."""
+    hours = timedelta(hours=1)
+    runs = {"submit": NOW - 3 * hours, "start": NOW - 2 * hours, "cpus": 16, "tres_allocated": {"cpu": "16"}}
+    jobs = [
+        slurm_job(1, user="ann", **runs), slurm_job(2, user="ann", **runs),
+        slurm_job(3, user="bob", state="COMPLETED", **{**runs, "end": NOW - hours}),
+        slurm_job(4, user="bob", state="PENDING", start=None, submit=NOW - 2 * hours, eligible=NOW - hours,
+                  gpus_requested=GpuCount(8), partitions=("a", "b"), reason="Priority"),
+    ]  # fmt: skip
+    monkeypatch.setattr(usage, "open_client", lambda backend: Slurm(jobs))
+    empty = state / "none"
+    found = rows(empty, "--live", "--by", "cores")
+    assert (found["ann"]["cores_now"], found["ann"]["running"]) == (32, 2)
+    assert (found["bob"]["waiting"], found["bob"]["cores_now"]) == (1, 0)
+    (one,) = json.loads(run(empty, "queue", "--live", "--json").stdout)["jobs"]
+    assert (one["id"], one["gpus"], one["partition"]) == ("4", 8, "a,b")
+    assert one["waited_s"] == pytest.approx(3600, abs=60)
+    monkeypatch.setattr(usage, "open_client", lambda backend: Slurm([]))
+    assert rows(empty, "--live") == {}
+    assert "No pending jobs" in run(empty, "queue", "--live").stdout
+
+
+def test_outdated_accounting_is_reported_and_not_extrapolated(tmp_path: Path) -> None:
+    """A job last seen running two weeks ago has no usage this week; its hours until then count."""
+    begun = NOW - timedelta(days=15)
+    rows = [
+        {"cluster": "c", "job_id": 1, "submit": begun, "start": begun, "elapsed_s": 86_400, "state": "RUNNING",
+         "user": "ann", "gpus": 8, "cpus": 8},
+        {"cluster": "c", "job_id": 2, "submit": begun, "eligible": begun, "state": "PENDING", "user": "bob",
+         "req_gpus": 1},
+    ]  # fmt: skip
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        store.upsert(conform(pl.DataFrame(rows, infer_schema_length=None), JOBS))
+    week = CliRunner().invoke(cli, ["report", "users", "--since", "7d", "--state", str(tmp_path)])
+    assert week.exit_code != 0
+    found = run(tmp_path, "users", "--since", "30d", "--json")
+    told = json.loads(found.stdout)
+    assert {one["user"]: one["gpu_hours"] for one in told["rows"]} == {"ann": 192.0, "bob": 0.0}
+    assert "accounting is known up to" in told["notes"][0]
+    assert "accounting is known up to" in run(tmp_path, "users", "--since", "30d").stderr
+    queued = json.loads(run(tmp_path, "queue", "--json").stdout)
+    assert queued["jobs"][0]["waited_s"] == pytest.approx(86_400)
+    assert "accounting is known up to" in queued["notes"][0]
+
+
+@pytest.mark.parametrize("name", ["users", "queue"])
+def test_old_name_still_works_and_names_the_new_one(state: Path, name: str) -> None:
+    new = CliRunner().invoke(cli, ["report", name, "--json", "--state", str(state)], catch_exceptions=False)
+    old = CliRunner().invoke(cli, ["zombies", name, "--json", "--state", str(state)], catch_exceptions=False)
+    assert json.loads(old.stdout).keys() == json.loads(new.stdout).keys()
+    assert old.exit_code == new.exit_code == 0
+    assert f"'zombies {name}' is now 'report {name}'" in old.stderr
+    assert new.stderr == ""
+
+
+def test_old_names_are_not_listed() -> None:
+    text = CliRunner().invoke(cli, ["zombies", "--help"]).stdout
+    assert "users" not in text
+    assert "queue" not in text
+
+
+def test_option_of_the_page_before_a_report_command_is_an_error(state: Path) -> None:
+    done = CliRunner().invoke(cli, ["report", "--since", "1d", "users", "--state", str(state)])
+    assert done.exit_code == 2
+    assert "--since goes after 'users'" in done.output
+
+
+def test_connection_options_have_their_own_section() -> None:
+    text = CliRunner().invoke(cli, ["report", "users", "--help"]).stdout
+    own, _, connection = text.partition("Connection options:")
+    assert "--live" in own
+    assert "--db" not in own
+    assert all(option in connection for option in ("--config", "--state", "--db", "--slurm-backend"))

@@ -1,0 +1,129 @@
+"""Saved responses of Prometheus in files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_affinode.base.errors import InputError
+
+Reader = Callable[..., Any]
+UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
+
+
+def test_response_of_jobstats_exporter_is_read(read: Reader, recorded: Path) -> None:
+    """The exporter gives bytes, milliwatts, the job ID as a value, and ``instance`` as the node."""
+    result = read(recorded / "gpu" / "jobstats.json")
+    assert result.format == "prometheus-json"
+    mine = [row for row in result.rows if row["node"] == "della-i12g1"]
+    assert [row["job"] for row in mine] == [None, "34792230", "34792230"]
+    assert [row["power_w"] for row in mine] == [60.5, 250.0, None]
+    assert [row["util_pct"] for row in mine] == [0.0, 50.0, 100.0]
+    assert (mine[0]["cluster"], mine[0]["fb_used_mib"], mine[0]["fb_total_mib"]) == ("della", 1024.0, 40960.0)
+    assert len(result.rows) == 6
+
+
+def test_responses_one_per_line_are_read(read: Reader, tmp_path: Path) -> None:
+    """An instant query has one value per series; bad series are reported."""
+    good = {
+        "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1"},
+        "value": [1793520000, "4"],
+    }
+    series = [good, {**good, "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL"}}, {**good, "value": [1, "x"]},
+              {**good, "value": 7}, {"metric": {}, "value": [1, "2"]}]  # fmt: skip
+    answer = json.dumps({"status": "success", "data": {"resultType": "vector", "result": series}})
+    path = tmp_path / "a.json"
+    path.write_text(f"{answer}\n{answer}\n")
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows if row["util_pct"] is not None] == [4.0]
+    assert result.notes.problem_count == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"status":"error","error":"bad query"}', "bad query"),
+        ('{"a": 1}', "no answer of the Prometheus API"),
+        ("[1, 2]", "no answer of the Prometheus API"),
+        ('{"status":"success","data":{"resultType":"matr', "cut off"),
+    ],
+)
+def test_json_of_another_kind_is_rejected(read: Reader, tmp_path: Path, text: str, what: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=what):
+        read(path)
+
+
+def answer(*series: object, **more: object) -> str:
+    """Return a response with ``series``."""
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": series}, **more})
+
+
+GOOD = {
+    "metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL", "UUID": "GPU-1", "Hostname": "n1"},
+    "values": [[1793520000, "4"]],
+}
+
+
+def test_partial_response_is_reported(read: Reader, tmp_path: Path) -> None:
+    """Prometheus and Thanos add warnings, VictoriaMetrics sets ``isPartial``. The samples are read."""
+    path = tmp_path / "a.json"
+    path.write_text(answer(GOOD, warnings=["store a is down"]) + "\n" + answer(GOOD, isPartial=True))
+    result = read(path)
+    assert len(result.rows) == 1
+    assert result.notes.decisions == {"warned: store a is down": 1, "warned: the answer is partial (isPartial)": 1}
+
+
+def test_response_without_series_is_rejected(read: Reader, tmp_path: Path) -> None:
+    """The error does not mention unknown names. Next to a response with series it is ignored."""
+    path = tmp_path / "a.json"
+    path.write_text(answer())
+    with pytest.raises(InputError, match="matched nothing"):
+        read(path)
+    path.write_text(f"{answer()}\n{answer(GOOD)}\n")
+    assert len(read(path).rows) == 1
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {**GOOD, "metric": ["a"]},
+        {**GOOD, "metric": "a"},
+        {**GOOD, "values": 5},
+        {"metric": {"__name__": "other"}, "values": 5},
+        {**GOOD, "values": [[1793520000, "\ud800"]]},
+    ],
+)
+def test_invalid_series_is_reported(read: Reader, tmp_path: Path, bad: object) -> None:
+    """The other series are read."""
+    path = tmp_path / "a.json"
+    path.write_text(answer(bad, GOOD))
+    result = read(path)
+    assert [row["util_pct"] for row in result.rows] == [4.0]
+    assert result.notes.problem_count == 1
+
+
+def test_null_and_surrogate_labels_are_read(read: Reader, tmp_path: Path) -> None:
+    """Null means no label; a lone surrogate is shown as its code."""
+    path = tmp_path / "a.json"
+    labels = GOOD["metric"]
+    assert isinstance(labels, dict)
+    path.write_text(answer({**GOOD, "metric": {**labels, "modelName": "A\ud800", "gpu": None}}))
+    row = read(path).rows[0]
+    assert (row["model"], row["index"]) == ("A\\ud800", None)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, answer(GOOD) + "\n" + "[" * 100_000, answer(GOOD, a=0)[:-2] + "9" * 5000 + "}"]
+)
+def test_unparsable_json_is_rejected(read: Reader, tmp_path: Path, text: str) -> None:
+    """The text has thousands of brackets or digits."""
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"no answer of the Prometheus API|cut off"):
+        read(path)

@@ -1,0 +1,77 @@
+"""The output of ``dcgmi dmon``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
+Reader = Callable[..., Any]
+UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
+
+
+def test_dmon_text_fields_and_stop_message_are_read(read: Reader, tmp_path: Path) -> None:
+    """GPU names contain spaces, ``ts`` also stamps empty lines, and the message on termination is not a bad line."""
+    path = tmp_path / "dmon.txt"
+    lines = (
+        "#Entity   DVNAM                    UUID#                                     GPUTL",
+        "ID",
+        f"GPU 0     NVIDIA A100-SXM4-80GB    {UUID}  97",
+        f"GPU 0     NVIDIA A100-SXM4-80GB    {UUID}  N/A",
+        "",
+        "dmon was stopped due to receiving a signal.",
+    )
+    path.write_text("".join(f"2026-11-01T08:00:0{second}+0000 {line}\n" for second, line in enumerate(lines)))
+    result = read(path, node="gpu01", strict=True)
+    assert [row["util_pct"] for row in result.rows] == [97.0, None]
+    assert {(row["uuid"], row["model"], row["index"]) for row in result.rows} == {(UUID, "NVIDIA A100-SXM4-80GB", 0)}
+    assert not result.notes.unknown
+
+
+def test_dmon_output_is_read(read: Reader, recorded: Path) -> None:
+    """Times come from start and interval, N/A is missing, headers repeat, MIG instances are devices."""
+    result = read(recorded / "gpu" / "dmon.txt", node="gpu01", start=EIGHT, interval_s=30)
+    assert result.format == "dmon"
+    assert result.notes.problem_count == 0
+    zero = [row for row in result.rows if row["index"] == 0]
+    assert [(row["util_pct"], row["power_w"], row["xid"]) for row in zero] == [
+        (96.0, 310.25, 0),
+        (95.0, 309.0, 0),
+        (0.0, 62.0, 13),
+    ]
+    assert [row["time"] for row in zero] == [EIGHT + timedelta(seconds=30 * n) for n in range(3)]
+    mig = [row for row in result.rows if row["mig"] == "1"]
+    assert [(row["util_pct"], row["engine_active"], row["fb_used_mib"]) for row in mig] == [
+        (None, pytest.approx(0.7), 20000.0)
+    ] * 3
+
+
+def test_dmon_with_timestamps_needs_no_start(read: Reader, tmp_path: Path) -> None:
+    """``ts`` prepends the timestamps."""
+    path = tmp_path / "gpu01.txt"
+    path.write_text(
+        "2026-11-01T08:00:00+0000 # Entity  GRACT  TENSO\n2026-11-01T08:00:00+0000       Id\n"
+        "2026-11-01T08:00:01+0000     GPU 0  0.5  0.25\n2026-11-01T08:00:02+0000     GPU 0  0.0  0.0\n"
+    )
+    rows = read(path).rows
+    assert [(row["time"], row["engine_active"], row["tensor_active"]) for row in rows] == [
+        (EIGHT + timedelta(seconds=1), 0.5, 0.25),
+        (EIGHT + timedelta(seconds=2), 0.0, 0.0),
+    ]
+
+
+def test_dmon_keeps_counting_when_columns_change(read: Reader, tmp_path: Path) -> None:
+    """Output with other fields was appended to the file; bad lines are reported, and other entities are skipped."""
+    path = tmp_path / "gpu01.txt"
+    path.write_text(
+        "#Entity   GPUTL\nGPU 0     1\nGPU 0     2\nSwitch 0  7\nGPU 0\nnonsense\nFPGA 1   3\nGPU 0   1 2\n"
+        "#Entity   POWER   GPUTL\nGPU 0     50.0    3\nGPU 0     51"
+    )
+    result = read(path, start=EIGHT, interval_s=10)
+    assert [(row["util_pct"], (row["time"] - EIGHT).seconds) for row in result.rows] == [(1.0, 0), (2.0, 10), (3.0, 20)]
+    assert [problem.line for problem in result.notes.problems] == [5, 6, 7, 8, 11]
+    assert "unfinished" in result.notes.problems[-1].reason

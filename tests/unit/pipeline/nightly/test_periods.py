@@ -1,0 +1,69 @@
+"""Calendar periods: local, half-open, complete; and the periods that are due."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.pipeline.report_archive import KINDS, candidates, complete, containing
+
+UTC_ZONE, OSLO = ZoneInfo("UTC"), ZoneInfo("Europe/Oslo")
+
+
+def utc(*parts: int) -> datetime:
+    return datetime(*parts, tzinfo=UTC)
+
+
+def labels(now, zone=UTC_ZONE, rendered=()):
+    return [period.path for period in candidates(now, zone, rendered)]
+
+
+def test_last_complete_day_week_and_month_are_due_first():
+    assert labels(utc(2026, 11, 20, 4)) == ["day/2026-11-19", "week/2026-W46", "month/2026-10"]
+
+
+def test_period_ends_at_midnight():
+    """At midnight of Monday the 1st, the previous day, week and month have just ended."""
+    assert labels(utc(2027, 2, 1)) == ["day/2027-01-31", "week/2027-W04", "month/2027-01"]
+    assert labels(utc(2027, 1, 31, 23, 59, 59)) == ["day/2027-01-30", "week/2027-W03", "month/2026-12"]
+
+
+def test_days_are_local_and_have_23_or_25_hours_at_dst_changes():
+    spring, autumn = containing("day", date(2026, 3, 29), OSLO), containing("day", date(2026, 10, 25), OSLO)
+    assert (spring.until - spring.since, autumn.until - autumn.since) == (timedelta(hours=23), timedelta(hours=25))
+    assert spring.since == utc(2026, 3, 28, 23)
+    assert labels(utc(2026, 11, 19, 23, 30), OSLO)[0] == "day/2026-11-19"
+    assert labels(utc(2026, 11, 19, 22, 30), OSLO)[0] == "day/2026-11-18"
+
+
+def test_iso_week_crosses_the_year():
+    week = containing("week", date(2027, 1, 2), UTC_ZONE)
+    assert (week.label, week.since, week.until) == ("2026-W53", utc(2026, 12, 28), utc(2027, 1, 4))
+
+
+def test_missed_days_and_recent_reports_are_candidates():
+    there = [("day", "2026-11-16"), ("day", "2026-10-01"), ("week", "2026-W46"), ("month", "2026-10")]
+    assert labels(utc(2026, 11, 20, 4), rendered=there) == [
+        "day/2026-11-16", "day/2026-11-17", "day/2026-11-18", "day/2026-11-19", "week/2026-W46", "month/2026-10",
+    ]  # fmt: skip
+
+
+def test_only_last_periods_are_due_after_a_year():
+    assert labels(utc(2026, 11, 20, 4), rendered=[("day", "2025-11-19")]) == labels(utc(2026, 11, 20, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(seconds=st.integers(946_684_800, 2_840_140_800), zone=st.sampled_from([UTC_ZONE, OSLO]))
+def test_complete_periods_are_contiguous(kind, seconds, zone):
+    """They end at or before now, each where the next begins, and contain their own days."""
+    now = datetime.fromtimestamp(seconds, UTC)
+    found = complete(kind, now, zone, 6)
+    assert found[0].until <= now < containing(kind, found[0].until.astimezone(zone).date(), zone).until
+    assert [period.since for period in found[:-1]] == [period.until for period in found[1:]]
+    for period in found:
+        assert containing(kind, period.since.astimezone(zone).date(), zone) == period
+        assert containing(kind, (period.until - timedelta(seconds=1)).astimezone(zone).date(), zone) == period

@@ -1,0 +1,92 @@
+"""The vectorized parsers agree with the parsers of single cells."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_affinode.slurm import times, units
+from slurm_affinode.slurm.accounting import sacct_columns
+from slurm_affinode.slurm.accounting.sacct import read
+
+spans = st.one_of(
+    st.from_regex(r"([0-9]{1,3}-)?[0-9]{1,3}(:[0-9]{1,2}){0,3}(\.[0-9]{1,6})?", fullmatch=True),
+    st.sampled_from(["", "UNLIMITED", "Partition_Limit", "x", "1-2-3"]),
+)
+sizes = st.one_of(
+    st.from_regex(r"[0-9]{1,20}(\.[0-9]{1,3})?[KMGTPE]?[nc]?", fullmatch=True),
+    st.sampled_from(["", "Unknown", "x", "K", "1KK", "18446744073709551614"]),
+)
+stamps = st.one_of(
+    st.from_regex(r"202[0-9]-0[1-9]-[0-2][0-9]T[0-2][0-9](:[0-5][0-9]){2}(Z|[+-]0[0-9]:?[0-5][0-9])?", fullmatch=True),
+    st.integers(10**9, 2 * 10**9).map(str),
+    st.sampled_from(["", "Unknown", "None", "x", "2025-01-01", "2025-01-01T10:00", "2025-01-01T10:00:00.7"]),
+)  # fmt: skip
+
+
+def scalar(function: Callable[[str], object], cells: list[str]) -> tuple[list[object], set[int]]:
+    """Return the results of the parser of single cells, and the positions of invalid cells."""
+    values: list[object] = []
+    bad: set[int] = set()
+    for at, cell in enumerate(cells):
+        try:
+            values.append(function(cell))
+        except (ValueError, OverflowError):
+            values.append(None)
+            bad.add(at)
+    return values, bad
+
+
+@given(st.lists(spans, max_size=20))
+def test_durations_agree(cells: list[str]) -> None:
+    values, bad = scalar(units.parse_duration_s, cells)
+    found = sacct_columns.seconds(pl.Series(cells, dtype=pl.String))
+    assert found.values.to_list() == pytest.approx(values)
+    assert set(found.bad) == bad
+
+
+@given(st.lists(sizes, max_size=20), st.sampled_from(["", "M"]))
+def test_sizes_agree(cells: list[str], bare: str) -> None:
+    """Suffixes, fractions, and numbers that stand for "not set"."""
+
+    def one(text: str) -> int | None:
+        found = units.parse_memory(text, bare=bare)
+        return None if found is None else found.size_bytes
+
+    values, bad = scalar(one, cells)
+    found = sacct_columns.bytes_(pl.Series(cells, dtype=pl.String), bare=bare)
+    assert found.values.to_list() == values
+    assert set(found.bad) == bad
+
+
+@given(st.lists(stamps, max_size=20))
+def test_times_agree(cells: list[str]) -> None:
+    """Local times, times with an offset, and epoch seconds are mixed in one column."""
+    values, bad = scalar(times.normalise, cells)
+    found = sacct_columns.moments(pl.Series(cells, dtype=pl.String), "UTC")
+    shown = [None if one is None else one.strftime("%Y-%m-%dT%H:%M:%S") for one in found.values.to_list()]
+    assert shown == [None if one is None else str(one).removesuffix("Z") for one in values]
+    assert set(found.bad) == bad
+
+
+def test_counts_are_parsed() -> None:
+    """Whole numbers, suffixes with powers of 1024, words for unknown, and invalid cells."""
+    found = sacct_columns.whole(pl.Series(["1", "2K", "", None, "Unknown", "x", "18446744073709551614"]))
+    assert found.values.to_list() == [1, 2048, None, None, None, None, None]
+    assert list(found.bad) == [5]
+
+
+@pytest.mark.parametrize(
+    "rows", list(itertools.permutations(["1|FAILED|a", "2|FAILED|b|c", "3|FAILED", "4|TIMEOUT|d"]))
+)
+def test_long_and_short_line_are_not_taken_for_two_regular_ones(rows: tuple[str, ...]) -> None:
+    """Together they have as many delimiters as two regular lines, but each is checked."""
+    text = "JobID|State|JobName\n" + "".join(f"{row}\n" for row in rows)
+    found = read(text.encode(), where="in")
+    assert dict(found.jobs.select("job_id", "job_name").rows()) == {1: "a", 2: "b|c", 4: "d"}
+    assert [problem.job for problem in found.problems] == ["3"]

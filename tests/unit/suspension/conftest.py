@@ -1,0 +1,7 @@
+"""Suspensions, with fakes for the rest of the agent."""
+
+from __future__ import annotations
+
+from agent_fixtures import in_order, node, world
+
+__all__ = ["in_order", "node", "world"]

@@ -1,0 +1,362 @@
+"""Suspend in place, with the agent killed before each effect; and the reasons for refusal."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from agent_site import Crash, Process
+from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entries
+
+from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts
+from slurm_affinode.checkpoint.interface import Capabilities, CudaState, HelperLost
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import Mode, Phase
+from slurm_affinode.suspension.inplace.gpu_sharing import Rules
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.memory import HostMemory
+
+
+def test_request_wakes_suspended_job(world, node):
+    """The full cycle, with its status, comment and ledger entry."""
+    done = node.sleep()
+    assert (done.phase, done.failure, done.gpus, done.gpu_bytes) == (Phase.FROZEN, None, 1, 48 * GIB)
+    assert (world.effect_log, node.phase()) == (OUT, Phase.FROZEN)
+    assert asleep(world)
+    assert node.director.holds(7) is Phase.FROZEN
+    node.round()
+    assert asleep(world)
+    seen = node.view()
+    assert (seen["why"], seen["gpu_bytes"], seen["asked"], seen["wakes_on_request"]) == (
+        "idle 15m",
+        48 * GIB,
+        None,
+        True,
+    )
+    node.connection()
+    node.round()
+    assert world.effect_log == OUT + BACK
+    assert (awake(world), node.phase(), node.director.view(7)) == (True, Phase.RUNNING, None)
+    assert node.agent.parts.journal.open_records() == []
+    [entry] = entries(world)
+    times = [entry.began_ms, entry.locked_ms, entry.parked_ms, entry.released_ms, entry.restoring_ms, entry.restored_ms]
+    assert times == sorted(times)
+    assert (entry.mode, entry.gpu_bytes, entry.queued_ms, entry.failure) == ("inplace", 48 * GIB, None, None)
+
+
+@pytest.mark.parametrize("second", [None, *range(1, 5)])
+@pytest.mark.parametrize("first", range(1, len(OUT) + len(BACK) + 1))
+def test_agent_killed_before_each_effect_and_during_recovery(world, node, first, second):
+    """The next agent has the job running or asleep; a request then wakes it with its memory intact."""
+    world.crash_at = first
+
+    def there_and_back() -> None:
+        node.sleep()
+        node.connection()
+        node.round()
+
+    with pytest.raises(Crash):
+        there_and_back()
+    world.effects, world.crash_at = 0, second
+    for _ in range(2):
+        node = Node(world)
+        try:
+            node.recover()
+            node.round()
+            break
+        except Crash:
+            continue
+    world.crash_at = None
+    assert awake(world) or asleep(world)
+    node.connection()
+    node.round()
+    node.round()
+    assert awake(world)
+    assert node.phase() is Phase.RUNNING
+    assert node.agent.parts.journal.open_records() == []
+    node.sockets.now = dict(QUIET)
+    assert node.sleep().phase is Phase.FROZEN
+
+
+def test_request_during_suspension_wakes_job_at_once(world, node):
+    """The request may have been read, and its response wait for the GPU."""
+
+    def read() -> None:
+        node.sockets.now = {**QUIET, 12: replace(OPEN, received=80)}
+
+    node.freezer.during = read
+    assert node.sleep().failure is None
+    node.round()
+    assert awake(world)
+
+
+def test_process_that_starts_to_use_gpu_aborts_suspension(world, node):
+    """Its memory would stay on the GPU while status reports all of it in host memory: the suspension is aborted."""
+
+    def begin() -> None:
+        node.processes.append(Process(node.processes[-1].pid + 1, 3))
+        node.cards.others = -40 * GIB  # a GPU with room for both
+
+    node.freezer.during = begin
+    assert "has begun to use a GPU" in str(node.sleep().failure)
+    node.freezer.during = lambda: None
+    node.round()
+    assert node.stopped() == [False] * 3
+    assert {process.cuda for process in node.processes} == {None, CudaState.RUNNING}
+
+
+def test_request_prevents_suspension(world, node):
+    """Nothing is changed."""
+    node.connection()
+    with pytest.raises(Refused, match="a connection waits on port 8000"):
+        node.sleep()
+    node.sockets.silent = True
+    with pytest.raises(Refused, match="requests to it could not be noticed"):
+        node.sleep()
+    assert world.effect_log == []
+
+
+def test_busy_job_is_unlocked(world, node):
+    """Detected under the lock: the lock is released, and no memory has moved."""
+    done = node.suspender.suspend(node.job(), "idle 15m", look_again=lambda: "GPU 0: utilization 40")
+    assert done.failure == "it is not idle any more: GPU 0: utilization 40"
+    assert (awake(world), node.phase()) == (True, Phase.RUNNING)
+    assert [entry.failure for entry in entries(world)] == [done.failure]
+    assert node.agent.parts.journal.open_records() == []
+
+
+def test_failed_freeze_is_rolled_back(world, node):
+    """It is woken like any suspended job: another job may have taken its place meanwhile."""
+    node.freezer.fails = "process 7 (x) does not stop within 1 s"
+    assert node.sleep().failure == node.freezer.fails
+    node.cards.others = 60 * GIB
+    node.round()
+    assert "is left there: others hold the rest" in node.view()["waits"]
+    node.cards.others = 0
+    node.round()
+    assert awake(world)
+
+
+def step(name: str) -> Any:
+    return type("Step", (), {"id": f"7.{name}", "step": name})()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"steps": (step("batch"), step("0"))}, "srun-steps"),
+        ({"node_count": 2}, "multi-node"),
+        ({"het_job_id": 5}, "heterogeneous"),
+    ],
+)
+def test_job_with_processes_outside_its_script_is_refused(world, node, changes, code, monkeypatch):
+    """The refusal has its code, and comes before any change."""
+    slurm: Job = replace(node.agent.parts.slurm.job(7), **changes)
+    assert code in [refusal.code for refusal in node.suspender.refusals(node.job(slurm=slurm))]
+    monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: slurm)
+    with pytest.raises(Refused):
+        node.sleep()
+    assert world.effect_log == []
+
+
+def test_job_that_cannot_wake_or_has_no_gpu_memory_is_refused(world, node):
+    """A script that has not started is refused as well."""
+    tight = Node(world, Rules(awake_limit_pct=50))
+    assert [one.code for one in tight.suspender.refusals(tight.job())] == ["awake-limit"]
+    next(p for p in node.processes if p.cuda).cuda = None
+    assert [one.code for one in node.suspender.refusals(node.job())] == ["no-gpu-memory"]
+    world.nodes["c1"].processes = []
+    assert "not-started" in [one.code for one in node.suspender.refusals(node.job())]
+
+
+def test_insufficient_host_memory_is_refused_with_numbers(world, node):
+    """The memory must fit below the job's own limit and on the node; nothing is changed."""
+    for memory, said in (
+        (MemoryFacts(1 << 40, 40 << 30), "(48 GiB) does not fit below its memory limit, which leaves 40 GiB"),
+        (MemoryFacts(20 << 30), "(48 GiB) does not fit into the node's free memory (20 GiB)"),
+    ):
+        sleeping = node.suspender._by_mode[Mode.INPLACE]
+        sleeping._memory = HostMemory(replace(node.agent.parts, memory=lambda pid, memory=memory: memory))
+        with pytest.raises(Refused) as refused:
+            node.sleep()
+        assert refused.value.refusal.code == "host-memory"
+        assert said in str(refused.value)
+    assert world.effect_log == []
+
+
+@pytest.mark.parametrize(
+    ("params", "limit", "found"),
+    [("OverMemoryKill", "40G", ["host-memory"]), ("UsePss", "40G", []), ("OverMemoryKill", "60G", [])],
+)
+def test_memory_limit_enforced_by_slurm_is_respected(node, monkeypatch, params, limit, found):
+    """The memory moved to the host would exceed the limit."""
+    monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": limit})
+    assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == found
+
+
+def test_old_driver_needs_all_gpus_of_node(node, monkeypatch):
+    """The driver does not permit the checkpoint, or cannot restore the memory, in place either."""
+    parts = node.agent.parts
+    monkeypatch.setattr(parts.cuda, "capabilities", lambda: Capabilities("570.211.01", checkpoint=True))
+    monkeypatch.setattr(parts.slurm, "config", lambda: {"ConstrainDevices": "yes", "TaskPlugin": "task/cgroup"})
+    assert not node.suspender.refusals(node.job())
+    mine = parts.gpus.devices()
+    monkeypatch.setattr(parts.gpus, "devices", lambda: (*mine, replace(mine[0], uuid="GPU-another")))
+    assert [one.code for one in node.suspender.refusals(node.job(devices=mine))] == ["driver"]
+
+
+def test_daemon_of_script_counts(world, node, monkeypatch):
+    """Slurm also counts memory of processes outside the script's process tree; MPS clients there cannot be moved."""
+    monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
+    daemon = ProcessFacts(99, "daemon", (os.getuid(),) * 4, memory=20 * GIB, mps=True)
+    look = node.agent.look
+    node.suspender._by_mode[Mode.INPLACE]._parts = replace(
+        node.agent.parts, look=lambda init, root: replace(look(init, root), outside=(daemon,))
+    )
+    slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "60G"})
+    assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
+
+
+def test_suspension_does_not_need_slurm(world, node):
+    """No request is sent to Slurm: its last known state is used."""
+    job = node.job()
+    world.answers = False
+    assert node.suspender.suspend(job, "idle", look_again=lambda: None).failure is None
+    node.connection()
+    node.round()
+    assert awake(world)
+
+
+def test_suspensions_of_one_job_do_not_overlap(world, node):
+    """A job that is being suspended is not suspended again in parallel."""
+    seen: list[str] = []
+
+    def again() -> str | None:
+        try:
+            node.sleep()
+        except Refused as error:
+            seen.append(error.refusal.code)
+        return None
+
+    node.suspender.suspend(node.job(), "idle", look_again=again)
+    assert seen == ["busy"]
+
+
+def test_process_in_container_is_unlocked(world, node):
+    """It is in a PID namespace below the job's: both an aborted suspension and the next agent unlock it."""
+    node.processes[1].inside = True
+    done = node.suspender.suspend(node.job(), "idle 15m", look_again=lambda: "GPU 0: utilization 40")
+    assert (done.failure is not None, awake(world)) == (True, True)
+
+    def killed() -> str | None:
+        raise Crash
+
+    with pytest.raises(Crash):
+        node.suspender.suspend(node.job(), "idle 15m", look_again=killed)
+    assert not awake(world)
+    Node(world).recover()
+    assert awake(world)
+
+
+def test_request_before_memory_moves_aborts_suspension(world, node):
+    """It is unlocked, which is faster than a suspension and a wake."""
+
+    def look_again() -> str | None:
+        node.connection()
+        return None
+
+    done = node.suspender.suspend(node.job(), "idle 15m", look_again=look_again)
+    assert done.failure == "a request is waiting: a connection waits on port 8000"
+    assert (awake(world), "checkpoint" in world.effect_log) == (True, False)
+
+
+def test_concurrent_suspensions_reserve_host_memory(world, node):
+    """The first one has priority; memory that has moved, or stays on the GPU, is no longer counted."""
+    memory = replace(node.agent.parts, memory=lambda pid: MemoryFacts(70 * GIB))
+    node.suspender._by_mode[Mode.INPLACE]._memory = HostMemory(memory)
+    with node.agent.parts.reservations.of(8, 30 * GIB):
+        with pytest.raises(Refused, match=r"does not fit into the node's free memory \(40 GiB\)"):
+            node.sleep()
+        assert [one.code for one in node.suspender.refusals(node.job())] == ["host-memory"]
+        with node.agent.parts.reservations.of(9, 60 * GIB):
+            assert node.agent.parts.reservations.before(9) == 30 * GIB
+        node.agent.parts.reservations.moved(8)
+        assert node.sleep().failure is None
+    assert node.agent.parts.reservations.before(9) == 0
+
+
+def test_wake_command_during_suspension_is_kept(world, node):
+    """The job wakes when it is suspended; the command is refused for a running job."""
+    with pytest.raises(Refused, match="does not sleep"):
+        node.director.wake(7, "alice")
+    node.freezer.during = lambda: node.director.wake(7, "alice")
+    assert node.sleep().failure is None
+    assert node.view()["asked_why"] == "asked by alice"
+    node.round()
+    assert awake(world)
+    node.freezer.during = lambda: None
+    node.sleep()
+    node.round()
+    assert asleep(world)
+
+
+def test_prolog_waits_for_suspension_in_progress(world, node):
+    """The changes of the prolog must not happen between suspension and wake."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = []
+
+        def prolog() -> None:
+            waiting.append(pool.submit(node.director.wake_on, [0], "the prolog of job 9", 60))
+            while not node.director._wishes._prologs:
+                time.sleep(0.001)
+
+        node.freezer.during = prolog
+        assert node.sleep().failure is None
+        assert node.view()["asked_why"] == "the prolog of job 9"
+        node.round()
+        assert waiting[0].result(60) == []
+    assert awake(world)
+
+
+def test_lost_helper_is_not_a_refusal(world, node, monkeypatch):
+    """The next helper is queried; the refusal is not cached, as the job may have to make room."""
+    users, lost = node.agent.cuda.users, []
+
+    def once(pids):
+        if not lost:
+            lost.append(True)
+            raise HelperLost("the helper for the CUDA driver was ended by signal 9")
+        return users(pids)
+
+    monkeypatch.setattr(node.agent.cuda, "users", once)
+    assert node.suspender.refusals(node.job()) == []
+    assert lost
+    node.sleep()
+    assert asleep(world)
+
+
+@pytest.mark.parametrize("by_slurm", [False, True])
+@pytest.mark.parametrize("before", [False, True])
+def test_stops_and_continues_during_suspension_are_kept(world, node, before, by_slurm):
+    """The script may wait for a process that it continued; Slurm itself continues what it has stopped."""
+    script, _ = node.processes
+    script.stopped = before
+    checkpoint = node.agent.cuda.checkpoint
+
+    def moves(pid: int) -> None:
+        checkpoint(pid)
+        script.stopped = not before
+        node.freezer.by_slurm = by_slurm
+
+    node.agent.cuda.checkpoint = moves
+    node.sleep()
+    node.freezer.by_slurm = False
+    node.connection()
+    node.round()
+    assert node.director.view(7) is None
+    assert node.stopped() == [before if by_slurm else not before, False]

@@ -1,0 +1,158 @@
+"""The write-ahead journal: complete records survive a crash, torn ones are discarded."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slurm_affinode.model.suspension import JobKey, Phase
+from slurm_affinode.suspension.journal import Journal, JournalError, parse
+
+KEY = JobKey("alpha", 12, 1_700_000_000)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    times = iter(range(1000, 2000))
+    return Journal(tmp_path / "journal", clock=lambda: float(next(times)))
+
+
+def test_written_records_are_read_again(journal):
+    """Phase, facts and times of every step are read; later facts replace earlier ones."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING, pids=[7], seq=1)
+    record.write(Phase.LOCKED, seq=2)
+    again = journal.record(KEY)
+    assert (again.phase, again.facts, again.phases) == (
+        Phase.LOCKED,
+        {"pids": [7], "seq": 2},
+        {"locking": 1000.0, "locked": 1001.0},
+    )
+    assert again.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_job_without_journal_is_running(journal):
+    assert journal.record(KEY).phase is Phase.RUNNING
+    assert journal.open_records() == []
+
+
+def test_torn_last_line_is_overwritten(journal):
+    """The next record starts at the offset of the torn one."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+    with record.path.open("ab") as file:
+        file.write(b'{"version":1,"phase":"dum')
+    again = journal.record(KEY)
+    assert (again.phase, again.damage) == (Phase.LOCKING, None)
+    again.write(Phase.LOCKED)
+    assert [entry.phase for entry in journal.record(KEY).entries] == [Phase.LOCKING, Phase.LOCKED]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"version":2,"phase":"locked","time":1.0,"facts":{}}\n', "version 2, not 1"),
+        (b'{"version":1,"phase":"moving","time":1.0,"facts":{}}\n', "'moving' is not a valid Phase"),
+    ],
+)
+def test_record_of_another_release_is_reported_and_kept(journal, line, why):
+    """It is complete: its step was carried out, so the records before it are obsolete."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+    with record.path.open("ab") as file:
+        file.write(line)
+    before = record.path.read_bytes()
+    again = journal.record(KEY)
+    assert (again.phase, again.entries, again.unreadable) == (Phase.RUNNING, [], True)
+    assert again.damage == f"line 2 is of another release of slurm-affinode ({why}): its job is left alone"
+    with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: line 2 is of another release"):
+        again.write(Phase.LOCKING)
+    assert record.path.read_bytes() == before
+
+
+def test_damage_is_reported_and_records_before_it_count(journal):
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+    record.write(Phase.LOCKED)
+    record.write(Phase.PARKED)
+    lines = record.path.read_bytes().splitlines(keepends=True)
+    record.path.write_bytes(lines[0] + b"\0" * len(lines[1].rstrip()) + b"\n" + lines[2])
+    again = journal.record(KEY)
+    assert again.phase is Phase.LOCKING
+    assert "line 2" in (again.damage or "")
+
+
+def test_closed_records_are_not_listed(journal, tmp_path):
+    other = JobKey("alpha", 3, 5)
+    journal.record(KEY).write(Phase.LOCKING)
+    journal.record(other).write(Phase.RESTORING)
+    (tmp_path / "journal" / "README").write_text("not a journal")
+    assert [record.key for record in journal.open_records()] == [other, KEY]
+    journal.record(other).close()
+    assert [record.key for record in journal.open_records()] == [KEY]
+    journal.record(other).close()
+
+
+def test_reused_job_id_has_its_own_journal(journal):
+    journal.record(KEY).write(Phase.LOCKING)
+    assert journal.record(JobKey("alpha", 12, 1_700_000_001)).phase is Phase.RUNNING
+
+
+def test_full_disk_leaves_journal_unchanged(journal, monkeypatch):
+    """The error names the file; the journal is unchanged."""
+    record = journal.record(KEY)
+    record.write(Phase.LOCKING)
+
+    def full(_fd):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(JournalError, match="No space left"):
+            record.write(Phase.LOCKED)
+    assert record.phase is Phase.LOCKING
+    assert journal.record(KEY).phase is Phase.LOCKING
+    record.write(Phase.LOCKED)
+    assert journal.record(KEY).phase is Phase.LOCKED
+
+
+def test_symbolic_link_is_not_followed(journal, tmp_path):
+    (tmp_path / "journal").mkdir()
+    (tmp_path / "journal" / "alpha.12.1700000000.jsonl").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(JournalError):
+        journal.record(KEY).write(Phase.LOCKING)
+
+
+@given(st.binary(max_size=60), st.integers(0, 300))
+@example(b"0\n", 162)
+def test_arbitrary_bytes_are_parsed_without_error(noise, cut):
+    """Complete lines before the damage are found, unless a line was written by another release."""
+    line = b'{"version":1,"phase":"locking","time":1.0,"facts":{}}\n'
+    entries, end, damage = parse((line * 3)[:cut] + noise)
+    assert end <= cut + len(noise)
+    assert len(entries) >= min(3, cut // len(line)) or "another release" in damage
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o770])
+def test_journal_writable_by_others_is_rejected(tmp_path, mode):
+    """Write access to the journal would allow users to have root kill any process."""
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    directory.chmod(mode)
+    journal = Journal(directory)
+    with pytest.raises(JournalError, match="others than user"):
+        journal.open_records()
+    with pytest.raises(JournalError, match="others than user"):
+        journal.record(JobKey("alpha", 7, 1))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_journal_of_another_user_is_rejected(tmp_path):
+    (tmp_path / "journal").mkdir(mode=0o700)
+    os.chown(tmp_path / "journal", 12345, 12345)
+    with pytest.raises(JournalError, match="it is of 12345"):
+        Journal(tmp_path / "journal").open_records()

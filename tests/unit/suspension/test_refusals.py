@@ -1,0 +1,381 @@
+"""Reasons against a suspension: each has its code, and is reported only if it applies."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from namespace_job import Job, needs_root
+
+from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.checkpoint import inspection
+from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
+from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.suspension.refusals import GpuUseFacts, JobFacts, estimate, of_tree, refusals
+
+GIB = 1 << 30
+HERE = {"pid": "pid:[5]", "mnt": "mnt:[5]", "user": "user:[1]"}
+ROOT = ProcessFacts(100, "slurm_script", (1001,) * 4, namespaces=HERE, files=("/dev/null", "/home/a/out"))
+USER = replace(ROOT, pid=101, name="python", files=("/dev/nvidia0", "/dev/nvidiactl", "anon_inode:[eventpoll]"))
+TREE = TreeFacts(99, 100, (ROOT, USER), HERE)
+GPU = GpuUseFacts(Capabilities("580.95.05", checkpoint=True), frozenset({101}), 40 * GIB)
+MEMORY = MemoryFacts(100 * GIB, 64 * GIB)
+JOB = JobFacts(batch=True, requeue=True)
+
+
+def told(**changes: Any) -> list[Refusal]:
+    """Return the refusals with some facts changed."""
+    given: dict[str, Any] = {
+        "mode": Mode.REQUEUE, "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "uid": 1001, "criu": "4.2",
+        "kernel": "6.18.0", **changes,
+    }  # fmt: skip
+    return list(refusals(given.pop("mode"), given.pop("job"), given.pop("tree"), given.pop("gpu"),
+                         given.pop("memory"), **given))  # fmt: skip
+
+
+def with_process(**changes: Any) -> TreeFacts:
+    """Return the process tree with a further process."""
+    return replace(TREE, processes=(*TREE.processes, replace(ROOT, pid=102, name="odd", **changes)))
+
+
+def test_ordinary_job_can_be_suspended() -> None:
+    """A batch script with a program on the GPU."""
+    assert told() == []
+
+
+REASONS: list[tuple[str, dict[str, Any]]] = [
+    ("mode", {"allowed": ()}),
+    ("interactive", {"job": JobFacts(batch=False, requeue=False)}),
+    ("no-requeue", {"job": replace(JOB, requeue=False)}),
+    ("multi-node", {"job": replace(JOB, nodes=2)}),
+    ("heterogeneous", {"job": replace(JOB, heterogeneous=True)}),
+    ("srun-steps", {"job": replace(JOB, steps=("0", "1"))}),
+    ("srun-steps", {"tree": replace(TREE, processes=(ROOT, USER, replace(ROOT, pid=103, name="srun")))}),
+    ("criu", {"criu": None}),
+    ("criu-sockets", {"criu": "4.1.1", "tree": replace(TREE, inet_sockets=True)}),
+    ("left-tree", {"tree": replace(TREE, outside=(replace(ROOT, pid=104, name="daemon"),))}),
+    ("gone", {"tree": replace(TREE, processes=())}),
+    ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
+    ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
+    ("other-user", {"tree": with_process(uids=(0,) * 4)}),
+    ("traced", {"tree": with_process(tracer=55)}),
+    ("io-uring", {"tree": with_process(files=("anon_inode:[io_uring]",))}),
+    ("rdma", {"tree": with_process(files=("/dev/infiniband/uverbs0",))}),
+    ("rdma", {"tree": with_process(mapped_devices=("/dev/infiniband/uverbs0",))}),
+    ("namespaces", {"tree": with_process(namespaces={**HERE, "mnt": "mnt:[6]"})}),
+    (
+        "namespaces",
+        {"tree": replace(TREE, node_namespaces={"user": frozenset({"user:[1]"}), "net": frozenset({"net:[1]"})})},
+    ),
+    ("namespaces", {"tree": replace(TREE, node_namespaces={"user": frozenset({"user:[2]", "user:[3]"})})}),
+    ("gpu-file", {"tree": with_process(files=("/dev/nvidia0",))}),
+    ("gpu-file", {"tree": with_process(files=("/dev/nvidia-uvm",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[perf_event]",))}),
+    ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
+    ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
+    ("undumpable", {"tree": with_process(files=("/proc/2",))}),
+    ("stream-deleted", {"tree": replace(TREE, lost_streams=("/home/a/out",))}),
+    ("sysv-ipc", {"tree": replace(TREE, sysv=("sem 1",))}),
+    ("mig", {"gpu": replace(GPU, mig=True)}),
+    ("driver", {"gpu": replace(GPU, capabilities=Capabilities("565", why_not="driver 565 cannot checkpoint"))}),
+    ("mps", {"tree": with_process(mps=True)}),
+    ("stopped", {"tree": replace(TREE, processes=(ROOT, replace(USER, state="T")))}),
+    ("stopped", {"mode": Mode.INPLACE, "tree": replace(TREE, processes=(ROOT, replace(USER, state="t")))}),
+    ("host-memory", {"memory": MemoryFacts(100 * GIB, 40 * GIB)}),
+    ("host-memory", {"memory": MemoryFacts(39 * GIB)}),
+    ("no-room", {"room": "/images: 3 GiB free, 41 GiB needed"}),
+]
+
+
+@pytest.mark.parametrize(("code", "changes"), REASONS, ids=[f"{i}-{code}" for i, (code, _) in enumerate(REASONS)])
+def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
+    """No other is reported, and it is one line."""
+    found = told(**changes)
+    assert [one.code for one in found] == [code]
+    assert found[0].text
+    assert "\n" not in found[0].text
+
+
+def test_resources_of_driver_are_no_refusal() -> None:
+    """Files of GPUs, and the userfaultfd of an emulated driver, are closed by the checkpoint."""
+    files = ("/dev/nvidia0", "anon_inode:[userfaultfd]")
+    assert told(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
+
+
+def test_refusals_give_numbers() -> None:
+    """The required and the available amount."""
+    assert told(memory=MemoryFacts(100 * GIB, 30 * GIB))[0].text == (
+        "its GPU memory (40 GiB) does not fit below its memory limit, which leaves 30 GiB: raise --mem"
+    )
+    assert "3 GiB free" in told(room="/images: 3 GiB free")[0].text
+    assert estimate(TREE, 5 * GIB, 7) == 5 * GIB + 7 + (256 << 20)
+
+
+def test_inplace_has_fewer_refusals() -> None:
+    """Nothing is dumped or requeued: steps and daemons do not matter; GPU memory and driver do."""
+    tree = replace(TREE, outside=(ROOT,))
+    assert told(mode=Mode.INPLACE, job=replace(JOB, steps=("0",)), tree=tree, criu=None) == []
+    assert [one.code for one in told(mode=Mode.INPLACE, memory=MemoryFacts(GIB))] == ["host-memory"]
+
+
+def test_zombie_of_root_is_no_refusal() -> None:
+    """It was restored from an image and has not been waited for yet."""
+    assert told(tree=with_process(state="Z", uids=(0,) * 4, namespaces={**HERE, "mnt": "mnt:[6]"})) == []
+
+
+def test_stopped_process_without_gpu_is_no_refusal() -> None:
+    """A background job of a shell: it stays stopped."""
+    assert told(tree=with_process(state="T")) == []
+
+
+def test_old_criu_is_accepted_on_older_kernels() -> None:
+    """Sockets restored by CRIU 4.1 fail only on Linux 6.16 or newer."""
+    tree = replace(TREE, inet_sockets=True)
+    assert told(criu="4.1.1", kernel="6.12.57+deb13-amd64", tree=tree) == []
+    assert told(criu="4.1.1") == []
+
+
+BEGAN = 100
+"""Ticks since boot."""
+
+
+def stat(proc: Path, pid: int, parent: int, *, started: int = BEGAN) -> None:
+    """Write ``/proc/PID/stat``."""
+    text = f"{pid} (odd) name) S {parent} {'0 ' * 17}{started} 0\n"
+    (proc / str(pid) / "stat").write_text(text)
+
+
+def process(proc: Path, pid: int, parent: int, *, inner: int, fds: dict[str, str] | None = None, **status: str) -> None:
+    """Create a process in a fake ``/proc``."""
+    base = proc / str(pid)
+    (base / "fd").mkdir(parents=True)
+    (base / "ns").mkdir()
+    lines = {
+        "Name": "worker", "State": "S (sleeping)", "PPid": str(parent), "TracerPid": "0", "Uid": "1001 1001 1001 1001",
+        "NSpid": f"{pid} {inner}", "RssAnon": "1000 kB", "RssShmem": "24 kB", "VmSwap": "0 kB", **status,
+    }  # fmt: skip
+    (base / "status").write_text("".join(f"{key}:\t{value}\n" for key, value in lines.items()))
+    stat(proc, pid, parent)
+    (base / "ns" / "pid").symlink_to("pid:[7]")
+    for name, target in (fds or {}).items():
+        (base / "fd" / name).symlink_to(target)
+
+
+def test_tree_is_read_from_proc(tmp_path: Path) -> None:
+    """Parents precede children; processes beside the root are outside."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2, fds={"0": "/dev/null", "3": "anon_inode:[io_uring]"})
+    process(tmp_path, 70, 60, inner=3, fds={"3": "socket:[42]"})
+    process(tmp_path, 80, 50, inner=9)
+    (tmp_path / "60" / "net").mkdir()
+    row = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001  0 42 1 x 100 0 0 10 0\n"
+    (tmp_path / "60" / "net" / "tcp").write_text("  sl  local_address ...\n" + row)
+    (tmp_path / "70" / "smaps_rollup").write_text("Pss_Anon: 500 kB\nPss_Shmem: 12 kB\nSwapPss: 0 kB\n")
+    (tmp_path / "60" / "maps").write_text("7f0 rw-s 0 00:05 9   /dev/infiniband/uverbs0\n7f1 rw-s 0 0:1 2 /dev/shm/x\n")
+    tree = collect(50, 60, proc=tmp_path)
+    assert [one.pid for one in tree.processes] == [60, 70]
+    assert [one.pid for one in tree.outside] == [80]
+    assert tree.processes[0].files == ("/dev/null", "anon_inode:[io_uring]")
+    assert tree.processes[0].mapped_devices == ("/dev/infiniband/uverbs0",)
+    assert tree.memory == (1024 + 512) * 1024
+    assert tree.inet_sockets
+    assert tree.init_namespaces == {"pid": "pid:[7]"}
+    assert tree.node_namespaces == {}
+
+
+def test_processes_forked_during_read_are_in_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that constantly starts commands is not refused by chance."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    process(tmp_path, 80, 50, inner=9)
+    members, ancestors = inspection._members, inspection.ancestors
+    asked: list[int] = []
+
+    def later(space: str, proc: Path) -> list[Id]:
+        process(proc, 70, 60, inner=3)
+        process(proc, 90, 71, inner=4)
+        return members(space, proc)
+
+    def adopted(held: Process, *, proc: Path) -> Iterator[Process]:
+        """Let process 71 end during the lookup, with 90 adopted by the script."""
+        asked.append(held.pid)
+        yield from ancestors(held, proc=proc)
+        if held.pid == 90:
+            stat(proc, 90, 60)
+
+    monkeypatch.setattr(inspection, "_members", later)
+    monkeypatch.setattr(inspection, "ancestors", adopted)
+    tree = collect(50, 60, proc=tmp_path)
+    assert [one.pid for one in tree.processes] == [60, 70, 90]
+    assert [one.pid for one in tree.outside] == [80]
+    assert asked.count(90) == 2
+
+
+def test_child_of_earlier_process_with_reused_pid_is_not_in_tree(tmp_path: Path) -> None:
+    """It is older than the current owner of its parent's PID: it belongs to another job, and so do its children."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    process(tmp_path, 70, 60, inner=3)
+    stat(tmp_path, 70, 60, started=BEGAN - 1)
+    (tmp_path / "70" / "ns" / "pid").unlink()
+    assert [one.pid for one in collect(50, 60, proc=tmp_path).processes] == [60]
+
+
+def test_root_in_another_namespace_is_ignored(tmp_path: Path) -> None:
+    """Its PID has been reused since."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    (tmp_path / "60" / "ns" / "pid").unlink()
+    (tmp_path / "60" / "ns" / "pid").symlink_to("pid:[8]")
+    assert collect(50, 60, proc=tmp_path).processes == ()
+
+
+def test_files_of_reused_pid_are_not_mixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its PID is reused while it is read."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2, fds={"0": "/home/a/in"})
+    listdir = os.listdir
+
+    def after_that(path: Any) -> list[str]:
+        names = listdir(path)
+        if names == ["0"] and not (tmp_path / "ended").exists():
+            (tmp_path / "60").rename(tmp_path / "ended")
+            process(tmp_path, 60, 50, inner=2, fds={"0": "/home/b/secret"}, RssAnon="77 kB")
+        return names
+
+    monkeypatch.setattr(os, "listdir", after_that)
+    monkeypatch.setattr(inspection, "_has_inet", lambda *_: False)
+    [one] = collect(50, 60, proc=tmp_path).processes
+    assert one.files == ("/home/a/in",)
+
+
+def test_deleted_output_file_counts_if_open(tmp_path: Path) -> None:
+    """PID 1 keeps Slurm's descriptors; a script that writes elsewhere does not need them."""
+    process(
+        tmp_path, 50, 1, inner=1, fds={"0": "/dev/null", "1": "/home/a/out (deleted)", "2": "/home/a/err (deleted)"}
+    )
+    process(tmp_path, 60, 50, inner=2, fds={"1": "/home/a/out (deleted)", "2": "/home/a/log", "3": "/x (deleted)"})
+    assert collect(50, 60, proc=tmp_path).lost_streams == ("/home/a/out",)
+
+
+def test_system_v_ipc_created_since_job_start_counts(tmp_path: Path) -> None:
+    """Older objects, and those of other users, do not belong to the job."""
+    process(tmp_path, 50, 1, inner=1)
+    process(tmp_path, 60, 50, inner=2)
+    (tmp_path / "stat").write_text("cpu 1\nbtime 1000\n")
+    ticks = 500 * os.sysconf("SC_CLK_TCK") + 1
+    stat(tmp_path, 60, 50, started=ticks)
+    (tmp_path / "sysvipc").mkdir()
+    head = "       key      semid perms      nsems   uid   gid  cuid  cgid      otime      ctime\n"
+    rows = [(0, 1001, 1499), (1, 1001, 1500), (2, 1002, 1600), (3, 1001, 1700)]
+    (tmp_path / "sysvipc" / "sem").write_text(
+        head + "".join(f"  0 {one} 600 3 1001 1001 {uid} 1001 0 {when}\n" for one, uid, when in rows)
+    )
+    assert collect(50, 60, proc=tmp_path).sysv == ("sem 1", "sem 3")
+    (tmp_path / "50" / "ns" / "ipc").symlink_to("ipc:[8]")
+    assert collect(50, 60, proc=tmp_path).sysv == ()
+
+
+def test_current_process_can_be_read() -> None:
+    """The real ``/proc`` is read, with a real deleted file and both kinds of eventfd."""
+    descriptor = os.memfd_create("x")
+    plain, counting = os.eventfd(0), os.eventfd(0, os.EFD_SEMAPHORE)
+    found = collect(os.getpid(), os.getpid())
+    assert {"anon_inode:[eventfd]", "anon_inode:[eventfd-semaphore]"} <= set(found.processes[0].files)
+    os.close(plain)
+    os.close(counting)
+    assert found.processes[0].pid == os.getpid()
+    assert found.processes[0].memory > 1 << 20
+    assert memory_facts(os.getpid()).available > 0
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("directory", "name", "uid", "uses"),
+    [
+        ("/tmp/nvidia-mps", "nvidia-cuda-mps", 0, True),  # noqa: S108 - where the daemon of a node has it
+        ("/tmp/nvidia-mps", "nvidia-cuda-mps", 1001, True),  # noqa: S108
+        ("/tmp/nvidia-mps", "nvidia-cuda-mps", 1002, False),  # noqa: S108
+        ("/tmp/nvidia-mps", "nvidia-smi", 0, False),  # noqa: S108
+        ("/x" * 3000, "nvidia-cuda-mps", 0, True),
+        (None, "nvidia-cuda-mps", 0, False),
+    ],
+)
+def test_mps_is_detected_without_following_path_of_user(
+    tmp_path: Path, directory: str | None, name: str, uid: int, uses: bool
+) -> None:
+    """The evidence is the environment of the process and a daemon that serves its user."""
+    process(tmp_path, 1, 0, inner=1)
+    for pid, called, whose in ((70, "python", 1001), (71, name, uid)):
+        process(tmp_path, pid, 1, inner=pid, Name=called, Uid=f"{whose}\t{whose}")
+    if directory is not None:
+        (tmp_path / "70" / "environ").write_text(f"A=1\0CUDA_MPS_PIPE_DIRECTORY={directory}\0")
+    assert collect(1, 70, proc=tmp_path).processes[0].mps is uses
+
+
+@pytest.mark.parametrize(
+    ("line", "directory", "names"),
+    [
+        ("0::/slurm/job_1/step_batch", "slurm/job_1", ("memory.max", "memory.current")),
+        ("4:memory:/slurm/job_1/step_batch", "memory/slurm/job_1", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+)
+def test_memory_limit_is_that_of_tightest_cgroup(
+    tmp_path: Path, line: str, directory: str, names: tuple[str, str]
+) -> None:
+    """Both versions of cgroups are supported; page cache is reclaimable."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    for pid in ("9", "self"):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(line + "\n")
+    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    job = cgroups / directory
+    (job / "step_batch").mkdir(parents=True)
+    (job / "step_batch" / "cgroup.procs").touch()
+    (job / "step_batch" / names[0]).write_text("max\n")
+    (job / names[0]).write_text("1000\n")
+    (job / names[1]).write_text("900\n")
+    (job / "memory.stat").write_text("inactive_file 50\n")
+    assert memory_facts(9, proc=proc, cgroups=cgroups) == MemoryFacts(4 << 20, 150)
+
+
+@pytest.mark.parametrize(
+    ("line", "top", "names"),
+    [
+        ("0::/", "", ("memory.max", "memory.current")),
+        ("4:memory:/docker/1f", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")),
+    ],
+)
+def test_memory_limit_of_container_counts_inside(tmp_path: Path, line: str, top: str, names: tuple[str, str]) -> None:
+    """There the root of the tree is the container's cgroup; version 1 gives a path that does not exist."""
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    for pid in ("9", "self"):
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "cgroup").write_text(line + "\n")
+    (proc / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4096 kB\n")
+    (cgroups / top).mkdir(parents=True)
+    (cgroups / top / "cgroup.procs").touch()
+    (cgroups / top / names[0]).write_text("1000\n")
+    (cgroups / top / names[1]).write_text("900\n")
+    assert memory_facts(9, proc=proc, cgroups=cgroups) == MemoryFacts(4 << 20, 100)
+
+
+@needs_root
+@pytest.mark.parametrize(("options", "names"), [((), ""), (("--net", "--ipc", "--uts"), "ipc, net, uts")])
+def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str, ...], names: str) -> None:
+    """Its processes and its PID 1 share the same namespaces, but these are not the node's."""
+    job = Job(tmp_path / "log", 'echo up >>"$0"; sleep 1000', options)
+    try:
+        found = of_tree(collect(job.init, job.init), (), 0)
+    finally:
+        job.end()
+    said = [one.text for one in found if one.code == "namespaces"]
+    named = [re.search(r"\((.*)\)", text) for text in said]
+    assert [", ".join(sorted(one[1].split(", "))) for one in named if one] == ([names] if names else [])

@@ -1,0 +1,412 @@
+"""Refused and failed suspensions and restores: the job continues, or waits with its image, and the reason is given."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
+from agent_site import SUBMIT, Slurm, make_job
+from agent_world import Agent, FakeProcesses
+
+from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
+from slurm_affinode.slurm.interface import NotPermittedError
+from slurm_affinode.suspension.context import SuspendSettings
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.shepherd import Hold, Restored, Start
+
+
+def test_lock_timeout_leaves_job_running(world):
+    agent = Agent(world, "c1")
+    agent.cuda.times_out = {3}
+    done = agent.suspend()
+    assert done.phase is Phase.RUNNING
+    assert "busy" in (done.failure or "")
+    check(world)
+    assert world.comment.startswith("runs on: its GPU is busy")
+    assert ledger(world).failure == "its GPU is busy"
+
+
+def test_job_requeued_meanwhile_is_not_reported_as_running(world):
+    agent = Agent(world, "c1")
+
+    def requeued():
+        agent.parts.processes.machine.init = None
+        agent.parts.processes.machine.processes.clear()
+        return "its processes are gone"
+
+    assert agent.suspend(requeued).failure
+    assert not (world.comment or "").startswith("runs on")
+    assert ledger(world).failure
+
+
+def test_job_preempted_during_dump_is_queued(world):
+    """Slurm continues the processes it kills, even if others requested the requeue: only the dump is consistent."""
+    agent = Agent(world, "c1")
+
+    def preempted(*_):
+        agent.parts.slurm.requeue(7)
+        world.state = "COMPLETING"  # until its processes have ended
+        return ()
+
+    agent.parts.streams.save = preempted
+    assert agent.suspend().phase is Phase.QUEUED
+    assert world.held  # it must not start before its image is in the shared store
+    world.state = "PENDING"
+    agent.settle()
+    check(world)
+    go_on_at_c2(world)
+
+
+def test_busy_job_is_unlocked(world):
+    done = Agent(world, "c1").suspend(lambda: "GPU 0 at 40 %")
+    assert done.failure == "it is not idle any more: GPU 0 at 40 %"
+    assert world.effect_log == ["lock", "continue", "unlock"]
+    check(world)
+
+
+def test_job_canceled_during_suspension_is_not_requeued(world, monkeypatch):
+    """Slurm would requeue a job that it is ending: the job is resumed instead, so that it receives its signals."""
+    asked = []
+    monkeypatch.setattr(Slurm, "requeue", lambda self, job, **_: asked.append(job))
+
+    def cancelled():
+        world.state = "COMPLETING"
+
+    agent = Agent(world, "c1")
+    done = agent.suspend(cancelled)
+    assert done.failure == "Slurm is ending the job"
+    assert asked == []
+    assert world.running()
+    assert agent.images(shared=False) == []
+
+
+def test_job_canceled_during_requeue_is_not_requeued(world, monkeypatch):
+    """Slurm checks the state when it requeues, and the agent checks it afterwards."""
+    requeue = Slurm.requeue
+
+    def cancelled_before(self, job, **how):
+        world.state = "COMPLETING"
+        requeue(self, job, **how)
+
+    monkeypatch.setattr(Slurm, "requeue", cancelled_before)
+    agent = Agent(world, "c1")
+    done = agent.suspend()
+    assert done.failure == "Slurm is ending the job"
+    assert (world.state, world.restarts, world.running()) == ("COMPLETING", 0, True)
+    assert agent.images(shared=False) == []
+
+
+def test_image_is_deleted_before_job_is_resumed(world, monkeypatch):
+    """If the agent died in between, while GPU memory is restored, the next one would requeue the job with it."""
+
+    def refuse(self, job, **_):
+        raise NotPermittedError("not permitted")
+
+    def resume(self, pids):
+        found.append(agent.images(shared=False))
+        resumed(self, pids)
+
+    agent, found, resumed = Agent(world, "c1"), [], FakeProcesses.resume
+    monkeypatch.setattr(Slurm, "requeue", refuse)
+    monkeypatch.setattr(FakeProcesses, "resume", resume)
+    assert agent.suspend().phase is Phase.RUNNING
+    assert found
+    assert found[0] == []
+
+
+def test_refused_requeue_rolls_back_suspension(world, monkeypatch):
+    def refuse(self, job, **_):
+        raise NotPermittedError("requeue job 7: access denied")
+
+    monkeypatch.setattr(Slurm, "requeue", refuse)
+    agent = Agent(world, "c1")
+    done = agent.suspend()
+    assert "access denied" in (done.failure or "")
+    check(world)
+    assert agent.images(shared=False) == []
+
+
+def test_suspension_waits_for_unresponsive_slurm(world, monkeypatch):
+    """The image is complete, slurmctld is down: the tree stays stopped until it responds, then the job is queued."""
+    agent = Agent(world, "c1")
+    dump = agent.imager.dump
+
+    def away(*args, **kwargs):
+        world.answers = False
+        return dump(*args, **kwargs)
+
+    agent.imager.dump = away
+    done = agent.suspend()
+    assert done.phase is Phase.REQUEUEING
+    assert world.copies() == 1
+    agent.keeper.stop()
+    world.answers = True
+    recovered(world)
+    check(world)
+    go_on_at_c2(world)
+
+
+def test_journal_of_another_release_is_not_changed(world, caplog):
+    """After a downgrade, the journal is reported in one line, and its job is neither changed nor suspended again."""
+    path = world.root / "c1" / "journal" / f"alpha.7.{round(SUBMIT.timestamp())}.jsonl"
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.write_text('{"version":2,"phase":"dumped","time":1.0,"facts":{}}\n')
+    agent = recovered(world)
+    assert [line.message for line in caplog.records if line.levelname == "ERROR"] == [
+        f"{path}: line 1 is of another release of slurm-affinode (version 2, not 1): its job is left alone"
+    ]
+    assert path.exists()
+    assert world.effect_log == []
+    with pytest.raises(Refused, match="its journal cannot be read: line 1 is of another release"):
+        agent.suspend(key=JobKey("alpha", 7, round(SUBMIT.timestamp())))
+
+
+def test_comment_of_owner_is_kept(world):
+    world.comment = "my experiment"
+    agent = Agent(world, "c1")
+    agent.suspend()
+    agent.settle()
+    assert world.comment.endswith(" // my experiment")
+    go_on_at_c2(world)
+    assert world.comment == "my experiment"
+
+
+@pytest.mark.parametrize(("fresh", "reply"), [(False, Hold), (True, Start)])
+def test_failed_restore_follows_configuration(world, fresh, reply):
+    """The job is held with the reason, or started afresh; the image is kept."""
+    agent = begun_at_c2(world, SuspendSettings(fresh=fresh, slurm_s=5))
+    agent.imager.fails = "bad size"
+    answer = agent.restore()
+    assert isinstance(answer, reply)
+    assert agent.images(shared=True) == [1]
+    assert "bad size" in world.comment
+    if fresh:
+        assert answer == Start(restore_failed=True)
+    else:
+        assert (world.state, world.held) == ("PENDING", True)
+        [sleeping] = agent.keeper.suspended()
+        assert sleeping.failure == "bad size"
+
+
+@pytest.mark.parametrize(
+    ("then", "comment"),
+    [
+        (("CANCELLED", 1), "restoring: from its image, on c2 // my experiment"),
+        (("COMPLETING", 1), "restoring: from its image, on c2 // my experiment"),
+        (("PENDING", 2), "suspended: idle 15m, 1 MiB, wake with: slurm-affinode wake 7 // my experiment"),
+    ],
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_restore_ended_by_slurm_is_not_a_failure(world, monkeypatch, fresh, then, comment):
+    """It was canceled, requeued or preempted: the comment is correct, no matter who killed the restore."""
+    world.comment = "my experiment"
+    mails = []
+    agent = begun_at_c2(world, SuspendSettings(fresh=fresh, slurm_s=5))
+    monkeypatch.setattr(agent.parts.mailer, "tell", lambda mail: mails.append(mail.kind))
+    begin = agent.imager.restore
+
+    def killed(*arguments, **options):
+        assert world.comment == "restoring: from its image, on c2 // my experiment"
+        world.state, world.restarts = then
+        agent.imager.fails = "its init is gone"
+        return begin(*arguments, **options)
+
+    monkeypatch.setattr(agent.imager, "restore", killed)
+    assert isinstance(agent.restore(), Hold)
+    assert (world.state, world.restarts, world.comment) == (*then, comment)
+    assert mails == []
+    assert not agent.parts.journal.open_records()
+    assert ledger(world).restore_failure is None
+    if then[0] == "PENDING":
+        agent.imager.fails = None
+        monkeypatch.setattr(agent.imager, "restore", begin)
+        world.start_run("c2")
+        assert agent.restore() == Restored(2)
+        assert world.comment == "my experiment"
+
+
+def test_job_with_private_network_is_not_restored(world, monkeypatch):
+    """Its process tree would run in the node's network: its image waits for a node where Slurm creates none."""
+    agent = begun_at_c2(world)
+    arrival = agent.arrival
+    monkeypatch.setattr(agent, "arrival", lambda: replace(arrival(), foreign=("net", "ipc")))
+    assert isinstance(agent.restore(), Hold)
+    assert "namespaces of its own (net, ipc)" in world.comment
+    monkeypatch.setattr(agent, "arrival", arrival)
+    agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
+    world.start_run("c2")
+    assert agent.restore() == Restored(2)
+
+
+def test_job_with_shards_is_restored_on_gpu_from_prolog(world, monkeypatch):
+    """Slurm reports no GPU indices for it; without indices from a prolog either, the image waits."""
+    agent = begun_at_c2(world)
+    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
+    assert isinstance(agent.restore(), Hold)
+    assert "does not say which GPUs" in world.comment
+    agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
+    world.start_run("c2")
+    agent.parts.gpu_indices[7] = (0,)
+    assert agent.restore() == Restored(2)
+
+
+@pytest.mark.parametrize("gpus", [None, ()])
+def test_job_with_unknown_gpus_is_not_suspended(world, monkeypatch, gpus):
+    """It could not be restored, for example with shards and no prolog. It is refused before anything is changed."""
+    monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=gpus))
+    agent = Agent(world, "c1")
+    with pytest.raises(Refused) as refused:
+        agent.suspend()
+    assert refused.value.refusal.code == "gpu-numbers"
+    assert world.effect_log == []
+    check(world)
+    agent.parts.gpu_indices[7] = (0,)
+    assert agent.suspend().phase is Phase.QUEUED
+
+
+def test_different_gpu_model_is_refused(world):
+    agent = begun_at_c2(world)
+    agent.gpus.model = "A100"
+    assert isinstance(agent.restore(), Hold)
+    assert "A100" in world.comment
+    assert "criu restore" not in world.effect_log
+
+
+def test_restore_waits_for_gpu_memory_until_timeout(world):
+    agent = begun_at_c2(world)
+    agent.gpus.free = 5
+    assert isinstance(agent.restore(), Hold)
+    assert "its GPU memory does not fit: 65 MiB are needed on GPU-c2-0, 5 B are free there" in world.comment
+
+
+def test_modified_image_is_refused(world):
+    """One bit of a file is flipped."""
+    agent = begun_at_c2(world)
+    [page] = (world.root / "shared" / "images").glob("*/0001/criu/pages-1.img")
+    data = bytearray(page.read_bytes())
+    data[0] ^= 1
+    page.write_bytes(data)
+    assert isinstance(agent.restore(), Hold)
+    assert "contents have changed" in world.comment
+    assert world.nodes["c2"].processes == []
+
+
+def test_attempt_is_restored_by_one_shepherd(world):
+    """Two shepherds on two nodes serve the same attempt: the second one restores nothing."""
+    assert begun_at_c2(world).restore() == Restored(2)
+    world.start_run("c3")
+    other = Agent(world, "c3")
+    assert isinstance(other.restore(), Hold)
+    assert world.nodes["c3"].processes == []
+
+
+def test_job_with_incomplete_copy_is_requeued(world):
+    """It was started on another node before the copy was complete: it returns to the queue."""
+    agent = Agent(world, "c1")
+    agent.aftermath._copy = lambda record: None
+    agent.suspend()
+    agent.settle()
+    assert agent.images(shared=True) == []
+    world.start_run("c2")
+    assert isinstance(Agent(world, "c2").restore(), Hold)
+    assert world.state == "PENDING"
+
+
+def test_wake_releases_job_only_with_shared_image(world):
+    agent = Agent(world, "c1")
+    agent.aftermath._copy = lambda record: None
+    agent.suspend()
+    agent.settle()
+    key = agent.keeper.suspended()[0].key
+    assert agent.waker.wake(key, "alice") is False
+    assert world.held
+    image = agent.parts.local.images()[0]
+    agent.parts.local.copy(image, agent.parts.shared)
+    world.clock += 100
+    agent.waker.tick()
+    assert not world.held
+    assert agent.waker.wake(key, "alice") is True
+
+
+def test_running_job_cannot_be_woken(world):
+    from slurm_affinode.model.suspension import JobKey
+
+    with pytest.raises(Refused, match="not suspended"):
+        Agent(world, "c1").waker.wake(JobKey("alpha", 7, 5), "alice")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"option": SuspendOption(mode=Mode.INPLACE)}, "mode"),
+        ({"slurm": {"node_count": 2}}, "multi-node"),
+        ({"slurm": {"het_job_id": 6}}, "heterogeneous"),
+        ({"slurm": {"batch": False}}, "interactive"),
+        ({"slurm": {"requeue": False}}, "no-requeue"),
+        ({"root": 9}, "not-started"),
+        ({"uid": 12345}, "other-user"),
+    ],
+)
+def test_unsuspendable_job_is_refused_before_any_change(world, changes, code):
+    agent = Agent(world, "c1")
+    if isinstance(changes.get("slurm"), dict):
+        changes = {"slurm": make_job(world, **changes["slurm"])}
+    found = agent.suspender.refusals(agent.watched(**changes))
+    assert code in [refusal.code for refusal in found]
+    assert world.effect_log == []
+
+
+@pytest.mark.parametrize("why", ["driver 550.54 is too old: 570 or newer is needed", None])
+def test_outdated_driver_is_reported_by_version(world, monkeypatch, why):
+    """A missing function says less; if the driver is unknown, only that can be reported."""
+    agent = Agent(world, "c1")
+
+    def missing(pids):
+        raise CudaUnavailable("function cuCheckpointProcessGetRestoreThreadId is not found")
+
+    monkeypatch.setattr(agent.parts.cuda, "users", missing)
+    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities("550.54", why_not=why))
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert refusal.code == "driver"
+    assert (why or "is not found") in refusal.text
+
+
+@pytest.mark.parametrize(
+    ("params", "memory", "refused"),
+    [("OverMemoryKill", "64M", True), ("overmemorykill,UsePss", "100G", False), ("UsePss", "64M", False)],
+)
+def test_memory_limit_enforced_by_slurm_is_respected(world, monkeypatch, params, memory, refused):
+    """GPU memory moved to host memory would exceed the limit; a limit that is not enforced does not count."""
+    agent = Agent(world, "c1")
+    monkeypatch.setattr(agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": params})
+    job = agent.watched(slurm=make_job(world, tres_allocated={"mem": memory}))
+    found = agent.suspender.refusals(job)
+    assert [one.code for one in found] == (["host-memory"] if refused else [])
+    assert all("--mem" in one.text for one in found)
+
+
+@pytest.mark.parametrize(
+    ("driver", "setting", "refused"),
+    [("575.51.03", "yes", True), ("570.211.01", "yes", True), ("575.57.08", "yes", False), ("575.51.03", "no", False)],
+)
+def test_old_driver_needs_all_gpus_of_node(world, monkeypatch, driver, setting, refused):
+    """Before 575.57.08, a process without access to some GPUs cannot be checkpointed, or not restored."""
+    agent = Agent(world, "c1")
+    monkeypatch.setattr(agent.parts.cuda, "capabilities", lambda: Capabilities(driver, checkpoint=True))
+    config = {"ConstrainDevices": setting, "TaskPlugin": "task/affinity,task/cgroup"}
+    monkeypatch.setattr(agent.parts.slurm, "config", lambda: config)
+    mine = agent.parts.gpus.devices()
+    assert not agent.suspender.refusals(agent.watched())
+    others = replace(mine[0], uuid="GPU-another")
+    monkeypatch.setattr(agent.parts.gpus, "devices", lambda: (*mine, others))
+    job = replace(agent.watched(), devices=mine)
+    assert [one.code for one in agent.suspender.refusals(job)] == (["driver"] if refused else [])
+
+
+def test_full_store_is_a_refusal(world, monkeypatch):
+    agent = Agent(world, "c1")
+    agent.parts.shared.budget.reserve = 1 << 60
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert refusal.code == "no-room"

@@ -1,0 +1,132 @@
+"""A shared tier on a file system that does not respond: a FUSE that stalls like a hard NFS mount."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from agent_site import World, make_job
+from agent_tiers import Tiered, again_at, asleep
+from stalling import Stalling
+from waiting import DEADLINE_S, wait_until
+
+from slurm_affinode.agent.composition import _report
+from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.retention import Tier
+from slurm_affinode.checkpoint.tiers import Tiers
+from slurm_affinode.model.suspension import Phase
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.shepherd import Hold, Restored
+
+from agent_world import KEY  # isort: skip
+
+
+@pytest.fixture
+def shared(world: World, stalling: Callable[..., Stalling], monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalling]:
+    """The file system of the shared store."""
+    monkeypatch.setattr(Patience.__init__, "__kwdefaults__", {"look_s": 0.2})
+    made, answers_ = stalling(world.root / "shared"), Patience._answers
+    # On a busy machine it may be slower than the timeout, but it does respond.
+    monkeypatch.setattr(Patience, "_answers", lambda self: not made.stalled or answers_(self))
+    yield made
+    made.go_on()
+
+
+class OnIt(Tiered):
+    """An agent that expects the shared store to time out."""
+
+    def __init__(self, world: World, node: str) -> None:
+        super().__init__(world, node)
+        before = self.parts.tiers
+        path = world.root / "shared" / "images"
+        store = DirectoryStore(path, KEY, patience=Patience(path.parent))
+        tiers = Tiers(
+            [*before.node, Tier("shared", store, shared=True)], now=world.now,
+            report=lambda key, text: _report(self.parts, key, text),
+        )  # fmt: skip
+        object.__setattr__(self.parts, "tiers", tiers)
+
+
+def test_local_work_continues_without_shared_store(world: World, shared: Stalling) -> None:
+    """Nothing blocks, host memory is freed, and a suspension is refused with the reason. It works again afterwards."""
+    agent = OnIt(world, "c1")
+    shared.stall()
+    began = time.monotonic()
+    with pytest.raises(Refused, match=r"shared/images: its file system does not respond"):
+        agent.suspend()
+    assert [one.code for one in agent.suspender.refusals(agent.watched(slurm=make_job(world)))] == ["no-room"]
+    agent.parts.tiers.relieve()
+    agent.keeper.sweep(holds_lease=True)
+    agent.waker.tick()
+    assert agent.keeper.suspended() == []
+    assert "does not respond" in (agent.keeper.silent() or "")
+    assert "does not respond" in (agent.keeper.room() or "")
+    assert time.monotonic() - began < DEADLINE_S
+    shared.go_on()
+    answers(agent)
+    assert agent.suspend().phase is Phase.QUEUED
+    agent.settle()
+    assert agent.where() == ["memory", "disk", "shared"]
+
+
+def test_suspension_in_progress_completes(world: World, shared: Stalling) -> None:
+    """The image is on the node, the job in the queue; its note and its shared copy follow."""
+    agent = OnIt(world, "c1")
+    done = agent.suspend(shared.stall)
+    assert done.phase is Phase.QUEUED
+    assert agent.where() == ["memory", "disk"]
+    shared.go_on()
+    answers(agent)
+    wait_until("its copy is there", lambda: agent.keeper.suspended()[0].where == "shared")
+    assert agent.where() == ["memory", "disk", "shared"]
+
+
+def test_restore_waits_for_file_server(world: World, shared: Stalling, caplog: pytest.LogCaptureFixture) -> None:
+    """The wait is limited; another node may have a newer image."""
+    caplog.set_level(logging.INFO)
+    asleep(world)
+    again_at(world, "c2")
+    agent = OnIt(world, "c2")
+    shared.stall()
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            shared.go_on()
+            answers(agent)
+
+    object.__setattr__(agent.parts, "sleep", sleep)
+    assert isinstance(agent.restore(), Restored)
+    assert len(waited) >= 3
+    said = [line.removeprefix(f"{shared.path}: ") for line in caplog.messages if line.startswith(f"{shared.path}: ")]
+    assert sorted(said) == [
+        *["answers again"] * 2,  # for the images and the notes
+        *["its file system does not respond; what needs it fails until it does"] * 2,
+    ]
+
+
+def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalling) -> None:
+    """Its image is kept."""
+    asleep(world)
+    again_at(world, "c2")
+    agent = OnIt(world, "c2")
+    object.__setattr__(agent.parts, "settings", replace(agent.parts.settings, restore_s=3))
+    shared.stall()
+    reply = agent.restore()
+    assert isinstance(reply, Hold)
+    assert "does not respond" in reply.reason
+    shared.go_on()
+    answers(agent)
+    assert agent.where() == ["shared"]
+
+
+def answers(agent: Tiered) -> None:
+    """Wait until all calls left behind have returned."""
+    parts = agent.parts
+    patient = [parts.notes._ask, parts.ledger._ask, *(s.patience for s in parts.tiers.stores if s.patience)]
+    wait_until("all has come back", lambda: not any(one.silent for one in patient))

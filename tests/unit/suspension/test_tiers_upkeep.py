@@ -1,0 +1,204 @@
+"""Upkeep of images: fetched before their jobs start, kept while in use, and removed when obsolete."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from agent_site import World, make_job
+from agent_tiers import Tiered, again_at, asleep, read_only
+
+from slurm_affinode.checkpoint.interface import Image, ImageDamaged
+from slurm_affinode.checkpoint.retention import Copy
+from slurm_affinode.model.suspension import LiveRun, Phase
+from slurm_affinode.suspension import sweep
+from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
+from slurm_affinode.suspension.shared_state import StartPlan
+from slurm_affinode.suspension.shepherd import Restored
+from slurm_affinode.suspension.sweep import Absence
+from slurm_affinode.suspension.wake import JobWaker
+
+
+def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """It is fetched if Slurm expects to start a released job on this node, and on no other, within the time."""
+    asleep(world)
+    agent = Tiered(world, "c2")
+    prefetcher = Prefetcher(agent.parts, 600, world.root / "demand.json")
+    waker = JobWaker(agent.parts, agent.waker._lease)
+
+    def plan(in_s: float, nodes: tuple[str, ...], *, held: bool = False) -> list[str]:
+        start = datetime.fromtimestamp(world.now() + in_s, UTC)
+        job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=held)
+        waker._tell_plans(agent.parts.notes.all(), {7: job})
+        prefetcher.tick()
+        prefetcher.settle()
+        return agent.where()
+
+    assert agent.parts.notes.plan() == {}
+    assert plan(60, ("c2",), held=True) == ["shared"]
+    assert plan(6000, ("c2",)) == ["shared"]
+    assert plan(60, ("c1",)) == ["shared"]
+    assert plan(60, ()) == ["shared"]
+    assert plan(60, ("c2",)) == ["memory", "shared"]
+    with caplog.at_level(logging.WARNING):
+        assert plan(60, ("c2",)) == ["memory", "shared"]
+    assert not caplog.records
+    assert load_demand(world.root / "demand.json").state()["events"] > 0
+    (world.root / "demand.json").write_text("{}")
+    assert load_demand(world.root / "demand.json").state()["marks"] == {}
+
+
+def test_read_only_tier_does_not_stop_sweep(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The job has ended: its images and its note are removed where possible, and the sweep continues."""
+    agent = asleep(world)
+    agent.parts.tiers.tiers[0].store._entries.drop = read_only  # type: ignore[method-assign]
+    world.state = "CANCELLED"
+    (note,) = agent.parts.notes.all()
+    agent.keeper.over(note.key, note.began_ms)
+    assert agent.where() == ["memory"]
+    assert agent.parts.notes.all() == []
+    assert "Read-only file system" in caplog.text
+
+    broken = agent.parts.tiers.tiers[1].store
+    broken.begin(note.key, uid=1, estimate=1).leave()
+    for store in agent.parts.tiers.stores:
+        for path in store.path.glob("alpha.7/*"):
+            os.utime(path, (0, 0))
+    world.sleep(10_000)
+    agent.keeper.sweep(True)
+    assert agent.where() == ["memory"]
+    assert not (broken.path / "alpha.7").exists()
+
+
+def test_image_being_restored_is_not_evicted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Host memory runs short between verification and restore: an image in use is not evicted."""
+    asleep(world)
+    agent = again_at(world, "c2")
+    pairs = agent.restorer._gpu_pairs
+
+    def short(*arguments: Any) -> Any:
+        object.__setattr__(agent.parts.tiers.tiers[0], "left", lambda: -1)
+        agent.parts.tiers.relieve()
+        return pairs(*arguments)
+
+    monkeypatch.setattr(agent.restorer, "_gpu_pairs", short)
+    assert agent.restore() == Restored(2)
+    agent.parts.tiers.relieve()
+    assert agent.where() == ["shared"]
+
+
+def test_unfetchable_image_does_not_block_next(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first of two jobs that start soon has a too large or damaged image; a damaged one is read only once."""
+    asleep(world)
+    agent = Tiered(world, "c2")
+    parts, tiers = agent.parts, agent.parts.tiers
+    (first,) = parts.notes.all()
+    second = replace(first, job_id=8)
+    plans = {7: StartPlan(world.now() + 30, ("c2",)), 8: StartPlan(world.now() + 60, ("c2",))}
+    (copy, *_), _ = tiers.copies(LiveRun(first.key, first.uid, first.restarts + 1))
+
+    def copies(run: LiveRun) -> tuple[list[Copy], None]:
+        facts = replace(copy.image.manifest, key=run.key)
+        return [replace(copy, image=replace(copy.image, manifest=facts))], None
+
+    asked: list[str] = []
+    first_is: list[Copy | Exception | None] = [None, None, ImageDamaged("its contents have changed"), copy]
+
+    def pull(copy: Copy, **_: object) -> Copy | None:
+        asked.append(copy.image.job)
+        found = first_is.pop(0) if copy.image.job == "alpha.7" else copy
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(parts.notes, "all", lambda: [second, first])
+    monkeypatch.setattr(parts.notes, "plan", lambda: plans)
+    monkeypatch.setattr(tiers, "copies", copies)
+    monkeypatch.setattr(tiers, "pull", pull)
+    prefetcher = Prefetcher(parts, 600, None)
+    for _ in range(4):
+        prefetcher.tick()
+        prefetcher.settle()
+    assert asked == ["alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.8"]
+    assert "its copy in the tier shared is damaged: its contents have changed" in caplog.text
+
+
+def test_image_being_copied_to_shared_tier_is_not_copied_twice(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    """The copy takes longer than a minute: the image is not regarded as missing there."""
+    first = asleep(world)
+    shared = first.parts.shared
+    assert shared is not None
+    image = shared.get("alpha.7", 1)
+    shared.remove(image)
+    writer = shared.take_up(image)
+    world.sleep(100)
+    mender = Prefetcher(first.parts, 0, None)
+    mender.tick()
+    mender.settle()
+    assert not caplog.records
+    writer.leave()
+    mender.tick()
+    mender.settle()
+    assert first.where() == ["memory", "disk", "shared"]
+
+
+def test_older_image_is_removed_when_newer_one_is_complete(world: World) -> None:
+    """The job is suspended on c1 and again on c2: the copy of the first suspension on c1 is removed, too."""
+    first = asleep(world)
+    second = again_at(world, "c2")
+    assert second.restore() == Restored(2)
+    assert second.suspend().phase is Phase.QUEUED
+    second.settle()
+    for path in world.root.glob("*/*/alpha.7/*"):
+        os.utime(path, (0, 0))
+
+    def held(agent: Tiered) -> dict[str, list[int]]:
+        return {
+            tier.name: [one.manifest.seq for one in tier.store.images() if isinstance(one, Image)]
+            for tier in agent.parts.tiers.tiers
+        }
+
+    world.sleep(10_000)
+    assert held(first) == {"memory": [1], "disk": [1], "shared": [1, 2]}
+    first.keeper.sweep(False)
+    second.keeper.sweep(True)
+    assert held(first) == {"memory": [], "disk": [], "shared": [2]}
+    assert held(second) == {"memory": [2], "disk": [2], "shared": [2]}
+
+
+@pytest.mark.parametrize(("took_s", "left"), [(0.0, []), (100.0, ["memory", "disk", "shared"])])
+def test_long_sweep_keeps_images_created_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch, took_s: float, left: list[str]
+) -> None:
+    """Slurm was queried before the stores were read, which took long enough for a job to be submitted and suspended."""
+    agent = asleep(world)
+    minute_ago = time.time() - 60
+    for path in world.root.glob("*/*/alpha.7/*"):
+        os.utime(path, (minute_ago, minute_ago))
+    clock = [time.monotonic()]
+
+    def takes_long(*_: object) -> dict[str, Absence]:
+        clock[0] += took_s
+        return {}
+
+    monkeypatch.setattr(agent.parts.absences, "update", takes_long)
+    monkeypatch.setattr(sweep.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(agent.parts.slurm, "jobs", lambda: (make_job(world, state="CANCELLED"),))
+    agent.keeper.sweep(holds_lease=True)
+    assert agent.where() == left
+
+
+def test_demand_is_forgotten_when_job_ends(world: World) -> None:
+    """The job may have ended on another node."""
+    agent = asleep(world)
+    agent.parts.tiers.demand.requested("alpha.5", world.now())
+    world.sleep(10_000)
+    agent.keeper.sweep(True)
+    assert set(agent.parts.tiers.demand.state()["marks"]) == {"alpha.7"}

@@ -1,0 +1,67 @@
+"""The checks of wording and of commit messages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import commit_subject
+import prose
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RULES = prose.read_rules()
+
+
+def phrases(path: str, text: str) -> list[tuple[int, str]]:
+    return [(one.line, one.phrase) for one in prose.check_text(path, text, RULES.banned)]
+
+
+def test_project_follows_the_rules() -> None:
+    program = [sys.executable, ROOT / "tests" / "prose.py"]
+    done = subprocess.run(program, check=False, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("", 0)
+
+
+def test_clean_paths_exist() -> None:
+    assert [one for one in RULES.clean if not (ROOT / one).exists()] == []
+
+
+def test_python_is_checked_in_comments_and_strings_only() -> None:
+    text = '"""Of the job id.\n\nWhoever asks."""\nwhoever = 1  # in vain\nlog("the relational store")\n'
+    assert sorted(phrases("a.py", text)) == [(1, "job id"), (3, "Whoever"), (4, "in vain"), (5, "relational store")]
+
+
+def test_markdown_code_is_not_checked() -> None:
+    text = "A `whoever` and\nwhoever.\n\n```\nwhoever\n```\nJob\nids\n"
+    assert phrases("a.md", text) == [(2, "whoever"), (7, "Job ids")]
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("Reject images signed with another key\n\nThe reason.\n", []),
+        ("Process messages of shepherds in order", []),
+        ("Merge branch 'a'", []),
+        ("# a comment\nFix the sweep", []),
+        ("fix the sweep", ["begins with 'fix'"]),
+        ("Fixed the sweep", ["use the imperative"]),
+        ("Fixes the sweep.", ["use the imperative", "full stop"]),
+        ("A" * 73, ["73 characters"]),
+        ("Fix the sweep\nand more", ["second line"]),
+        ("", ["empty"]),
+    ],
+)
+def test_commit_subject(message: str, found: list[str]) -> None:
+    faults = commit_subject.faults(message)
+    assert len(faults) == len(found)
+    assert all(part in fault for part, fault in zip(found, faults, strict=True))
+
+
+def test_commit_message_hook_exits_with_1(tmp_path: Path) -> None:
+    file = tmp_path / "message"
+    file.write_text("fixed it\n", encoding="utf-8")
+    assert commit_subject.main([str(file)]) == 1
+    file.write_text("Fix it\n", encoding="utf-8")
+    assert commit_subject.main([str(file)]) == 0

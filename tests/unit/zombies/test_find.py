@@ -1,0 +1,191 @@
+"""Findings from a stored history."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from zombie_history import END, Site, computes, idle_findings, squats, unmeasured, unused, used_once
+
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.model.finding import plain
+from slurm_affinode.zombies import find
+from slurm_affinode.zombies.find import Request
+
+
+def test_squatter_is_found_and_busy_job_is_not(site: Site) -> None:
+    """Both hold the memory, but only one computes."""
+    site.job(1, [squats])
+    site.job(2, [computes], node="g2")
+    (one,) = idle_findings(site.find())
+    assert (one.kind, one.job and one.job.job_id, one.source) == ("squatter", 1, "history")
+    assert one.window_s == pytest.approx(4 * 3600, abs=61)
+    assert one.held_gpu_hours == pytest.approx(4, abs=0.02)
+    assert one.held_gib_hours == pytest.approx(4 * 79_000 / 1024, rel=0.01)
+    assert {row.dimension for row in one.evidence if row.met} == {"memory", "compute", "time", "state"}
+
+
+def test_unmeasured_gpu_is_not_reported(site: Site) -> None:
+    """A GPU with full memory and no activity signal is unknown and counted as such."""
+    site.job(1, [unmeasured])
+    site.job(2, [squats, unmeasured], node="g2")
+    site.job(3, [squats, None], node="g3")
+    found = site.find()
+    assert [one.job and one.job.job_id for one in idle_findings(found)] == [2, 3]
+    for one in idle_findings(found):
+        assert [gpu.gpu for gpu in one.flagged_gpus] == ["0"]
+        assert any("not measured" in row.text for row in one.unknown)
+    assert found.unmeasured == 3
+
+
+def test_variants_of_idle_allocations(site: Site) -> None:
+    """Never used, used once, two of eight used."""
+    site.job(1, [unused, unused])
+    site.job(2, [used_once], node="g2")
+    site.job(3, [computes] * 2 + [unused] * 6, node="g3")
+    variants = {one.job.job_id: one.variant for one in idle_findings(site.find()) if one.job}
+    assert variants == {1: "never-used", 2: "used-once", 3: "partly-used"}
+    partly = next(one for one in idle_findings(site.find()) if one.variant == "partly-used")
+    assert len(partly.flagged_gpus) == 6
+    assert partly.allocated_gpus == 8
+
+
+def test_use_before_the_interval_counts(site: Site) -> None:
+    """Whether a GPU was ever used depends on the whole attempt."""
+    site.job(1, [used_once], hours=60)
+    site.job(2, [unused], hours=60, node="g2")
+    found = site.find(since=END - timedelta(hours=10))
+    assert {one.job.job_id: one.variant for one in idle_findings(found) if one.job} == {1: "used-once", 2: "never-used"}
+    assert {round(one.window_s / 3600) for one in idle_findings(found)} == {10}
+
+
+@pytest.mark.parametrize("hole", [(0, 90), (60, 90)])
+def test_never_used_requires_complete_samples(site: Site, hole: tuple[int, int]) -> None:
+    """If the history starts late or has a gap, the GPU is idle now and unknown before."""
+    site.job(1, [unused])
+    start = END - timedelta(hours=4)
+    low, high = (start + timedelta(minutes=minute) for minute in hole)
+    site.samples = [one for one in site.samples if not low <= one["time"] < high]
+    (one,) = idle_findings(site.find())
+    assert (one.kind, one.variant) == ("idle-allocation", "idle")
+    assert one.score == pytest.approx(0.8)
+
+
+def test_suspended_job_is_not_reported(site: Site) -> None:
+    """Slurm stopped it."""
+    site.job(1, [squats], state="SUSPENDED")
+    site.job(2, [unused], state="SUSPENDED", node="g2")
+    assert not idle_findings(site.find())
+    assert site.explain("1").answer == "Nothing is held against this job: it is SUSPENDED, and cannot compute."
+
+
+def test_one_busy_signal_makes_a_gpu_busy(site: Site) -> None:
+    """The tensor cores are busy while NVML reports 0 % utilization."""
+    site.job(1, [lambda minute: {**squats(minute), "tensor_active": 0.3}])
+    assert not idle_findings(site.find())
+
+
+def test_gap_restarts_the_idle_window(site: Site) -> None:
+    """The time between two samples far apart is unknown, not idle."""
+    site.job(1, [lambda minute: squats(minute) if minute < 100 or minute > 200 else unmeasured(minute)])
+    (one,) = idle_findings(site.find(window_s=1800))
+    assert one.window_s == pytest.approx(39 * 60, abs=61)
+    assert not idle_findings(site.find(window_s=3000))
+
+
+def test_job_that_computes_again_is_not_reported(site: Site) -> None:
+    """It was idle for hours before."""
+    site.job(1, [lambda minute: computes(minute) if minute > 237 else squats(minute)])
+    assert not idle_findings(site.find())
+
+
+def test_samples_that_end_before_the_job_are_unknown(site: Site) -> None:
+    """The exporter of one node died; another node's samples continue."""
+    site.job(1, [squats])
+    site.samples = [row for row in site.samples if row["time"] < END - timedelta(hours=1)]
+    site.job(2, [computes], node="g2")
+    assert not idle_findings(site.find())
+
+
+@pytest.mark.parametrize(
+    ("state", "share", "kind"),
+    [("TIMEOUT", 1.0, "squatter"), ("OUT_OF_MEMORY", 0.99, "squatter"), ("FAILED", 0.5, "idle-allocation"),
+     ("COMPLETED", 1.0, "idle-allocation")],
+)  # fmt: skip
+def test_ended_jobs_are_classified_by_state(site: Site, state: str, share: float, kind: str) -> None:
+    """A squatter that ended at its limit remains one; otherwise it is an idle allocation."""
+    site.job(1, [squats], state=state, end=END - timedelta(minutes=1), timelimit_s=int(4 * 3600 / share))
+    (one,) = idle_findings(site.find())
+    assert one.kind == kind
+
+
+def test_filters(site: Site) -> None:
+    """By user, node, kind, variant, score, partition and account."""
+    site.job(1, [squats])
+    site.job(2, [unused], node="g2", user="bob")
+    assert len(idle_findings(site.find(users=("bob",)))) == 1
+    assert len(idle_findings(site.find(nodes=("g1",)))) == 1
+    assert len(idle_findings(site.find(kinds=("idle-allocation",), variants=frozenset({"used-once"})))) == 0
+    assert len(idle_findings(site.find(kinds=("squatter",)))) == 1
+    assert len(idle_findings(site.find(min_score=1.0, partitions=("gpu",), accounts=("lab",)))) == 2
+
+
+def test_old_history_is_evaluated_at_its_end(site: Site) -> None:
+    """The age is reported; nothing is assumed about the time after it."""
+    site.job(1, [squats])
+    site.write()
+    found = find.find(site.config, Request(), now=END + timedelta(days=3))
+    assert len(idle_findings(found)) == 1
+    assert any("ends" in note and "ago" in note for note in found.notes)
+
+
+def test_missing_accounting_is_an_error_with_hint(site: Site) -> None:
+    with pytest.raises(AffinodeError) as caught:
+        find.find(site.config, Request(), now=END)
+    assert "ingest sacct" in str(caught.value.hint)
+
+
+def test_finding_keys_are_stable_and_unique(site: Site) -> None:
+    """The JSON form has them."""
+    site.job(1, [squats])
+    site.job(2, [unused], node="g2", job_name="<script>\x1b[31m")
+    first, second = (site.find() for _ in range(2))
+    assert [one.key for one in first.findings] == [one.key for one in second.findings]
+    assert len({one.key for one in first.findings}) == len(first.findings)
+    row = idle_findings(first)[0].as_json()
+    assert row["subject"]["type"] == "job"
+    assert row["key"] == idle_findings(first)[0].key
+
+
+def test_numpy_scalars_are_converted_to_json() -> None:
+    values = (np.bool_(True), np.int64(3), np.float64(0.5), np.float64("nan"))
+    assert json.dumps(plain(values)) == "[true, 3, 0.5, null]"
+
+
+@pytest.mark.parametrize(("seen", "said"), [(2.0, True), (3.9, False)])
+def test_running_jobs_count_up_to_the_end_of_accounting(site: Site, seen: float, said: bool) -> None:
+    """The history may continue, but whether the job does is unknown. ``seen``: hours for which it had run."""
+    site.job(1, [squats], elapsed_s=int(seen * 3600))
+    found = site.find()
+    assert any(note.startswith("accounting is known up to 2") for note in found.notes) is said
+    (one,) = idle_findings(found)
+    assert one.held_gpu_hours == pytest.approx(seen, abs=0.02)
+    assert any(note.startswith("accounting is known up to 2") for note in site.explain("1").notes) is said
+
+
+def test_unmeasured_samples_are_not_bridged(site: Site) -> None:
+    """Activity in every third sample, memory in all: idle for a minute at a time, so no squatter."""
+    site.job(1, [lambda minute: {"util_pct": None if minute % 3 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
+    assert not idle_findings(site.find())
+
+
+def test_score_of_mostly_unknown_job_is_limited(site: Site) -> None:
+    """One of six hours was measured: the evidence shows it, and the score is at most a third."""
+    site.job(1, [lambda minute: {"util_pct": None if minute < 300 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
+    (one,) = idle_findings(site.find())
+    (measured,) = (row for row in one.evidence if row.dimension == "measured")
+    assert measured.text.startswith("17 % of the GPU time")
+    assert one.score == pytest.approx(1 / 3, abs=0.01)
+    assert one.held_gpu_hours == pytest.approx(1, abs=0.02)

@@ -1,0 +1,354 @@
+"""Live findings: one query to Slurm, one to each node; a node that does not respond is unknown."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
+
+from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.core.cleanup_plan import matches
+from slurm_affinode.core.explanation import Explanation
+from slurm_affinode.model.cleanup import Match
+from slurm_affinode.model.cluster import Job, NodeGpus
+from slurm_affinode.model.finding import NodeRef, ProcessRef
+from slurm_affinode.zombies import explain, nodes, orphans
+from slurm_affinode.zombies import find as findings
+from slurm_affinode.zombies.nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
+
+
+def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
+    """Return the live page of job 1."""
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    slurm = Slurm((job(1), job(2, node_gpus=(NodeGpus("g1", 1, "a100", (1,)),))), (node(),))
+    return explain.explain_live(config, "1", eyes(looks, by), slurm=client(slurm), **options)
+
+
+def test_squatter_is_found_by_watching_longer_than_the_window(tmp_path: Path) -> None:
+    """Pending jobs are counted; Slurm is queried before and after, independent of the numbers of jobs and samples."""
+    slurm = Slurm((job(1), *(waiting(n) for n in range(10, 15))), (node(),))
+    found = find(tmp_path, slurm, [[gpu()]])
+    (one,) = found.findings
+    assert (one.kind, one.source, one.job.id, one.window_s) == ("squatter", "live", "1", 10.0)
+    assert (one.impact.jobs, one.impact.startable) == (5, 1)
+    assert slurm.asked == ["overview", "nodes", "overview"]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        (),
+        (job(1, "CANCELLED", end=NOW),),
+        (job(1, start=NOW + timedelta(seconds=4)),),
+        (job(1, "COMPLETED", end=NOW), job(2, start=NOW + timedelta(seconds=4))),
+    ],
+)
+def test_job_that_ends_while_watched_is_not_reported(tmp_path: Path, later: tuple[Job, ...]) -> None:
+    """Nor is its idle time assigned to the next job on its GPU, or to its own next attempt."""
+    found = find(tmp_path, Slurm((job(1),), (node(),), later), [[gpu()]])
+    assert not {"squatter", "idle-allocation"} & set(found.counts)
+
+
+def test_single_sample_has_no_duration(tmp_path: Path) -> None:
+    """Nothing is reported, and a note proposes ``--watch``."""
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()]], watch_s=None)
+    assert found.findings == ()
+    assert any("--watch" in note for note in found.notes)
+
+
+def test_live_explain_without_history_watches_the_job(tmp_path: Path) -> None:
+    """It samples as long as a short window needs and plots the samples."""
+    page = explained(tmp_path, [[gpu(), gpu(1, util=99.0)]], window_s=5.0)
+    assert [(one.kind, one.source) for one in page.findings] == [("squatter", "live")]
+    assert page.answer == "GPU memory is held and nothing computes."
+    (one,) = page.gpus
+    assert (one.gpu.gpu, one.gpu.flagged, page.watched_s) == ("0", True, 7.0)
+    assert [slot.activity_pct for slot in one.slots] == [None] * 59 + [0.0]
+    assert page.as_json()["answer"] == page.answer
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [({"window_s": 3600.0}, "looked at once"), ({}, "looked at once"), ({"watch_s": 10.0}, "seen for 10s")],
+)
+def test_short_watch_is_inconclusive(tmp_path: Path, options: dict[str, Any], seen: str) -> None:
+    """The answer says that the GPU is idle now, and names the window that is needed."""
+    page = explained(tmp_path, [[gpu()]], **options)
+    assert not page.findings
+    assert page.answer == (
+        f"Not watched long enough: GPU 0 on g1 does nothing now, {seen}, and not for the 1h that squatter asks for."
+    )
+
+
+def test_duration_of_single_sample_does_not_count(tmp_path: Path) -> None:
+    """Nodes that respond slowly have not been watched."""
+    slow = eyes([[gpu()]])
+
+    def ask(name: str) -> NodeAnswer:
+        slow.sleep(1.5)
+        return slow.ask(name)
+
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    opened = client(Slurm((job(1),), (node(),)))
+    page = explain.explain_live(config, "1", dataclasses.replace(slow, ask=ask), slurm=opened)
+    assert "looked at once" in page.answer
+    assert not any("whether GPUs are idle is unknown" in note for note in page.notes)
+
+
+def test_busy_and_unmeasured_jobs_have_different_answers(tmp_path: Path) -> None:
+    assert explained(tmp_path, [[gpu(util=80.0)]], window_s=5.0).answer == "Nothing is held against this job."
+    dark = explained(tmp_path, [[gpu(util=None)]], window_s=5.0)
+    assert dark.answer == "Nothing is held against this job: what its GPUs did was not measured."
+    silent = explained(tmp_path, [[]], by="", window_s=5.0)
+    assert silent.answer == dark.answer
+    assert any("no route to host" in note for note in silent.notes)
+
+
+def shard(number: int, **more: Any) -> Job:
+    """A job with shards of GPU 0."""
+    return job(number, gpus_allocated=None, node_gpus=None, tres_allocated={"cpu": "1", "gres/shard": "2"}, **more)
+
+
+def on(number: int, sm: float | None, used: float | None = 50_000.0, pid: int = 42) -> LiveProcess:
+    """A process of a job, identified by its cgroup."""
+    return process(pid=pid, job=number, source="cgroup", used_mib=used, sm_pct=sm, memory_pct=sm)
+
+
+def test_jobs_on_shared_gpu_are_judged_by_their_processes(tmp_path: Path) -> None:
+    """An idle job is reported beside a busy one; its GPU-hours are not computed."""
+    looks = [[gpu(util=90.0, processes=(on(1, 0.0), on(2, 80.0, pid=43)))]]
+    found = find(tmp_path, Slurm((shard(1), shard(2), waiting(9)), (node(),)), looks)
+    (one,) = found.findings
+    assert (one.kind, one.job.id, one.held_gpu_hours, one.impact) == ("squatter", "1", None, None)
+    (its,) = one.gpus
+    assert (its.shared, its.flagged, its.peak_pct) == (True, True, 0.0)
+    assert its.held_gib == pytest.approx(48.8, abs=0.1)
+    assert any(row.dimension == "shared" for row in one.evidence)
+
+
+def test_indistinguishable_jobs_on_shared_gpu_are_not_reported(tmp_path: Path) -> None:
+    """The driver does not attribute activity or memory to processes; the job in a process's environment is not
+    trusted.
+    """
+    busy, idle = (
+        find(tmp_path, Slurm((shard(1), shard(2)), (node(),)),
+             [[gpu(util=util, processes=(on(1, None), on(2, None, None, 43)))]])
+        for util in (90.0, 0.0)
+    )  # fmt: skip
+    assert busy.findings == ()
+    assert any("1, 2 did on shared GPUs cannot be told apart" in note for note in busy.notes)
+    # On an idle GPU all jobs are idle; the memory of the second one is still unknown.
+    assert {(one.job.id, one.kind) for one in idle.findings} == {("1", "squatter"), ("2", "idle-allocation")}
+    own_word = process(job=1, source="environment", sm_pct=0.0, memory_pct=0.0)
+    found = find(tmp_path, Slurm((shard(1),), (node(),)), [[gpu(util=0.0, processes=(own_word,))]])
+    assert found.findings == ()
+
+
+def test_shard_without_process_is_idle(tmp_path: Path) -> None:
+    """Only if all processes are known and none is the job's; otherwise it is unknown."""
+    works = on(2, 80.0, pid=43)
+    looks = [[gpu(util=90.0, processes=(works,))]]
+    (one,) = find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), looks).findings
+    assert (one.kind, one.job.id, one.held_gpu_hours) == ("idle-allocation", "1", None)
+    assert [(its.gpu, its.held_gib, its.peak_pct, its.shared) for its in one.gpus] == [("?", 0.0, 0.0, True)]
+    somebody = process(pid=44, job=None, source=None)
+    for processes in (None, (works, somebody)):
+        assert (
+            find(tmp_path, Slurm((shard(1), shard(2)), (node(),)), [[gpu(util=90.0, processes=processes)]]).findings
+            == ()
+        )
+
+
+def test_job_that_computes_in_the_last_sample_is_busy(tmp_path: Path) -> None:
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], [gpu()], [gpu(util=80.0)]])
+    assert found.findings == ()
+
+
+def test_node_that_does_not_respond_is_unknown(tmp_path: Path) -> None:
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[]], by="")
+    assert found.findings == ()
+    assert any(note.startswith("g1 is unknown") for note in found.notes)
+
+
+@pytest.mark.parametrize("there", [(), (waiting(1),)])
+def test_job_that_has_not_started_has_no_live_page(tmp_path: Path, there: tuple[Job, ...]) -> None:
+    """The error names Slurm, not the database."""
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    slurm = client(Slurm(there, (node(),)))
+    with pytest.raises(explain.NoAttemptError, match="Slurm knows no job 1 that has started"):
+        explain.explain_live(config, "1", eyes([[gpu()]]), slurm=slurm, window_s=5.0)
+
+
+@pytest.mark.parametrize("flag", ["POWERED_DOWN", "POWERING_DOWN", "POWERING_UP"])
+def test_powered_down_node_is_not_queried(tmp_path: Path, flag: str) -> None:
+    """A cloud has hundreds of them; each would time out and be reported as unknown."""
+    off = node("g2", state="IDLE", flags=frozenset({"CLOUD", flag}))
+    found = find(tmp_path, Slurm((), (node(), off)), [[]], watch_s=None, by="")
+    assert [note for note in found.notes if "g1" in note]
+    assert not [note for note in found.notes if "g2" in note]
+
+
+def test_gpu_that_stops_responding_is_unknown(tmp_path: Path) -> None:
+    """It responded to the first of two samples."""
+    assert find(tmp_path, Slurm((job(1),), (node(),)), [[gpu()], []]).findings == ()
+
+
+def test_process_of_ended_job_is_orphaned(tmp_path: Path) -> None:
+    left = process(job=7, source="environment")
+    found = find(tmp_path, Slurm((), (node(),)), [[gpu(processes=(left,))]])
+    (one,) = found.findings
+    assert one.kind == "orphan-process"
+    assert one.subject == ProcessRef("g1", 42, 777, "python x.py", 1001, "7")
+    assert one.key == "c/orphan-process/process:g1:42:777"
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        process(system=True),
+        process(job=1, source="cgroup"),
+        process(job=9, source="slurmstepd"),
+        process(),
+        process(job=1, source="environment"),
+        process(job=2, source="environment"),
+        process(job=2, source="cgroup", uid=1003, user="eve"),
+        process(job=2, source="environment", uid=101003, user="101003"),
+        process(job=3, source="environment", uid=1003, user="eve"),
+        process(uid=101003, user="101003"),
+        process(uid=101003, user=None),
+    ],
+)
+def test_process_that_may_belong_to_a_job_is_not_orphaned(case: LiveProcess) -> None:
+    """System processes, those of running jobs, those below a slurmstepd, and those of users with a job on the node."""
+    jobs = [job(1), job(2, uid=1002, nodes=("g2",)), job(3, uid=None, nodes=("g2",))]
+    assert orphans.orphan(case, jobs, "g1") is None
+
+
+def test_unnamed_container_user_is_orphaned_on_node_without_jobs() -> None:
+    """The user cannot be mapped to a job's owner."""
+    left = process(uid=101003, user="101003")
+    assert orphans.orphan(left, [job(1, nodes=("g2",))], "g1") is not None
+
+
+def test_process_naming_job_of_another_user_is_orphaned() -> None:
+    """Only its own environment names the job."""
+    jobs = [job(2, uid=1002, nodes=("g2",))]
+    why = orphans.orphan(process(job=2, source="environment"), jobs, "g1")
+    assert why == "it names job 2, which is another user's, and its user has none on this node"
+
+
+def test_memory_without_process_is_found_with_xid(tmp_path: Path) -> None:
+    """Only on GPUs that are not allocated."""
+    looks = [[gpu(0, xid=79), gpu(1, xid=79)]]
+    found = find(tmp_path, Slurm((job(1),), (node(),)), looks, watch_s=None)
+    (one,) = found.findings
+    assert (one.kind, one.subject) == ("orphan-memory", NodeRef("g1", "GPU-1"))
+    assert any("fallen off the bus" in row.text for row in one.evidence)
+
+
+@pytest.mark.parametrize(
+    "has", [{"node_gpus": None}, {"node_gpus": (), "gpus_allocated": None, "tres_allocated": {"gres/shard": "4"}}]
+)
+def test_memory_that_a_job_may_hold_is_not_orphaned(tmp_path: Path, has: dict[str, Any]) -> None:
+    """The job's GPUs are unknown, or it has shards; the driver may not show the processes of a container."""
+    found = find(tmp_path, Slurm((job(1, **has),), (node(),)), [[gpu(1)]], watch_s=None)
+    assert "orphan-memory" not in found.counts
+
+
+def test_processes_that_start_while_watched_are_not_orphaned(tmp_path: Path) -> None:
+    """The process or memory may belong to a job started after Slurm was queried."""
+    of_a_new_job = gpu(1, used=3000.0, processes=(process(job=999, source="cgroup"),))
+    other = gpu(0, used=3000.0)
+    slurm = Slurm((), (node(),))
+    free = [gpu(0, used=0.0), gpu(1, used=0.0)]
+    assert find(tmp_path, slurm, [free, [other, of_a_new_job]]).counts == {}
+    found = find(tmp_path, slurm, [[other, of_a_new_job]])
+    assert found.counts == {"orphan-process": 1, "orphan-memory": 1}
+
+
+def test_job_started_after_first_query_is_not_orphaned(tmp_path: Path) -> None:
+    """Slurm is queried again before a process or memory is reported."""
+    mine = gpu(0, used=3000.0, processes=(process(job=999, source="cgroup"),))
+    silent = gpu(1, used=3000.0)
+    began = job(999, node_gpus=(NodeGpus("g1", 2, "a100", (0, 1)),))
+    slurm = Slurm((), (node(),), later=(began,))
+    assert find(tmp_path, slurm, [[mine, silent]], watch_s=None).counts == {}
+    quiet = Slurm((began,), (node(),))
+    assert find(tmp_path, quiet, [[mine, silent]], watch_s=None).counts == {}
+    assert quiet.asked.count("overview") == 1
+
+
+def test_stuck_jobs_and_nodes_drained_for_kill_task_failed_are_found(tmp_path: Path) -> None:
+    """Only jobs COMPLETING for long; nodes drained for other reasons are ignored."""
+    stuck = job(5, "COMPLETING", end=NOW - timedelta(hours=1))
+    fresh = job(6, "COMPLETING", end=NOW - timedelta(minutes=1))
+    drained = node("g2", flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=NOW - timedelta(hours=2))
+    other = node("g3", flags=frozenset({"DRAIN"}), reason="disk")
+    found = find(tmp_path, Slurm((stuck, fresh), (drained, other)), [[]], watch_s=None)
+    assert {(one.kind, one.nodes) for one in found.findings} == {
+        ("completing", ("g1",)), ("drained-kill-failed", ("g2",)),
+    }  # fmt: skip
+
+
+def test_dcgm_exposition_is_parsed() -> None:
+    """Ratios become percent; absent values and NaN are unknown, never 0; jobs come from the labels."""
+    labels = 'gpu="0",UUID="GPU-a",device="nvidia3",hpc_job="7"'
+    text = f"""# HELP x
+DCGM_FI_DEV_GPU_UTIL{{{labels}}} 0
+DCGM_FI_PROF_SM_ACTIVE{{{labels}}} 0.25 1700000000000
+DCGM_FI_PROF_DRAM_ACTIVE{{{labels}}} NaN
+DCGM_FI_DEV_FB_USED{{{labels}}} 100
+DCGM_FI_DEV_FB_FREE{{{labels}}} 900
+DCGM_FI_DEV_GPU_UTIL{{broken 3
+other{{{labels}}} 3
+"""
+    (one,) = exposed("g1", text)
+    assert one.signals_pct == {"util_pct": 0.0, "sm_active": 25.0}
+    assert (one.minor, one.used_mib, one.total_mib, one.power_w, one.jobs) == (3, 100, 1000, None, ("7",))
+
+
+def test_agent_response_with_faulty_gpu() -> None:
+    """A GPU with a fault has no signals."""
+    row = {"uuid": "GPU-a", "index": 0, "reading": None, "processes": None, "fault": "lost", "total_mib": 8.0}
+    answer = from_agent("g1", {"gpus": [row, {**row, "reading": {"util_pct": 0.0, "sm_active": 0.5}}]})
+    assert [one.signals_pct for one in answer.gpus] == [{}, {"util_pct": 0.0, "sm_active": 50.0}]
+
+
+def test_missing_xid_is_read_from_the_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter is queried only for memory without a process; an error of the exporter is ignored."""
+    asked: list[str] = []
+    text = 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-0",gpu="0"} 79\n'
+    gpus = [{"uuid": "GPU-0", "index": 0, "reading": {"fb_used_mib": 9000.0, "xid": 0}, "processes": []}]
+
+    def metrics(_: Any, name: str) -> str:
+        asked.append(name)
+        if name == "g2":
+            raise UnreachableError("no route")
+        return text
+
+    monkeypatch.setattr(nodes, "_agent", lambda _, name: {"gpus": gpus})
+    monkeypatch.setattr(nodes, "_metrics", metrics)
+    ask = nodes.asker(Config())
+    assert [ask(name).gpus[0].xid for name in ("g1", "g2")] == [79, 0]
+    gpus[0]["processes"] = [{"pid": 5, "start_ticks": 1, "uid": 7}]
+    assert ask("g1").gpus[0].xid == 0
+    assert asked == ["g1", "g2"]
+
+
+def test_drained_node_belongs_to_all_its_partitions(tmp_path: Path) -> None:
+    """For the policy and for filters, in any order of the partitions."""
+    since = NOW - timedelta(hours=2)
+    drained = node(flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=since, partitions=("a", "b"))
+    queue = (waiting(5, partitions=("a",)), waiting(6, partitions=("b",)), waiting(7, partitions=("c",)))
+    found = find(tmp_path, Slurm(queue, (drained,)), [[]], watch_s=None)
+    (one,) = found.findings
+    assert one.impact is not None
+    assert one.impact.examples == ("5", "6")
+    assert [matches(Match(partitions=(name,)), one) for name in ("a", "b", "c")] == [True, True, False]
+    kept = [len(findings.select(found, [one], findings.Request(partitions=(n,))).findings) for n in ("a", "b", "c")]
+    assert kept == [1, 1, 0]

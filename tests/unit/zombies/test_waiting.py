@@ -1,0 +1,51 @@
+"""Pending jobs that could use the GPUs of a finding."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from zombie_history import END, Site, idle_findings, squats
+
+
+def test_pending_jobs_that_fit_are_counted(site: Site) -> None:
+    """They match in partition, number and type of GPUs; only the overlapping time counts."""
+    site.job(1, [squats])
+    site.waits(10, 2)
+    site.waits(11, 30)
+    site.waits(12, 2, req_gpus=2)
+    site.waits(13, 2, partition="cpu")
+    site.waits(14, 2, req_tres="cpu=1,gres/gpu=1,gres/gpu:h100=1")
+    (one,) = idle_findings(site.find())
+    assert one.impact is not None
+    assert (one.impact.jobs, one.impact.startable) == (2, 1)
+    assert one.impact.longest_s == pytest.approx(4 * 3600, abs=120)
+    assert one.impact.waited_s == pytest.approx(6 * 3600, abs=240)
+    assert set(one.impact.examples) == {"10", "11"}
+
+
+def test_jobs_pending_for_other_reasons_are_not_counted(site: Site) -> None:
+    """Held, dependent, at a limit, or needing more nodes; jobs canceled or started later waited until then."""
+    site.job(1, [squats, squats])
+    reasons = ("JobHeldUser", "Dependency", "BeginTime", "QOSMaxGRESPerUser", "AssocGrpGRES")
+    for number, reason in enumerate(reasons):
+        site.waits(20 + number, 2, reason=reason)
+    site.waits(30, 2, req_gpus=2, req_tres="cpu=2,node=2,gres/gpu=2")
+    site.waits(31, 3, state="CANCELLED", end=END - timedelta(hours=1), reason="None")
+    later = {"state": "RUNNING", "start": END + timedelta(hours=1), "gpus": 1, "nodes": 1, "node_list": "g9"}
+    site.waits(32, 1, **later)
+    (one,) = idle_findings(site.find(until=END))
+    assert one.impact is not None
+    assert set(one.impact.examples) == {"31", "32"}
+    assert one.impact.waited_s == pytest.approx(3 * 3600, abs=240)
+
+
+def test_array_tasks_are_counted_individually(site: Site) -> None:
+    """Ten tasks in one record are ten jobs; the limit of the array lets three start at once."""
+    site.job(1, [squats] * 8)
+    site.waits(10, 2, array_job_id=10, array_spec="0-9%3")
+    (one,) = idle_findings(site.find())
+    assert one.impact is not None
+    assert (one.impact.jobs, one.impact.startable, one.impact.examples) == (10, 3, ("10_[0-9%3]",))
+    assert one.impact.waited_s == pytest.approx(20 * 3600, abs=2400)
+    assert one.impact.longest_s == pytest.approx(2 * 3600, abs=120)
