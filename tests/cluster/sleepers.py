@@ -53,7 +53,7 @@ def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     done = wait_until(
         f"slurmctld has told the agent of job {job}",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
-        lambda done: not any(text in done.stderr for text in ("has not said anything", "cannot be suspended yet")),
+        lambda done: not any(text in done.stderr for text in ("has not reported this job yet", "cannot be suspended yet")),
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
