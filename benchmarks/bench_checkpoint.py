@@ -33,6 +33,7 @@ from trees import (
     Place,
     bare_restore,
     forget,
+    members,
     namespace,
     options,
     our_dump,
@@ -43,7 +44,6 @@ from trees import (
     tree_of,
 )
 
-from slurm_affinode.checkpoint import namespace as ns
 from slurm_affinode.checkpoint.interface import Image, Tree
 
 ADDED_MS = 300.0
@@ -169,7 +169,7 @@ def measure_dumps(place: Place, mib: int, order: Sequence[int], found: Mapping[s
             os.sync()
             found[name].append(call())
             if name == "our_dump":
-                for pid in ns.members(init).values():
+                for pid in members(init).values():
                     os.kill(pid, signal.SIGCONT)
     return images[0]
 

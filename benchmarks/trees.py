@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import namespace as ns
+from slurm_affinode.base.pidfd import Namespace, Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, Tree
@@ -125,9 +124,14 @@ def namespace(work: Path, mib: int = 0) -> Iterator[int]:
         made.wait()
 
 
+def members(init: int) -> dict[int, int]:
+    """Return PID in the namespace -> PID here, for all processes but its PID 1, ``init``."""
+    return Namespace(Process(init)).members()
+
+
 def tree_of(init: int) -> Tree:
     """The one process that was started in a namespace."""
-    ((root_ns, root),) = ns.members(init).items()
+    ((root_ns, root),) = members(init).items()
     return Tree(Process(init).id, root, root_ns)
 
 

@@ -19,7 +19,6 @@ from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, Programs, end, looked_after
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import Driver
@@ -300,7 +299,7 @@ def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: i
                 lambda: criu.restore(Process(second.init).id, fd, [], root_pid_ns=root_ns, timeout_s=480, pages=pages)
             )
         os.close(fd)
-        program.pid = namespace.members(second.init)[root_ns]
+        program.pid = second.members()[root_ns]
         for name in ("restore", "unlock"):
             seconds[name] = timed(ours.phases(program.pid)[name])
         program.ask("steps", count=1)

@@ -18,7 +18,6 @@ from gpu.machine import MIB, Machine
 from gpu.programs import HERE, Program, Programs, end, ended, looked_after
 from gpu.skips import without
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.image_store import DirectoryStore
@@ -122,7 +121,7 @@ def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
                     )
                 )
             os.close(fd)
-            program.pid = namespace.members(second.init)[root_ns]
+            program.pid = second.members()[root_ns]
             assert cuda.state(program.pid) is CudaState.CHECKPOINTED
             _, in_s = measured(lambda: run.resume(program))
             found = [began_with, program.ask("steps", count=2), program.ask("digest")]

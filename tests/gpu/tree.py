@@ -17,8 +17,7 @@ from pathlib import Path
 
 from gpu.machine import MIB
 from gpu.programs import HERE, Program, undisturbed
-from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import namespace
+from slurm_affinode.base.pidfd import Namespace, Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Tree
@@ -51,8 +50,12 @@ class Space:
 
     def root(self) -> tuple[int, int]:
         """Return the inner and outer PID of its only process."""
-        ((inner, outer),) = namespace.members(self.init).items()
+        ((inner, outer),) = self.members().items()
         return inner, outer
+
+    def members(self) -> dict[int, int]:
+        """Return inner PID -> outer PID, for all processes but PID 1."""
+        return Namespace(Process(self.init)).members()
 
 
 @contextlib.contextmanager

@@ -210,8 +210,6 @@ SMALL = 80
 """Lines below which a module needs two importers."""
 PROGRAMS = {"api", "checkpoint.cuda_helper", "metrics.spool", "pipeline.suspension_mail", "slurm.pyslurm_worker"}
 """Modules that are run or imported from outside of the package."""
-FOR_TESTS = {"checkpoint.namespace"}
-"""Modules that only tests and benchmarks import; none is to be added."""
 
 
 def importers() -> Mapping[str, set[str]]:
@@ -238,7 +236,7 @@ def test_small_modules_have_two_importers() -> None:
 def test_every_module_is_used_by_the_product() -> None:
     packages = {name.rpartition(".")[0] for name in modules()} | {"__init__"}
     unused = {name for name, known in importers().items() if not known and part(name) != "cli"}
-    assert unused - packages - PROGRAMS == FOR_TESTS
+    assert unused - packages - PROGRAMS == set()
 
 
 def test_public_class_names_are_unique() -> None:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from drive import Driven, serve
-from session import JOB, PYTHON, UID, wait_for
+from session import JOB, PYTHON, UID, members, wait_for
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import deleted_files, namespace
+from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, InheritFd
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import LiveRun
@@ -232,7 +232,7 @@ class Attacks(Driven):
         self.shepherd(PYTHON, "-Wignore", "-c", code, str(self.work))
         wait_for("the victim", (self.work / "ready").exists)
         self.see_stopped()
-        self.root = min(namespace.members(self.init))
+        self.root = min(members(self.init))
 
     def swap(self, name: str, what: str) -> None:
         """While the job is suspended, put something else in place of a file or directory of the user."""

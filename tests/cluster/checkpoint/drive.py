@@ -14,9 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from session import HERE, JOB, PYTHON, UID, Session, wait_for
-
-from slurm_affinode.checkpoint import namespace
+from session import HERE, JOB, PYTHON, UID, Session, members, wait_for
 
 
 class Driven(Session):
@@ -71,15 +69,15 @@ class Driven(Session):
 
     def dump_and_die(self) -> bool:
         """Dump from another agent and kill it while CRIU works; return whether the image is still being written."""
-        members = namespace.members(self.init)
-        root = min(members)
+        pids = members(self.init)
+        root = min(pids)
         # The dump takes long enough to be seen: the memory of the tree has to be written.
         script = (
             "import sys; sys.path.insert(0, sys.argv[1]); import session as d; from pathlib import Path\n"
             "store = d.DirectoryStore(Path(sys.argv[2]), d.KEY)\n"
             "writer = store.begin(d.JOB, uid=d.UID, estimate=0)\n"
             "print('begun', flush=True)\n"
-            f"d.Criu().dump(d.Tree(d.Process({self.init}).id, {members[root]}, {root}), writer.criu_fd, timeout_s=60)\n"
+            f"d.Criu().dump(d.Tree(d.Process({self.init}).id, {pids[root]}, {root}), writer.criu_fd, timeout_s=60)\n"
         )
         agent = subprocess.Popen(
             [PYTHON, "-c", script, str(HERE), str(self.store.path)], stdout=subprocess.PIPE, start_new_session=True
@@ -94,7 +92,7 @@ class Driven(Session):
 
     def provoke(self, what: str) -> list[dict[str, str]] | None:
         """Run something in the namespace that cannot be dumped; return the refusals of a suspension meanwhile."""
-        root = min(namespace.members(self.init).items())[1]
+        root = min(members(self.init).items())[1]
         inside = ["nsenter", f"--target={self.init}", "--pid", "--mount", "--"]
         as_alice = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
         sleep = [PYTHON, "-c", "import time; print('on', flush=True); time.sleep(1000)"]
@@ -114,7 +112,7 @@ class Driven(Session):
             "uring": [*inside, *as_alice, PYTHON, "-c", uring],
             "tracer": [PYTHON, "-c", trace],
         }[what]
-        before = set(namespace.members(self.init).values())
+        before = set(members(self.init).values())
         made = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         try:
             assert made.stdout is not None
@@ -126,7 +124,7 @@ class Driven(Session):
             made.wait()
             # A process that nsenter has started in the namespace is no longer our child; another process reaps it
             # later.
-            wait_for("the end of it", lambda: set(namespace.members(self.init).values()) <= before)
+            wait_for("the end of it", lambda: set(members(self.init).values()) <= before)
 
     def fault(self, *words: str) -> None:
         """Inject a fault into the emulated driver."""

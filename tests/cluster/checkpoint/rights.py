@@ -11,10 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from drive import Driven, serve
-from session import HERE, PYTHON, UID
+from session import HERE, PYTHON, UID, members
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import namespace
 from slurm_affinode.checkpoint.interface import Pages, Take
 
 KEYCTL, ADD_KEY, SESSION = 250, 248, -3  # x86_64; KEY_SPEC_SESSION_KEYRING
@@ -40,7 +39,7 @@ class Rights(Driven):
 
     def pids(self) -> list[int]:
         """Return the PIDs of the namespace's processes in this PID namespace."""
-        return [pid for _, pid in sorted(namespace.members(self.init).items())]
+        return [pid for _, pid in sorted(members(self.init).items())]
 
     def plant_key(self) -> int:
         """Add a key of root's to the session keyring of this process, as an administrator's login may have left it."""

@@ -16,8 +16,7 @@ from typing import Any
 
 import pynvml
 
-from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint import namespace
+from slurm_affinode.base.pidfd import Namespace, Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.image_store import DirectoryStore
@@ -44,6 +43,11 @@ def wait_for(what: str, look: Callable[[], Any]) -> Any:
             raise TimeoutError(what)
         time.sleep(0.01)
     return seen
+
+
+def members(init: int) -> dict[int, int]:
+    """Return PID in the namespace -> PID here, for all processes but its PID 1, ``init``."""
+    return Namespace(Process(init)).members()
 
 
 def driver_version() -> str:
@@ -102,11 +106,11 @@ class Session:
         self.shepherd(PYTHON, "-Wignore", str(HERE / "workload.py"), str(self.work), *features)
         wait_for("the workload", (self.work / "ready").exists)
         self.see_stopped()
-        self.root = min(namespace.members(self.init))
+        self.root = min(members(self.init))
 
     def see_stopped(self) -> None:
         """Record the processes that the workload itself has stopped, which have to stay stopped."""
-        processes = [process_facts(pid) for pid in namespace.members(self.init).values()]
+        processes = [process_facts(pid) for pid in members(self.init).values()]
         self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
 
     def end(self) -> None:
@@ -120,7 +124,7 @@ class Session:
 
     def users(self) -> list[int]:
         """Return the CUDA processes of the tree."""
-        return sorted(self.cuda.users(namespace.members(self.init).values()))
+        return sorted(self.cuda.users(members(self.init).values()))
 
     def park(self) -> dict[str, Any]:
         """Move all GPU memory of the tree to host memory."""
@@ -133,14 +137,14 @@ class Session:
 
     def dump(self) -> dict[str, Any]:
         """Dump to a verified image; return its size in bytes, number of processes, freeze time and sequence number."""
-        members = namespace.members(self.init)
+        pids = members(self.init)
         self.see_stopped()
         users = self.users()
-        inner = {pid: ns for ns, pid in members.items()}
-        root_ns = min(members)
+        inner = {pid: ns for ns, pid in pids.items()}
+        root_ns = min(pids)
         with self.store.begin(JOB, uid=UID, estimate=1 << 20) as writer:
             writer.follow()
-            done = self.criu.dump(Tree(Process(self.init).id, members[root_ns], root_ns), writer.criu_fd, timeout_s=60)
+            done = self.criu.dump(Tree(Process(self.init).id, pids[root_ns], root_ns), writer.criu_fd, timeout_s=60)
             image = writer.commit(
                 Manifest(
                     key=JOB, seq=0, uid=UID, gid=UID, node=os.uname().nodename, restarts=0,
@@ -177,7 +181,7 @@ class Session:
 
     def resume(self) -> None:
         """Roll back: continue the frozen processes and restore their GPU memory."""
-        for pid in set(namespace.members(self.init).values()) - self.stopped:
+        for pid in set(members(self.init).values()) - self.stopped:
             os.kill(pid, signal.SIGCONT)
         for pid in self.users():
             if self.cuda.state(pid) == "checkpointed":
@@ -213,10 +217,10 @@ class Session:
             first, second = (gpu.uuid for gpu in new)
             pairs = {first: second, second: first}
         assert pairs is None or isinstance(pairs, dict)
-        members = namespace.members(init)
+        pids = members(init)
         for pid in image.manifest.cuda_pids:
-            self.cuda.restore(members[pid], pairs=pairs)
-            self.cuda.unlock(members[pid])
+            self.cuda.restore(pids[pid], pairs=pairs)
+            self.cuda.unlock(pids[pid])
 
     def verified(self, pages: Pages) -> Pages:
         """Return the pages that a restore verifies its image with."""
@@ -239,7 +243,7 @@ class Session:
 
     def members(self) -> list[int]:
         """Return the processes in the namespace of the last attempt."""
-        return sorted(namespace.members(self.init))
+        return sorted(members(self.init))
 
     def stored(self) -> list[str]:
         """Return the names of the job's directories in the store."""
@@ -255,7 +259,7 @@ class Session:
 
         ``adopt``: treat stray processes of the namespace as members of the tree.
         """
-        root = min(namespace.members(self.init).items())[1]
+        root = min(members(self.init).items())[1]
         tree = collect(self.init, root)
         if adopt:
             tree = replace(tree, processes=(*tree.processes, *tree.outside), outside=())

@@ -229,6 +229,30 @@ def test_namespace_of_a_user_is_refused() -> None:
             outer.kill()
 
 
+_NAMED = """import ctypes, sys
+ctypes.CDLL(None).prctl(15, sys.argv[1].encode(), 0, 0, 0)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["x\rNSpid: 9 1", "x\fPPid: 1", "x\vNSpid: 9 1", "NSpid: 9 1"])
+def test_process_name_does_not_change_the_process_ids_read(name: str) -> None:
+    """The first line of ``status`` has the process name, in which the kernel escapes newlines only."""
+    argv = (sys.executable, "-c", _NAMED, name)
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        raw = (Path("/proc") / str(process.pid) / "status").read_bytes()
+        assert raw.startswith(f"Name:\t{name}\n".encode())
+        with Process(process.pid) as held:
+            status = held.status()
+        for key in ("NSpid", "PPid"):
+            value = raw.partition(f"\n{key}:".encode())[2].partition(b"\n")[0].split()
+            assert status[key].split() == [word.decode() for word in value]
+        process.communicate()
+
+
 def test_hostile_name_does_not_change_what_is_read() -> None:
     """It has parentheses, newlines, and text that looks like other fields."""
     name = ") R 1 1\n"
