@@ -1,0 +1,109 @@
+"""Earlier releases' files stay readable: journals, ledgers, notes and the manifest in ``tests/data/suspension``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, fields
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from agent_site import SUBMIT
+from agent_world import KEY
+
+from slurm_affinode.checkpoint import manifest
+from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.model import ledger
+from slurm_affinode.model.suspension import JobKey, Phase
+from slurm_affinode.suspension.inplace.sleeper import Sleeper
+from slurm_affinode.suspension.inplace.sockets import noted
+from slurm_affinode.suspension.journal import Journal, Record
+from slurm_affinode.suspension.notify import Aftermath, entry_of, mail_owner
+from slurm_affinode.suspension.shared_state import Notes
+
+DATA = Path(__file__).parents[2] / "data" / "suspension"
+EXPECTED = json.loads((DATA / "expected.json").read_text())
+JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
+LATER = 1760009999.0
+IN_PLACE = sorted(name for name, one in EXPECTED.items() if one["sleeper"] is not None)
+OF_A_SLEEPER = ("job_id", "uid", "init_pid", "init_started", "why", "how", "since_epoch", "on_request", "told")
+
+
+def journal_of(directory: Path, lines: bytes) -> Record:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    (directory / f"{JOB.name}.{JOB.submit_epoch}.jsonl").write_bytes(lines)
+    return Journal(directory).record(JOB)
+
+
+def recorded(name: str) -> list[bytes]:
+    return (DATA / "journal" / f"{name}.jsonl").read_bytes().splitlines(keepends=True)
+
+
+def known(values: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_every_fact_of_recorded_journal_is_read_in_each_phase(tmp_path, name):
+    """A journal that ends after any of the lines has the facts of the lines so far."""
+    lines = recorded(name)
+    facts: dict[str, object] = {}
+    for number, line in enumerate(lines, start=1):
+        value = json.loads(line)
+        facts |= value["facts"]
+        record = journal_of(tmp_path, b"".join(lines[:number]))
+        assert (record.phase, record.damage) == (Phase(value["phase"]), None)
+        assert known(record.facts) == known(facts)
+        assert record.phases[record.phase.value] == value["time"]
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_recorded_journal_is_evaluated_as_when_it_was_written(tmp_path, name):
+    """Ledger entry, mail and note are the same."""
+    record, expected, mails = journal_of(tmp_path, b"".join(recorded(name))), EXPECTED[name], []
+    parts = SimpleNamespace(node="c1", now=lambda: LATER, mailer=SimpleNamespace(tell=mails.append))
+    mail_owner(parts, record, "suspended", why="idle 15m")
+    assert (record.phase.value, record.phases) == (expected["phase"], expected["phases"])
+    assert known(asdict(entry_of(record, "c1"))) == expected["ledger"]
+    assert [known(asdict(mail)) for mail in mails] == [expected["mail"]] * (expected["mail"] is not None)
+    if expected["note"] is not None:
+        note = known(asdict(Aftermath(parts).note_of(record)))
+        assert {key: value for key, value in note.items() if key != "revision"} == expected["note"]
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_recorded_journal_in_place_is_taken_over(tmp_path, name):
+    """The next agent knows of the job what the last one knew."""
+    sleeper = Sleeper.of(journal_of(tmp_path, b"".join(recorded(name))))
+    expected = EXPECTED[name]["sleeper"]
+    assert {one: getattr(sleeper, one) for one in OF_A_SLEEPER} == {one: expected[one] for one in OF_A_SLEEPER}
+    assert (str(sleeper.option), dict(sleeper.held)) == (expected["option"], expected["held"])
+    assert (list(sleeper.cuda), sorted(sleeper.stay)) == (expected["cuda"], expected["stay"])
+    assert sorted(sleeper.calls) == [tuple(call) for call in expected["calls"]]
+    assert noted(sleeper.before) == expected["before"]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "ledger").iterdir()))
+def test_every_fact_of_recorded_ledger_is_read(name):
+    for line in (DATA / "ledger" / name).read_text().splitlines():
+        entry = ledger.decode(line)
+        assert {"version": 1} | known(asdict(entry)) == json.loads(line)
+        assert json.loads(ledger.encode(entry)) == json.loads(line)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "notes").iterdir()))
+def test_every_fact_of_recorded_note_is_read(tmp_path, name):
+    (tmp_path / "asleep").mkdir()
+    shutil.copy(DATA / "notes" / name, tmp_path / "asleep" / "alpha.7.json")
+    (tmp_path / "asleep" / "alpha.7.json").chmod(0o600)
+    (note,) = Notes(tmp_path, Signer(KEY, "c1")).all()
+    written = json.loads((DATA / "notes" / name).read_text())
+    assert asdict(note) == {one.name: written[one.name] for one in fields(note)}
+
+
+def test_every_fact_of_recorded_manifest_is_read():
+    data, signature = ((DATA / "image" / f"manifest.{end}").read_bytes() for end in ("json", "hmac"))
+    found = manifest.decode(data, signature, KEY)
+    assert manifest.encode(found) == data
+    assert (found.key, found.node, found.option.window_s, found.gpus[0].held_bytes) == (JOB, "c1", 900, 1 << 20)
