@@ -51,7 +51,7 @@ PARTS = ("staging", "host_memory", "huge_pages", "custom_storage", "parallel", "
 HERE = Path(__file__).resolve().parent
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - host memory as a file system
 DEFAULTS = ("huge pages, pre-faulted, then pinned", "pre-faulted, huge pages")
-"""What ``cuda_storage`` uses: the first that can be had."""
+"""The kinds that ``custom_storage`` uses, by preference."""
 
 
 def main() -> int:
@@ -245,7 +245,7 @@ def copies(run: Programs, mib: int) -> list[dict[str, Any]]:
 
 def default_of(kinds: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Which kind is the fastest, and how the one that is used for our own copies stands to it."""
-    # The ring of cuda_storage is made once for the life of the helper, so its making is not counted.
+    # The ring of custom_storage is allocated once, so its allocation is not counted.
     usable = {one["kind"]: one["out_s"] + one["in_s"] for one in kinds if "why_not" not in one}
     default = next((kind for kind in DEFAULTS if kind in usable), None)
     if default is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpu import tree
 from gpu.machine import MIB, Machine
-from gpu.programs import HERE, Program, Programs, end, looked_after
+from gpu.programs import HERE, Program, ProgramError, Programs, end, looked_after
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.criu import Criu
@@ -31,6 +31,7 @@ from slurm_affinode.suspension import memory
 PHASES = ("lock", "checkpoint", "restore", "unlock")
 LOCK_MS = 30_000
 PR_SET_THP_DISABLE = 41
+STORAGE = Path(__file__).resolve().with_name("custom_storage.py")
 
 
 class Bare:
@@ -180,6 +181,7 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
         ours.cuda.require(Feature.CUSTOM_STORAGE)
     except CudaError as error:
         return str(error)
+    storage = run.start(str(STORAGE))  # before the program, so that it ends after it
     program = run.start()
     program.ask("setup", mib=mib, seed=1, graph=False)
     program.restored = True
@@ -189,21 +191,17 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
         with tempfile.TemporaryDirectory(dir=directory) as place:
             for _ in range(rounds):
                 ours.cuda.lock(program.pid, timeout_ms=LOCK_MS)
-                began = time.monotonic()
-                files = ours.cuda.checkpoint_to(program.pid, Path(place), held={uuid: mib * MIB})
-                taken["out"].append(time.monotonic() - began)
-                began = time.monotonic()
-                ours.cuda.restore_from(program.pid, Path(place), files)
-                taken["in"].append(time.monotonic() - began)
+                out = storage.ask("checkpoint", pid=program.pid, directory=place, held={uuid: mib * MIB})
+                taken["out"].append(out["seconds"])
+                back = storage.ask("restore", pid=program.pid, directory=place, stored=out["result"])
+                taken["in"].append(back["seconds"])
                 ours.cuda.unlock(program.pid)
-                for one in files:
-                    (Path(place) / one.file).unlink()
-    except (CudaError, OSError) as error:
+                for one in out["result"]:
+                    Path(place, one["file"]).unlink()
+    except (CudaError, OSError, ProgramError) as error:
         return f"{directory}: {error}"
     finally:
         run.close()
-        ours.cuda.close()  # its helper holds a context on the GPU now
-        ours.cuda.devices()  # a new one, initialised
     medians = {one: statistics.median(values) for one, values in taken.items()}
     return {"directory": str(directory), "file_system": file_system(directory), "bytes": mib * MIB, "seconds": medians}
 

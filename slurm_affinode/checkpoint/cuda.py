@@ -4,8 +4,8 @@ The features of the driver are detected first (``cuda_features``); a call that n
 name of the feature before the driver is called.
 
 The helper uses ``cuda-bindings``. ``cuda-core`` wraps the same calls (``cuda.core.checkpoint.Process``), but it
-converts the driver's error names, which are needed here, to text, does not support the states and structures of custom
-storage, and adds NumPy and 16 MB to a process that runs as long as the node.
+converts the driver's error names, which are needed here, to text, does not support the states of custom storage, and
+adds NumPy and 16 MB to a process that runs as long as the node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -49,7 +49,7 @@ _MEANING = {
 
 _NO_MPS = "/nonexistent"
 """MPS directory of the helper, which must not be an MPS client: ``cuInit`` blocks while another user has clients."""
-_INITIALISE = frozenset({"devices", "users", "lock", "restore", "store", "fetch"})
+_INITIALISE = frozenset({"devices", "users", "lock", "restore"})
 """Calls for which the helper initializes CUDA (once)."""
 _COSTS = {"VmRSS": 1, "VmSwap": 10}
 
@@ -62,7 +62,7 @@ class Deadlines:
     """Added for starting the helper and for initializing CUDA: without persistence mode the driver loads slowly."""
     quick: float = 15.0
     move: float = 900.0
-    """Moving GPU memory of unknown size to or from the host, or any GPU memory to or from files."""
+    """Moving GPU memory of unknown size."""
     begin: float = 60.0
     speed: float = 1e9
     """Moving GPU memory of known size: ``begin`` seconds plus one second per ``speed`` bytes. Drivers are two to five
@@ -73,18 +73,6 @@ class Deadlines:
     def of_move(self, size: int | None) -> float:
         """Return the timeout for moving ``size`` bytes; ``None``: unknown size."""
         return self.move if size is None else self.begin + size / self.speed
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A file with the process's memory on one GPU."""
-
-    uuid: str
-    """UUID of the GPU that held the memory."""
-    file: str
-    """File name in the directory."""
-    size: int
-    """Bytes."""
 
 
 class Conversation(Protocol):
@@ -228,27 +216,6 @@ class Cuda:
         given = dict(pairs) if pairs is not None else None
         deadline = self._deadlines.of_move(host_bytes(pid))
         self._ask("restore", f"move the GPU memory of process {pid} back", deadline, pid=pid, pairs=given)
-
-    def checkpoint_to(self, pid: int, directory: Path, *, held: Mapping[str, int]) -> tuple[Stored, ...]:
-        """LOCKED -> CHECKPOINTED, with the GPU memory in files of ``directory`` instead of host memory (driver 615).
-
-        ``held``: UUID -> upper bound of the process's memory on that GPU, in bytes. Raises ``CudaUnavailable`` if the
-        driver has no custom storage or the files cannot be written; the process is still LOCKED then.
-        """
-        self.require(Feature.CUSTOM_STORAGE)
-        what = f"move the GPU memory of process {pid} to {directory}"
-        said = self._ask("store", what, self._deadlines.move, pid=pid, directory=str(directory), held=dict(held))
-        return tuple(Stored(**one) for one in said)
-
-    def restore_from(
-        self, pid: int, directory: Path, stored: Iterable[Stored], *, pairs: Mapping[str, str] | None = None
-    ) -> None:
-        """CHECKPOINTED -> LOCKED, from the files that ``checkpoint_to`` wrote, which are kept."""
-        self.require(Feature.CUSTOM_STORAGE)
-        what = f"move the GPU memory of process {pid} back from {directory}"
-        files = [asdict(one) for one in stored]
-        given = dict(pairs) if pairs is not None else None
-        self._ask("fetch", what, self._deadlines.move, pid=pid, directory=str(directory), stored=files, pairs=given)
 
     def unlock(self, pid: int) -> None:
         """LOCKED -> RUNNING."""

@@ -175,7 +175,7 @@ def _ability(need: Need, version: str | None, facts: DriverFacts, first: int) ->
         return no(f"the driver's library is of CUDA {has} ({cuda_text(need.cuda)} can, driver {first})")
     if absent:
         return no(f"{named} has no {absent[0]} ({first} has it)")
-    # COMPLETE is called by address: see cuda_storage.
+    # The bindings look COMPLETE up for CUDA 13.5, but driver 615 has it since 13.4: it is called by address.
     bound = (*(name for name in need.functions if name != COMPLETE), *filter(None, [need.structure]))
     unbound = [name for name in bound if name not in facts.bound]
     if unbound:

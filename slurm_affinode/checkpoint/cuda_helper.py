@@ -89,20 +89,6 @@ def _restore(driver: Driver, pid: int, pairs: Mapping[str, str] | None) -> None:
     driver.call("cuCheckpointProcessRestore", pid, arguments)
 
 
-def _store(driver: Driver, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
-    from slurm_affinode.checkpoint import cuda_storage  # noqa: PLC0415 - only where the driver has it
-
-    return cuda_storage.storage_of(driver).out(pid, directory, held)
-
-
-def _fetch(
-    driver: Driver, pid: int, directory: str, stored: list[dict[str, Any]], pairs: Mapping[str, str] | None
-) -> None:
-    from slurm_affinode.checkpoint import cuda_storage  # noqa: PLC0415 - only where the driver has it
-
-    cuda_storage.storage_of(driver).back(pid, directory, stored, pairs)
-
-
 _CALLS: dict[str, Callable[..., Any]] = {
     "hello": _hello,
     "devices": devices,
@@ -111,8 +97,6 @@ _CALLS: dict[str, Callable[..., Any]] = {
     "lock": _lock,
     "checkpoint": lambda driver, pid: driver.call("cuCheckpointProcessCheckpoint", pid, None),
     "restore": _restore,
-    "store": _store,
-    "fetch": _fetch,
     "unlock": lambda driver, pid: driver.call("cuCheckpointProcessUnlock", pid, None),
 }
 

@@ -16,6 +16,7 @@ from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.suspension.inplace.sockets import waits, went_on
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(540)]
+STORAGE = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu" / "custom_storage.py"
 
 
 def free_mib(nvml: NvmlDriver, index: int = 0) -> float:
@@ -140,22 +141,22 @@ def test_custom_storage_writes_files_of_our_own(
     if not cuda.capabilities().custom_storage:
         pytest.skip(next(one.why for one in cuda.capabilities().table if one.feature is Feature.CUSTOM_STORAGE))
     mib = min(machine.mib, 4096)
+    storage = run.start(str(STORAGE))
     program = run.start()
     program.ask("setup", mib=mib, seed=6)
     digest, before = program.ask("digest"), resident(program.pid)
     cuda.lock(program.pid, timeout_ms=30_000)
-    stored = cuda.checkpoint_to(program.pid, tmp_path, held={machine.gpus[0].uuid: mib * MIB})
+    where = {"pid": program.pid, "directory": str(tmp_path)}
+    stored = storage.ask("checkpoint", **where, held={machine.gpus[0].uuid: mib * MIB})["result"]
     assert cuda.state(program.pid) is CudaState.CHECKPOINTED
     assert resident(program.pid) - before < mib * MIB // 2
-    note("files", [one.size for one in stored])
+    note("files", [one["size"] for one in stored])
     program.restored = True
-    cuda.restore_from(program.pid, tmp_path, stored)
+    storage.ask("restore", **where, stored=stored)
     cuda.unlock(program.pid)
     for one in stored:
-        (tmp_path / one.file).unlink()
+        (tmp_path / one["file"]).unlink()
     assert program.ask("digest") == digest
-    run.close()
-    cuda.close()  # its helper holds a context on the GPU from here on; the next call starts a new helper
 
 
 def test_what_the_driver_cannot_is_refused_by_name(cuda: Cuda) -> None:

@@ -1,8 +1,9 @@
-"""Custom storage (driver 615): the driver maps the GPU memory of another process, to be copied to files and back.
+"""A program for custom storage (driver 615): ``python custom_storage.py DIRECTORY``.
 
-This is part of the helper. Data passes through a ring of host memory that is allocated once. For speed, it uses huge
-pages if available, is populated before use, and is page-locked during each operation if the driver permits it. While a
-block is transferred to or from the GPU, threads write the blocks before it (or read the blocks after it).
+The driver maps the GPU memory of another process, and the program copies it to files and back. Data passes through a
+ring of host memory that is allocated once. For speed, it uses huge pages if available, is populated before use, and is
+page-locked during each operation if the driver permits it. While a block is transferred to or from the GPU, threads
+write the blocks before it (or read the blocks after it).
 
 A process whose memory is mapped cannot be released without completing the operation, so everything that can fail is
 done before: reserving space for the files and creating contexts. Blocks that nevertheless cannot be written are kept in
@@ -13,15 +14,25 @@ Source: CUDA driver API 13.4, ``cuCheckpointProcessCheckpoint``, ``cuCheckpointO
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":
+    _REPOSITORY = Path(__file__).resolve().parents[2]
+    sys.path[:0] = [str(_REPOSITORY), str(_REPOSITORY / "tests")]
+
+from gpu import protocol
 
 from slurm_affinode.checkpoint import cuda_driver
 from slurm_affinode.checkpoint.cuda_driver import Driver, DriverSaysError, NotAvailableError
@@ -34,7 +45,7 @@ _OUT_AT = {"CUcheckpointCheckpointArgs": 0, "CUcheckpointRestoreArgs": 16}
 """Offset of ``customStorageInfo_out`` in the structure, in bytes."""
 
 
-class StorageError(NotAvailableError):
+class StorageError(Exception):
     """The files cannot be written or read. The text is one line."""
 
 
@@ -44,12 +55,6 @@ class _PerDevice(ctypes.Structure):
 
 class _Info(ctypes.Structure):
     _fields_ = (("handle", ctypes.c_void_p), ("devices", ctypes.POINTER(_PerDevice)), ("count", ctypes.c_uint))
-
-
-@cache
-def storage_of(driver: Driver) -> Storage:
-    """Return the helper's only instance, so that its ring is allocated once."""
-    return Storage(driver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,7 @@ class MappedMemory:
 
 
 class Storage:
-    """Copies GPU memory to files and back. One instance per helper."""
+    """Copies GPU memory to files and back."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -74,36 +79,37 @@ class Storage:
         self._kept: set[str] = set()
         """UUIDs of the GPUs with a retained primary context."""
 
-    def out(self, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
+    def checkpoint(self, pid: int, directory: str, held: Mapping[str, int]) -> list[dict[str, Any]]:
         """LOCKED -> CHECKPOINTED, with one file per GPU of ``held`` (UUID -> upper bound of the memory in bytes).
 
         Raises ``StorageError`` if there is no space or a file cannot be written. In the latter case the process has
         been restored; in both cases it is LOCKED.
         """
         self._driver.initialise()
-        files = _reserved(directory, pid, held)
+        place = Path(directory)
+        files = _reserved(place, pid, held)
         try:
             with self._contexts(list(held)):
                 handle, mapped = self._mapped("CUcheckpointCheckpointArgs", "cuCheckpointProcessCheckpoint", pid, None)
-                rescued = self._copy_out(mapped, directory, files)
+                rescued = self._copy_out(mapped, place, files)
                 self._complete(handle)
             stored = [{"uuid": one.uuid, "file": files[one.uuid], "size": one.size} for one in mapped]
             if rescued:
-                self.back(pid, directory, stored, None, rescued)
+                self.restore(pid, directory, stored, rescued=rescued)
         except BaseException:
-            _removed(directory, files.values())
+            _removed(place, files.values())
             raise
         if rescued:
-            _removed(directory, files.values())
+            _removed(place, files.values())
             raise StorageError(f"{directory}: {len(rescued)} blocks could not be written; the process was restored")
         return stored
 
-    def back(
+    def restore(
         self,
         pid: int,
         directory: str,
         stored: Sequence[Mapping[str, Any]],
-        pairs: Mapping[str, str] | None,
+        pairs: Mapping[str, str] | None = None,
         rescued: Mapping[tuple[str, int], bytes] | None = None,
     ) -> None:
         """CHECKPOINTED -> LOCKED, from those files, which are kept.
@@ -114,11 +120,11 @@ class Storage:
         self._driver.initialise()
         sources = {}
         for file in stored:
-            path = os.path.join(directory, file["file"])  # noqa: PTH118 - of the helper's few imports
+            path = Path(directory, file["file"])
             if not rescued and _size(path) != file["size"]:
-                raise StorageError(f"{path}: is missing, or has not the size that was written")
+                raise StorageError(f"{path}: is missing or has the wrong size")
             sources[(pairs or {}).get(file["uuid"], file["uuid"])] = (file["uuid"], path)
-        arguments = cuda_driver.restore_arguments(self._driver.load(), pairs)
+        arguments = cuda_driver.restore_arguments(self._driver.load(), pairs) if pairs else None
         with self._contexts(list(sources)):
             handle, mapped = self._mapped("CUcheckpointRestoreArgs", "cuCheckpointProcessRestore", pid, arguments)
             for one in mapped:
@@ -130,7 +136,7 @@ class Storage:
     # --- driver calls
 
     def _keep(self, uuids: Iterable[str]) -> None:
-        """Retain the primary contexts of the GPUs until the helper exits.
+        """Retain the primary contexts of the GPUs until this process exits.
 
         Restored programs have crashed when the context of the restoring process was released before they had ended
         (ai-dynamo/snapshot, with driver 615).
@@ -207,14 +213,14 @@ class Storage:
     # --- copying
 
     def _copy_out(
-        self, mapped: list[MappedMemory], directory: str, files: Mapping[str, str]
+        self, mapped: list[MappedMemory], directory: Path, files: Mapping[str, str]
     ) -> dict[tuple[str, int], bytes]:
         """Copy all memory to the files. Return the blocks that could not be written: (UUID, offset) -> bytes."""
         rescued: dict[tuple[str, int], bytes] = {}
         with ThreadPoolExecutor(SLOTS) as pool:
             for one in mapped:
                 self._current(one)
-                descriptor = os.open(os.path.join(directory, files[one.uuid]), os.O_WRONLY | os.O_CLOEXEC)  # noqa: PTH118
+                descriptor = os.open(directory / files[one.uuid], os.O_WRONLY | os.O_CLOEXEC)
                 try:
                     self._copy_out_one(one, descriptor, pool, rescued)
                     with contextlib.suppress(OSError):
@@ -248,7 +254,7 @@ class Storage:
             if pending is not None:
                 pending.result()
 
-    def _copy_in(self, one: MappedMemory, path: str, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
+    def _copy_in(self, one: MappedMemory, path: Path, uuid: str, rescued: Mapping[tuple[str, int], bytes]) -> None:
         """Copy one GPU's memory from its file, reading later blocks during the transfer of earlier ones."""
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         blocks = [(offset, min(BLOCK, one.size - offset)) for offset in range(0, one.size, BLOCK)]
@@ -290,7 +296,7 @@ def _ring() -> mmap.mmap:
     return made
 
 
-def _reserved(directory: str, pid: int, held: Mapping[str, int]) -> dict[str, str]:
+def _reserved(directory: Path, pid: int, held: Mapping[str, int]) -> dict[str, str]:
     """Create a file with reserved space for each GPU and return UUID -> name.
 
     Raises ``StorageError`` if there is no space; no file is left then.
@@ -298,7 +304,7 @@ def _reserved(directory: str, pid: int, held: Mapping[str, int]) -> dict[str, st
     files: dict[str, str] = {}
     for uuid, size in held.items():
         name = f"{pid}-{uuid}.vram"
-        path = os.path.join(directory, name)  # noqa: PTH118
+        path = directory / name
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             files[uuid] = name
@@ -309,19 +315,19 @@ def _reserved(directory: str, pid: int, held: Mapping[str, int]) -> dict[str, st
                 os.close(descriptor)
         except OSError as error:
             _removed(directory, files.values())
-            raise StorageError(f"{path}: cannot be made with {size} bytes: {error.strerror}") from None
+            raise StorageError(f"{path}: cannot reserve {size} bytes: {error.strerror}") from None
     return files
 
 
-def _removed(directory: str, names: Any) -> None:
+def _removed(directory: Path, names: Iterable[str]) -> None:
     for name in names:
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(directory, name))  # noqa: PTH108, PTH118
+            (directory / name).unlink()
 
 
-def _size(path: str) -> int | None:
+def _size(path: Path) -> int | None:
     try:
-        return os.stat(path, follow_symlinks=False).st_size  # noqa: PTH116
+        return path.lstat().st_size
     except OSError:
         return None
 
@@ -332,9 +338,31 @@ def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
         data, offset = data[done:], offset + done
 
 
-def _read_all(descriptor: int, into: memoryview, offset: int, path: str) -> None:
+def _read_all(descriptor: int, into: memoryview, offset: int, path: Path) -> None:
     while into:
         done = os.preadv(descriptor, [into], offset)
         if done == 0:
             raise StorageError(f"{path}: is shorter than what was written")
         into, offset = into[done:], offset + done
+
+
+def timed(action: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
+    """Return the result of an action and the seconds that it took."""
+    began = time.monotonic()
+    result = action(**arguments)
+    return {"result": result, "seconds": time.monotonic() - began}
+
+
+def main() -> None:
+    """Execute the commands in the directory."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    options = parser.parse_args()
+    protocol.detach()
+    storage = protocol.built(options.directory, lambda: Storage(cuda_driver.Driver()))
+    commands = {"checkpoint": partial(timed, storage.checkpoint), "restore": partial(timed, storage.restore)}
+    protocol.serve(options.directory, commands)
+
+
+if __name__ == "__main__":
+    main()
