@@ -33,6 +33,7 @@ from slurm_affinode.base import process
 from slurm_affinode.base.config import Config, policy_path
 from slurm_affinode.base.fork_server import Starter
 from slurm_affinode.base.node_config import listen_address
+from slurm_affinode.base.text import escaped
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import name_of_user
@@ -328,12 +329,12 @@ class _Formatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
         """See ``logging``."""
-        record.message = _escaped(record.message)
+        record.message = escaped(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - of logging
         """See ``logging``."""
-        return "\n".join(map(_escaped, super().formatException(ei).splitlines()))
+        return "\n".join(map(escaped, super().formatException(ei).splitlines()))
 
     def format(self, record: logging.LogRecord) -> str:
         """See ``logging``."""
@@ -342,10 +343,6 @@ class _Formatter(logging.Formatter):
             return text
         level = 3 if record.levelno >= logging.ERROR else 4 if record.levelno >= logging.WARNING else 6
         return "\n".join(f"<{level}>{line}" for line in text.splitlines())
-
-
-def _escaped(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
 
 
 def log_to_stderr(*, verbose: bool) -> None:

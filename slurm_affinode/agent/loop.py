@@ -12,6 +12,7 @@ from slurm_affinode.agent.settings import idle_rule
 from slurm_affinode.agent.workers import SUSPENDING, Promised, Promising, Work
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.node_config import AgentConfig
+from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
@@ -23,7 +24,6 @@ from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.interface import LookAgain, Orchestration
 from slurm_affinode.suspension.promises import Promises
 from slurm_affinode.suspension.registry import Registry, WatchedJob
-from slurm_affinode.suspension.shepherd import one_line
 from slurm_affinode.suspension.slurm_queue import QueueView, SlurmQueue
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class Loop:
                 key, times = self.orchestration.keeper.identify(job)
                 self.registry.change(job_id, lambda one: replace(one, key=key, suspensions=times))
         except (AffinodeError, ValueError) as error:
-            log.warning("job %d: %s", job_id, one_line(str(error)))
+            log.warning("job %d: %s", job_id, one_line(error))
         finally:
             self._asking.discard(job_id)
 
@@ -331,7 +331,7 @@ class Loop:
             try:
                 found = () if job is None else tuple(self.orchestration.suspender.refusals(job))
             except AffinodeError as error:
-                log.warning("job %d: %s", job_id, one_line(str(error)))
+                log.warning("job %d: %s", job_id, one_line(error))
                 found = (Refusal("not-known", f"whether it can be is not known: {error}"),)
             self._no_room = self.orchestration.keeper.room()
             state = self.states.get(job_id)

@@ -10,10 +10,10 @@ from typing import Any
 
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
 from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.core.cleanup_policy import read_policy
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cleanup import EpilogPolicy
-from slurm_affinode.suspension.shepherd import one_line
 
 log = logging.getLogger(__name__)
 

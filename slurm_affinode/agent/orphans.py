@@ -27,12 +27,12 @@ from typing import Any
 from slurm_affinode.agent.hook_records import LeftoverReports
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import PROC, Process, pids, processes
+from slurm_affinode.base.text import one_line
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import FREE_MIB, Device, Reading
 from slurm_affinode.suspension.activity import by_index
-from slurm_affinode.suspension.shepherd import one_line
 from slurm_affinode.suspension.slurm_queue import SlurmQueue
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -14,12 +14,12 @@ from slurm_affinode.agent.loop import Loop
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
 from slurm_affinode.suspension.interface import Orchestration, SuspendedJob
 from slurm_affinode.suspension.registry import Registry, WatchedJob
-from slurm_affinode.suspension.shepherd import one_line
 
 log = logging.getLogger(__name__)
 
@@ -392,7 +392,7 @@ class Service:
                 if self.stopping.wait(ENDED_WAIT_S):
                     return
         except (AffinodeError, OSError) as error:
-            log.warning("job %d: its checkpoint images are not cleaned up: %s", job_id, one_line(str(error)))
+            log.warning("job %d: its checkpoint images are not cleaned up: %s", job_id, one_line(error))
 
 
 def _over(job_id: int, job: Job | None) -> RequestError:

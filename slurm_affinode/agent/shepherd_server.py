@@ -15,6 +15,7 @@ from typing import Protocol
 
 from slurm_affinode.agent.listeners import listen_unix, receive
 from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
 from slurm_affinode.suspension.shepherd import (
@@ -27,7 +28,6 @@ from slurm_affinode.suspension.shepherd import (
     Started,
     decode,
     encode,
-    one_line,
 )
 from slurm_affinode.suspension.streams import close, stuck
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.interface import Arrival, LookAgain, Orchestration, Refused
 from slurm_affinode.suspension.registry import Link, WatchedJob
-from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait, one_line
+from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait
 
 Call = Callable[[], None]
 

@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn, Pieces
 from slurm_affinode.analysis.segments import FAR, Ints
-from slurm_affinode.base.errors import UnreachableError, one_line
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import parts
 from slurm_affinode.metrics.parquet.parts import DEVICES, JOBS, POLARS_ERRORS, read_tables, sampling_step
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -292,7 +293,7 @@ def _collect(lazy: pl.LazyFrame, path: Path) -> pl.DataFrame:
 
 def damaged(where: Path, error: BaseException | str) -> UnreachableError:
     """Return the exception for a part that cannot be read."""
-    return parts.damaged(where, error if isinstance(error, str) else one_line(error))
+    return parts.damaged(where, one_line(error))
 
 
 def _columns(sources: Sequence[Source]) -> list[str]:

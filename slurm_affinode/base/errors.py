@@ -55,8 +55,3 @@ def unwritable(path: object, error: OSError, *, hint: str | None = None, doing: 
     if error.errno in _DISK:
         return DiskError(said, hint="free some space, or raise the quota, and run it again")
     return UnreachableError(said, hint=hint)
-
-
-def one_line(error: BaseException, most: int = 300) -> str:
-    """Return the text of a library's error, which may have several lines, in one line."""
-    return " ".join(str(error).split())[:most]

@@ -1,8 +1,14 @@
-"""Formatting of sizes, durations and counts; parsing of sizes (``500G``, ``1.5T``, ``52 GiB``: powers of 1024)."""
+"""Sizes, durations and counts as text, parsing of sizes (powers of 1024), and safe display of text from elsewhere.
+
+Names are chosen by users, and messages come from other programs: ``visible`` makes them safe for pages and mails,
+``printable`` for a terminal, ``escaped`` for a log, ``one_line`` for a message of limited length.
+"""
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Callable
 
 from slurm_affinode.base.errors import AffinodeError
 
@@ -63,3 +69,55 @@ def span(seconds: float) -> str:
 def counted(number: int, one: str) -> str:
     """Return ``1 GPU``, ``2 GPUs``, ``0 GPUs``; ``one``: the singular of a noun with a plural in ``s``."""
     return f"{number} {one}" if number == 1 else f"{number} {one}s"
+
+
+_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
+
+
+def visible(text: object) -> str:
+    """Return ``text`` with control, bidirectional, zero-width and separator characters made visible.
+
+    Control characters become ``\\n``, ``\\x1b``, others ``[U+202E]``; joiners of scripts and emoji are kept.
+    """
+    return _replaced(str(text), _visible)
+
+
+def printable(text: str) -> str:
+    """Return ``text`` with unprintable characters replaced by U+FFFD; each remains one character wide."""
+    return _replaced(text, lambda _: "\N{REPLACEMENT CHARACTER}")
+
+
+def escaped(text: str) -> str:
+    """Return ``text`` with unprintable characters as in Python: ``\\n``, ``\\x1b``, ``\\u202e``."""
+    return _replaced(text, _escape)
+
+
+def one_line(text: object, most_bytes: int = 512) -> str:
+    """Return ``text`` on one line of printable characters, cut to ``most_bytes`` of UTF-8 and then marked with ``...``.
+
+    Runs of white space become one space; other unprintable characters are ``escaped``.
+    """
+    line = escaped(" ".join(str(text).split()))
+    data = line.encode("utf-8")
+    return line if len(data) <= most_bytes else data[: most_bytes - 3].decode("utf-8", "ignore") + "..."
+
+
+def _replaced(text: str, replacement: Callable[[str], str]) -> str:
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else replacement(char) for char in text)
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def _visible(char: str) -> str:
+    if char in _JOINERS:
+        return char
+    if ord(char) < 0xA0:
+        return _escape(char)
+    kind = unicodedata.category(char)
+    if kind == "Zs":
+        return " "
+    return char if kind in ("Co", "Cn") else f"[U+{ord(char):04X}]"

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_affinode.base.text import one_line
 from slurm_affinode.checkpoint import root_directory
 
 PAGE = 4096
@@ -257,7 +258,7 @@ def failure(log: str) -> str:
     for line in log.splitlines():
         match = _WHERE.search(_PREFIX.sub("", line))
         if match and match["what"].strip() and not match["what"].startswith(_EMPTY) and match["what"] not in found:
-            found.append(" ".join(match["what"].split()))
+            found.append(one_line(match["what"]))
     if not found:
         return "it did not say why"
     return "; ".join(found[:2])

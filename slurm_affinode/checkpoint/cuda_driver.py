@@ -9,6 +9,8 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
+from slurm_affinode.base.text import one_line
+
 LIBRARY = "libcuda.so.1"
 
 
@@ -20,10 +22,10 @@ class NotAvailableError(Exception):
     """The driver, the bindings or this function is missing."""
 
 
-def _one_line(text: str) -> str:
+def _reason(text: str) -> str:
     if "NVIDIA display driver" in text:
         return f"{LIBRARY}, the part of NVIDIA's driver that computes, is not found"
-    return " ".join(text.split())
+    return one_line(text)
 
 
 class Driver:
@@ -53,7 +55,7 @@ class Driver:
         try:
             answer = found(*arguments)
         except RuntimeError as error:  # the bindings raise it if the library or the function is missing
-            raise NotAvailableError(_one_line(f"{function}: {error}")) from None
+            raise NotAvailableError(_reason(f"{function}: {error}")) from None
         if answer[0] != module.CUresult.CUDA_SUCCESS:
             raise DriverSaysError(answer[0].name)
         return answer[1] if len(answer) == 2 else answer[1:] or None

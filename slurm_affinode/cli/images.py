@@ -16,7 +16,7 @@ import click
 from slurm_affinode.agent.settings import node_name
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError
-from slurm_affinode.base.text import size, span
+from slurm_affinode.base.text import printable, size, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint import deleted_files
@@ -28,7 +28,7 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import Tiers, open_tiers
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.node_options import config_file
-from slurm_affinode.cli.options import clock, json_option, print_json, print_table, printable, progress, warn, zone
+from slurm_affinode.cli.options import clock, json_option, print_json, print_table, progress, warn, zone
 from slurm_affinode.model.suspension import Manifest
 from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED, Check
 from slurm_affinode.slurm.client import open_client

@@ -17,6 +17,7 @@ import click
 
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
+from slurm_affinode.base.text import printable
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
@@ -28,7 +29,6 @@ from slurm_affinode.cli.options import (
     json_option,
     print_json,
     print_table,
-    printable,
     progress,
     prometheus_options,
     warn,

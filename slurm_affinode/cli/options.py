@@ -25,6 +25,7 @@ from slurm_affinode.base import process, times
 from slurm_affinode.base.config import Config, PrometheusConfig
 from slurm_affinode.base.config_values import LONGEST_S
 from slurm_affinode.base.files import give_to_owner
+from slurm_affinode.base.text import printable
 from slurm_affinode.base.times import parse_span_s, parse_when
 from slurm_affinode.base.urls import checked_url
 from slurm_affinode.cli.command import connection_option
@@ -280,11 +281,6 @@ def print_table(
         table.add_row(*(Text(printable("" if cell is None else str(cell))) for cell in row))
     console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     console.print(table)
-
-
-def printable(text: str) -> str:
-    """Return ``text`` with unprintable characters replaced by U+FFFD."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def warn(message: str) -> None:

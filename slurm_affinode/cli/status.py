@@ -11,11 +11,11 @@ import click
 
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import size, span
+from slurm_affinode.base.text import printable, size, span
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.node_options import config_file, reach_of
-from slurm_affinode.cli.options import clock, json_option, print_json, print_table, printable, warn
+from slurm_affinode.cli.options import clock, json_option, print_json, print_table, warn
 from slurm_affinode.core.wake_time import wake_time
 
 _EPILOG = """\b

@@ -11,10 +11,11 @@ from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import printable
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.node_options import config_file, reach_of
-from slurm_affinode.cli.options import json_option, print_json, printable, stages
+from slurm_affinode.cli.options import json_option, print_json, stages
 from slurm_affinode.model.suspension import Mode
 
 POLL_S = 0.5

@@ -23,7 +23,7 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
 from slurm_affinode.base.files import delivering
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import printable, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import LazyGroup, command, group
 from slurm_affinode.cli.options import (
@@ -34,7 +34,6 @@ from slurm_affinode.cli.options import (
     config_options,
     json_option,
     print_json,
-    printable,
     prometheus_options,
     slurm_options,
     stages,

@@ -18,9 +18,9 @@ from slurm_affinode.base.config import DEFAULT_PATH, DEFAULT_POLICY, ENV_CONFIG,
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import printable, span
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.options import Span, config_options, json_option, print_json, printable
+from slurm_affinode.cli.options import Span, config_options, json_option, print_json
 
 SYSTEMCTL_S = 30.0
 

@@ -13,7 +13,7 @@ import click
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import counted, span
+from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.cli.command import command, group
 from slurm_affinode.cli.options import (
     Span,
@@ -23,7 +23,6 @@ from slurm_affinode.cli.options import (
     json_option,
     print_json,
     print_table,
-    printable,
     progress,
     slurm_options,
     warn,

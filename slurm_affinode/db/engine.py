@@ -32,17 +32,12 @@ from slurm_affinode.base.errors import (
     UnreachableError,
     unwritable,
 )
+from slurm_affinode.base.text import escaped, one_line
 
 _MARIADB_TRANSIENT = {1205, 1213}  # lock wait timeout, deadlock
 _POSTGRESQL_TRANSIENT = {"40001", "40P01"}  # serialization failure, deadlock
 _MARIADB_DENIED = {1044, 1045, 1142, 1227, 1698}
 _MARIADB_FULL = {1021, 1114}
-
-
-def clean(message: str) -> str:
-    """Return ``message`` on one line, without control characters."""
-    line = " ".join(message.split())
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
 
 
 def is_transient(error: DBAPIError) -> bool:
@@ -53,7 +48,7 @@ def is_transient(error: DBAPIError) -> bool:
 def translate(error: DBAPIError, dialect: str, where: str) -> AffinodeError:
     """Convert ``error`` to an ``AffinodeError``; ``where`` names the database in its message."""
     if dialect == "sqlite":
-        return _sqlite_error(clean(str(error.orig)), where, getattr(error.orig, "sqlite_errorname", ""))
+        return _sqlite_error(one_line(error.orig), where, getattr(error.orig, "sqlite_errorname", ""))
     said = _said(error)
     state, number = _sqlstate(error), _errno(error)
     if state == "42501" or number in _MARIADB_DENIED or (state or "").startswith("28"):
@@ -94,9 +89,9 @@ def _said(error: DBAPIError) -> str:
     orig = error.orig
     arguments: tuple[object, ...] = getattr(orig, "args", ())
     if len(arguments) == 2 and isinstance(arguments[0], int):  # PyMySQL: (number, text)
-        return clean(str(arguments[1]))
+        return one_line(arguments[1])
     lines = str(orig).strip().splitlines()
-    return clean(lines[0]) if lines else type(orig).__name__
+    return one_line(lines[0]) if lines else type(orig).__name__
 
 
 def _sqlstate(error: DBAPIError) -> str | None:
@@ -225,7 +220,7 @@ def shown(url: URL) -> str:
     where = host if isinstance(host, str) else ",".join(host)
     user = f"{url.username}@" if url.username else ""
     port = f":{url.port}" if url.port else ""
-    return clean(f"{url.get_backend_name()}://{user}{where}{port}/{url.database}")
+    return escaped(f"{url.get_backend_name()}://{user}{where}{port}/{url.database}")
 
 
 def connect(url: URL, *, create: bool = True) -> Engine:
@@ -249,7 +244,7 @@ def connect(url: URL, *, create: bool = True) -> Engine:
     except NoSuchModuleError as error:
         raise ConfigError(f"{url.drivername}: no such database driver", hint=_known()) from error
     except (SQLAlchemyError, TypeError) as error:
-        raise ConfigError(f"{shown(url)}: cannot be used: {clean(str(error))}") from error
+        raise ConfigError(f"{shown(url)}: cannot be used: {one_line(error)}") from error
 
     @event.listens_for(engine, "do_connect")
     def with_known_options(dialect: Any, _record: object, arguments: Any, options: Any) -> Any:
@@ -257,7 +252,7 @@ def connect(url: URL, *, create: bool = True) -> Engine:
             return dialect.connect(*arguments, **options)
         except TypeError as error:  # an unknown option is an unexpected argument
             raise ConfigError(
-                f"{shown(url)}: cannot be used: {clean(str(error))}", hint="see what stands behind the ? of the URL"
+                f"{shown(url)}: cannot be used: {one_line(error)}", hint="see what stands behind the ? of the URL"
             ) from error
 
     return engine
@@ -350,7 +345,7 @@ def translated(engine: Engine) -> Iterator[None]:
     except DBAPIError as error:
         raise translate(error, engine.dialect.name, shown(engine.url)) from error
     except SQLAlchemyError as error:
-        raise AffinodeError(f"{shown(engine.url)}: {clean(str(error))}") from error
+        raise AffinodeError(f"{shown(engine.url)}: {one_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from slurm_affinode.analysis import prices, suspensions, waste
 from slurm_affinode.analysis.result import Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
+from slurm_affinode.base.text import visible
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import ingest
@@ -166,7 +167,7 @@ def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
         for name in names:
             if name not in there:
                 hint = _there_is(name, there) if there else None
-                raise NoAccountingError(f"no job of {column} {fmt.visible(name)} ran {_interval(query)}", hint=hint)
+                raise NoAccountingError(f"no job of {column} {visible(name)} ran {_interval(query)}", hint=hint)
 
 
 _MOST_NAMES = 12
@@ -177,7 +178,7 @@ def _there_is(name: str, there: Collection[str]) -> str:
     close = difflib.get_close_matches(name, there, n=3)
     names = [*close, *sorted(set(there) - set(close))]
     left = len(names) - _MOST_NAMES
-    listed = ", ".join(fmt.visible(one) for one in names[:_MOST_NAMES])
+    listed = ", ".join(visible(one) for one in names[:_MOST_NAMES])
     return f"there is: {listed}" + (f", and {left} more" if left > 0 else "")
 
 

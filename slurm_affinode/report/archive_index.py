@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts, render
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Series, Words, legend_list
@@ -94,7 +95,7 @@ def _context(entries: Sequence[IndexEntry], title: str, zone: tzinfo) -> IndexCo
     lead = "There is no report yet." if newest is None else f"The newest reaches to {fmt.moment(newest, zone)}."
     trend = _trend([e for e in ordered if e.kind == "day"], zone)
     return IndexContext(
-        title=fmt.visible(title),
+        title=visible(title),
         lead=lead,
         trend=trend,
         legend=Markup("")
@@ -109,7 +110,7 @@ def _part(kind: str, entries: Sequence[IndexEntry], zone: tzinfo) -> IndexPart:
     largest = max((known(e.total, "gpu_hours_allocated") or 0.0 for e in entries), default=0.0)
     return IndexPart(
         key="".join(c for c in kind if c.isalnum()) or "other",
-        title=_KINDS.get(kind, fmt.visible(kind).capitalize()),
+        title=_KINDS.get(kind, visible(kind).capitalize()),
         rows=tuple(_row(entry, largest, zone) for entry in entries),
     )
 
@@ -119,7 +120,7 @@ def _row(entry: IndexEntry, largest: float, zone: tzinfo) -> IndexRow:
     said = ", ".join(f"{label.lower()} {fmt.hours(hours[state])}" for state, label in STATES)
     return IndexRow(
         href=quote(entry.href, safe="/._-"),
-        label=fmt.visible(entry.label),
+        label=visible(entry.label),
         span=f"{fmt.moment(entry.since, zone)}{fmt.NBSP}– {fmt.moment(entry.until, zone)}",
         bar=charts.meter(said, [(hours[state] or 0.0, state) for state, _ in STATES], largest),
         idle=fmt.number(hours["idle"]),

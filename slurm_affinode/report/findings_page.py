@@ -8,7 +8,7 @@ from datetime import time, timedelta, tzinfo
 
 from markupsafe import Markup
 
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import span, visible
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.model.finding import KINDS, Evidence, Finding
 from slurm_affinode.report import charts
@@ -58,8 +58,8 @@ def render(page: Explanation, zone: tzinfo) -> str:
     """Return the HTML of an explanation."""
     job = page.job
     state = (job.state or "in an unknown state") + (f", ended {fmt.moment(job.end, zone)}" if job.end else "")
-    name = f" ({fmt.visible(job.name)})" if job.name else ""
-    lead = f"{fmt.visible(page.user or 'unknown user')}, {state}; partition {fmt.visible(page.partition or 'unknown')}"
+    name = f" ({visible(job.name)})" if job.name else ""
+    lead = f"{visible(page.user or 'unknown user')}, {state}; partition {visible(page.partition or 'unknown')}"
     lead += f"; {', '.join(page.nodes) or 'nodes not known'}"
     most_w = max((one.power_w for gpu in page.gpus for one in gpu.slots if one.power_w is not None), default=0.0)
     return render_page(
@@ -70,7 +70,7 @@ def render(page: Explanation, zone: tzinfo) -> str:
         cards=_cards(page),
         findings=[_shown(one) for one in page.findings],
         gpus=[_gpu(one, number, most_w, zone) for number, one in enumerate(page.gpus)],
-        notes=[fmt.visible(note) for note in page.notes],
+        notes=[visible(note) for note in page.notes],
         span=f"{fmt.moment(page.since, zone)} to {fmt.moment(page.until, zone)}",
         zone=zone,
     )
@@ -118,7 +118,7 @@ def _shown(one: Finding) -> Shown:
 def _line(row: Evidence) -> EvidenceRow:
     mark = "unknown" if row.unknown else "yes" if row.met else "shown" if row.weight == 0 else "no"
     weight = "" if row.weight == 0 else f"{row.points:.2f} of {row.weight:.2f}"
-    return EvidenceRow(mark, row.dimension, fmt.visible(row.text), row.threshold or "", weight, row.unknown)
+    return EvidenceRow(mark, row.dimension, visible(row.text), row.threshold or "", weight, row.unknown)
 
 
 def _gpu(page: GpuPage, number: int, most_w: float, zone: tzinfo) -> GpuRow:
@@ -136,7 +136,7 @@ def _gpu(page: GpuPage, number: int, most_w: float, zone: tzinfo) -> GpuRow:
     )  # fmt: skip
     fits = [f"Fits {name}." for name in page.fits]
     against = [f"Does not fit {names}: {why}." for names, why in page.why_not]
-    return GpuRow(fmt.visible(title), word, charts, tuple(fits or against))
+    return GpuRow(visible(title), word, charts, tuple(fits or against))
 
 
 def _bars(  # noqa: PLR0917

@@ -1,22 +1,18 @@
 """Formatting of numbers, times and names. ``None`` becomes ``unknown``, never 0.
 
-Thousands are separated by commas, a number and its unit by a no-break space. Names are chosen by users: ``visible``
-replaces every character that could hide, reorder or erase text.
+Thousands are separated by commas, a number and its unit by a no-break space.
 """
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from datetime import datetime, tzinfo
 
 from slurm_affinode.base import times
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import span, visible
 
 UNKNOWN = "unknown"
 NBSP = "\N{NO-BREAK SPACE}"
-_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
-_JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"
 
 
 def number(value: float | None, *, digits: int | None = None) -> str:
@@ -107,29 +103,6 @@ def duration(seconds: float | None) -> str:
 def moment(value: datetime | None, zone: tzinfo, *, seconds: bool = False) -> str:
     """Format a local time: ``2026-11-01 08:00``."""
     return UNKNOWN if value is None else times.shown(value, zone, seconds=seconds)
-
-
-def visible(text: object) -> str:
-    """Return ``text`` with control, bidirectional, zero-width and separator characters made visible.
-
-    Control characters become ``\\n``, ``\\x1b``, others ``[U+202E]``; joiners of scripts and emoji are kept.
-    """
-    source = str(text)
-    if source.isascii() and source.isprintable():
-        return source
-    return "".join(_shown(c) for c in source)
-
-
-def _shown(char: str) -> str:
-    if char.isprintable() or char in _JOINERS:
-        return char
-    code = ord(char)
-    if code < 0x20 or 0x7F <= code < 0xA0:
-        return _ESCAPES.get(char, f"\\x{code:02x}")
-    kind = unicodedata.category(char)
-    if kind == "Zs":
-        return " "
-    return char if kind in ("Co", "Cn") else f"[U+{code:04X}]"
 
 
 def name(value: object | None) -> str:

@@ -22,7 +22,7 @@ import jinja2
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import span, visible
 from slurm_affinode.core.cleanup_plan import enough_idle, extra_s, idle_since, stages_of
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.model.cleanup import Action, MailPolicy
@@ -118,8 +118,7 @@ def _pattern(said: str) -> re.Pattern[str]:
 
 def shown(text: str, length: int = 400) -> str:
     """Return text of a user as one line of limited length without control characters."""
-    clean = " ".join(fmt.visible(text).split())
-    return clean if len(clean) <= length else f"{clean[: length - 1]}\N{HORIZONTAL ELLIPSIS}"
+    return fmt.clip(" ".join(visible(text).split()), length)
 
 
 def digest(

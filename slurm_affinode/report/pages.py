@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from slurm_affinode.analysis import definitions, suspensions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
+from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts, tables, waste_charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
@@ -240,12 +241,12 @@ def issues(result: WasteResult) -> tuple[Issue, ...]:
     found = sorted(result.quality.issues, key=lambda issue: (-(issue.gpu_hours or 0.0), -issue.count))
     return tuple(
         Issue(
-            fmt.visible(issue.code),
-            fmt.visible(issue.title),
+            visible(issue.code),
+            visible(issue.title),
             fmt.count(issue.count)
             + (f", {fmt.hours(issue.gpu_hours, 'GPU-h')}" if issue.gpu_hours is not None else ""),
-            fmt.visible(issue.detail),
-            tuple(fmt.clip(fmt.visible(example), 200) for example in issue.examples[:10]),
+            visible(issue.detail),
+            tuple(fmt.clip(visible(example), 200) for example in issue.examples[:10]),
         )
         for issue in found
     )
@@ -448,7 +449,7 @@ def _became(row: Row) -> str:
 
 def _where(row: Row) -> str:
     if row["failure"]:
-        return fmt.clip(fmt.visible(row["failure"]), _FAILURE_LENGTH)
+        return fmt.clip(visible(row["failure"]), _FAILURE_LENGTH)
     places = [fmt.name(row[key]) for key in ("node", "restored_node") if row[key] is not None]
     return " to ".join(places)
 
@@ -476,7 +477,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         title=title,
         interval=f"{fmt.moment(query.since, query.zone)} to {fmt.moment(query.until, query.zone)} ({span})",
         scope=scope(query),
-        caution=_sentence(fmt.visible(result.accounting_note)),
+        caution=_sentence(visible(result.accounting_note)),
         answer=answer(result),
         findings=findings(result),
         split=split(result),

@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from slurm_affinode import __version__
 from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.text import visible
 from slurm_affinode.report import format as fmt
 
 
@@ -55,7 +56,7 @@ def page(template: str, *, title: str, zone: tzinfo, generated: datetime | None 
     """
     style, script = _asset("style.css"), _asset("page.js")
     made = Page(
-        title=fmt.visible(title),
+        title=visible(title),
         generated=fmt.moment(generated or datetime.now(UTC), zone),
         zone=str(zone),
         style=Markup(style),  # noqa: S704 - our own file

@@ -7,6 +7,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from slurm_affinode.analysis.serving import LOADS, ServingResult, ServingSummary
+from slurm_affinode.base.text import visible
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words, empty, histogram, lines, stacked_bars
 
@@ -156,7 +157,7 @@ def most_asked(result: ServingResult) -> Markup:
     words = Words("most-asked", "The most asked base models", "Requests of each of the most asked base models.")
     bars = [
         Bar(
-            f"{i}. {fmt.clip(fmt.visible(name), 12)}",
+            f"{i}. {fmt.clip(visible(name), 12)}",
             f"{fmt.count(n)} ({_percent(100 * n / total)})",
             [n],
         )

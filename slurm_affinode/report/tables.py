@@ -9,6 +9,7 @@ import polars as pl
 from markupsafe import Markup, escape
 
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.base.text import visible
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Cell, Column, Group, Table
@@ -156,7 +157,7 @@ def _gpus_cell(row: Row) -> Cell:
 
 def short_model(model: str) -> str:
     """Return the model without the vendor, which all of them share."""
-    return fmt.visible(model.removeprefix("NVIDIA "))
+    return visible(model.removeprefix("NVIDIA "))
 
 
 def _start_cell(row: Row, zone: tzinfo) -> Cell:
@@ -212,8 +213,6 @@ def _all_rows(frame: pl.DataFrame, zone: tzinfo) -> Iterable[tuple[Cell, ...]]:
             share_cell(row),
             *(cell(row, measure) for measure, _, _ in _ALL_MEASURES),
             _gpus_cell(row),
-            name_cell(
-                row["partition"], sub="" if row["qos"] is None else fmt.clip(fmt.visible(row["qos"]), _NAME_LENGTH)
-            ),
+            name_cell(row["partition"], sub="" if row["qos"] is None else fmt.clip(visible(row["qos"]), _NAME_LENGTH)),
             _start_cell(row, zone),
         )

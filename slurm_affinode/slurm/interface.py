@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.model.cluster import Job, Node, Partition, Step
 
 _ABOUT = re.compile(
@@ -134,7 +135,7 @@ def refusal(doing: str, said: str, *, target: str | None = None) -> SlurmError |
 def clean(line: str) -> str:
     """Return a message of a Slurm program without the name of the program and of the job."""
     bare = _NOISE.sub("", line, count=1).strip()
-    return _ABOUT.sub("", bare).strip() or line.strip()
+    return one_line(_ABOUT.sub("", bare)) or one_line(line)
 
 
 SignalTo = Literal["steps", "batch", "all"]

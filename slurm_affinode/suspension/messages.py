@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from slurm_affinode.base.text import size
+from slurm_affinode.base.text import one_line, size
 
 SUSPENDED = "suspended: "
 RUNS_ON = "runs on: "
@@ -22,6 +22,7 @@ _OF_THE_PAST = (RUNS_ON, HELD, LOST)
 _BEHIND = " // "
 _MAX_BYTES = 900
 """Length limit of a comment; Slurm accepts 1024 bytes."""
+_MAX_REASON_BYTES = 300
 
 
 def theirs(comment: str | None) -> str:
@@ -109,7 +110,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def one(text: str, limit: int = 300) -> str:
-    """Return the text as one line of at most ``limit`` printable characters."""
-    line = "".join(c if c.isprintable() else " " for c in text)
-    return line if len(line) <= limit else line[: limit - 3] + "..."
+def one(text: str) -> str:
+    """Return a reason as one line that leaves room for the owner's part of a comment."""
+    return one_line(text, _MAX_REASON_BYTES)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_affinode.base.text import one_line
 from slurm_affinode.model.suspension import SuspendOption
 
 PROTOCOL_VERSION = 1
@@ -139,18 +140,11 @@ def encode(message: Outgoing) -> bytes:
         case Wait(fresh):
             return b"wait\nfresh=1" if fresh else b"wait"
         case Hold(reason):
-            return b"hold\nreason=" + one_line(reason).encode()
+            return b"hold\nreason=" + one_line(reason, MAX_TEXT_BYTES).encode()
         case Say(text):
-            return b"say\ntext=" + one_line(text).encode()
+            return b"say\ntext=" + one_line(text, MAX_TEXT_BYTES).encode()
         case SignalMessage(number):
             return f"signal\nnumber={number}".encode()
-
-
-def one_line(text: str, max_bytes: int = MAX_TEXT_BYTES) -> str:
-    """Return ``text`` as one line, with control characters escaped, cut to ``max_bytes`` bytes of UTF-8."""
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    data = shown.encode("utf-8", "backslashreplace")
-    return data[:max_bytes].decode("utf-8", "ignore")
 
 
 def _hello(fields: Mapping[str, str]) -> Hello:

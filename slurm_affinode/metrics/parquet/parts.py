@@ -22,7 +22,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_affinode.base.errors import UnreachableError, one_line
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry
 from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME

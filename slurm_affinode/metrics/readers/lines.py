@@ -15,9 +15,10 @@ from typing import BinaryIO, cast
 import polars as pl
 import pyarrow as pa
 
-from slurm_affinode.base.errors import InputError, one_line
+from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import DAMAGED, MAGIC_BYTES, compression, ends_in_cr, utf8_stream, whole_lines
 from slurm_affinode.base.limits import GPU_LINE_BYTES
+from slurm_affinode.base.text import one_line
 
 CHUNK = 16 * 2**20
 _AGAIN = "copy the file again; nothing of it was ingested"

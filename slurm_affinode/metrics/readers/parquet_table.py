@@ -10,7 +10,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slurm_affinode.base.errors import InputError, one_line
+from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.lines import reading
 from slurm_affinode.metrics.readers.tables import TableReader, layout

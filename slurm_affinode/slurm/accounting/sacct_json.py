@@ -16,6 +16,7 @@ import polars as pl
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.limits import excess
+from slurm_affinode.base.text import one_line
 from slurm_affinode.slurm import hostlist, identifiers, units
 from slurm_affinode.slurm.accounting import records
 from slurm_affinode.slurm.accounting.records import RECORDS, settle
@@ -127,7 +128,7 @@ def _said(error: Any) -> str:
     """Return one entry of ``errors`` as one line."""
     body = error if isinstance(error, Mapping) else {"error": error}
     parts = [str(body[key]) for key in ("description", "error") if body.get(key)]
-    return " ".join(": ".join(parts).split())[:_SHOWN] or "an error without a word"
+    return one_line(": ".join(parts), _SHOWN) or "an error without a word"
 
 
 def _job(job: Any, number: int, cluster: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from slurm_affinode.suspension.shepherd import (
     Wait,
     decode,
     encode,
-    one_line,
 )
 
 HELLO = b"hello\nversion=1\njob=123\nrestarts=1\nimage=1\nroot=0\noption=window=900,util=5,signal=USR1@10"
@@ -129,11 +128,11 @@ def test_arbitrary_bytes_are_decoded_or_rejected(packet: bytes) -> None:
 @given(st.text())
 def test_text_for_a_job_is_one_line(text: str) -> None:
     """The line is bounded and printable, whatever the characters of the text."""
-    line = one_line(text)
-    assert len(line.encode()) <= MAX_TEXT_BYTES
-    assert line.isprintable()
     packet = encode(Say(text))
     assert packet.count(b"\n") == 1
+    line = packet.removeprefix(b"say\ntext=")
+    assert len(line) <= MAX_TEXT_BYTES
+    assert line.decode().isprintable()
 
 
 def test_shepherd_is_answered_and_its_job_is_watched(node: Node1) -> None:

@@ -16,7 +16,7 @@ from slurm_affinode import __version__
 from slurm_affinode.base.errors import InputError, NoStoreError, UnreachableError
 from slurm_affinode.cli import main as entry
 from slurm_affinode.cli.main import cli
-from slurm_affinode.cli.options import print_json, printable
+from slurm_affinode.cli.options import print_json
 
 
 def commands(group: click.Group = cli, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -103,10 +103,6 @@ def test_argument_that_is_not_utf8_is_rejected(words: tuple[str, ...], tmp_path:
     rest = [str(file)] if words[0] == "ingest" else ["--since", "2026-11-01", "--out", str(tmp_path / "out")]
     done = run(*words, "caf\udce9", *rest, "--state", state)
     assert (done.returncode, done.stderr) == (2, "slurm-affinode: 'caf\\udce9': this argument is not UTF-8\n")
-
-
-def test_control_characters_in_names_are_replaced() -> None:
-    assert printable("a\x1b[31mb\n") == "a\N{REPLACEMENT CHARACTER}[31mb\N{REPLACEMENT CHARACTER}"
 
 
 @pytest.mark.parametrize("words", commands(), ids=" ".join)

@@ -7,8 +7,6 @@ from datetime import UTC, datetime, timedelta, timezone
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurm_affinode.report import format as fmt
 
@@ -82,27 +80,6 @@ def test_time_is_shown_in_local_time() -> None:
     assert fmt.moment(at, ZoneInfo("Asia/Kolkata")) == "2026-11-01 05:00"
     assert fmt.moment(datetime(2026, 11, 1, tzinfo=UTC), UTC, seconds=True) == "2026-11-01 00:00:00"
     assert fmt.moment(None, UTC) == "unknown"
-
-
-@pytest.mark.parametrize(
-    ("raw", "shown"),
-    [
-        ("plain", "plain"), ("a\x1b[31m", r"a\x1b[31m"), ("a\nb\tc\r", r"a\nb\tc\r"), ("\x7f\x85", r"\x7f\x85"),
-        ("a\u202eb", "a[U+202E]b"), ("a\u200bb", "a[U+200B]b"), ("\ufeff", "[U+FEFF]"), ("\u2028", "[U+2028]"),
-        ("née 計算", "née 計算"), ("👩\u200d🔬", "👩\u200d🔬"), ("a\u00a0b", "a b"), ("\udc80", "[U+DC80]"),
-    ],
-)  # fmt: skip
-def test_name_escapes_invisible_and_bidirectional_characters(raw: str, shown: str) -> None:
-    """Control and zero-width characters, bidirectional overrides and invalid bytes are shown; emoji are kept."""
-    assert fmt.visible(raw) == shown
-
-
-@given(st.text())
-def test_visible_name_has_no_control_characters(raw: str) -> None:
-    """It can always be encoded as UTF-8."""
-    shown = fmt.visible(raw)
-    shown.encode("utf-8")
-    assert not any(ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0 or c in "\u202a\u202b\u202d\u202e\u2066\u2067" for c in shown)
 
 
 def test_missing_name_differs_from_empty_name() -> None:
