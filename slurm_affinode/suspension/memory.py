@@ -10,13 +10,13 @@ slurmstepd ends a job whose processes exceed ``--mem``, with or without cgroups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -46,6 +46,18 @@ def shortage(
     return None
 
 
+def cuda_users(parts: Parts, pids: Iterable[int]) -> frozenset[int]:
+    """Return those of ``pids`` that use CUDA. Raises ``CheckpointError``.
+
+    If the helper for the driver was lost, the next one is queried.
+    """
+    pids = tuple(pids)
+    try:
+        return parts.cuda.users(pids)
+    except HelperLost:
+        return parts.cuda.users(pids)
+
+
 class HostMemory:
     """Host memory available to the jobs of a node."""
 
@@ -73,7 +85,7 @@ class HostMemory:
         # If the amount is unknown, the suspension is refused for that reason.
         with suppress(CheckpointError, GpuError, TreeGoneError):
             members = parts.processes.everybody(job.init_pid, job.init_started)
-            count = sum(held(parts.cuda.users(one.pid for one in members)).values())
+            count = sum(held(cuda_users(parts, (one.pid for one in members))).values())
         with parts.reservations.of(job.job_id, count):
             yield
 

@@ -36,7 +36,7 @@ from slurm_affinode.suspension import messages, refusals
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import LookAgain, Refused, TakenBack
 from slurm_affinode.suspension.journal import Record
-from slurm_affinode.suspension.memory import HostMemory
+from slurm_affinode.suspension.memory import HostMemory, cuda_users
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError
 from slurm_affinode.suspension.refusals import SlurmFacts, steps_of
@@ -98,7 +98,7 @@ class JobSuspender:
         root = self._root_of(job)
         tree = parts.look(job.init_pid, root)
         try:
-            users = parts.cuda.users(one.pid for one in tree.processes)
+            users = cuda_users(parts, (one.pid for one in tree.processes))
             used = sum(self._held(users).values())
             some = self._slurm.some_gpus(job)
         except (CheckpointError, GpuError) as error:
@@ -204,7 +204,7 @@ class JobSuspender:
         root = next((member for member in members if member.pid_ns == job.root), None)
         if root is None:
             raise Refused(Refusal("not-started", "its script has ended"))
-        cuda = tuple(sorted(parts.cuda.users(member.pid for member in members)))
+        cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
         if cuda and job.slurm is not None and not parts.gpus_of(job.slurm):
             text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
             raise Refused(Refusal("gpu-numbers", text))

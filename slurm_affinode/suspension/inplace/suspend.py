@@ -9,12 +9,12 @@ way back is that of a sleeper that is woken.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost
+from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.core.inplace import GpuLoad, sleeps_forever
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
@@ -29,7 +29,7 @@ from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, noted, unnoticed
 from slurm_affinode.suspension.interface import LookAgain, Refused, Suspender, TakenBack
 from slurm_affinode.suspension.journal import Record
-from slurm_affinode.suspension.memory import HostMemory
+from slurm_affinode.suspension.memory import HostMemory, cuda_users
 from slurm_affinode.suspension.notify import Aftermath, entry_of, mail_owner
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError
 from slurm_affinode.suspension.refusals import SlurmFacts, steps_of
@@ -116,7 +116,7 @@ class InPlaceSuspender:
         root = next((one.pid for one in members if one.pid_ns == job.root), 0)
         tree = parts.look(job.init_pid, root)
         try:
-            users = self._users(one.pid for one in members)
+            users = cuda_users(parts, (one.pid for one in members))
             held = self._held(users)
             used = sum(held.values())
             found += refusals.refusals(
@@ -136,16 +136,9 @@ class InPlaceSuspender:
             )
             found += self._of_gpu(held, used)
         except (CheckpointError, GpuError) as error:
-            found.append(Refusal("driver", str(error)))
+            # The version of a driver that is too old explains more than a missing function.
+            found.append(Refusal("driver", parts.cuda.capabilities().why_not or str(error)))
         return found
-
-    def _users(self, pids: Iterable[int]) -> frozenset[int]:
-        """Return the processes that use CUDA. If the helper for the driver was lost, the next one is queried."""
-        asked = tuple(pids)
-        try:
-            return self._parts.cuda.users(asked)
-        except HelperLost:
-            return self._parts.cuda.users(asked)
 
     def _asked_for(self, job: WatchedJob) -> WatchedJob:
         """Return the job with Slurm's current record, if Slurm responds."""
@@ -260,7 +253,7 @@ class InPlaceSuspender:
             self._parts.sleep(_LOOKS_APART_S)
             pids = [member.pid for member in self._members(job)]
             readers = self._sockets.readers(pids, earlier)
-            readers = tuple(sorted({*readers, *self._users(pids)})) if readers else ()
+            readers = tuple(sorted({*readers, *cuda_users(self._parts, pids)})) if readers else ()
             moving = self._parts.cuda.restore_threads(readers)
             # Before the look: anything read after it moves one of them. The driver's own threads move with the memory.
             waits = {**self._sockets.waits(readers), **dict.fromkeys(moving, "")}
@@ -276,7 +269,7 @@ class InPlaceSuspender:
         parts = self._parts
         members = self._members(job)
         there = holders(self._cards.processes())  # first: a process that comes later is in ``cuda``, or new
-        cuda = tuple(sorted(self._users(member.pid for member in members)))
+        cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
         held = self._held(frozenset(cuda))
         assert slurm.submit is not None  # noqa: S101 - the caller has looked
         key = JobKey(parts.cluster, job.job_id, round(slurm.submit.timestamp()))

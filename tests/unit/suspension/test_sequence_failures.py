@@ -9,7 +9,7 @@ from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 from agent_site import SUBMIT, Slurm, make_job
 from agent_world import Agent, FakeProcesses
 
-from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable
+from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable, HelperLost
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
 from slurm_affinode.suspension.context import SuspendSettings
@@ -371,6 +371,22 @@ def test_outdated_driver_is_reported_by_version(world, monkeypatch, why):
     [refusal] = agent.suspender.refusals(agent.watched())
     assert refusal.code == "driver"
     assert (why or "is not found") in refusal.text
+
+
+def test_lost_helper_is_not_a_refusal(world, monkeypatch):
+    """The next helper is queried."""
+    agent = Agent(world, "c1")
+    users, lost = agent.cuda.users, []
+
+    def once(pids):
+        if not lost:
+            lost.append(True)
+            raise HelperLost("the helper for the CUDA driver was ended by signal 9")
+        return users(pids)
+
+    monkeypatch.setattr(agent.cuda, "users", once)
+    assert agent.suspender.refusals(agent.watched()) == []
+    assert lost
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from agent_site import Crash, Process
 from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entries
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts
-from slurm_affinode.checkpoint.interface import Capabilities, CudaState, HelperLost
+from slurm_affinode.checkpoint.interface import Capabilities, CudaState, CudaUnavailable, HelperLost
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
@@ -220,6 +220,19 @@ def test_daemon_of_script_counts(world, node, monkeypatch):
     )
     slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "60G"})
     assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
+
+
+def test_outdated_driver_is_reported_by_version(node, monkeypatch):
+    """A missing function says less."""
+    cuda, why = node.agent.parts.cuda, "driver 550.54 is too old: 570 or newer is needed"
+
+    def missing(pids):
+        raise CudaUnavailable("function cuCheckpointProcessGetRestoreThreadId is not found")
+
+    monkeypatch.setattr(cuda, "users", missing)
+    monkeypatch.setattr(cuda, "capabilities", lambda: Capabilities("550.54", why_not=why))
+    [refusal] = node.suspender.refusals(node.job())
+    assert (refusal.code, refusal.text) == ("driver", why)
 
 
 def test_suspension_does_not_need_slurm(world, node):
