@@ -5,7 +5,7 @@
 #include <sys/socket.h>
 #include <time.h>
 
-#define MOST_STRANGE 16 /* packets of another size to skip in one call, so that a flood of them cannot block it */
+#define MAX_UNEXPECTED 16 /* packets of another size to skip in one call, so that a flood of them cannot block it */
 
 int64_t now_ns(void)
 {
@@ -27,12 +27,12 @@ bool channel_send(int fd, const struct packet *packet)
 
 int channel_receive(int fd, struct packet *packet, int timeout_ms)
 {
-    struct pollfd look = {.fd = fd, .events = POLLIN};
+    struct pollfd polled = {.fd = fd, .events = POLLIN};
     int64_t deadline = now_ns() + (int64_t)timeout_ms * 1000000;
 
-    for (int strange = 0; strange < MOST_STRANGE;) {
+    for (int unexpected = 0; unexpected < MAX_UNEXPECTED;) {
         ssize_t got;
-        int ready = poll(&look, 1, timeout_ms);
+        int ready = poll(&polled, 1, timeout_ms);
 
         if (ready < 0 && errno == EINTR) {
             if (timeout_ms > 0) {
@@ -52,7 +52,7 @@ int channel_receive(int fd, struct packet *packet, int timeout_ms)
         if (got <= 0)
             return -1;
         /* A task prolog inherits the shepherd's end, and runs as the user: ignore packets of another size. */
-        strange++;
+        unexpected++;
     }
     return 0;
 }

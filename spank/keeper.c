@@ -19,10 +19,10 @@
 #include <syslog.h>
 #include <unistd.h>
 
-#define TOLD_AFTER_NS 50000000 /* by then the witness has reported the signal if it got it too */
-#define MOST_PENDING 32
-#define MOST_PACKETS 64
-#define HOLD_AGAIN_NS 10000000000LL /* the shepherd is the user's process: limit how often it can run scontrol */
+#define FORWARD_AFTER_NS 50000000 /* by then the witness has reported the signal if it got it too */
+#define MAX_PENDING 32
+#define MAX_PACKETS 64
+#define HOLD_RETRY_NS 10000000000LL /* the shepherd is the user's process: limit how often it can run scontrol */
 
 struct pending {
     int number;
@@ -39,16 +39,16 @@ struct keeper {
     pid_t witness;
     pid_t scontrol;
     struct announcement *announcement;
-    int status;      /* of the script, from the shepherd; -1: unknown yet */
-    int64_t hold_ns; /* the last start of scontrol; 0: never */
-    bool complained; /* the failure of scontrol was logged: once for each job */
-    bool executed;   /* the failure of the script's execve() was logged: once for each job */
-    struct pending pending[MOST_PENDING];
+    int status;       /* of the script, from the shepherd; -1: unknown yet */
+    int64_t hold_ns;  /* the last start of scontrol; 0: never */
+    bool hold_failed; /* the failure of scontrol was logged: once for each job */
+    bool exec_failed; /* the failure of the script's execve() was logged: once for each job */
+    struct pending pending[MAX_PENDING];
     int count;
 };
 
 /* No process ends by these signals, but the shepherd, a process of the user, may report one: it would stop the keeper. */
-static bool stops(int number)
+static bool stops_process(int number)
 {
     return number == SIGSTOP || number == SIGTSTP || number == SIGTTIN || number == SIGTTOU;
 }
@@ -59,7 +59,7 @@ void exit_as(int wait_status)
     sigset_t one;
     int number;
 
-    if (!WIFSIGNALED(wait_status) || stops(WTERMSIG(wait_status)))
+    if (!WIFSIGNALED(wait_status) || stops_process(WTERMSIG(wait_status)))
         _exit(WIFEXITED(wait_status) ? WEXITSTATUS(wait_status) : 1);
     number = WTERMSIG(wait_status);
     setrlimit(RLIMIT_CORE, &none);
@@ -73,7 +73,7 @@ void exit_as(int wait_status)
 }
 
 /* A process in the task's process group that only reports signals: one that it gets too was sent to the group. */
-static void be_witness(int report)
+static void run_witness(int report)
 {
     sigset_t all;
     siginfo_t info;
@@ -103,7 +103,7 @@ static void start_witness(struct keeper *keeper)
         close(keeper->channel);
         close(keeper->signals);
         close(ends[0]);
-        be_witness(ends[1]);
+        run_witness(ends[1]);
     }
     close(ends[1]);
     keeper->witness_fd = ends[0];
@@ -160,12 +160,12 @@ static struct pending *find_pending(struct keeper *keeper, int number)
     return NULL;
 }
 
-static void note_signal(struct keeper *keeper, int number, bool group)
+static void record_signal(struct keeper *keeper, int number, bool group)
 {
     struct pending *found = find_pending(keeper, number);
 
     if (found == NULL) {
-        if (keeper->count == MOST_PENDING)
+        if (keeper->count == MAX_PENDING)
             return;
         found = &keeper->pending[keeper->count++];
         *found = (struct pending){.number = number, .at_ns = now_ns()};
@@ -173,9 +173,9 @@ static void note_signal(struct keeper *keeper, int number, bool group)
     found->group |= group;
 }
 
-static void tell_signals(struct keeper *keeper)
+static void forward_signals(struct keeper *keeper)
 {
-    while (keeper->count > 0 && now_ns() - keeper->pending[0].at_ns >= TOLD_AFTER_NS) {
+    while (keeper->count > 0 && now_ns() - keeper->pending[0].at_ns >= FORWARD_AFTER_NS) {
         struct packet packet = {.kind = PACKET_SIGNAL,
                                 .number = keeper->pending[0].number,
                                 .group = keeper->pending[0].group,
@@ -215,7 +215,7 @@ void exec_requeuehold(const char *scontrol, const char *job)
 /* The job cannot be restored without an agent: requeue it instead of starting it from its beginning. */
 static void start_hold(struct keeper *keeper)
 {
-    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_AGAIN_NS))
+    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_RETRY_NS))
         return;
     keeper->hold_ns = now_ns();
     keeper->scontrol = fork();
@@ -223,13 +223,13 @@ static void start_hold(struct keeper *keeper)
         exec_requeuehold(keeper->job->scontrol, keeper->job->name);
 }
 
-static void held(struct keeper *keeper, int status)
+static void hold_ended(struct keeper *keeper, int status)
 {
     struct packet packet = {.kind = PACKET_HELD, .number = status != 0};
 
     keeper->scontrol = 0;
-    if (status != 0 && !keeper->complained) {
-        keeper->complained = true;
+    if (status != 0 && !keeper->hold_failed) {
+        keeper->hold_failed = true;
         keeper->job->log("slurm-affinode: the job has an image and this node no agent, and scontrol requeuehold failed");
     }
     if (keeper->channel >= 0)
@@ -246,17 +246,17 @@ static void resign(struct keeper *keeper)
 }
 
 /* True: there may be more. The limit keeps a shepherd that floods the channel from delaying signals and the end of the job. */
-static bool take_packets(struct keeper *keeper)
+static bool read_packets(struct keeper *keeper)
 {
     struct packet packet;
 
-    for (int taken = 0; taken < MOST_PACKETS; taken++) {
+    for (int count = 0; count < MAX_PACKETS; count++) {
         if (keeper->channel < 0 || channel_receive(keeper->channel, &packet, 0) <= 0)
             return false;
         if (packet.kind == PACKET_STATUS) {
             keeper->status = packet.number & 0xffff;
-        } else if (packet.kind == PACKET_EXEC && !keeper->executed) {
-            keeper->executed = true;
+        } else if (packet.kind == PACKET_EXEC && !keeper->exec_failed) {
+            keeper->exec_failed = true;
             log_exec(keeper, packet.number);
         } else if (packet.kind == PACKET_HOLD) {
             start_hold(keeper);
@@ -269,7 +269,7 @@ static bool take_packets(struct keeper *keeper)
 
 static void finish(struct keeper *keeper, int status)
 {
-    while (take_packets(keeper)) /* every process that could send more has ended with the namespace */
+    while (read_packets(keeper)) /* every process that could send more has ended with the namespace */
         ;
     if (keeper->witness > 0) {
         kill(keeper->witness, SIGKILL);
@@ -289,30 +289,30 @@ static void reap(struct keeper *keeper)
         if (pid == keeper->child)
             finish(keeper, status);
         if (pid == keeper->scontrol)
-            held(keeper, status);
+            hold_ended(keeper, status);
         if (pid == keeper->witness)
             keeper->witness = 0;
     }
 }
 
-static void take_signals(struct keeper *keeper)
+static void read_signals(struct keeper *keeper)
 {
     struct signalfd_siginfo info;
 
     while (read(keeper->signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         if (info.ssi_signo != SIGCHLD || info.ssi_code == SI_USER)
-            note_signal(keeper, (int)info.ssi_signo, false);
+            record_signal(keeper, (int)info.ssi_signo, false);
     }
     reap(keeper);
 }
 
-static void take_reports(struct keeper *keeper)
+static void read_reports(struct keeper *keeper)
 {
     unsigned char number;
     ssize_t got;
 
     while ((got = read(keeper->witness_fd, &number, 1)) == 1)
-        note_signal(keeper, number, true);
+        record_signal(keeper, number, true);
     if (got == 0) {
         close(keeper->witness_fd);
         keeper->witness_fd = -1;
@@ -325,7 +325,7 @@ static int next_timeout_ms(const struct keeper *keeper)
 
     if (keeper->count == 0)
         return -1;
-    left = keeper->pending[0].at_ns + TOLD_AFTER_NS - now_ns();
+    left = keeper->pending[0].at_ns + FORWARD_AFTER_NS - now_ns();
     return left <= 0 ? 0 : (int)(left / 1000000) + 1;
 }
 
@@ -346,23 +346,23 @@ void keeper_run(const struct keeper_job *job, pid_t child, int channel, struct a
      * name. */
     prctl(PR_SET_NAME, "affinode-keeper");
     for (;;) {
-        struct pollfd looks[3] = {{.fd = keeper.signals, .events = POLLIN},
-                                  {.fd = keeper.witness_fd, .events = POLLIN},
-                                  {.fd = keeper.channel, .events = POLLIN}};
+        struct pollfd polled[3] = {{.fd = keeper.signals, .events = POLLIN},
+                                   {.fd = keeper.witness_fd, .events = POLLIN},
+                                   {.fd = keeper.channel, .events = POLLIN}};
 
         reap(&keeper);
-        if (poll(looks, 3, next_timeout_ms(&keeper)) > 0) {
-            if (looks[1].revents != 0)
-                take_reports(&keeper);
-            if (looks[0].revents != 0)
-                take_signals(&keeper);
-            if (looks[2].revents & POLLIN)
-                take_packets(&keeper);
-            else if (looks[2].revents != 0) {
+        if (poll(polled, 3, next_timeout_ms(&keeper)) > 0) {
+            if (polled[1].revents != 0)
+                read_reports(&keeper);
+            if (polled[0].revents != 0)
+                read_signals(&keeper);
+            if (polled[2].revents & POLLIN)
+                read_packets(&keeper);
+            else if (polled[2].revents != 0) {
                 close(keeper.channel); /* the shepherd ends, or has become the script */
                 keeper.channel = -1;
             }
         }
-        tell_signals(&keeper);
+        forward_signals(&keeper);
     }
 }

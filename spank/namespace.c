@@ -134,13 +134,13 @@ static bool wait_for_namespace(pid_t child, int channel, char *error, size_t siz
 static bool wait_for_place(const struct keeper_job *job, pid_t child, int channel, const struct stat *program,
                            struct announcement *announcement, char *error, size_t size)
 {
-    struct pollfd looks[2] = {{.fd = job->stepd_fd, .events = POLLIN}, {.fd = channel, .events = POLLIN}};
+    struct pollfd polled[2] = {{.fd = job->stepd_fd, .events = POLLIN}, {.fd = channel, .events = POLLIN}};
     struct packet packet;
     int status = 0;
 
-    while (poll(looks, 2, -1) < 0 && errno == EINTR)
+    while (poll(polled, 2, -1) < 0 && errno == EINTR)
         ;
-    if (looks[0].revents == 0 || channel_receive(job->stepd_fd, &packet, 0) <= 0 || packet.kind != PACKET_PLACE) {
+    if (polled[0].revents == 0 || channel_receive(job->stepd_fd, &packet, 0) <= 0 || packet.kind != PACKET_PLACE) {
         /* slurmstepd has aborted the step, or the child has ended. */
         kill(child, SIGKILL);
         waitpid(child, &status, 0);

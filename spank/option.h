@@ -23,7 +23,7 @@ struct suspend_option {
     uint32_t util_centi; /* hundredths of a percent */
     enum suspend_mode mode;
     enum suspend_when when;
-    char wake[32];     /* "auto", "hold", or a time as scontrol takes it */
+    char wake[32];     /* "auto", "hold", or a time in the format of scontrol */
     char signal[12];   /* name without SIG; empty: none */
     uint32_t before_s; /* time from the signal to the suspension */
 };

@@ -13,7 +13,7 @@ void relay_direct(struct relay *relay, int number, int64_t now_ns)
         relay->direct_ns[number] = now_ns;
 }
 
-void relay_told(struct relay *relay, int number, bool group, int64_t at_ns)
+void relay_reported(struct relay *relay, int number, bool group, int64_t at_ns)
 {
     if (number <= 0 || number >= RELAY_SIGNALS || relay->count == RELAY_PENDING)
         return;

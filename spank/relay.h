@@ -33,7 +33,7 @@ struct relay {
 void relay_direct(struct relay *relay, int number, int64_t now_ns);
 
 /* Records a signal that the keeper got. */
-void relay_told(struct relay *relay, int number, bool group, int64_t at_ns);
+void relay_reported(struct relay *relay, int number, bool group, int64_t at_ns);
 
 /* Returns whether a signal is due, with its number and whether it goes to the script's process group. */
 bool relay_next(struct relay *relay, int64_t now_ns, int *number, bool *group);

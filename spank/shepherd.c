@@ -23,7 +23,7 @@
 
 #define SECOND_NS 1000000000LL
 #define ANSWER_NS (2 * SECOND_NS)      /* timeout of an agent that accepts the connection and does not respond */
-#define HOLD_AGAIN_NS (30 * SECOND_NS) /* retry of a failed scontrol: slurmctld may not respond */
+#define HOLD_RETRY_NS (30 * SECOND_NS) /* retry of a failed scontrol: slurmctld may not respond */
 #define HELD_NS (120 * SECOND_NS)      /* Slurm ends a held job long before */
 #define RESIGN_MS 10000
 #define REAPED 64
@@ -49,14 +49,14 @@ struct shepherd {
     unsigned reaped_count;
 };
 
-static void say(const char *text)
+static void print_line(const char *text)
 {
-    struct pollfd look = {.fd = STDERR_FILENO, .events = POLLOUT};
+    struct pollfd polled = {.fd = STDERR_FILENO, .events = POLLOUT};
     char line[MESSAGE_TEXT_BYTES + 32];
 
     snprintf(line, sizeof(line), "slurm-affinode: %s\n", text);
     /* A full pipe must not block PID 1. */
-    if (poll(&look, 1, 0) > 0 && write(STDERR_FILENO, line, strlen(line)) < 0)
+    if (poll(&polled, 1, 0) > 0 && write(STDERR_FILENO, line, strlen(line)) < 0)
         return;
 }
 
@@ -95,7 +95,7 @@ static void become_script(struct shepherd *shepherd, bool restore_failed, int nu
         ;
     if (got <= 0) {
         snprintf(text, sizeof(text), "the script cannot be started: fork: %s", strerror(number));
-        say(text);
+        print_line(text);
         finish(shepherd, number << 8);
     }
     sigprocmask(SIG_SETMASK, &shepherd->mask, NULL);
@@ -131,12 +131,12 @@ static void hold(struct shepherd *shepherd, const char *why)
     char line[MESSAGE_TEXT_BYTES];
 
     snprintf(line, sizeof(line), "the job was not started: %.*s", (int)sizeof(line) - 64, why);
-    say(line);
+    print_line(line);
     shepherd->phase = HELD;
     shepherd->hold_ns = now_ns() + HELD_NS;
 }
 
-static void take_message(struct shepherd *shepherd, const struct message *message)
+static void handle_message(struct shepherd *shepherd, const struct message *message)
 {
     bool waiting = shepherd->phase == WAITING;
 
@@ -164,7 +164,7 @@ static void take_message(struct shepherd *shepherd, const struct message *messag
             hold(shepherd, message->text[0] == '\0' ? "the agent put it on hold" : message->text);
         break;
     case VERB_SAY:
-        say(message->text);
+        print_line(message->text);
         break;
     case VERB_SIGNAL:
         if (shepherd->phase == RUNNING)
@@ -175,19 +175,19 @@ static void take_message(struct shepherd *shepherd, const struct message *messag
     }
 }
 
-static void take_link(struct shepherd *shepherd)
+static void read_link(struct shepherd *shepherd)
 {
     struct message message;
     enum link_news news;
 
     while ((news = link_read(&shepherd->link, &message, now_ns())) == LINK_MESSAGE)
-        take_message(shepherd, &message);
+        handle_message(shepherd, &message);
     if (news == LINK_LOST && shepherd->phase == WAITING && !shepherd->options.image && !shepherd->gated)
         start(shepherd, false);
 }
 
 /* Connects to the agent when due. Without an agent, a job without an image starts immediately. */
-static void tend_link(struct shepherd *shepherd)
+static void connect_if_due(struct shepherd *shepherd)
 {
     struct hello hello = hello_of(shepherd);
 
@@ -198,7 +198,7 @@ static void tend_link(struct shepherd *shepherd)
         start(shepherd, false);
 }
 
-static void tend_waiting(struct shepherd *shepherd)
+static void check_deadlines(struct shepherd *shepherd)
 {
     struct packet packet = {.kind = PACKET_HOLD};
     int64_t now = now_ns();
@@ -209,7 +209,7 @@ static void tend_waiting(struct shepherd *shepherd)
         return;
     if (shepherd->options.image && now >= shepherd->hold_ns) {
         channel_send(shepherd->options.keeper_fd, &packet);
-        shepherd->hold_ns = now + HOLD_AGAIN_NS;
+        shepherd->hold_ns = now + HOLD_RETRY_NS;
     }
     if (!shepherd->options.image && now >= shepherd->answer_ns) {
         /* Discards a late response of the agent; the next hello reports that the script runs. */
@@ -218,14 +218,14 @@ static void tend_waiting(struct shepherd *shepherd)
     }
 }
 
-static void take_packets(struct shepherd *shepherd)
+static void read_packets(struct shepherd *shepherd)
 {
     struct packet packet;
     int got;
 
     while ((got = channel_receive(shepherd->options.keeper_fd, &packet, 0)) > 0) {
         if (packet.kind == PACKET_SIGNAL)
-            relay_told(&shepherd->relay, packet.number, packet.group != 0, packet.at_ns);
+            relay_reported(&shepherd->relay, packet.number, packet.group != 0, packet.at_ns);
         if (packet.kind == PACKET_HELD && packet.number == 0 && shepherd->phase == WAITING)
             hold(shepherd, "it has an image and this node's agent does not respond; it is held: release it with scontrol "
                            "release");
@@ -251,7 +251,7 @@ static void reap(struct shepherd *shepherd)
 }
 
 /* Frozen processes handle only SIGKILL: the agent resumes the job on a signal. */
-static void tell_signal(struct shepherd *shepherd, int number)
+static void report_signal(struct shepherd *shepherd, int number)
 {
     char text[MESSAGE_BYTES];
 
@@ -259,12 +259,12 @@ static void tell_signal(struct shepherd *shepherd, int number)
         link_send(&shepherd->link, text, message_signalled(number, text), now_ns());
 }
 
-static bool ends_a_wait(int number)
+static bool ends_waiting(int number)
 {
     return number == SIGTERM || number == SIGINT || number == SIGHUP || number == SIGQUIT;
 }
 
-static void take_signals(struct shepherd *shepherd)
+static void handle_signals(struct shepherd *shepherd)
 {
     struct signalfd_siginfo info;
     int number;
@@ -274,8 +274,8 @@ static void take_signals(struct shepherd *shepherd)
         /* Senders outside the namespace have PID 0. Signals from inside are ignored, as PID 1 does by default. */
         if (info.ssi_code == SI_USER && info.ssi_pid == 0) {
             relay_direct(&shepherd->relay, (int)info.ssi_signo, now_ns());
-            tell_signal(shepherd, (int)info.ssi_signo);
-            if (shepherd->phase != RUNNING && ends_a_wait((int)info.ssi_signo))
+            report_signal(shepherd, (int)info.ssi_signo);
+            if (shepherd->phase != RUNNING && ends_waiting((int)info.ssi_signo))
                 finish(shepherd, (int)info.ssi_signo);
         }
     }
@@ -283,13 +283,13 @@ static void take_signals(struct shepherd *shepherd)
     while (relay_next(&shepherd->relay, now_ns(), &number, &group)) {
         if (shepherd->phase == RUNNING) {
             kill(group ? -shepherd->root : shepherd->root, number);
-            tell_signal(shepherd, number);
-        } else if (ends_a_wait(number))
+            report_signal(shepherd, number);
+        } else if (ends_waiting(number))
             finish(shepherd, number);
     }
 }
 
-static void sooner(int64_t *due, int64_t when)
+static void set_earlier(int64_t *due, int64_t when)
 {
     if (when != 0 && (*due == 0 || when < *due))
         *due = when;
@@ -301,9 +301,9 @@ static int next_timeout_ms(const struct shepherd *shepherd)
     int64_t left;
 
     if (shepherd->phase != RUNNING)
-        sooner(&due, shepherd->options.image || shepherd->phase == HELD ? shepherd->hold_ns : shepherd->answer_ns);
+        set_earlier(&due, shepherd->options.image || shepherd->phase == HELD ? shepherd->hold_ns : shepherd->answer_ns);
     if (shepherd->link.fd < 0 && shepherd->phase != HELD)
-        sooner(&due, shepherd->link.retry_ns);
+        set_earlier(&due, shepherd->link.retry_ns);
     if (due == 0)
         return -1;
     left = due - now_ns();
@@ -313,19 +313,19 @@ static int next_timeout_ms(const struct shepherd *shepherd)
 static void run(struct shepherd *shepherd)
 {
     for (;;) {
-        struct pollfd looks[3] = {{.fd = shepherd->signals, .events = POLLIN},
-                                  {.fd = shepherd->options.keeper_fd, .events = POLLIN},
-                                  {.fd = shepherd->link.fd, .events = POLLIN}};
+        struct pollfd polled[3] = {{.fd = shepherd->signals, .events = POLLIN},
+                                   {.fd = shepherd->options.keeper_fd, .events = POLLIN},
+                                   {.fd = shepherd->link.fd, .events = POLLIN}};
 
-        if (poll(looks, 3, next_timeout_ms(shepherd)) > 0) {
-            if (looks[1].revents != 0)
-                take_packets(shepherd);
-            if (looks[2].revents != 0)
-                take_link(shepherd);
+        if (poll(polled, 3, next_timeout_ms(shepherd)) > 0) {
+            if (polled[1].revents != 0)
+                read_packets(shepherd);
+            if (polled[2].revents != 0)
+                read_link(shepherd);
         }
-        take_signals(shepherd);
-        tend_waiting(shepherd);
-        tend_link(shepherd);
+        handle_signals(shepherd);
+        check_deadlines(shepherd);
+        connect_if_due(shepherd);
     }
 }
 
@@ -354,6 +354,6 @@ int main(int argc, char **argv)
     shepherd.in_place = strstr(shepherd.options.option, "mode=inplace") != NULL;
     if (!shepherd.options.image && shepherd.options.restarts == 0 && !shepherd.in_place)
         start(&shepherd, false); /* never suspended: the agent has nothing to restore */
-    tend_link(&shepherd);
+    connect_if_due(&shepherd);
     run(&shepherd);
 }

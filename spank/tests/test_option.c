@@ -5,7 +5,7 @@
 static const struct {
     const char *given;
     const char *found;
-} taken[] = {
+} valid[] = {
     {NULL, "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
     {"", "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
     {"90s", "window=90,util=0,mode=requeue,wake=auto,when=pressure"},
@@ -122,11 +122,11 @@ static void valid_values_are_parsed(void)
     char error[OPTION_ERROR_BYTES];
     char text[OPTION_TEXT_BYTES];
 
-    for (size_t i = 0; i < sizeof(taken) / sizeof(*taken); i++) {
-        if (!option_parse(taken[i].given, &option_builtin, &option, error, sizeof(error)))
+    for (size_t i = 0; i < sizeof(valid) / sizeof(*valid); i++) {
+        if (!option_parse(valid[i].given, &option_builtin, &option, error, sizeof(error)))
             CHECK_TEXT(error, "");
         option_format(&option, text, sizeof(text));
-        CHECK_TEXT(text, taken[i].found);
+        CHECK_TEXT(text, valid[i].found);
     }
 }
 

@@ -19,7 +19,7 @@ static void begin(void)
 static void signal_to_the_script(void)
 {
     begin();
-    relay_told(&relay, SIGUSR1, false, 1000 * MS);
+    relay_reported(&relay, SIGUSR1, false, 1000 * MS);
     CHECK(relay_due_ns(&relay) == 1150 * MS);
     CHECK(!relay_next(&relay, 1100 * MS, &number, &group));
     CHECK(relay_next(&relay, 1150 * MS, &number, &group) && number == SIGUSR1 && !group);
@@ -29,7 +29,7 @@ static void signal_to_the_script(void)
 static void signal_to_the_group(void)
 {
     begin();
-    relay_told(&relay, SIGTERM, true, 1000 * MS);
+    relay_reported(&relay, SIGTERM, true, 1000 * MS);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGTERM && group);
 }
 
@@ -37,9 +37,9 @@ static void signal_to_the_container_in_either_order(void)
 {
     begin();
     relay_direct(&relay, SIGTERM, 990 * MS);
-    relay_told(&relay, SIGTERM, true, 1000 * MS);
+    relay_reported(&relay, SIGTERM, true, 1000 * MS);
     CHECK(!relay_next(&relay, 2000 * MS, &number, &group) && relay_due_ns(&relay) == 0);
-    relay_told(&relay, SIGTERM, true, 3000 * MS);
+    relay_reported(&relay, SIGTERM, true, 3000 * MS);
     CHECK(!relay_next(&relay, 3060 * MS, &number, &group));
     relay_direct(&relay, SIGTERM, 3070 * MS);
     CHECK(!relay_next(&relay, 4000 * MS, &number, &group) && relay_due_ns(&relay) == 0);
@@ -49,8 +49,8 @@ static void direct_signal_matches_one_report(void)
 {
     begin();
     relay_direct(&relay, SIGUSR1, 1000 * MS);
-    relay_told(&relay, SIGUSR1, true, 1000 * MS);
-    relay_told(&relay, SIGUSR1, false, 1060 * MS);
+    relay_reported(&relay, SIGUSR1, true, 1000 * MS);
+    relay_reported(&relay, SIGUSR1, false, 1060 * MS);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && !group);
     CHECK(relay_due_ns(&relay) == 0);
 }
@@ -59,24 +59,24 @@ static void old_direct_signal_matches_nothing(void)
 {
     begin();
     relay_direct(&relay, SIGUSR1, 1000 * MS);
-    relay_told(&relay, SIGUSR1, false, 1200 * MS);
+    relay_reported(&relay, SIGUSR1, false, 1200 * MS);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGUSR1);
 }
 
 static void order_is_kept_and_invalid_numbers_dropped(void)
 {
     begin();
-    relay_told(&relay, SIGCONT, false, 1000 * MS);
-    relay_told(&relay, SIGTERM, false, 1001 * MS);
-    relay_told(&relay, 0, false, 1001 * MS);
-    relay_told(&relay, 65, false, 1001 * MS);
-    relay_told(&relay, -3, false, 1001 * MS);
+    relay_reported(&relay, SIGCONT, false, 1000 * MS);
+    relay_reported(&relay, SIGTERM, false, 1001 * MS);
+    relay_reported(&relay, 0, false, 1001 * MS);
+    relay_reported(&relay, 65, false, 1001 * MS);
+    relay_reported(&relay, -3, false, 1001 * MS);
     relay_direct(&relay, 4000, 1001 * MS);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGCONT);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGTERM);
     CHECK(!relay_next(&relay, 2000 * MS, &number, &group));
     for (int i = 0; i < 3 * RELAY_PENDING; i++)
-        relay_told(&relay, SIGUSR2, false, 1000 * MS);
+        relay_reported(&relay, SIGUSR2, false, 1000 * MS);
     CHECK(relay.count == RELAY_PENDING);
 }
 
