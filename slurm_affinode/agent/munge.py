@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.process import Completed
+from slurm_affinode.base.text import last_line
 
 TIMEOUT_S = 10.0
 TTL_S = 60
@@ -59,5 +60,4 @@ def decode(credential: bytes, *, run: Callable[..., Completed] = process.run) ->
 
 
 def _last(done: Completed) -> str:
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"it ended with status {done.returncode}"
+    return last_line(done.stderr) or f"it ended with status {done.returncode}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.text import last_line
 
 _MOST_FILES = 65536
 REAP_S = 5.0
@@ -91,9 +92,7 @@ def run(
         raise UnreachableError(f"{name}: no answer within {timeout_s:g} s") from error
     stderr = done.stderr.decode("utf-8", "backslashreplace")
     if check and done.returncode != 0:
-        lines = [line for line in stderr.splitlines() if line.strip()]
-        said = lines[-1].strip() if lines else "it said nothing"
-        raise UnreachableError(f"{name} ended with status {done.returncode}: {said}")
+        raise UnreachableError(f"{name} ended with status {done.returncode}: {last_line(stderr) or 'it said nothing'}")
     return Completed(tuple(argv), done.returncode, done.stdout, stderr)
 
 
@@ -260,9 +259,9 @@ class Child:
             how = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), 4096, max(0, size - 4096)).decode("utf-8", "backslashreplace")
-        said = [line.strip("\0 \t") for line in tail.splitlines() if line.strip("\0 \t")]
+        said = last_line(tail)
         self.close()
-        return f"{how}: {said[-1]}" if said else how
+        return f"{how}: {said}" if said else how
 
     def _finish(self, kill: bool) -> int:
         if kill:

@@ -102,6 +102,12 @@ def one_line(text: object, most_bytes: int = 512) -> str:
     return line if len(data) <= most_bytes else data[: most_bytes - 3].decode("utf-8", "ignore") + "..."
 
 
+def last_line(text: str) -> str:
+    """Return the last line of a program's output that is not blank, as ``one_line``; empty if there is none."""
+    lines = (line.strip("\0 \t") for line in reversed(text.splitlines()))
+    return one_line(next(filter(None, lines), ""))
+
+
 def _replaced(text: str, replacement: Callable[[str], str]) -> str:
     if text.isprintable():
         return text

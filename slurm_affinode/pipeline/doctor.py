@@ -277,10 +277,8 @@ def _database(run: Runner) -> Check:
         done = run(argv, timeout_s=_TIMEOUT_S, check=False)
     except AffinodeError as error:
         return Check("slurmdbd", UNREACHABLE, str(error), error.hint)
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode != 0:
-        why = said[-1].removeprefix("sacctmgr: ").removeprefix("error: ") if said else "sacctmgr says nothing"
-        return Check("slurmdbd", UNREACHABLE, f"does not respond: {why}", hint)
+        return Check("slurmdbd", UNREACHABLE, f"does not respond: {commands.complaint(done)}", hint)
     names = done.stdout.decode("utf-8", "replace").split()
     return Check("slurmdbd", OK, f"answers; clusters: {', '.join(names) or '(none)'}")
 
@@ -435,9 +433,8 @@ def _sacct(run: Runner) -> Check:
     # A cheap query: the current cluster's jobs of a single moment.
     done = run(["sacct", "-n", "-X", "-S", "now", "-E", "now", "-o", "JobID"], timeout_s=_TIMEOUT_S, check=False)
     if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        said = lines[-1].removeprefix("sacct: ").removeprefix("error: ") if lines else "it said nothing"
-        return Check("sacct", UNREACHABLE, f"does not respond: {said}", "is slurmdbd running? sacctmgr show cluster")
+        hint = "is slurmdbd running? sacctmgr show cluster"
+        return Check("sacct", UNREACHABLE, f"does not respond: {commands.complaint(done)}", hint)
     return Check("sacct", OK, f"answers, {len(fields)} fields of use")
 
 

@@ -10,6 +10,8 @@ from typing import Protocol
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
+from slurm_affinode.base.text import last_line
+from slurm_affinode.slurm import interface
 from slurm_affinode.slurm.accounting.sacct_header import WANTED
 
 DELIMITER = "\x1f"
@@ -78,13 +80,17 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
 
 
+def complaint(done: Completed) -> str:
+    """Return the last line that a Slurm program wrote to standard error, without the name of the program."""
+    return interface.clean(last_line(done.stderr)) or "it said nothing"
+
+
 def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping[str, str] | None) -> Completed:
     done = run(["sacct", *arguments], timeout_s=timeout_s, env=_environment(env), check=False)
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode == 0 and done.stdout.strip():
         return done
     lowered = done.stderr.lower()
-    last = said[-1].removeprefix("sacct: ").removeprefix("error: ") if said else "it said nothing"
+    last = complaint(done)
     if "accounting storage is disabled" in lowered:
         raise UnreachableError(
             "this cluster keeps no accounting (Slurm accounting storage is disabled)",

@@ -114,7 +114,7 @@ _TABLE: tuple[tuple[type[SlurmError] | type[ControllerDownError], str, str | Non
 _COMPILED = tuple((kind, re.compile(pattern, re.IGNORECASE), hint) for kind, pattern, hint in _TABLE)
 
 _NOISE = re.compile(
-    r"^(?:(?:scontrol|scancel|sacctmgr|python3?|slurm_\w+)\s*:?\s*)?(?:error|fatal)?\s*:?\s*", re.IGNORECASE
+    r"^(?:(?:scontrol|scancel|sacct|sacctmgr|python3?|slurm_\w+)\s*:?\s*)?(?:error|fatal)?\s*:?\s*", re.IGNORECASE
 )
 
 
