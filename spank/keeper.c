@@ -4,6 +4,7 @@
 #include "keeper.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
@@ -92,20 +93,41 @@ static void run_witness(int report)
     }
 }
 
+static void log_missing_witness(const struct keeper *keeper, const char *call, int number)
+{
+    char line[256];
+
+    snprintf(line, sizeof(line), "slurm-affinode: scancel --full will signal only the batch script of the job: %s: %s", call,
+             strerror(number));
+    keeper->job->log(line);
+}
+
+/* If it cannot be started, every signal is forwarded to the script alone: one for the script (--signal=B:USR1) could end the
+ * other processes of its group. */
 static void start_witness(struct keeper *keeper)
 {
     int ends[2];
+    pid_t child;
 
-    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0)
+    if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) {
+        log_missing_witness(keeper, "pipe2", errno);
         return;
-    keeper->witness = fork();
-    if (keeper->witness == 0) {
+    }
+    child = fork();
+    if (child < 0) {
+        log_missing_witness(keeper, "fork", errno);
+        close(ends[0]);
+        close(ends[1]);
+        return;
+    }
+    if (child == 0) {
         close(keeper->channel);
         close(keeper->signals);
         close(ends[0]);
         run_witness(ends[1]);
     }
     close(ends[1]);
+    keeper->witness = child;
     keeper->witness_fd = ends[0];
 }
 
@@ -212,17 +234,6 @@ void exec_requeuehold(const char *scontrol, const char *job)
     _exit(127);
 }
 
-/* The job cannot be restored without an agent: requeue it instead of starting it from its beginning. */
-static void start_hold(struct keeper *keeper)
-{
-    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_RETRY_NS))
-        return;
-    keeper->hold_ns = now_ns();
-    keeper->scontrol = fork();
-    if (keeper->scontrol == 0)
-        exec_requeuehold(keeper->job->scontrol, keeper->job->name);
-}
-
 static void hold_ended(struct keeper *keeper, int status)
 {
     struct packet packet = {.kind = PACKET_HELD, .number = status != 0};
@@ -234,6 +245,19 @@ static void hold_ended(struct keeper *keeper, int status)
     }
     if (keeper->channel >= 0)
         channel_send(keeper->channel, &packet);
+}
+
+/* The job cannot be restored without an agent: requeue it instead of starting it from its beginning. */
+static void start_hold(struct keeper *keeper)
+{
+    if (keeper->scontrol > 0 || (keeper->hold_ns != 0 && now_ns() - keeper->hold_ns < HOLD_RETRY_NS))
+        return;
+    keeper->hold_ns = now_ns();
+    keeper->scontrol = fork();
+    if (keeper->scontrol == 0)
+        exec_requeuehold(keeper->job->scontrol, keeper->job->name);
+    if (keeper->scontrol < 0)
+        hold_ended(keeper, 1);
 }
 
 /* The agent no longer trusts the process once the announcement is withdrawn: it is about to execute the user's script. */

@@ -10,19 +10,43 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define NOBODY 65534
+#define FORKS_OF_START 2 /* of a task before the keeper runs: the probe of the shepherd, and the shepherd */
 #define HANGS "hangs" /* name of a shepherd that does not respond */
 
 static char top[64];
-static char path[2][128];
+static char path[3][128];
 static char program[96]; /* the shepherd */
 
-static void log_to_stderr(const char *line)
+static int forks_left = -1; /* the next fork() fails with EAGAIN; -1: no limit */
+
+/* Overrides fork() of libc: root has no process limit. */
+pid_t fork(void)
 {
-    fprintf(stderr, "%s\n", line);
+    if (forks_left == 0) {
+        errno = EAGAIN;
+        return -1;
+    }
+    if (forks_left > 0)
+        forks_left--;
+    return (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+}
+
+static const char *log_path(void)
+{
+    snprintf(path[2], sizeof(path[2]), "%s/log", top);
+    return path[2];
+}
+
+static void log_to_file(const char *line)
+{
+    FILE *file = fopen(log_path(), "a");
+
+    CHECK(file != NULL && fprintf(file, "%s\n", line) > 0 && fclose(file) == 0);
 }
 
 static const char *announced(void)
@@ -55,8 +79,9 @@ static void copy_this(const char *name)
 /* The actions of the shepherd after PACKET_GO. */
 typedef void shepherd(int channel);
 
-/* Returns the wait status of a task with this shepherd. */
-static int status_of_task(shepherd *act, const char *socket)
+/* Returns the wait status of a task with this shepherd, in a process group of its own that gets this signal (0: none). The
+ * task can fork so many times (-1: no limit). */
+static int status_of_signaled_task(shepherd *act, const char *socket, int forks, int number)
 {
     char error[512] = "";
     struct packet packet;
@@ -69,10 +94,12 @@ static int status_of_task(shepherd *act, const char *socket)
     if (task == 0) {
         struct keeper_job job = {.job_id = 7, .name = "7", .uid = NOBODY, .gid = NOBODY, .shepherd = program,
                                  .socket = socket, .scontrol = "/bin/false", .script = "/no/such/script",
-                                 .stepd_fd = ends[1], .log = log_to_stderr};
+                                 .stepd_fd = ends[1], .log = log_to_file};
         int channel = -1;
 
         close(ends[0]);
+        CHECK(setpgid(0, 0) == 0);
+        forks_left = forks;
         if (!keeper_fork(&job, &channel, error, sizeof(error))) {
             fprintf(stderr, "%s\n", error);
             _exit(77);
@@ -85,10 +112,16 @@ static int status_of_task(shepherd *act, const char *socket)
     }
     CHECK(task > 0);
     close(ends[1]);
-    keeper_wait_for_placement(ends[0]);
+    if (keeper_wait_for_placement(ends[0]) && number != 0)
+        CHECK(kill(-task, number) == 0);
     CHECK(waitpid(task, &status, 0) == task);
     close(ends[0]);
     return status;
+}
+
+static int status_of_task(shepherd *act, const char *socket)
+{
+    return status_of_signaled_task(act, socket, -1, 0);
 }
 
 static void become_user(void)
@@ -155,6 +188,43 @@ static void keeper_exits_as_the_script(void)
     CHECK(status_of_task(becomes_the_script, socket) == 6 << 8);
     CHECK(status_of_task(cannot_be_executed, socket) == ENOENT << 8);
     CHECK(access(announced(), F_OK) != 0);
+}
+
+static void gets_a_signal_for_the_script_alone(int channel)
+{
+    struct packet packet;
+
+    CHECK(channel_receive(channel, &packet, 5000) == 1 && packet.kind == PACKET_SIGNAL);
+    CHECK(packet.number == SIGUSR2 && packet.group == 0);
+    ends(channel);
+}
+
+static void needs_hold(int channel)
+{
+    struct packet packet = {.kind = PACKET_HOLD};
+
+    CHECK(channel_send(channel, &packet));
+    CHECK(channel_receive(channel, &packet, 5000) == 1 && packet.kind == PACKET_HELD && packet.number == 1);
+    ends(channel);
+}
+
+static void failed_forks_are_logged(void)
+{
+    char socket[96];
+    char text[2048];
+    FILE *file;
+
+    snprintf(socket, sizeof(socket), "%s/run/shepherd.sock", top);
+    unlink(log_path());
+    CHECK(status_of_signaled_task(gets_a_signal_for_the_script_alone, socket, FORKS_OF_START, SIGUSR2) == 5 << 8);
+    CHECK(status_of_signaled_task(needs_hold, socket, FORKS_OF_START + 1, 0) == 5 << 8);
+    file = fopen(log_path(), "r");
+    CHECK(file != NULL);
+    text[fread(text, 1, sizeof(text) - 1, file)] = '\0';
+    fclose(file);
+    CHECK_TEXT(text, "slurm-affinode: scancel --full will signal only the batch script of the job: fork: "
+                     "Resource temporarily unavailable\n"
+                     "slurm-affinode: the job has an image and this node no agent, and scontrol requeuehold failed\n");
 }
 
 static void task_continues_without_announcement(void)
@@ -225,6 +295,7 @@ int main(int argc, char **argv)
         snprintf(program, sizeof(program), "%s/shepherd", top);
         copy_this(program);
         keeper_exits_as_the_script();
+        failed_forks_are_logged();
         task_continues_without_announcement();
     } else {
         printf("test_keeper: not root, so no namespaces were made\n");
