@@ -231,12 +231,15 @@ class Criu:
             if space.members():
                 raise RestoreFailed("the job's PID namespace is not empty")
             stack.callback(deleted_files.settle, init, image.fd)
-            local_files.put_back(init, image.fd, image.open)
+            made = local_files.put_back(init, image.fd, image.open)
+            undo = stack.enter_context(ExitStack())
+            undo.callback(local_files.remove, init, made, user)
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )
             self._restore(_Target(space, image, passed, root_pid_ns, inventory, deadline), memories, pages, ready)
             passed.finish()
+            undo.pop_all()
         return root_pid_ns
 
     def _restore(

@@ -9,6 +9,9 @@ A file opened under a name that is gone, with another link in the same directory
 named semaphores that way. It gets a name for the dump (``deleted_files.give_names``), which the restore removes. If the
 node has another link to the file, that one is removed with the dump and recreated, since two dumps may choose the same
 name.
+
+When the job has left the node, its copies there are removed (``leave``): shared memory would hold host memory, and a
+job that returns with newer contents could not be restored. A file that was changed or is open elsewhere stays.
 """
 
 from __future__ import annotations
@@ -23,15 +26,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_affinode.base import json_values
-from slurm_affinode.base.pidfd import PROC, Id, Process, ProcessGoneError
+from slurm_affinode.base.pidfd import PROC, Id, Process, ProcessGoneError, processes
+from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint import deleted_files, root_directory
-from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user, user_of
 
 INDEX = "local.json"
 PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
 _CHUNK = 1 << 20
 _LIMIT = 16 << 20
+_ANSWER_S = 30.0
+"""Timeout for the file systems of a job's files."""
 _DELETED = " (deleted)"
 _KINDS = ("file", "fifo", "directory", "link")
 
@@ -56,6 +62,7 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
     the file that is copied is the one that was checked.
     """
     found: dict[str, LocalFile] = {}
+    originals: dict[str, list[int]] = {}
     total = 0
     with ExitStack() as stack:
         try:
@@ -82,6 +89,7 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
                     name = f"local-{len(found)}"
                     found[path] = LocalFile(path, "file", mode, name, facts.st_size)
                     total += _copy_in(file, directory_fd, name)
+                    originals.update(dict.fromkeys(names, _identity(facts)))
                 elif stat.S_ISFIFO(facts.st_mode):
                     found[path] = LocalFile(path, "fifo", mode)
                 elif stat.S_ISDIR(facts.st_mode):
@@ -89,7 +97,8 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
                 for other in names[1:]:
                     found.setdefault(other, LocalFile(other, "link", mode, path))
             if found:
-                index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in found.values()]}
+                files = [asdict(one) for one in found.values()]
+                index = {"uid": owner[0], "gid": owner[1], "files": files, "originals": originals}
                 root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
                 links = [one.path for one in found.values() if one.kind == "link"]
                 _remove_remaps(links, root, User(*owner))
@@ -130,24 +139,29 @@ def _open_files(tree: Sequence[Process], places: Sequence[str]) -> Iterator[tupl
     A file has several names if CRIU gave it one. Each descriptor (``O_PATH``) is valid until the next iteration.
     """
     for process in tree:
-        links = ["cwd"]
-        for directory in ("fd", "map_files"):
-            with suppress(OSError):
-                links += [f"{directory}/{name}" for name in process.names(directory)]
-        for link in links:
-            with suppress(OSError):
-                if not process.link(link).startswith(tuple(f"{place}/" for place in places)):  # excludes "pipe:[1]"
-                    continue
-                file = process.open(link, os.O_PATH)
-                try:
-                    path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - of what was opened
-                    if not path.startswith(tuple(f"{place}/" for place in places)):
-                        continue
-                    names = _names_left(file, path, process) if path.endswith(_DELETED) else [path]
-                    if names:
-                        yield file, names
-                finally:
-                    os.close(file)
+        for file, path in _files_of(process, places):
+            names = _names_left(file, path, process) if path.endswith(_DELETED) else [path]
+            if names:
+                yield file, names
+
+
+def _files_of(process: Process, places: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield a descriptor (``O_PATH``, valid until the next iteration) and the path of each file in these places."""
+    links = ["cwd"]
+    for directory in ("fd", "map_files"):
+        with suppress(OSError):
+            links += [f"{directory}/{name}" for name in process.names(directory)]
+    for link in links:
+        with suppress(OSError):
+            if not process.link(link).startswith(tuple(f"{place}/" for place in places)):  # excludes "pipe:[1]"
+                continue
+            file = process.open(link, os.O_PATH)
+            try:
+                path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - of what was opened
+                if path.startswith(tuple(f"{place}/" for place in places)):
+                    yield file, path
+            finally:
+                os.close(file)
 
 
 def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
@@ -279,6 +293,91 @@ def names_of(index: bytes) -> set[str]:
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
 
 
+def leave(directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
+    """Remove the files of a dump from the node that the job has left; return their paths. Never raises.
+
+    ``directory_fd``: CRIU's directory in the image; it is not verified. A file is removed with the user's rights, and
+    only if it is the one that was copied, is unchanged since, and no process has it open.
+    """
+    removed: list[str] = []
+
+    def remove() -> None:
+        root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for path, identity in originals.items():
+                if _unlinked(
+                    root, path, lambda facts, own=identity: _identity(facts) == own and _inode(facts) not in used
+                ):
+                    removed.append(path)
+        finally:
+            os.close(root)
+
+    with suppress(OSError, CheckpointError, ValueError, KeyError):
+        if INDEX not in root_directory.names(directory_fd):
+            return []
+        index = json_values.table(
+            json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
+        )
+        user = User(json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID))
+        originals = {
+            path: [json_values.whole(number) for number in json_values.typed(list, identity)]
+            for path, identity in json_values.table(index.get("originals", {})).items()
+            if path.startswith(tuple(f"{place}/" for place in places)) and "\0" not in path
+        }
+        if originals:
+            used = _used(places, proc)
+            Patience(None, look_s=_ANSWER_S)(lambda: as_user(user, remove))
+    return removed
+
+
+def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
+    """Remove the files that ``put_back`` has created, after a failed restore. Never raises."""
+
+    def call() -> None:
+        for path, inode in reversed(made.items()):
+            _unlinked(root, path, lambda facts, own=inode: _inode(facts) == own)
+
+    with suppress(OSError):
+        with Process(init.pid, started=init.started) as process:
+            root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+        try:
+            as_user(user, call)
+        finally:
+            os.close(root)
+
+
+def _unlinked(root: int, path: str, own: Callable[[os.stat_result], bool]) -> bool:
+    """Remove a file, or an empty directory, if ``own`` accepts it. Return whether it was removed."""
+    with suppress(OSError):
+        parent = root_directory.open_below(root, os.path.dirname(path))  # noqa: PTH120 - a path of the user
+        try:
+            name = os.path.basename(path)  # noqa: PTH119 - as above
+            facts = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if own(facts):
+                (os.rmdir if stat.S_ISDIR(facts.st_mode) else os.unlink)(name, dir_fd=parent)
+                return True
+        finally:
+            os.close(parent)
+    return False
+
+
+def _identity(facts: os.stat_result) -> list[int]:
+    return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
+
+
+def _inode(facts: os.stat_result) -> tuple[int, int]:
+    return facts.st_dev, facts.st_ino
+
+
+def _used(places: Sequence[str], proc: Path) -> set[tuple[int, int]]:
+    """Return device and inode of the files in these places that any process of the node has open or mapped."""
+    found = set()
+    for process in processes(proc=proc):
+        for file, _ in _files_of(process, places):
+            found.add(_inode(os.fstat(file)))
+    return found
+
+
 def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
     """Return the UID and GID of a job's processes, or ``None`` if there are none."""
     with ExitStack() as stack:
@@ -290,15 +389,17 @@ def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
 
 def put_back(
     init: Id, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES, proc: Path = PROC
-) -> list[str]:
-    """Create missing files in the mount namespace of a process and return their paths. Raises ``RestoreFailed``.
+) -> dict[str, tuple[int, int]]:
+    """Create missing files in the mount namespace of a process; return the device and inode of each by its path.
+
+    Raises ``RestoreFailed``.
 
     ``directory_fd``: a copy of the checkpoint image that only root can change. ``contents`` returns a descriptor of a
     file of the image, which stays open.
     """
     deleted_files.put_in_place(init, directory_fd)
     if INDEX not in root_directory.names(directory_fd):
-        return []
+        return {}
     try:
         index = json_values.table(
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
@@ -310,7 +411,7 @@ def put_back(
         }
     except (ImageDamaged, ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
-    made: list[str] = []
+    made: dict[str, tuple[int, int]] = {}
     failed: list[str] = []
     try:
         with Process(init.pid, started=init.started, proc=proc) as process:
@@ -321,20 +422,23 @@ def put_back(
     def make() -> None:
         for one in files:
             try:
-                if one.path.startswith(tuple(f"{place}/" for place in places)) and _make(root, one, copies):
-                    made.append(one.path)
+                if one.path.startswith(tuple(f"{place}/" for place in places)):
+                    created = _make(root, one, copies)
+                    if created is not None:
+                        made[one.path] = created
             except OSError as error:
                 failed.append(f"{one.path}: {error.strerror}")
                 return
 
     try:
-        # With the user's rights, so a path may lead anywhere.
-        as_user(user_of(init.pid, uid, gid, started=init.started, proc=proc), make)
+        user = user_of(init.pid, uid, gid, started=init.started, proc=proc)
+        as_user(user, make)  # with the user's rights, so a path may lead anywhere
     except OSError as error:
         raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
     finally:
         os.close(root)
     if failed:
+        remove(init, made, user)
         raise RestoreFailed(f"a temporary file cannot be recreated: {failed[0]}")
     return made
 
@@ -352,8 +456,11 @@ def _listed(value: object) -> LocalFile:
     return one
 
 
-def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> bool:
-    """Create a file if it does not exist; return whether it was created. Raises ``OSError`` if another one exists."""
+def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> tuple[int, int] | None:
+    """Create a file if it does not exist; return its device and inode, or ``None`` if it exists.
+
+    Raises ``OSError`` if another one exists.
+    """
     path = Path(one.path)
     parent = root_directory.open_below(root, str(path.parent))
     try:
@@ -361,15 +468,16 @@ def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> bool:
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             _create(parent, path.name, one, copies)
-            return True
+            made = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
+            return made.st_dev, made.st_ino
         if one.kind == "link":
             target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
             if os.path.samestat(there, target):
-                return False
+                return None
             raise OSError(17, "is there already, and is another one", one.path)
         if not _equal(parent, path.name, one, there, copies):
             raise OSError(17, "is there already, and is another one", one.path)
-        return False
+        return None
     finally:
         os.close(parent)
 

@@ -5,12 +5,15 @@ None of them can fail the suspension; failures are retried or logged.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint.interface import Image
+from slurm_affinode.checkpoint import local_files
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.core.suspension import IN_PLACE
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import MailKind, Phase, SuspendOption, SuspensionMail
@@ -157,6 +160,7 @@ class Aftermath:
         parts, facts = self._parts, record.facts
         parts.ledger.write(entry_of(record, parts.node))
         self._note(record)
+        self._leave(record)
         job_id = record.key.job_id
         shown = str(facts.get("shown") or job_id)
         comment(parts, job_id, messages.suspended(facts.get("why") or "", facts.get("gpu_bytes") or 0, shown))
@@ -165,6 +169,19 @@ class Aftermath:
         thread = threading.Thread(target=self._copy, args=(record,), name=f"copy-{job_id}", daemon=True)
         self._copies = [*(one for one in self._copies if one.is_alive()), thread]
         thread.start()
+
+    def _leave(self, record: Record) -> None:
+        """Remove the job's files in ``/dev/shm`` and ``/tmp`` from this node: the image has them."""
+        for store in self._parts.tiers.stores:
+            with suppress(CheckpointError, OSError):
+                criu = store.open_criu(store.get(record.key.name, int(record.facts["seq"])))
+                try:
+                    removed = local_files.leave(criu)
+                finally:
+                    os.close(criu)
+                if removed:
+                    self._parts.log.info("job %s: %d node-local files removed", record.key.job_id, len(removed))
+                return
 
     def _note(self, record: Record) -> None:
         """Write the note once per suspension: an existing one also records later requests and failures."""

@@ -10,14 +10,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
-from slurm_affinode.checkpoint.local_files import INDEX, put_back, save
+from slurm_affinode.checkpoint.local_files import INDEX, leave, put_back, remove, save
+from slurm_affinode.checkpoint.user_files import User
 
 
 @dataclass
@@ -27,10 +29,15 @@ class Place:
     tmp: Path
     image: Path
     fd: int
+    made: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     def save(self) -> int:
         """Save the files of this process."""
         return save([Process(os.getpid()).id], self.fd, places=[str(self.tmp)])
+
+    def leave(self) -> list[str]:
+        """Remove the files when the job has left."""
+        return leave(self.fd, places=[str(self.tmp)])
 
     def put_back(self) -> list[str]:
         """Restore the files, as seen by this process."""
@@ -41,7 +48,8 @@ class Place:
             return opened[-1]
 
         try:
-            return put_back(Process(os.getpid()).id, self.fd, contents, places=[str(self.tmp)])
+            self.made = put_back(Process(os.getpid()).id, self.fd, contents, places=[str(self.tmp)])
+            return list(self.made)
         finally:
             for fd in opened:
                 os.close(fd)
@@ -88,6 +96,108 @@ def test_open_files_are_restored(place: Place) -> None:
     assert (place.tmp / "mine").stat().st_mode & 0o777 == 0o750
     assert (deep / "fifo").is_fifo()
     assert sum(path.stat().st_blocks * 512 for path in place.image.glob("local-*")) < 4 << 20
+
+
+def test_files_leave_with_their_job(place: Place) -> None:
+    """A job that returns has newer contents; shared memory would hold host memory meanwhile."""
+    psm = place.tmp / "psm_1"
+    with psm.open("w+b") as file:
+        for contents in (b"first", b"second, and longer"):
+            file.seek(0)
+            file.write(contents)
+            file.flush()
+            place.save()
+            for copy in place.image.iterdir():
+                copy.rename(place.tmp.parent / f"{copy.name}-{len(contents)}")
+    for size in (18, 5):  # the older image must not be able to remove the newer file
+        for name in (INDEX, "local-0"):
+            (place.tmp.parent / f"{name}-{size}").replace(place.image / name)
+        assert place.leave() == ([str(psm)] if size == 18 else [])
+        assert psm.exists() is False
+        if size == 18:
+            assert place.put_back() == [str(psm)]
+            assert psm.read_bytes() == b"second, and longer"
+            psm.unlink()
+    assert place.put_back() == [str(psm)]
+    assert psm.read_bytes() == b"first"
+
+
+@pytest.mark.parametrize("change", ["content", "replaced", "open", "mapped", "none"])
+def test_file_of_somebody_else_stays(place: Place, change: str) -> None:
+    """Another job of the user may share a file: only an unchanged one that nobody uses is removed."""
+    path = place.tmp / "shared"
+    with path.open("w+b") as file:
+        file.write(b"x" * 4096)
+        file.flush()
+        place.save()
+        kept = mmap.mmap(file.fileno(), 4096) if change == "mapped" else None
+    other = None
+    if change == "content":
+        path.write_bytes(b"y" * 4096)
+        os.utime(path, ns=(1, 1))
+    elif change == "replaced":
+        (place.tmp / "new").write_bytes(b"x" * 4096)
+        (place.tmp / "new").rename(path)
+    elif change == "open":
+        other = path.open()
+    assert place.leave() == ([str(path)] if change == "none" else [])
+    assert path.exists() == (change != "none")
+    if other is not None:
+        other.close()
+    if kept is not None:
+        kept.close()
+
+
+def test_both_names_of_a_file_leave(place: Place) -> None:
+    """A named semaphore has two names until it is restored."""
+    first, second, remap = place.tmp / "sem.Xy", place.tmp / "sem.name", place.tmp / "link_remap.5"
+    with first.open("w+b") as file:
+        file.write(b"count")
+        file.flush()
+        second.hardlink_to(first)
+        remap.hardlink_to(first)
+        first.unlink()
+        place.save()
+    assert place.leave() == [str(second)]
+    assert list(place.tmp.iterdir()) == []
+
+
+def test_failed_restore_removes_what_it_created(place: Place) -> None:
+    """Otherwise the job could not return to this node later. What was there before stays, as does a replacement."""
+    with ExitStack() as stack:
+        for name in ("new", "there", "replaced"):
+            (place.tmp / name).mkdir()
+            (place.tmp / name / "file").write_text(name)
+            stack.enter_context((place.tmp / name / "file").open())
+        place.save()
+    for name in ("new", "replaced"):
+        shutil.rmtree(place.tmp / name)
+    assert len(place.put_back()) == 4
+    (place.tmp / "other").touch()
+    (place.tmp / "other").replace(place.tmp / "replaced" / "file")
+    remove(Process(os.getpid()).id, place.made, User(os.geteuid(), os.getegid()))
+    assert sorted(str(path.relative_to(place.tmp)) for path in place.tmp.rglob("*")) == [
+        "replaced", "replaced/file", "there", "there/file",
+    ]  # fmt: skip
+
+
+def test_leaving_follows_no_path_to_another_place(place: Place, tmp_path: Path) -> None:
+    """A path out of the places removes nothing, and neither does a damaged index."""
+    (place.tmp / "d").mkdir()
+    with (place.tmp / "d" / "file").open("w") as file:
+        file.write("x")
+        file.flush()
+        place.save()
+    (place.tmp / "d").rename(tmp_path / "away")
+    (place.tmp / "d").symlink_to(tmp_path / "away")
+    index = json.loads((place.image / INDEX).read_text())
+    (identity,) = index["originals"].values()
+    for paths in ({str(tmp_path / "away" / "file"): identity}, {"../x": [1]}, {f"{place.tmp}/x": "no"}, 5):
+        (place.image / INDEX).write_text(json.dumps(index | {"originals": paths}))
+        assert place.leave() == []
+    (place.image / INDEX).write_text("{")
+    assert place.leave() == []
+    assert (tmp_path / "away" / "file").exists()
 
 
 def test_directory_of_a_socket_is_restored(place: Place) -> None:
