@@ -83,17 +83,16 @@ def devices(driver: Driver) -> list[str]:
     return [_uuid_text(driver.call("cuDeviceGetUuid", driver.call("cuDeviceGet", i))) for i in range(count)]
 
 
-def restore_arguments(module: Any, pairs: Mapping[str, str] | None) -> Any:
-    """Return a ``CUcheckpointRestoreArgs`` with these pairs of UUIDs (old -> new), or without pairs."""
+def restore_arguments(module: Any, pairs: Mapping[str, str]) -> Any:
+    """Return a ``CUcheckpointRestoreArgs`` with these pairs of UUIDs (old -> new)."""
     arguments = module.CUcheckpointRestoreArgs()
     made = []
-    for old, new in (pairs or {}).items():
+    for old, new in pairs.items():
         pair = module.CUcheckpointGpuPair()
         pair.oldUuid, pair.newUuid = _uuid(module, old), _uuid(module, new)
         made.append(pair)
-    if made:
-        arguments.gpuPairs = made
-        arguments.gpuPairsCount = len(made)
+    arguments.gpuPairs = made
+    arguments.gpuPairsCount = len(made)
     return arguments
 
 
