@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from cluster.driver import Cluster, wait_until
 from cluster.sleepers import (
@@ -337,3 +339,42 @@ def test_jobs_with_removed_files_share_directory(cluster: Cluster) -> None:
     wait_for_no_images(cluster, jobs[0])
     assert cluster.run("login", "sh", "-c", names).stdout == ""
     cluster.exec("login", "rm", f"/home/alice/removed-{jobs[0]}.other", user="alice")
+
+
+TRAVELER = r"""#!/usr/bin/env python3
+#SBATCH --partition=gpu --gres=gpu:1
+import time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=1 << 20)
+print("memory /dev/shm/" + memory.name, flush=True)
+for number in range(1, 1000):
+    memory.buf[0] = number % 256
+    print("step number=%d" % number, flush=True)
+    time.sleep(0.5)
+    if memory.buf[0] != number % 256:
+        raise SystemExit("it has other contents")
+"""
+
+
+def test_job_with_shared_memory_returns_to_node_that_it_left(cluster: Cluster) -> None:
+    """Its shared memory leaves each node with it: otherwise the node would hold an older one when it returns."""
+    job = cluster.submit(BY_HAND, script=TRAVELER)
+    cluster.wait_for_output(job, "step number=2")
+    path = cluster.output(job).split()[1]
+    nodes = ["c1", "c2"] * 2 if cluster.job(job)["BatchHost"] == "c1" else ["c2", "c1"] * 2
+    for times, (node, other) in enumerate(itertools.pairwise(nodes), 1):
+        assert cluster.run(node, "test", "-f", path).returncode == 0
+        suspend(cluster, job)
+        wait_asleep(cluster, job)
+        assert cluster.run(node, "test", "-e", path).returncode == 1
+        cluster.exec("login", "scontrol", "update", f"JobId={job}", f"ReqNodeList={other}", user="alice")
+        wake(cluster, job)
+        wait_until(
+            f"it is restored on {other}",
+            lambda: cluster.output(job).count("slurm-affinode: restored"),
+            lambda count, times=times: count == times,
+        )
+        last = steps(cluster.output(job))[-1]
+        cluster.wait_for_output(job, f"step number={last + 2}")
+    assert cluster.job(job)["BatchHost"] == nodes[-1]
+    cluster.exec("login", "scancel", job, user="alice")
