@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import smtplib
-import ssl
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from datetime import datetime
 from email.message import EmailMessage
@@ -14,6 +11,7 @@ from pathlib import Path
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
+from slurm_affinode.base.http import HttpError, fetch, tls_context
 from slurm_affinode.model.cleanup import MailPolicy, Smtp
 from slurm_affinode.report.mail import Digest, message, shown
 
@@ -65,7 +63,7 @@ def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
 
 def _smtp(made: EmailMessage, server: Smtp) -> None:
     where = f"mail server {server.host}:{server.port}"
-    context, taken = _authorities(server), False
+    context, taken = tls_context(server.ca_file), False
     try:
         opened: smtplib.SMTP
         if server.tls == "tls":
@@ -89,14 +87,6 @@ def _smtp(made: EmailMessage, server: Smtp) -> None:
             raise kind(f"{where}: {shown(str(error))}", hint="see mail.smtp of the policy") from error
 
 
-def _authorities(server: Smtp) -> ssl.SSLContext:
-    """Return a TLS context with the configured CA bundle. Raises ``InputError``."""
-    try:
-        return ssl.create_default_context(cafile=server.ca_file)
-    except (OSError, ValueError) as error:
-        raise InputError(f"holds no certificates: {error}", where=str(server.ca_file)) from error
-
-
 def _secret(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
@@ -115,28 +105,22 @@ def _command(made: EmailMessage, digest: Digest, mail: MailPolicy) -> None:
     process.run(argv, timeout_s=COMMAND_S, stdin=made.as_bytes(), group=True)
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects: a redirected POST becomes a GET without the mail and with the token."""
-
-    def redirect_request(self, *_: object, **__: object) -> None:
-        """Send no further request: the response is an error."""
-
-
-_STRAIGHT = urllib.request.build_opener(_Stay)
-
-
 def _webhook(digest: Digest, url: str, token_file: str | None) -> None:
     body = {"to": digest.recipient, "user": digest.user, "subject": digest.subject, "text": digest.text,
             "html": digest.html}  # fmt: skip
-    headers = {"Content-Type": "application/json", "User-Agent": "slurm-affinode"}
+    headers = {"Content-Type": "application/json"}
     if token_file is not None:
         headers["Authorization"] = f"Bearer {_secret(token_file)}"
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")  # noqa: S310 - http(s), checked
-    try:
-        with _STRAIGHT.open(request, timeout=WEBHOOK_S):
-            return
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise UnreachableError(f"{url} answers {error.code} {shown(str(error.reason))}") from error
-    except (OSError, ValueError) as error:
+    try:  # a redirected POST would become a GET without the mail
+        response = fetch(
+            url,
+            headers=headers,
+            body=json.dumps(body).encode(),
+            timeout_s=WEBHOOK_S,
+            largest=None,
+            tls=tls_context(None),
+        )
+    except HttpError as error:
         raise MailServerDownError(f"{url}: {shown(str(error))}") from error
+    if not 200 <= response.status < 300:
+        raise UnreachableError(f"{url} answers {response.status} {shown(response.reason)}")

@@ -28,7 +28,7 @@ SUPPORT = "base"
 # Modules of SUPPORT that model and core may not import: the configuration, and modules with side effects.
 CONFIG = {"base.config", "base.config_values", "base.node_config"}
 EFFECTS = {
-    "base.files", "base.fork_server", "base.input_files", "base.pidfd", "base.process", "base.resources",
+    "base.files", "base.fork_server", "base.http", "base.input_files", "base.pidfd", "base.process", "base.resources",
     "base.threads", "base.timeouts",
 }  # fmt: skip
 
@@ -52,6 +52,9 @@ OWNERS = {
     "pandas": ("api",),
     "pynvml": ("gpu.nvml",),
     "cuda": ("checkpoint.cuda_driver",),
+    "httpx": ("base.http",),
+    "urllib.request": ("base.http",),
+    "http.client": (),
     "pyslurm": ("slurm.pyslurm_worker",),
     "prometheus_client": ("gpu", "pipeline.exporter"),
     "polars": ("slurm", "metrics", "db", "analysis", "report", "pipeline", "zombies", "demo", "cli"),

@@ -1,39 +1,31 @@
 """Client of the HTTP API of Prometheus and compatible servers (Thanos, Mimir, VictoriaMetrics).
 
-The HTTP client of the standard library suffices: a few hundred sequential requests, each with its own deadline.
 Redirects are not followed, so that credentials are not sent to another server.
 Source of paths, responses and status codes: prometheus.io, "HTTP API".
 """
 
 from __future__ import annotations
 
-import contextlib
-import http.client
 import json
 import random
 import ssl
 import time
-import urllib.error
-import urllib.request
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from email.message import Message
 from typing import Any
 from urllib.parse import urlencode
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.http import Fault, HttpError, HttpResponse, fetch
 from slurm_affinode.metrics.prometheus.responses import warnings_of
 from slurm_affinode.metrics.prometheus.server import Server
 
-CONNECT_S = 10.0
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 60.0
 LARGEST_ANSWER = 64 * 2**20
 """Maximum size of a response, decompressed, in bytes. Larger ones are requested in smaller pieces."""
 _LONGEST_URL = 4000
-_BLOCK = 2**16
 _SHOWN = 200
 _GONE = (404, 405, 410, 501)
 _AGAIN = (408, 425, 429, 500, 502, 503)
@@ -56,51 +48,6 @@ class _TransientError(UnreachableError):
         """The delay requested in ``Retry-After``."""
 
 
-class _Http(http.client.HTTPConnection):
-    """A connection with a shorter timeout for connecting than for the response."""
-
-    def connect(self) -> None:
-        whole = _connecting(self)
-        super().connect()
-        self.sock.settimeout(whole)
-
-
-class _Https(http.client.HTTPSConnection):
-    def connect(self) -> None:
-        whole = _connecting(self)
-        super().connect()
-        self.sock.settimeout(whole)
-
-
-def _connecting(connection: http.client.HTTPConnection) -> float | None:
-    whole = connection.timeout
-    connection.timeout = CONNECT_S if whole is None else min(CONNECT_S, whole)
-    return whole
-
-
-class _HttpHandler(urllib.request.HTTPHandler):
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Http, req)
-
-
-class _HttpsHandler(urllib.request.HTTPSHandler):
-    def __init__(self, context: ssl.SSLContext) -> None:
-        super().__init__(context=context)
-        self._own_context = context
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        return self.do_open(_Https, req, context=self._own_context)
-
-
-class _AsItIs(urllib.request.HTTPErrorProcessor):
-    """Return responses of every status; no status raises an exception, and no redirect is followed."""
-
-    def http_response(self, request: Any, response: Any) -> Any:
-        return response
-
-    https_response = http_response
-
-
 @dataclass(slots=True)
 class Client:
     """A client of one server. ``sleep`` is replaced in tests; ``attempts`` limits the tries of a request."""
@@ -111,7 +58,7 @@ class Client:
     largest: int = LARGEST_ANSWER
     warnings: dict[str, int] = field(default_factory=dict)
     """Warnings of the server, e.g. about a partial response, and their counts."""
-    _opener: urllib.request.OpenerDirector | None = None
+    _tls: ssl.SSLContext | None = None
 
     def instant(self, query: str, at_ms: int) -> list[dict[str, Any]]:
         """Return the result of ``/api/v1/query``: series with one ``value``."""
@@ -164,72 +111,49 @@ class Client:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _once(self, path: str, params: Sequence[tuple[str, str]]) -> Any:
-        began = time.monotonic()
-        with self._answer(path, params) as response:
-            status, headers = response.status, response.headers
-            body = self._body(response, began)
-        document = _document(body)
-        if status == 200 and isinstance(document, dict) and document.get("status") == "success":
+        self._tls = self._tls or self.server.tls()
+        url, form = f"{self.server.url}/api/v1/{path}", urlencode(params)
+        headers = {"Accept": "application/json", **self.server.headers()}
+        body = None
+        if len(url) + len(form) > _LONGEST_URL:
+            headers["Content-Type"], body = "application/x-www-form-urlencoded", form.encode()
+        else:
+            url = f"{url}?{form}"
+        try:
+            response = fetch(
+                url, headers=headers, body=body, timeout_s=self.server.timeout_s, largest=self.largest, tls=self._tls
+            )
+        except HttpError as error:
+            raise self._unanswered(error) from error
+        document = _document(response.body)
+        if response.status == 200 and isinstance(document, dict) and document.get("status") == "success":
             for warning in warnings_of(document):
                 self.warnings[warning] = self.warnings.get(warning, 0) + 1
             return document.get("data")
-        raise self._failure(status, headers, body, document)
+        raise self._failure(response, document)
 
-    @contextlib.contextmanager
-    def _answer(self, path: str, params: Sequence[tuple[str, str]]) -> Iterator[http.client.HTTPResponse]:
-        """Open the response to a request; errors while connecting and reading get a one-line message."""
-        if self._opener is None:
-            handlers = (_HttpHandler(), _HttpsHandler(self.server.tls()), _AsItIs())
-            self._opener = urllib.request.build_opener(*handlers)
-        url, form = f"{self.server.url}/api/v1/{path}", urlencode(params)
-        headers = {"Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "slurm-affinode"}
-        headers |= self.server.headers()
-        long = len(url) + len(form) > _LONGEST_URL
-        request = urllib.request.Request(  # noqa: S310 - the scheme was checked
-            url if long else f"{url}?{form}", data=form.encode() if long else None, headers=headers
-        )
-        name = self.server.url
-        try:
-            with self._opener.open(request, timeout=self.server.timeout_s) as response:
-                yield response
-        except AffinodeError:
-            raise
-        except urllib.error.URLError as error:
-            raise _unreached(name, error.reason) from error
-        except TimeoutError as error:
-            raise TooMuchError(
-                f"{name}: no answer within {self.server.timeout_s:g} s", hint="prometheus.timeout allows more time"
-            ) from error
-        except (http.client.HTTPException, OSError, zlib.error) as error:
-            raise _TransientError(f"{name}: the answer broke off: {_said(error)}") from error
+    def _unanswered(self, error: HttpError) -> AffinodeError:
+        """Return the error for a request without a complete response."""
+        name, hint = self.server.url, _HINTS.get(error.fault)
+        match error.fault:
+            case "request":
+                return AffinodeError(f"{name}: {error}")
+            case "certificate":
+                return UnreachableError(f"{name}: its certificate cannot be verified: {error}", hint=hint)
+            case "tls":
+                return UnreachableError(f"{name}: TLS failed: {error}", hint=hint)
+            case "connection":
+                return _TransientError(f"{name}: cannot be reached: {error}", hint=hint)
+            case "timeout":
+                return TooMuchError(f"{name}: no answer within {self.server.timeout_s:g} s", hint=hint)
+            case "size":
+                return TooMuchError(f"{name}: an answer of {error}", hint=hint)
+            case "response":
+                return _TransientError(f"{name}: the answer broke off: {error}")
 
-    def _body(self, response: http.client.HTTPResponse, began: float) -> bytes:
-        """Read and decompress the whole response, within limits of size and time."""
-        packed = response.headers.get("Content-Encoding", "").lower() == "gzip"
-        unpack = zlib.decompressobj(wbits=31) if packed else None
-        blocks, size = [], 0
-        while block := response.read1(_BLOCK):
-            if time.monotonic() - began > self.server.timeout_s:
-                raise TimeoutError
-            while True:
-                piece = unpack.decompress(block, _BLOCK * 16) if unpack else block
-                size += len(piece)
-                if size > self.largest:
-                    raise TooMuchError(
-                        f"{self.server.url}: an answer of more than {self.largest / 2**20:g} MiB",
-                        hint="ask for less with --match",
-                    )
-                blocks.append(piece)
-                block = unpack.unconsumed_tail if unpack else b""
-                if not block:
-                    break
-        if response.length:  # read1 does not report that the rest is missing
-            raise http.client.IncompleteRead(b"", response.length)
-        return b"".join(blocks)
-
-    def _failure(self, status: int, headers: Message, body: bytes, document: object) -> AffinodeError:
+    def _failure(self, response: HttpResponse, document: object) -> AffinodeError:
         """Return the error for an unsuccessful response."""
-        name = self.server.url
+        name, status, headers, body = self.server.url, response.status, response.headers, response.body
         told = document if isinstance(document, dict) else {}
         error = str(told.get("error", ""))[:_SHOWN]
         said = f": {error}" if error else ""
@@ -270,6 +194,13 @@ class Client:
         return _TransientError(f"{name}: HTTP {status}{said}")
 
 
+_HINTS: Mapping[Fault, str] = {
+    "certificate": "give --ca-file FILE (or prometheus.ca_file) with the certificate of the authority that signed it",
+    "tls": "is it TLS that it speaks (https), and does it want a client certificate (--cert-file, --key-file)?",
+    "connection": "does Prometheus run there, and does a firewall or a proxy (http_proxy, no_proxy) stand between?",
+    "timeout": "prometheus.timeout allows more time",
+    "size": "ask for less with --match",
+}
 _WORDS = {
     401: "wants credentials, or refuses those given",
     403: "does not allow it",
@@ -279,27 +210,6 @@ _AUTHENTICATE = (
     "give --token-file FILE (or prometheus.token_file, or SLURM_AFFINODE_PROMETHEUS_TOKEN), "
     "or --prometheus-user with --password-file"
 )
-
-
-def _unreached(name: str, reason: object) -> AffinodeError:
-    if isinstance(reason, ssl.SSLCertVerificationError):
-        return UnreachableError(
-            f"{name}: its certificate cannot be verified: {reason.verify_message}",
-            hint="give --ca-file FILE (or prometheus.ca_file) with the certificate of the authority that signed it",
-        )
-    if isinstance(reason, ssl.SSLError):
-        hint = "is it TLS that it speaks (https), and does it want a client certificate (--cert-file, --key-file)?"
-        return UnreachableError(f"{name}: TLS failed: {_said(reason)}", hint=hint)
-    hint = "does Prometheus run there, and does a firewall or a proxy (http_proxy, no_proxy) stand between?"
-    return _TransientError(f"{name}: cannot be reached: {_said(reason)}", hint=hint)
-
-
-def _said(reason: object) -> str:
-    if isinstance(reason, TimeoutError):
-        return "timed out"
-    if isinstance(reason, OSError) and reason.strerror:
-        return str(reason.strerror)
-    return str(reason) or type(reason).__name__
 
 
 def _is_series(one: object) -> bool:
@@ -315,8 +225,8 @@ def _document(body: bytes) -> object:
         return None
 
 
-def _is_html(headers: Message, body: bytes) -> bool:
-    return headers.get_content_type() == "text/html" or body.lstrip()[:1] == b"<"
+def _is_html(headers: Mapping[str, str], body: bytes) -> bool:
+    return headers.get("Content-Type", "").lower().startswith("text/html") or body.lstrip()[:1] == b"<"
 
 
 def _first_line(body: bytes) -> str:
@@ -324,7 +234,7 @@ def _first_line(body: bytes) -> str:
     return f": {text}" if text else ""
 
 
-def _retry_after(headers: Message) -> float | None:
+def _retry_after(headers: Mapping[str, str]) -> float | None:
     """Return the seconds of ``Retry-After``; for its other form, a date, the normal backoff applies."""
     text = headers.get("Retry-After", "").strip()
     return float(text) if text.isdecimal() else None

@@ -97,7 +97,7 @@ def test_defaults_are_those_of_the_configuration() -> None:
     assert Path(hooks.RUN_DIR) == node_config.AgentConfig().run_dir
 
 
-HEAVY = {"polars", "pandas", "pyarrow", "sqlalchemy", "numpy", "rich", "jinja2", "prometheus_client"}
+HEAVY = {"polars", "pandas", "pyarrow", "sqlalchemy", "numpy", "rich", "jinja2", "prometheus_client", "httpx"}
 
 
 def imported(code: str) -> set[str]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_http import Answer, serving
 from zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
 
-from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.base.config import Config, StoreConfig, ZombiesConfig
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_plan import matches
 from slurm_affinode.core.explanation import Explanation
@@ -338,6 +339,28 @@ def test_missing_xid_is_read_from_the_exporter(monkeypatch: pytest.MonkeyPatch) 
     gpus[0]["processes"] = [{"pid": 5, "start_ticks": 1, "uid": 7}]
     assert ask("g1").gpus[0].xid == 0
     assert asked == ["g1", "g2"]
+
+
+def test_exporter_of_a_node_without_agent_is_queried_with_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exporter without metrics, or a port of another service, is a problem of that node."""
+
+    def silent(*_: Any) -> dict[str, Any]:
+        raise UnreachableError("no agent")
+
+    monkeypatch.setattr(nodes, "_agent", silent)
+    (tmp_path / "token").write_text("t0ken\n")
+    text = 'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-0",gpu="0"} 40\n'
+    with serving(Answer(text, kind="text/plain"), Answer("", 404), Answer("", length=9)) as fake:
+        zombies = ZombiesConfig(exporter_url=f"{fake.url}/{{node}}", exporter_token_file=tmp_path / "token")
+        ask = nodes.asker(Config(zombies=zombies))
+        read, missing, broken = (ask(name) for name in ("g1", "g2", "g3"))
+    assert (read.by, read.problem, read.gpus[0].signals_pct) == ("exporter", "no agent", {"util_pct": 40.0})
+    assert [(asked[1], asked[3]["Authorization"]) for asked in fake.asked[:1]] == [("/g1", "Bearer t0ken")]
+    assert missing.problem == f"no agent; the exporter at {fake.url}/g2 answers 404 Not Found"
+    assert broken.problem.startswith(f"no agent; the exporter at {fake.url}/g3 does not respond: ")
+    assert ask("g1").problem.endswith("/g1 does not respond: Connection refused")
 
 
 def test_drained_node_belongs_to_all_its_partitions(tmp_path: Path) -> None:
