@@ -35,7 +35,7 @@ from slurm_affinode.base.fork_server import Starter
 from slurm_affinode.base.node_config import listen_address
 from slurm_affinode.base.text import escaped
 from slurm_affinode.base.threads import surviving
-from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.signatures import Signer
@@ -325,7 +325,7 @@ class _Formatter(logging.Formatter):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - of logging
         """Return the time in UTC, with milliseconds."""
-        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return utc(datetime.fromtimestamp(record.created, UTC), "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
         """See ``logging``."""

@@ -1,13 +1,14 @@
 """Times and durations as users type them (``7d``, ``90m``, ``now``, ``2026-11-01T08:00+01:00``), and local time.
 
-All times are computed and stored in UTC. Pages, terminal tables and mails format times with ``shown`` in the time zone
-of the site (``cluster.timezone``) and name that zone once.
+All times are computed and stored in UTC. Pages and terminal tables format times with ``shown`` in the time zone of the
+site (``cluster.timezone``) and name that zone once; single sentences use ``named``, machine-readable text ``utc``.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta, tzinfo
+from typing import Literal
 
 from slurm_affinode.base.errors import AffinodeError
 
@@ -76,9 +77,14 @@ def shown(moment: datetime, zone: tzinfo, *, seconds: bool = False) -> str:
     return f"{text} {local:%Z}" if twice(local) else text
 
 
-def named(moment: datetime, zone: tzinfo) -> str:
-    """Return ``2026-11-01 08:00 CET``: for a text that does not name the zone elsewhere."""
+def named(moment: datetime, zone: tzinfo | None) -> str:
+    """Return ``2026-11-01 08:00 CET``: for a text that does not name the zone elsewhere; ``None``: of this machine."""
     return f"{moment.astimezone(zone):%Y-%m-%d %H:%M %Z}"
+
+
+def utc(moment: datetime, timespec: Literal["auto", "seconds", "milliseconds"] = "seconds") -> str:
+    """Return ``2026-11-01T07:00:00Z``: for JSON, and for names and messages that programs may read."""
+    return moment.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def twice(local: datetime) -> bool:

@@ -18,7 +18,7 @@ import click
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
 from slurm_affinode.base.text import printable
-from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
     Span,
@@ -317,7 +317,7 @@ def _from_prometheus(
     if outcome.failure is None:
         return 0
     warn(f"slurm-affinode: {outcome.failure}")
-    warn(f"  samples before {outcome.until:%Y-%m-%dT%H:%M:%SZ} are ingested; run the same command again to continue")
+    warn(f"  samples before {utc(outcome.until)} are ingested; run the same command again to continue")
     return outcome.failure.exit_code
 
 
@@ -593,9 +593,9 @@ def _run_sacct(
         if repository is not None:
             since = ingest.default_since(repository, now=until, overlap=overlap)
     if since >= until:
-        raise click.UsageError(f"--since {since:%Y-%m-%dT%H:%M:%SZ} is not before --until {until:%Y-%m-%dT%H:%M:%SZ}")
+        raise click.UsageError(f"--since {utc(since)} is not before --until {utc(until)}")
     content = commands.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
-    name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{until:%Y-%m-%dT%H:%M:%SZ}"
+    name = f"sacct {utc(since)}..{utc(until)}"
     result = _one(_Source(name, content), replace(how, delimiter=commands.DELIMITER), repository, quiet=True)
     if repository is not None:
         answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())

@@ -19,6 +19,7 @@ from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted, span
+from slurm_affinode.base.times import named
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
     Span,
@@ -317,7 +318,7 @@ class Session:
         newest, limit_s = max(one.observed_at for one in stale), self.asked.policy.max_evidence_age_s
         age = span((self.tools.now() - newest).total_seconds())
         return (
-            f"too old to act on: {counted(len(stale), 'finding')}, the newest of {newest:%Y-%m-%d %H:%M} UTC, "
+            f"too old to act on: {counted(len(stale), 'finding')}, the newest of {named(newest, UTC)}, "
             f"{age} ago (at most {span(limit_s)}); take in newer data, or look with --live"
         )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
 from slurm_affinode.base.text import counted, span
+from slurm_affinode.base.times import named
 from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.model.cleanup import (
@@ -281,7 +282,7 @@ class _Case:
         return [self.finding, *(one for one in alike if effective(self.policy, one).settings == self.settings)]
 
     def _clock(self, moment: datetime) -> str:
-        return f"{moment.astimezone(zone_of(self.policy.calendar.timezone)):%Y-%m-%d %H:%M %Z}"
+        return named(moment, zone_of(self.policy.calendar.timezone))
 
     def none(self, code: str, reason: str) -> Action:
         return Action("none", self.finding, code, reason, self.rule.rule, settings=self.settings)

@@ -21,6 +21,7 @@ from typing import Protocol, TextIO
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir
+from slurm_affinode.base.times import utc
 from slurm_affinode.gpu import jobs
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
@@ -168,7 +169,7 @@ def rows_of(sweep: Sweep, node: str, cluster: str | None) -> str:
     """Return the CSV lines of a sweep. A missing value is an empty cell; a GPU that could not be read has no values."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    stamp = datetime.fromtimestamp(sweep.time_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    stamp = utc(datetime.fromtimestamp(sweep.time_s, UTC), "milliseconds")
     failed = (GpuSample(fault.device, Reading(), None) for fault in sweep.faults if fault.device is not None)
     for sample in (*sweep.samples, *failed):
         writer.writerow(_cells(sample, stamp, node, cluster))

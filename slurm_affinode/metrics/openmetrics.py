@@ -19,6 +19,7 @@ import polars as pl
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.base.files import delivering
+from slurm_affinode.base.times import utc
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import IDENTITY
 
@@ -180,7 +181,7 @@ def as_openmetrics(
     """
     if until <= since:
         raise AffinodeError(
-            f"the interval ends ({until:%Y-%m-%dT%H:%M:%SZ}) before it begins ({since:%Y-%m-%dT%H:%M:%SZ})",
+            f"the interval ends ({utc(until)}) before it begins ({utc(since)})",
             hint="choose --since before --until",
         )
     with closing(SampleStore(config.history_dir)) as history:
@@ -188,7 +189,7 @@ def as_openmetrics(
             span = history.span()
             hint = "take some in first: slurm-affinode ingest gpu PATH..."
             if span is not None:
-                hint = f"it has samples from {span[0]:%Y-%m-%dT%H:%M:%SZ} to {span[1]:%Y-%m-%dT%H:%M:%SZ}"
+                hint = f"it has samples from {utc(span[0])} to {utc(span[1])}"
             raise InputError("has no samples of that time", where=str(config.history_dir), hint=hint)
         if not isinstance(out, Path):
             return write(history, since, until, out, extra=labels, advance=advance)

@@ -24,7 +24,7 @@ import polars as pl
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config, PrometheusConfig
 from slurm_affinode.base.errors import AffinodeError, InputError
-from slurm_affinode.base.times import named, parse_span_s, parse_when, shown
+from slurm_affinode.base.times import named, parse_span_s, parse_when, shown, utc
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, Upserted
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics import aliases
@@ -312,7 +312,7 @@ def question(settings: PrometheusConfig, since: datetime, until: datetime) -> Qu
     """Return the query for an interval. Raises ``AffinodeError`` for invalid matchers, steps and intervals."""
     if until <= since:
         raise AffinodeError(
-            f"the interval ends ({until:%Y-%m-%dT%H:%M:%SZ}) before it begins ({since:%Y-%m-%dT%H:%M:%SZ})",
+            f"the interval ends ({utc(until)}) before it begins ({utc(since)})",
             hint="choose --since before --until",
         )
     step_ms = None if settings.step is None else round(parse_span_s(settings.step) * 1000)

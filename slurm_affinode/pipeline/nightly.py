@@ -21,7 +21,7 @@ from slurm_affinode import __version__
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError, unwritable
-from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
@@ -151,7 +151,7 @@ def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime)
     overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
     since = earliest if store.counts().last is None else ingest.default_since(store, now=now, overlap=overlap)
     since = min(since, now - overlap)  # with --now, the present may be in the past
-    name = f"sacct {since:%Y-%m-%dT%H:%M:%SZ}..{now:%Y-%m-%dT%H:%M:%SZ}"
+    name = f"sacct {utc(since)}..{utc(now)}"
     content = commands.run_sacct(since, now)
     text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)
     ingest.reached(store, now, clusters)
@@ -217,7 +217,7 @@ def _prometheus(config: Config, store: Repository, now: datetime) -> Iterator[st
         yield Failure("GPU history", str(error), error.hint, error.exit_code)
         return
     summary = outcome.summary
-    yield f"{config.prometheus.url} from {since:%Y-%m-%dT%H:%M:%SZ}: {summary.samples} samples ({summary.new} new)"
+    yield f"{config.prometheus.url} from {utc(since)}: {summary.samples} samples ({summary.new} new)"
     if outcome.failure is not None:
         failure = outcome.failure
         yield Failure("GPU history", str(failure), failure.hint, failure.exit_code)

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from slurm_affinode import __version__
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.times import utc
 from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.report.archive_index import IndexEntry, render_index
 
@@ -156,16 +157,12 @@ def _plain(entry: IndexEntry) -> dict[str, object]:
     return {
         "kind": entry.kind,
         "label": entry.label,
-        "since": _time(entry.since),
-        "until": _time(entry.until),
+        "since": utc(entry.since),
+        "until": utc(entry.until),
         "href": entry.href,
         "currency": entry.currency,
         "total": entry.total,
     }
-
-
-def _time(moment: datetime) -> str:
-    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _read(path: Path) -> str | None:

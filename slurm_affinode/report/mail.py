@@ -23,6 +23,7 @@ import jinja2
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import span, visible
+from slurm_affinode.base.times import named
 from slurm_affinode.core.cleanup_plan import enough_idle, extra_s, idle_since, stages_of
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.model.cleanup import Action, MailPolicy
@@ -308,7 +309,7 @@ def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) 
 
 def clock(moment: datetime, timezone: str | None) -> str:
     """Format a time for mails."""
-    return moment.astimezone(zone_of(timezone)).strftime("%Y-%m-%d %H:%M %Z")
+    return named(moment, zone_of(timezone))
 
 
 def message(found: Digest, mail: MailPolicy, now: datetime) -> EmailMessage:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import polars as pl
@@ -15,6 +15,7 @@ import polars as pl
 from slurm_affinode import __version__
 from slurm_affinode.analysis import suspensions
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.base.times import utc
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.measures import STATES, known
 
@@ -103,7 +104,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        return utc(value)
     return value
 
 

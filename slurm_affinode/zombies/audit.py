@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted
+from slurm_affinode.base.times import named
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import AuditEntry
@@ -38,5 +39,5 @@ def prune(log: ZombieLog, before: datetime, who: Who, now: datetime, why: str) -
     Warnings, exemptions and settled claims of that time are deleted as well, even if no record is that old.
     """
     count = log.count_before(before)
-    text = f"{counted(count, 'record')} from before {before:%Y-%m-%d %H:%M} UTC deleted: {why}"
+    text = f"{counted(count, 'record')} from before {named(before, UTC)} deleted: {why}"
     return log.delete_before(before, AuditEntry(now, who.run, who.actor, "prune", "done", text))

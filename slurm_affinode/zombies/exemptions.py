@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
+from slurm_affinode.base.times import named, utc
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.model.cleanup import AuditEntry, Keep, KeepPolicy
 from slurm_affinode.model.cluster import Job
@@ -55,7 +56,7 @@ def comment_with(comment: str | None, wish: Wish) -> str:
     """
     comment = _MARK.sub("", comment or "").strip()
     why = " ".join(wish.why.replace("[", "(").replace("]", ")").split())
-    until = wish.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    until = utc(wish.until)
     mark = f"[keep until={until} why={why}]"
     made = f"{comment} {mark}" if comment else mark
     if len(made.encode()) > 1024:
@@ -107,7 +108,7 @@ def collect(
         claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(wish.until.timestamp())}"
         if log.claim(claim, run, now, HOLD):
             refused = record(keep, job.id, run, actor, now)
-            why = f"it was kept until {earlier.until:%Y-%m-%d %H:%M} UTC already, and that may be done once"
+            why = f"it was kept until {named(earlier.until, UTC)} already, and that may be done once"
             log.record([replace(refused, result="refused", reason=f"{refused.reason}; {why}")])
             log.settle(claim, run, now, None)
     return taken
@@ -115,7 +116,7 @@ def collect(
 
 def record(keep: Keep, job: str, run: str, actor: str, now: datetime) -> AuditEntry:
     """Return the audit record of an exemption."""
-    until = keep.until.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    until = utc(keep.until)
     return AuditEntry(
         now, run, actor, "keep", "done", f"until {until}: {keep.why}", cluster=keep.cluster, job_id=keep.job_id,
         job=job, user=keep.user,

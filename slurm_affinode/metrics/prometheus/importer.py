@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.base.times import utc
 from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary, SeenFiles, count, sampling_steps
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals
@@ -140,9 +141,7 @@ class _Run:
 
     def _nothing(self, found: ServerMetrics) -> AffinodeError:
         notes, question = self._notes, self._reader.question
-        span = (
-            f"from {_moment(question.since_ms):%Y-%m-%dT%H:%M:%SZ} to {_moment(question.until_ms):%Y-%m-%dT%H:%M:%SZ}"
-        )
+        span = f"from {utc(_moment(question.since_ms))} to {utc(_moment(question.until_ms))}"
         if notes.problem_count:
             return InputError(
                 f"none of its {notes.problem_count} series can be used: {notes.problems[0].reason}", where=notes.name

@@ -11,6 +11,8 @@ from datetime import datetime
 
 import polars as pl
 
+from slurm_affinode.base.times import utc
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -49,7 +51,7 @@ class TimeDecision:
 
     def __str__(self) -> str:
         how = "exists twice" if self.exists else "does not exist"
-        return f"job {self.job}: {self.field} {self.local.isoformat()} {how}: taken as {self.chosen:%Y-%m-%dT%H:%M:%SZ}"
+        return f"job {self.job}: {self.field} {self.local.isoformat()} {how}: taken as {utc(self.chosen)}"
 
 
 @dataclass(frozen=True, slots=True)
