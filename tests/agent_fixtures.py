@@ -38,10 +38,10 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that no journal skips a phase."""
     write, wrong = Record.write, []
 
-    def checked(self: Record, phase: Phase, **facts: Any) -> Entry:
+    def checked(self: Record, phase: Phase, *facts: Any, **former: Any) -> Entry:
         if phase is not self.phase and phase not in FOLLOWS[self.phase]:
             wrong.append(f"{self.phase.value} -> {phase.value}")
-        return write(self, phase, **facts)
+        return write(self, phase, *facts, **former)
 
     monkeypatch.setattr(Record, "write", checked)
     yield

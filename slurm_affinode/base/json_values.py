@@ -64,7 +64,8 @@ def record(
 ) -> T:
     """Build a dataclass from a JSON object, with each field of its declared type.
 
-    ``parsers``: types that are written as strings. Raises ``ValueError``, with ``strict`` also for unknown keys.
+    Tuples, also named ones, are lists; mappings are objects, with keys of type ``str`` or ``int``. ``parsers``: types
+    that are written as strings. Raises ``ValueError``, with ``strict`` also for unknown keys.
     """
     given, hints = table(value), _hints(typing.cast(Any, kind))
     if strict and (unknown := given.keys() - hints.keys()):
@@ -87,16 +88,27 @@ def _built(kind: Any, value: Any, parsers: Mapping[type, Callable[[str], Any]]) 
             return None
         return _built(next(one for one in typing.get_args(kind) if one is not type(None)), value, parsers)
     if origin is tuple:
-        inner = typing.get_args(kind)[0]
-        return tuple(_built(inner, item, parsers) for item in typed(list, value))
+        inner = typing.get_args(kind)
+        return tuple(_items(inner[:1] * len(typed(list, value)) if inner[-1] is ... else inner, value, parsers))
+    if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple
+        return kind(*_items(tuple(_hints(kind).values()), value, parsers))
+    if origin is not None and issubclass(origin, Mapping):
+        key, inner = typing.get_args(kind)
+        return {key(name): _built(inner, one, parsers) for name, one in table(value).items()}
     return number(value) if kind is float else typed(kind, value)
+
+
+def _items(kinds: tuple[Any, ...], value: Any, parsers: Mapping[type, Callable[[str], Any]]) -> list[Any]:
+    if len(typed(list, value)) != len(kinds):
+        raise ValueError(f"{value!r:.60} does not have {len(kinds)} items")
+    return [_built(kind, item, parsers) for kind, item in zip(kinds, value, strict=True)]
 
 
 @cache
 def _hints(kind: Any) -> Mapping[str, Any]:
     """Return the types of the fields, cached: a store has many images with many files each."""
     found = typing.get_type_hints(kind)
-    return {field.name: found[field.name] for field in fields(kind)}
+    return {field.name: found[field.name] for field in fields(kind)} if is_dataclass(kind) else found
 
 
 def _refuse(constant: str) -> None:

@@ -24,11 +24,11 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slurm_affinode.base import json_values, pidfd
 from slurm_affinode.base.pidfd import Id, Process
@@ -63,6 +63,16 @@ class NamedFile:
     directory: str
     name: str
     """Name that CRIU uses."""
+    aside: str
+    """Unique name while the job is suspended."""
+    inode: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedFile:
+    """A deleted file that a dump may link."""
+
+    directory: str
     aside: str
     """Unique name while the job is suspended."""
     inode: int
@@ -195,29 +205,29 @@ def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
             _below(next(iter(tree)), owner, remove)
 
 
-def ahead(tree: Collection[Id]) -> list[dict[str, Any]]:
+def ahead(tree: Collection[Id]) -> tuple[RemovedFile, ...]:
     """List the files that a dump may link, for ``forget_lost``. Never raises."""
 
-    def find() -> list[dict[str, Any]]:
-        return [
-            {"directory": one.directory, "aside": _aside(process, one.facts), "inode": one.facts.st_ino}
+    def find() -> tuple[RemovedFile, ...]:
+        return tuple(
+            RemovedFile(one.directory, _aside(process, one.facts), one.facts.st_ino)
             for process, one in islice(_nameless(tree), _MOST_AHEAD)
-        ]
+        )
 
     with suppress(OSError):
         return _patiently(find)
-    return []
+    return ()
 
 
-def forget_lost(named: Sequence[Mapping[str, Any]], owner: tuple[int, int]) -> None:
+def forget_lost(named: Collection[RemovedFile], owner: tuple[int, int]) -> None:
     """Do the same as ``forget`` when the tree is gone, perhaps with its node. Never raises."""
 
     def remove(root: int) -> None:
         for one in named:
-            with suppress(OSError), _opened(root, one["directory"]) as parent:
+            with suppress(OSError), _opened(root, one.directory) as parent:
                 for name in root_directory.names(parent):
-                    if name.startswith(REMAP) or name.endswith(_DELETED) or name == one["aside"]:
-                        _remove(parent, name, one["inode"])
+                    if name.startswith(REMAP) or name.endswith(_DELETED) or name == one.aside:
+                        _remove(parent, name, one.inode)
 
     with suppress(OSError):
         if named:

@@ -14,8 +14,8 @@ import re
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir
 from slurm_affinode.model.suspension import JobKey, Phase
+from slurm_affinode.suspension.record import SuspensionFacts, SuspensionRecord, decode, encode
 
 VERSION = 1
+_NOTHING_NEW = SuspensionFacts()
 _NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>\d+)\.(?P<submit>\d+)\.jsonl")
 
 
@@ -34,11 +36,11 @@ class JournalError(AffinodeError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line: the phase that begins, its time (epoch), and the facts needed to continue from there."""
+    """One line: the phase that begins, its time (epoch), and the facts that it adds or changes."""
 
     phase: Phase
     time_epoch: float
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: SuspensionFacts
 
 
 @dataclass(slots=True)
@@ -73,11 +75,21 @@ class Record:
         return "an earlier suspension of it is still being put in order" if self.entries else None
 
     @property
+    def record(self) -> SuspensionRecord:
+        """The record of the suspension after the last line. Raises ``JournalError`` if that is not complete."""
+        try:
+            return SuspensionRecord.of(self.key, ((one.phase, one.time_epoch, one.facts) for one in self.entries))
+        except ValueError as error:
+            raise JournalError(f"{self.path}: not of a suspension: {error}") from None
+
+    @property
     def facts(self) -> dict[str, Any]:
-        """All recorded facts; later ones override earlier ones."""
+        """The recorded facts as plain values; later ones override earlier ones."""
         merged: dict[str, Any] = {}
         for entry in self.entries:
-            merged.update(entry.facts)
+            merged |= json.loads(json.dumps(encode(entry.facts)))
+            if entry.facts.removed is not None:
+                merged["removed"] = entry.facts.removed
         return merged
 
     @property
@@ -85,14 +97,19 @@ class Record:
         """Phase -> time of its last announcement (epoch)."""
         return {entry.phase.value: entry.time_epoch for entry in self.entries}
 
-    def write(self, phase: Phase, **facts: Any) -> Entry:
-        """Announce ``phase``; durable on return. Raises ``JournalError`` if nothing was announced."""
+    def write(self, phase: Phase, facts: SuspensionFacts = _NOTHING_NEW, /, **former: Any) -> Entry:
+        """Announce ``phase``; durable on return. Raises ``JournalError`` if nothing was announced.
+
+        ``facts``: those to add or change; ``former``: the same as plain values.
+        """
+        if former:
+            removed = former.pop("removed", None)
+            facts = replace(decode(json.loads(json.dumps(former))), removed=removed)
         if self.unreadable:
             raise JournalError(f"{self.path}: {self.damage}")
         entry = Entry(phase, self._clock(), facts)
-        line = json.dumps(
-            {"version": VERSION, "phase": phase.value, "time": entry.time_epoch, "facts": facts}, separators=(",", ":")
-        )
+        value = {"version": VERSION, "phase": phase.value, "time": entry.time_epoch, "facts": encode(facts)}
+        line = json.dumps(value, separators=(",", ":"))
         try:
             with self._writing:
                 self._append(line.encode() + b"\n")
@@ -217,4 +234,4 @@ def _entry(value: Any) -> Entry:
     facts = value["facts"]
     if not isinstance(facts, dict):
         raise TypeError("facts are no table")
-    return Entry(Phase(value["phase"]), json_values.number(value["time"]), facts)
+    return Entry(Phase(value["phase"]), json_values.number(value["time"]), decode(facts))

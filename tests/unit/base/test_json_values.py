@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +14,17 @@ from slurm_affinode.base import json_values
 @dataclass(frozen=True)
 class Inner:
     name: str
+
+
+class Place(NamedTuple):
+    name: str
+    port: int
+
+
+@dataclass(frozen=True)
+class Lists:
+    pair: tuple[int, str]
+    places: Mapping[int, Place]
 
 
 @dataclass(frozen=True)
@@ -46,6 +59,24 @@ def test_value_of_another_type_is_refused(change: dict[str, object]) -> None:
         json_values.record(Outer, GOOD | change)
     with pytest.raises(ValueError, match="missing"):
         json_values.record(Outer, {"count": 1})
+
+
+LISTS = {"pair": [1, "x"], "places": {"7": ["tcp", 80]}}
+
+
+def test_lists_and_objects_are_built_from_the_types_of_their_items() -> None:
+    assert json_values.record(Lists, LISTS) == Lists((1, "x"), {7: Place("tcp", 80)})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"pair": [1]}, {"pair": [1, "x", 2]}, {"pair": ["x", 1]}, {"pair": "1x"}, {"places": []},
+     {"places": {"x": ["tcp", 80]}}, {"places": {"7": ["tcp"]}}, {"places": {"7": {"name": "tcp", "port": 80}}}],
+    ids=repr,
+)  # fmt: skip
+def test_item_of_another_type_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - as above
+        json_values.record(Lists, LISTS | change)
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", "[-Infinity]", "[" * 100000, "9" * 5000, b"\xff", b"\xed\xa0\x80"])

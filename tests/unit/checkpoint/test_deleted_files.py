@@ -15,7 +15,9 @@ from stalling import Stalling
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import deleted_files, root_directory
+from slurm_affinode.checkpoint.deleted_files import RemovedFile
 from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.suspension.record import SuspensionFacts, decode, encode
 
 ME = Process(os.getpid()).id
 OWNER = (os.geteuid(), os.getegid())
@@ -102,11 +104,17 @@ def test_aborted_dump_leaves_no_name(place: Place) -> None:
         assert place.names() == {"link_remap.6", ".link_remap.of-another"}
 
 
+def journaled(removed: tuple[RemovedFile, ...]) -> tuple[RemovedFile, ...]:
+    """Return the files as the journal of the suspension has them."""
+    facts = decode(json.loads(json.dumps(encode(SuspensionFacts(removed=removed)))))
+    return facts.removed or ()
+
+
 @pytest.mark.parametrize("moment", ["CRIU has named it", "it is set aside"])
 def test_dump_of_a_lost_node_leaves_no_name(place: Place, moment: str) -> None:
     """Nothing is left of the process tree; its journal has the directories. Names of other jobs stay."""
     with place.open_removed("a"):
-        named = json.loads(json.dumps(deleted_files.ahead([ME])))
+        named = journaled(deleted_files.ahead([ME]))
         if moment == "it is set aside":
             place.dumped("a", 0)
         else:

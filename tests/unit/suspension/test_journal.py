@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_affinode.model.suspension import JobKey, Phase
+from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
 from slurm_affinode.suspension.journal import Journal, JournalError, parse
+from slurm_affinode.suspension.record import SuspensionFacts
 
 KEY = JobKey("alpha", 12, 1_700_000_000)
+FIRST = SuspensionFacts(
+    restarts=0, uid=2001, gid=100, option=SuspendOption(), began_epoch=999.5, init_pid=5, init_started=6
+)
+"""The facts that the first line of each journal has."""
 
 
 @pytest.fixture
@@ -24,14 +30,13 @@ def journal(tmp_path):
 def test_written_records_are_read_again(journal):
     """Phase, facts and times of every step are read; later facts replace earlier ones."""
     record = journal.record(KEY)
-    record.write(Phase.LOCKING, pids=[7], seq=1)
-    record.write(Phase.LOCKED, seq=2)
+    record.write(Phase.LOCKING, replace(FIRST, cuda_pids=(7,), seq=1))
+    record.write(Phase.LOCKED, SuspensionFacts(seq=2))
     again = journal.record(KEY)
-    assert (again.phase, again.facts, again.phases) == (
-        Phase.LOCKED,
-        {"pids": [7], "seq": 2},
-        {"locking": 1000.0, "locked": 1001.0},
-    )
+    assert (again.phase, again.record.cuda_pids, again.record.seq, again.record.phases) == (
+        Phase.LOCKED, (7,), 2, {"locking": 1000.0, "locked": 1001.0},
+    )  # fmt: skip
+    assert again.record == record.record
     assert again.path.stat().st_mode & 0o777 == 0o600
 
 
@@ -57,6 +62,8 @@ def test_torn_last_line_is_overwritten(journal):
     [
         (b'{"version":2,"phase":"locked","time":1.0,"facts":{}}\n', "version 2, not 1"),
         (b'{"version":1,"phase":"moving","time":1.0,"facts":{}}\n', "'moving' is not a valid Phase"),
+        (b'{"version":1,"phase":"locked","time":1.0,"facts":[]}\n', "facts are no table"),
+        (b'{"version":1,"phase":"locked","time":1.0,"facts":{"uid":"0"}}\n', "'0' is not of type int"),
     ],
 )
 def test_record_of_another_release_is_reported_and_kept(journal, line, why):
@@ -72,6 +79,18 @@ def test_record_of_another_release_is_reported_and_kept(journal, line, why):
     with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: line 2 is of another release"):
         again.write(Phase.LOCKING)
     assert record.path.read_bytes() == before
+
+
+def test_journal_that_is_not_of_a_suspension_is_reported(journal):
+    journal.record(KEY).write(Phase.LOCKING, SuspensionFacts(uid=2001))
+    with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: not of a suspension: restarts is missing"):
+        _ = journal.record(KEY).record
+
+
+def test_facts_of_a_later_release_are_ignored():
+    line = b'{"version":1,"phase":"locking","time":1.0,"facts":{"uid":2001,"later":[1]}}\n'
+    entries, _, damage = parse(line)
+    assert ([entry.facts for entry in entries], damage) == ([SuspensionFacts(uid=2001)], None)
 
 
 def test_damage_is_reported_and_records_before_it_count(journal):
