@@ -28,6 +28,7 @@ from slurm_affinode.base.pidfd import Id, Namespace, Process
 from slurm_affinode.checkpoint import (
     criu_launcher,
     deleted_files,
+    inet_sockets,
     local_files,
     memory_map,
     open_files,
@@ -172,6 +173,7 @@ class Criu:
             raise _failed(directory_fd, f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
         try:
             sessions.settle(directory_fd)
+            inet_sockets.record(directory_fd, inet_sockets.addresses())
             inventory = inspect(directory_fd)
             refusal = open_files.refusal(directory_fd)
         except BadImage as error:
@@ -237,6 +239,7 @@ class Criu:
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )
+            _move_addresses(image)
             self._restore(_Target(space, image, passed, root_pid_ns, inventory, deadline), memories, pages, ready)
             passed.finish()
             undo.pop_all()
@@ -451,6 +454,15 @@ def _last_pid(numbers: Collection[int]) -> int:
         if room < 2 * _PID_GAP:
             raise RestoreFailed("the image leaves no PIDs for CRIU")
     return base
+
+
+def _move_addresses(image: PrivateImage) -> None:
+    try:
+        moved = inet_sockets.move(image, inet_sockets.addresses())
+    except BadImage as error:
+        raise RestoreFailed(f"the image is not complete: {error}") from None
+    for old, new in moved.items():
+        LOG.info("sockets at %s are restored at %s", old, new)
 
 
 def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:

@@ -21,7 +21,8 @@ from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import hook_records
 from slurm_affinode.agent.hook_records import GpuNumbers
 from slurm_affinode.base.pidfd import Id
-from slurm_affinode.checkpoint import deleted_files, local_files, manifest
+from slurm_affinode.checkpoint import deleted_files, inet_sockets, local_files, manifest
+from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.retention import SharedDemand
 from slurm_affinode.checkpoint.signatures import NAME, SIGNER, SignatureError, Signer
@@ -410,11 +411,25 @@ _LOCAL = {
         {"path": "/tmp/p", "kind": "fifo", "mode": 0o600, "copy": None, "size": 0},
     ],
 }
+_ADDRESSES = {"10.0.0.1": "eth0", "fd00::1": "eth0", "fe80::1": "ib0"}
+_HOSTS = (b"::ffff:10.0.0.1", b"fe80::1%eth0", b"10.0.0.256", b"010.0.0.1")
 _REMAPS = {
     "uid": 0,
     "gid": 0,
     "files": [{"directory": "/tmp/d", "name": "link_remap.5", "aside": ".link_remap.77.1", "inode": 77}],
 }
+
+
+@contextlib.contextmanager
+def _addresses() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        found = inet_sockets.recorded(data)
+        for address, name in found.items():
+            if address.version not in (4, 6) or not isinstance(name, str):
+                raise Wrong(f"{address} of {name}")
+        return bool(found)
+
+    yield check
 
 
 @contextlib.contextmanager
@@ -484,5 +499,6 @@ TARGETS = (
     ),
     Target("demand", "demand.json of the store", _json(_demand_state()), lambda: _file(_demand_check)),
     Target("local-files", "local.json of an image, put back", _json(_LOCAL, _PATHS), _local_files, (RestoreFailed,)),
+    Target("addresses", "addresses.json of an image", _json(_ADDRESSES, _HOSTS), _addresses, (BadImage,)),
     Target("remaps", "remaps.json of an image", _json(_REMAPS, _PATHS), _remaps, (RestoreFailed,)),
 )

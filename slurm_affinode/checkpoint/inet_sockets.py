@@ -1,0 +1,190 @@
+"""IPv4 and IPv6 sockets that are bound to an address of the node, which another node does not have.
+
+CRIU binds such a socket to the address in the image (``inet_bind`` in ``criu/sk-inet.c``) and fails where the address
+does not exist. So a dump records to which network interface each address belongs, and a restore replaces an address
+that the node does not have with that of its interface of the same name, else with the one from which it sends to other
+networks. Only addresses of the old node are replaced, so an address that no node had at the dump stays as it is.
+
+Connections are not restored (``--tcp-close``). Clients outside the job have to look up the new address, as after a
+restart.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import ipaddress
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from slurm_affinode.base import json_values
+from slurm_affinode.base.pidfd import PROC
+from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint.criu_images import BadImage, bodies, framed, message, read_image, spans, varint
+from slurm_affinode.checkpoint.file_table import FILES, Type
+from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.private_image import PrivateImage
+
+INDEX = "addresses.json"
+_MAGICS = 8  # bytes
+_ENTRY = 4
+"""Field of ``inet_sk_entry`` in ``file_entry`` (``images/fdinfo.proto``)."""
+_SOURCE, _PEER = 11, 12
+"""Fields of ``inet_sk_entry`` (``images/sk-inet.proto``): addresses in words of 32 bits, in network byte order."""
+_LIMIT = 1 << 20
+_SIOCGIFCONF, _SIOCGIFCONF_BYTES = 0x8912, 40
+"""An entry of ``struct ifconf`` on 64-bit machines: the name (16 bytes) and a ``struct sockaddr``."""
+_NAME, _ADDRESS = slice(0, 16), slice(20, 24)
+_MOST_INTERFACES = 4096
+_ELSEWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
+"""Addresses for documentation (RFC 5737, RFC 3849). Connecting a UDP socket sends nothing."""
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def addresses(*, proc: Path = PROC) -> dict[Address, str]:
+    """Return the addresses of this network namespace and their interfaces, without those of loopback interfaces."""
+    found = {**_version_4(), **_version_6(proc)}
+    return {address: name for address, name in found.items() if not address.is_loopback}
+
+
+def _version_4() -> dict[Address, str]:
+    room = array.array("B", bytes(_SIOCGIFCONF_BYTES * _MOST_INTERFACES))
+    asked = struct.pack("iP", len(room), room.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        (length, _) = struct.unpack("iP", fcntl.ioctl(sock, _SIOCGIFCONF, asked))
+    rows = (bytes(room[at : at + _SIOCGIFCONF_BYTES]) for at in range(0, length, _SIOCGIFCONF_BYTES))
+    return {ipaddress.IPv4Address(row[_ADDRESS]): os.fsdecode(row[_NAME].split(b"\0")[0]) for row in rows}
+
+
+def _version_6(proc: Path) -> dict[Address, str]:
+    found: dict[Address, str] = {}
+    with suppress(OSError):  # a kernel without IPv6
+        for line in (proc / "self" / "net" / "if_inet6").read_text(encoding="ascii").splitlines():
+            number, *_, name = line.split()
+            found[ipaddress.IPv6Address(bytes.fromhex(number))] = name
+    return found
+
+
+def record(directory_fd: int, known: Mapping[Address, str]) -> None:
+    """Record in CRIU's directory the interfaces of the addresses that sockets of the dump have.
+
+    ``known``: those of this node. Raises ``BadImage``.
+    """
+    used = {address for body in bodies(read_image(directory_fd, FILES)) for address in _addresses_of(body)}
+    index = {str(address): name for address, name in known.items() if address in used}
+    if index:
+        root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
+
+
+def move(image: PrivateImage, known: Mapping[Address, str]) -> dict[Address, Address]:
+    """Replace the addresses in an image that this node does not have; return old address -> new address.
+
+    ``known``: those of this node. Raises ``BadImage``, and ``RestoreFailed`` if there is none to replace it.
+    """
+    if INDEX not in image.names():
+        return {}
+    old = recorded(image.read(INDEX))
+    moved = {address: _counterpart(address, name, known) for address, name in old.items() if address not in known}
+    if moved:
+        image.replace(FILES, replaced(image.read(FILES), moved))
+    return moved
+
+
+def recorded(index: bytes) -> dict[Address, str]:
+    """Decode the record of a dump: address -> interface. Raises ``BadImage``."""
+    try:
+        given = json_values.table(json_values.loads(index))
+        return {ipaddress.ip_address(text): json_values.typed(str, name) for text, name in given.items()}
+    except ValueError as error:
+        raise BadImage(f"{INDEX}: {error}") from None
+
+
+def replaced(table: bytes, moved: Mapping[Address, Address]) -> bytes:
+    """Return ``files.img`` with other addresses. Raises ``BadImage``."""
+    return table[:_MAGICS] + b"".join(framed(_with(body, moved.get)) for body in bodies(table))
+
+
+def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> Address:
+    """Return the address of this node for one of another node."""
+    same = [one for one, interface in known.items() if interface == name and _alike(one, address)]
+    if same:
+        return same[0]
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    with suppress(OSError, ValueError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+        sock.connect((_ELSEWHERE[address.version], 9))
+        found = ipaddress.ip_address(sock.getsockname()[0])
+        if found in known:
+            return found
+    raise RestoreFailed(
+        f"it has a socket at {address}, the address of {name} on its former node, and this node has none in its place"
+    )
+
+
+def _alike(one: Address, other: Address) -> bool:
+    return one.version == other.version and one.is_link_local == other.is_link_local
+
+
+def _addresses_of(body: bytes) -> Iterator[Address]:
+    """Yield the addresses in an entry of the file table; none if it is not a network socket."""
+    facts = message(body)
+    inner = facts.get(_ENTRY, [None])[0]
+    if facts.get(1) == [Type.INETSK] and isinstance(inner, bytes):
+        fields = message(inner)
+        for field in (_SOURCE, _PEER):
+            address = _decoded([word for word in fields.get(field, []) if isinstance(word, int)])
+            if address is not None:
+                yield address
+
+
+def _decoded(words: list[int]) -> Address | None:
+    """Return the address, an IPv4 one also if it is mapped to IPv6; ``None`` if it is none, or the wildcard."""
+    if len(words) not in (1, 4) or not any(words) or not all(word < 1 << 32 for word in words):
+        return None
+    packed = b"".join(word.to_bytes(4, "little") for word in words)
+    if len(words) == 1:
+        return ipaddress.IPv4Address(packed)
+    address = ipaddress.IPv6Address(packed)
+    return address.ipv4_mapped or address
+
+
+def _with(body: bytes, new_for: Callable[[Address], Address | None]) -> bytes:
+    """Return an entry of the file table with other addresses."""
+    if not any(new_for(address) for address in _addresses_of(body)):
+        return body
+    made = bytearray()
+    for number, value, begin, end in spans(body):
+        if number == _ENTRY and isinstance(value, bytes):
+            inner = _with_addresses(value, new_for)
+            made += varint(number << 3 | 2) + varint(len(inner)) + inner
+        else:
+            made += body[begin:end]
+    return bytes(made)
+
+
+def _with_addresses(inner: bytes, new_for: Callable[[Address], Address | None]) -> bytes:
+    words: dict[int, list[int]] = {_SOURCE: [], _PEER: []}
+    made = bytearray()
+    for number, value, begin, end in spans(inner):
+        if number in words and isinstance(value, int):
+            words[number].append(value)
+        else:
+            made += inner[begin:end]
+    for field, old in words.items():
+        address = _decoded(old)
+        new = None if address is None else new_for(address)
+        for word in old if new is None else _encoded(new, len(old)):
+            made += varint(field << 3) + varint(word)
+    return bytes(made)
+
+
+def _encoded(address: Address, words: int) -> list[int]:
+    packed = address.packed
+    if words == 4 and address.version == 4:
+        packed = bytes(10) + b"\xff\xff" + packed
+    return [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]

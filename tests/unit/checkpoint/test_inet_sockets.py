@@ -1,0 +1,146 @@
+"""Sockets bound to an address of the node: a restore binds them to an address of the new node."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint import inet_sockets
+from slurm_affinode.checkpoint.criu_images import BadImage, bodies, encoded, framed, message
+from slurm_affinode.checkpoint.inet_sockets import INDEX
+from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.private_image import PrivateImage
+
+HEADER = b"\x56\x54\x49\x48\x54\x54\x15\x56"
+OLD = {ipaddress.ip_address("10.0.0.1"): "eth0", ipaddress.ip_address("10.1.0.1"): "ib0",
+       ipaddress.ip_address("fd00::1"): "eth0", ipaddress.ip_address("fe80::1"): "eth0"}  # fmt: skip
+NEW = {ipaddress.ip_address("10.1.0.2"): "ib0", ipaddress.ip_address("10.0.0.2"): "eth0",
+       ipaddress.ip_address("fe80::2"): "eth0", ipaddress.ip_address("fd00::2"): "eth0"}  # fmt: skip
+
+
+def words(text: str) -> list[int]:
+    """Return an address as CRIU writes it: the bytes in memory of ``struct in_addr`` or ``in6_addr``."""
+    packed = ipaddress.ip_address(text).packed
+    return [int.from_bytes(packed[at : at + 4], "little") for at in range(0, len(packed), 4)]
+
+
+def entry(number: int, source: str, peer: str = "0.0.0.0", port: int = 8000) -> bytes:  # noqa: S104 - the wildcard
+    """Return a network socket in the file table."""
+    fields = [(1, number), (2, number + 100), (3, 2), (4, 1), (5, 6), (6, 10), (7, port), (8, 0), (9, 2), (10, 128)]
+    fields += [(11, word) for word in words(source)] + [(12, word) for word in words(peer)]
+    inner = b"".join(encoded(key, value) for key, value in fields) + encoded(13, b"") + encoded(14, b"\x08\x01")
+    return framed(encoded(1, 4) + encoded(2, number) + encoded(4, inner))
+
+
+def addresses_in(data: bytes) -> list[tuple[list[int], list[int]]]:
+    """Return source and peer of each socket."""
+    found = []
+    for body in bodies(data):
+        (inner,) = message(body)[4]
+        assert isinstance(inner, bytes)
+        fields = message(inner)
+        found.append((fields[11], fields[12]))
+    return found  # type: ignore[return-value]
+
+
+class Dump:
+    """CRIU's directory of an image."""
+
+    def __init__(self, path: Path, *entries: bytes) -> None:
+        path.mkdir(mode=0o700)
+        (path / "files.img").write_bytes(HEADER + b"".join(entries))
+        self.path, self.fd = path, os.open(path, os.O_RDONLY)
+
+    def image(self) -> PrivateImage:
+        """Return the copy for a restore, which is the directory itself here."""
+        return PrivateImage(self.path, self.fd, self.fd, {}, shared=False)
+
+    def table(self) -> bytes:
+        """Return the file table."""
+        return (self.path / "files.img").read_bytes()
+
+
+@pytest.fixture
+def dump(tmp_path: Path) -> Iterator[Dump]:
+    """Return a dump with sockets at addresses of the node, of nobody, and at no address in particular."""
+    made = Dump(
+        tmp_path / "criu", entry(1, "10.0.0.1"), entry(2, "10.1.0.1", "10.0.0.1"), entry(3, "0.0.0.0"),  # noqa: S104
+        entry(4, "127.0.0.1"), entry(5, "192.168.7.7"), entry(6, "fd00::1", "::"), entry(7, "fe80::1", "fe80::99"),
+        entry(8, "::ffff:10.0.0.1", "::"), entry(9, "::", "::"), framed(encoded(1, 5) + encoded(2, 77)),
+    )  # fmt: skip
+    yield made
+    os.close(made.fd)
+
+
+def test_addresses_are_those_of_the_new_node(dump: Dump) -> None:
+    """By interface, for the socket and its peer; mapped addresses stay mapped; others and the ports do not change."""
+    inet_sockets.record(dump.fd, OLD)
+    assert json.loads((dump.path / INDEX).read_text()) == {str(address): name for address, name in OLD.items()}
+    before = dump.table()
+    moved = inet_sockets.move(dump.image(), NEW)
+    assert moved == dict(
+        zip(OLD, map(ipaddress.ip_address, ("10.0.0.2", "10.1.0.2", "fd00::2", "fe80::2")), strict=True)
+    )
+    found = addresses_in(dump.table()[: -len(framed(encoded(1, 5) + encoded(2, 77)))])
+    assert found == [
+        (words(source), words(peer))
+        for source, peer in (
+            ("10.0.0.2", "0.0.0.0"), ("10.1.0.2", "10.0.0.2"), ("0.0.0.0", "0.0.0.0"), ("127.0.0.1", "0.0.0.0"),  # noqa: S104
+            ("192.168.7.7", "0.0.0.0"), ("fd00::2", "::"), ("fe80::2", "fe80::99"), ("::ffff:10.0.0.2", "::"),  # noqa: S104
+            ("::", "::"),
+        )
+    ]  # fmt: skip
+    assert len(dump.table()) == len(before)
+    for old, new in zip(bodies(before), bodies(dump.table()), strict=True):
+        assert sorted(message(old)) == sorted(message(new))
+        assert message(old)[2] == message(new)[2]
+
+
+def test_image_is_unchanged_on_its_own_node(dump: Dump) -> None:
+    """Also without sockets at an address of the node, and if the image has no record of addresses."""
+    before = dump.table()
+    assert inet_sockets.move(dump.image(), NEW) == {}
+    inet_sockets.record(dump.fd, {ipaddress.ip_address("10.9.9.9"): "eth9"})
+    assert not (dump.path / INDEX).exists()
+    inet_sockets.record(dump.fd, OLD)
+    assert inet_sockets.move(dump.image(), NEW | OLD) == {}
+    assert dump.table() == before
+
+
+def test_other_interface_serves_if_there_is_none_of_that_name(dump: Dump) -> None:
+    """The one from which this node sends to other networks, if it has one; otherwise the job is not restored."""
+    inet_sockets.record(dump.fd, {ipaddress.ip_address("10.0.0.1"): "en7"})
+    here = inet_sockets.addresses()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))
+            sends_from = ipaddress.ip_address(sock.getsockname()[0])
+        except OSError:
+            sends_from = None
+    if sends_from in here:
+        assert inet_sockets.move(dump.image(), here) == {ipaddress.ip_address("10.0.0.1"): sends_from}
+    with pytest.raises(RestoreFailed, match=r"a socket at 10\.0\.0\.1, the address of en7 on its former node"):
+        inet_sockets.move(dump.image(), {})
+
+
+def test_damaged_record_is_rejected(dump: Dump) -> None:
+    """A name that is no text, an address that is none, a document that is no table."""
+    for text in ('{"10.0.0.1": 5}', '{"10.0.0": "eth0"}', "[]", "{"):
+        (dump.path / INDEX).write_text(text)
+        with pytest.raises(BadImage, match=r"addresses\.json"):
+            inet_sockets.move(dump.image(), NEW)
+
+
+def test_own_addresses_are_found() -> None:
+    """Without those of the loopback interface; a socket can be bound to each of them."""
+    for address in inet_sockets.addresses():
+        assert not address.is_loopback
+        if address.version == 4:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.bind((str(address), 0))
