@@ -23,8 +23,9 @@ from slurm_affinode.checkpoint.interface import (
 from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.model.suspension import SavedOutput, SuspendOption, Versions
+from slurm_affinode.model.suspension import Mode, SavedOutput, SuspendOption, Versions
 from slurm_affinode.suspension.context import Parts, SuspendSettings
+from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.interface import Arrival
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
@@ -266,7 +267,7 @@ class Agent:
             absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
         )
         self.aftermath = Aftermath(self.parts)
-        self.suspender = JobSuspender(self.parts, self.aftermath)
+        self.suspender = JobSuspender(self.parts, {Mode.REQUEUE: RequeueEnding(self.parts, self.aftermath)})
         self.restorer = JobRestorer(self.parts)
         self.keeper = JobKeeper(self.parts, self.aftermath)
         self.waker = JobWaker(self.parts, Lease(shared / "waker.json", signer))

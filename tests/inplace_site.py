@@ -21,11 +21,12 @@ from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Unheard
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Look, Own
-from slurm_affinode.suspension.inplace.suspend import ByMode, InPlaceSuspender
+from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.mail import SILENT, Mailer
 from slurm_affinode.suspension.process_tree import Member
 from slurm_affinode.suspension.recovery import JobKeeper
 from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.suspend import JobSuspender
 
 OUT = ["lock", "checkpoint", "freeze"]
 BACK = ["thaw", "restore", "unlock", "thaw"]
@@ -194,15 +195,17 @@ class Node:
             workers=Inline(),
             clock=clock or (lambda: world.clock),
         )
-        self.suspender = ByMode(
-            self.agent.suspender,
-            InPlaceSuspender(
-                self.agent.parts, self.agent.aftermath, self.director, freezer=self.freezer, sockets=self.sockets,
-                cards=self.cards, freeze_s=1,
-            ),
-        )  # fmt: skip
+        self.suspender = self.suspender_with()
         self.keeper = JobKeeper(self.agent.parts, self.agent.aftermath, self.director)
         self.agent.parts.registry.put(self.job())
+
+    def suspender_with(self, **changes: Any) -> JobSuspender:
+        """Return a suspender with some of its parts replaced."""
+        parts = replace(self.agent.parts, gpus=self.cards, **changes)
+        ending = InPlaceEnding(
+            parts, self.agent.aftermath, self.director, freezer=self.freezer, sockets=self.sockets, freeze_s=1
+        )
+        return JobSuspender(parts, {Mode.INPLACE: ending})
 
     def job(self, **changes: object) -> WatchedJob:
         return self.agent.watched(**{"option": OPTION, **changes})

@@ -27,15 +27,16 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import open_tiers
 from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.model.suspension import JobKey, Versions
+from slurm_affinode.model.suspension import JobKey, Mode, Versions
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
 from slurm_affinode.suspension.context import LOG, Parts, SuspendSettings
+from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
-from slurm_affinode.suspension.inplace.suspend import ByMode, InPlaceSuspender
+from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import AgentContext, Orchestration
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
@@ -173,8 +174,8 @@ def build(context: AgentContext) -> Orchestration:
     aftermath = Aftermath(parts)
     in_place = _director(config, parts, gpus)
     keeper = JobKeeper(parts, aftermath, in_place)
-    sleeping = InPlaceSuspender(
-        parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning), cards=gpus,
+    sleeping = InPlaceEnding(
+        parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning),
         freeze_s=parse_span_s(config.inplace.freeze_timeout),
     )  # fmt: skip
     lease = Lease(None if root is None else root / "waker.json", signer, Patience(root))
@@ -185,7 +186,7 @@ def build(context: AgentContext) -> Orchestration:
         prefetcher.tick()
 
     waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
-    suspender = ByMode(JobSuspender(parts, aftermath), sleeping)
+    suspender = JobSuspender(parts, {Mode.REQUEUE: RequeueEnding(parts, aftermath), Mode.INPLACE: sleeping})
     return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, aftermath.stop)
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from slurm_affinode.model.cluster import Job
+
 MailKind = Literal["suspended", "restored", "failed"]
 MAIL_KINDS: tuple[MailKind, ...] = ("suspended", "restored", "failed")
 
@@ -182,6 +184,11 @@ class JobKey:
             raise ValueError(f"{self.cluster!r} is not the name of a cluster")
         if self.job_id <= 0 or self.submit_epoch < 0:
             raise ValueError(f"job {self.job_id}, submitted {self.submit_epoch}: not a job")
+
+    @classmethod
+    def of(cls, cluster: str, job: Job) -> JobKey | None:
+        """Return the key of a job in Slurm; ``None`` if its submit time is unknown."""
+        return None if job.submit is None else cls(cluster, job.job_id, round(job.submit.timestamp()))
 
     @property
     def name(self) -> str:

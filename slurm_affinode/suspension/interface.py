@@ -30,6 +30,11 @@ class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
     """A suspension in progress was aborted; the text states the reason."""
 
 
+def reason(error: Exception) -> str:
+    """Return an exception as the reason why a suspension or restore failed, in one line."""
+    return str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
+
+
 class Refused(AffinodeError):  # noqa: N818 - names what is the case
     """A job cannot be suspended, restored or woken; nothing was changed. ``refusal`` states the reason."""
 

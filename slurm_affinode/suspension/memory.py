@@ -10,7 +10,7 @@ slurmstepd ends a job whose processes exceed ``--mem``, with or without cgroups.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -58,6 +58,18 @@ def cuda_users(parts: Parts, pids: Iterable[int]) -> frozenset[int]:
         return parts.cuda.users(pids)
 
 
+def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> dict[str, int]:
+    """Return UUID -> bytes of these processes. ``by_uuid``: UUID -> PID -> bytes."""
+    mine = frozenset(pids)
+    found = {uuid: sum(count for pid, count in one.items() if pid in mine) for uuid, one in by_uuid.items()}
+    return {uuid: count for uuid, count in found.items() if count}
+
+
+def gpu_memory(parts: Parts, pids: Collection[int]) -> dict[str, int]:
+    """Return UUID -> bytes of GPU memory that these processes hold. Raises ``GpuError``."""
+    return held_by(parts.gpus.processes(), pids) if pids else {}
+
+
 class HostMemory:
     """Host memory available to the jobs of a node."""
 
@@ -76,16 +88,13 @@ class HostMemory:
         return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
 
     @contextmanager
-    def promised(self, job: WatchedJob, held: Callable[[frozenset[int]], Mapping[str, int]]) -> Iterator[None]:
-        """Reserve host memory for the job's GPU memory, so that concurrent suspensions leave room for it.
-
-        ``held``: UUID -> bytes of GPU memory of these processes.
-        """
+    def promised(self, job: WatchedJob) -> Iterator[None]:
+        """Reserve host memory for the job's GPU memory, so that concurrent suspensions leave room for it."""
         parts, count = self._parts, 0
         # If the amount is unknown, the suspension is refused for that reason.
         with suppress(CheckpointError, GpuError, TreeGoneError):
             members = parts.processes.everybody(job.init_pid, job.init_started)
-            count = sum(held(cuda_users(parts, (one.pid for one in members))).values())
+            count = sum(gpu_memory(parts, cuda_users(parts, (one.pid for one in members))).values())
         with parts.reservations.of(job.job_id, count):
             yield
 

@@ -262,6 +262,11 @@ def send(members: Iterable[Member], number: int, *, proc: Path = pidfd.PROC) -> 
             process.signal(number)
 
 
+def stopped(members: Iterable[Member]) -> tuple[int, ...]:
+    """Return those that are stopped already."""
+    return tuple(member.pid for member in members if member.state in "Tt")
+
+
 def parents_first(members: Iterable[Member]) -> list[Member]:
     """Sort processes so that each follows its parent."""
     by_pid = {member.pid: member for member in members}

@@ -6,7 +6,7 @@ Each reason has a code for programs and a line for the owner.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_affinode.base.errors import AffinodeError
@@ -64,40 +64,50 @@ class GpuUseFacts:
     """The driver ``needs_all_gpus``, and the job may use only some of the node's."""
 
 
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """Prospects of the image of a job that is to be requeued."""
+
+    criu: str | None
+    """Version of CRIU, or ``None`` if it cannot be used."""
+    kernel: str = ""
+    """Release of the kernel; empty if CRIU may dump network sockets on any kernel."""
+    room: str | None = None
+    """Why no store can accept the image."""
+
+
 def needs_all_gpus(capabilities: Capabilities) -> bool:
     """Return whether this driver cannot checkpoint or restore a process without access to all GPUs of the node."""
     return _numbers(capabilities.driver or "") < _SOME_GPUS
 
 
+def of_mode(mode: Mode, allowed: Iterable[Mode]) -> Refusal:
+    """Return the refusal of a mode that is not possible on this node."""
+    return Refusal("mode", f"mode={mode} is not allowed here (allowed: {', '.join(allowed) or 'none'})")
+
+
 def refusals(
-    mode: Mode,
     job: JobFacts,
     tree: TreeFacts,
     gpu: GpuUseFacts,
     memory: MemoryFacts,
     *,
-    allowed: Collection[Mode] = tuple(Mode),
     uid: int,
-    criu: str | None = None,
-    kernel: str = "",
-    room: str | None = None,
+    image: ImageFacts | None = None,
 ) -> tuple[Refusal, ...]:
     """Return all reasons against suspending the job now, the most permanent first; empty if it can be suspended.
 
-    ``criu``: its version, or ``None`` if it cannot be used. ``room``: why the store cannot accept the image.
+    ``image``: ``None`` if the job is suspended in place, without an image and a requeue.
     """
     found: list[Refusal] = []
-    if mode not in allowed:
-        names = ", ".join(allowed) or "none"
-        found.append(Refusal("mode", f"mode={mode} is not allowed here (allowed: {names})"))
-    if mode is Mode.REQUEUE:
+    if image is not None:
         found += of_job(job)
-        found += of_criu(criu, kernel, tree)
+        found += of_criu(image, tree)
         found += of_tree(tree, gpu.users, uid)
     found += of_gpu(gpu, tree)
     found += of_memory(gpu.used_bytes, memory)
-    if room is not None and mode is Mode.REQUEUE:
-        found.append(Refusal("no-room", f"no room for the image: {room}"))
+    if image is not None and image.room is not None:
+        found.append(Refusal("no-room", f"no room for the image: {image.room}"))
     return tuple(found)
 
 
@@ -123,8 +133,9 @@ def of_job(job: JobFacts) -> list[Refusal]:
     return found
 
 
-def of_criu(version: str | None, kernel: str, tree: TreeFacts) -> list[Refusal]:
+def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
     """Return why CRIU on this node cannot dump the job."""
+    version, kernel = image.criu, image.kernel
     if version is None:
         return [Refusal("criu", "CRIU 4.1 or newer is not installed on its node")]
     if tree.inet_sockets and _numbers(version) < _SOCKETS_FIXED and _numbers(kernel) >= _SOCKETS_BROKE:

@@ -29,7 +29,7 @@ from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
-from slurm_affinode.suspension.inplace.suspend import InPlaceSuspender
+from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
@@ -38,6 +38,7 @@ from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.process_tree import LinuxProcesses
 from slurm_affinode.suspension.registry import Registry, WatchedJob
 from slurm_affinode.suspension.shared_state import Notes
+from slurm_affinode.suspension.suspend import JobSuspender
 from slurm_affinode.suspension.sweep import Absences
 
 LOOK_S = 0.1
@@ -79,7 +80,7 @@ class InPlace:
     parts: Parts
     watch: Watch
     director: Director
-    suspender: InPlaceSuspender
+    suspender: JobSuspender
     detectors: dict[int, IdleDetector] = field(default_factory=dict)
     states: dict[int, IdleState] = field(default_factory=dict)
     moves: list[float] = field(default_factory=list)
@@ -157,9 +158,8 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
     director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S))
-    suspender = InPlaceSuspender(
-        parts, Aftermath(parts), director, freezer=freezer, sockets=sockets, cards=gpus, freeze_s=10.0
-    )
+    ending = InPlaceEnding(parts, Aftermath(parts), director, freezer=freezer, sockets=sockets, freeze_s=10.0)
+    suspender = JobSuspender(parts, {Mode.INPLACE: ending})
     made = InPlace(parts, watch, director, suspender)
     director.idle_s = made.idle_s
     director.start()

@@ -381,8 +381,3 @@ def _waiting(process: Process) -> int:
         return 0
     private, shared = (kernel_text.number(status.get(key), 16) or 0 for key in ("SigPnd", "ShdPnd"))
     return private | shared
-
-
-def stopped(members: Iterable[Member]) -> tuple[int, ...]:
-    """Return those that are stopped already."""
-    return tuple(member.pid for member in members if member.state in "Tt")

@@ -19,6 +19,7 @@ from slurm_affinode.suspension import memory
 from slurm_affinode.suspension.activity import name_of
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.sleeper import Cards
+from slurm_affinode.suspension.memory import held_by
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.registry import Registry, WatchedJob
@@ -142,13 +143,6 @@ class Sharing:
             pids = []
         leaving = job.phase in _LEAVING
         return Awake(job.job_id, held_by(by_uuid, pids), None if leaving else idle_s(job.job_id), leaving)
-
-
-def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Sequence[int]) -> dict[str, int]:
-    """Return UUID -> bytes of these processes."""
-    mine = set(pids)
-    found = {uuid: sum(count for pid, count in one.items() if pid in mine) for uuid, one in by_uuid.items()}
-    return {uuid: count for uuid, count in found.items() if count}
 
 
 def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:

@@ -19,12 +19,13 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.inplace.freezer import FreezeError, Freezer, stopped
+from slurm_affinode.suspension.inplace.freezer import FreezeError, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
 from slurm_affinode.suspension.journal import JournalError, Record
 from slurm_affinode.suspension.notify import entry_of, mail_owner
+from slurm_affinode.suspension.process_tree import stopped
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5

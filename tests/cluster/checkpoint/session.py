@@ -24,8 +24,8 @@ from slurm_affinode.checkpoint.inspection import collect, memory_facts, process_
 from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
-from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, Mode, SuspendOption, Versions
-from slurm_affinode.suspension.refusals import GpuUseFacts, JobFacts, refusals
+from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, SuspendOption, Versions
+from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, refusals
 
 HERE = Path(__file__).parent
 PYTHON = sys.executable
@@ -265,8 +265,8 @@ class Session:
             tree = replace(tree, processes=(*tree.processes, *tree.outside), outside=())
         gpu = GpuUseFacts(self.cuda.capabilities(), frozenset(self.users()), 1 << 20)
         found = refusals(
-            Mode.REQUEUE, JobFacts(batch=True, requeue=True), tree, gpu, memory_facts(self.init), uid=UID,
-            criu=self.criu.check(), kernel=os.uname().release,
+            JobFacts(batch=True, requeue=True), tree, gpu, memory_facts(self.init), uid=UID,
+            image=ImageFacts(self.criu.check(), os.uname().release),
         )  # fmt: skip
         return [asdict(one) for one in found]
 

@@ -17,7 +17,7 @@ from slurm_affinode.checkpoint import inspection
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.model.suspension import Mode, Refusal
-from slurm_affinode.suspension.refusals import GpuUseFacts, JobFacts, estimate, of_tree, refusals
+from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, estimate, of_mode, of_tree, refusals
 
 GIB = 1 << 30
 HERE = {"pid": "pid:[5]", "mnt": "mnt:[5]", "user": "user:[1]"}
@@ -27,16 +27,15 @@ TREE = TreeFacts(99, 100, (ROOT, USER), HERE)
 GPU = GpuUseFacts(Capabilities("580.95.05", checkpoint=True), frozenset({101}), 40 * GIB)
 MEMORY = MemoryFacts(100 * GIB, 64 * GIB)
 JOB = JobFacts(batch=True, requeue=True)
+IMAGE = ImageFacts("4.2", "6.18.0")
 
 
 def told(**changes: Any) -> list[Refusal]:
     """Return the refusals with some facts changed."""
     given: dict[str, Any] = {
-        "mode": Mode.REQUEUE, "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "uid": 1001, "criu": "4.2",
-        "kernel": "6.18.0", **changes,
+        "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "uid": 1001, "image": IMAGE, **changes,
     }  # fmt: skip
-    return list(refusals(given.pop("mode"), given.pop("job"), given.pop("tree"), given.pop("gpu"),
-                         given.pop("memory"), **given))  # fmt: skip
+    return list(refusals(**given))
 
 
 def with_process(**changes: Any) -> TreeFacts:
@@ -50,15 +49,14 @@ def test_ordinary_job_can_be_suspended() -> None:
 
 
 REASONS: list[tuple[str, dict[str, Any]]] = [
-    ("mode", {"allowed": ()}),
     ("interactive", {"job": JobFacts(batch=False, requeue=False)}),
     ("no-requeue", {"job": replace(JOB, requeue=False)}),
     ("multi-node", {"job": replace(JOB, nodes=2)}),
     ("heterogeneous", {"job": replace(JOB, heterogeneous=True)}),
     ("srun-steps", {"job": replace(JOB, steps=("0", "1"))}),
     ("srun-steps", {"tree": replace(TREE, processes=(ROOT, USER, replace(ROOT, pid=103, name="srun")))}),
-    ("criu", {"criu": None}),
-    ("criu-sockets", {"criu": "4.1.1", "tree": replace(TREE, inet_sockets=True)}),
+    ("criu", {"image": replace(IMAGE, criu=None)}),
+    ("criu-sockets", {"image": replace(IMAGE, criu="4.1.1"), "tree": replace(TREE, inet_sockets=True)}),
     ("left-tree", {"tree": replace(TREE, outside=(replace(ROOT, pid=104, name="daemon"),))}),
     ("gone", {"tree": replace(TREE, processes=())}),
     ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
@@ -87,10 +85,10 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("driver", {"gpu": replace(GPU, capabilities=Capabilities("565", why_not="driver 565 cannot checkpoint"))}),
     ("mps", {"tree": with_process(mps=True)}),
     ("stopped", {"tree": replace(TREE, processes=(ROOT, replace(USER, state="T")))}),
-    ("stopped", {"mode": Mode.INPLACE, "tree": replace(TREE, processes=(ROOT, replace(USER, state="t")))}),
+    ("stopped", {"image": None, "tree": replace(TREE, processes=(ROOT, replace(USER, state="t")))}),
     ("host-memory", {"memory": MemoryFacts(100 * GIB, 40 * GIB)}),
     ("host-memory", {"memory": MemoryFacts(39 * GIB)}),
-    ("no-room", {"room": "/images: 3 GiB free, 41 GiB needed"}),
+    ("no-room", {"image": replace(IMAGE, room="/images: 3 GiB free, 41 GiB needed")}),
 ]
 
 
@@ -101,6 +99,12 @@ def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
     assert [one.code for one in found] == [code]
     assert found[0].text
     assert "\n" not in found[0].text
+
+
+def test_refused_mode_lists_allowed_ones() -> None:
+    """The list may be empty."""
+    assert of_mode(Mode.INPLACE, ()) == Refusal("mode", "mode=inplace is not allowed here (allowed: none)")
+    assert of_mode(Mode.INPLACE, (Mode.REQUEUE,)).text.endswith("(allowed: requeue)")
 
 
 def test_resources_of_driver_are_no_refusal() -> None:
@@ -114,15 +118,15 @@ def test_refusals_give_numbers() -> None:
     assert told(memory=MemoryFacts(100 * GIB, 30 * GIB))[0].text == (
         "its GPU memory (40 GiB) does not fit below its memory limit, which leaves 30 GiB: raise --mem"
     )
-    assert "3 GiB free" in told(room="/images: 3 GiB free")[0].text
+    assert "3 GiB free" in told(image=replace(IMAGE, room="/images: 3 GiB free"))[0].text
     assert estimate(TREE, 5 * GIB, 7) == 5 * GIB + 7 + (256 << 20)
 
 
 def test_inplace_has_fewer_refusals() -> None:
     """Nothing is dumped or requeued: steps and daemons do not matter; GPU memory and driver do."""
     tree = replace(TREE, outside=(ROOT,))
-    assert told(mode=Mode.INPLACE, job=replace(JOB, steps=("0",)), tree=tree, criu=None) == []
-    assert [one.code for one in told(mode=Mode.INPLACE, memory=MemoryFacts(GIB))] == ["host-memory"]
+    assert told(image=None, job=replace(JOB, steps=("0",)), tree=tree) == []
+    assert [one.code for one in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
 
 
 def test_zombie_of_root_is_no_refusal() -> None:
@@ -138,8 +142,8 @@ def test_stopped_process_without_gpu_is_no_refusal() -> None:
 def test_old_criu_is_accepted_on_older_kernels() -> None:
     """Sockets restored by CRIU 4.1 fail only on Linux 6.16 or newer."""
     tree = replace(TREE, inet_sockets=True)
-    assert told(criu="4.1.1", kernel="6.12.57+deb13-amd64", tree=tree) == []
-    assert told(criu="4.1.1") == []
+    assert told(image=ImageFacts("4.1.1", "6.12.57+deb13-amd64"), tree=tree) == []
+    assert told(image=replace(IMAGE, criu="4.1.1")) == []
 
 
 BEGAN = 100

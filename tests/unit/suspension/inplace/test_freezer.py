@@ -17,8 +17,8 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.suspension.inplace import freezer as freezer_module
-from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, file_system, stopped
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, TreeGoneError, parents_first, send
+from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, file_system
+from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, TreeGoneError, parents_first, send, stopped
 
 
 @pytest.fixture

@@ -15,10 +15,9 @@ from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entri
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts
 from slurm_affinode.checkpoint.interface import Capabilities, CudaState, CudaUnavailable, HelperLost
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Mode, Phase
+from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.memory import HostMemory
 
 
 def test_request_wakes_suspended_job(world, node):
@@ -179,8 +178,7 @@ def test_insufficient_host_memory_is_refused_with_numbers(world, node):
         (MemoryFacts(1 << 40, 40 << 30), "(48 GiB) does not fit below its memory limit, which leaves 40 GiB"),
         (MemoryFacts(20 << 30), "(48 GiB) does not fit into the node's free memory (20 GiB)"),
     ):
-        sleeping = node.suspender._by_mode[Mode.INPLACE]
-        sleeping._memory = HostMemory(replace(node.agent.parts, memory=lambda pid, memory=memory: memory))
+        node.suspender = node.suspender_with(memory=lambda pid, memory=memory: memory)
         with pytest.raises(Refused) as refused:
             node.sleep()
         assert refused.value.refusal.code == "host-memory"
@@ -215,9 +213,7 @@ def test_daemon_of_script_counts(world, node, monkeypatch):
     monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
     daemon = ProcessFacts(99, "daemon", (os.getuid(),) * 4, memory=20 * GIB, mps=True)
     look = node.agent.look
-    node.suspender._by_mode[Mode.INPLACE]._parts = replace(
-        node.agent.parts, look=lambda init, root: replace(look(init, root), outside=(daemon,))
-    )
+    node.suspender = node.suspender_with(look=lambda init, root: replace(look(init, root), outside=(daemon,)))
     slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "60G"})
     assert [one.code for one in node.suspender.refusals(node.job(slurm=slurm))] == ["mps", "host-memory"]
 
@@ -290,8 +286,7 @@ def test_request_before_memory_moves_aborts_suspension(world, node):
 
 def test_concurrent_suspensions_reserve_host_memory(world, node):
     """The first one has priority; memory that has moved, or stays on the GPU, is no longer counted."""
-    memory = replace(node.agent.parts, memory=lambda pid: MemoryFacts(70 * GIB))
-    node.suspender._by_mode[Mode.INPLACE]._memory = HostMemory(memory)
+    node.suspender = node.suspender_with(memory=lambda pid: MemoryFacts(70 * GIB))
     with node.agent.parts.reservations.of(8, 30 * GIB):
         with pytest.raises(Refused, match=r"does not fit into the node's free memory \(40 GiB\)"):
             node.sleep()
