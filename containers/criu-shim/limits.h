@@ -5,10 +5,10 @@
 #include <sys/resource.h>
 #include <sys/types.h>
 
-/* Reads one limit of a process from /proc/PID/limits. Returns 0, or -1 when it is not to be had. */
+/* Reads one limit of a process from /proc/PID/limits. Returns 0, or -1 if it is not available. */
 int shim_read_limit(pid_t pid, int resource, struct rlimit *limit);
 
-/* The same from an open file of that form. */
+/* Reads it from an open file with this format. */
 int shim_parse_limits(FILE *file, int resource, struct rlimit *limit);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * For test containers on hosts that have no CAP_SYS_RESOURCE to give.
+ * Lets criu run in test containers. Loaded with LD_PRELOAD, it wraps functions that fail there.
  *
- * prlimit(2) on another user's process wants that capability even when it only reads, and criu reads the limits of
- * every process that it dumps. Loaded with LD_PRELOAD this library answers a refused read from /proc/PID/limits, which
- * root may read. Setting a limit stays refused. criu calls prlimit through syscall(3), so that is what is wrapped.
+ * On hosts that cannot grant CAP_SYS_RESOURCE: prlimit(2) on another user's process needs that capability even for reading,
+ * and criu reads the limits of every process that it dumps. A denied read is done from /proc/PID/limits, which root may
+ * read; limits still cannot be set. criu calls prlimit through syscall(3), so this function is wrapped.
  *
- * From Linux 6.16 on an internet socket has no SO_PASSCRED and SO_PASSSEC, which criu before 4.2 asks of every socket and
- * cannot do without. The answer is then what it was before: off.
+ * On Linux 6.16 and later: internet sockets have no SO_PASSCRED and SO_PASSSEC, which criu before 4.2 reads from every
+ * socket. The library returns the value on older kernels: off.
  */
 #define _GNU_SOURCE
 #include "limits.h"
@@ -42,7 +42,7 @@ long syscall(long number, ...)
 		a[i] = va_arg(list, long);
 	va_end(list);
 	if (!next) {
-		/* ISO C has no conversion from an object pointer to a function pointer; POSIX asks for this one. */
+		/* ISO C has no conversion from an object pointer to a function pointer; POSIX requires it. */
 		*(void **)&next = dlsym(RTLD_NEXT, "syscall");
 		if (!next)
 			abort();

@@ -1,4 +1,4 @@
-/* The limits that the shim reads are those that the kernel gives. */
+/* The shim reads the same limits as the kernel reports. */
 #define _GNU_SOURCE
 #include "limits.h"
 

@@ -12,7 +12,7 @@ static pthread_mutex_t mapping_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct emu_state *mapping;
 static unsigned mapping_users;
 
-/* A child of fork() shares no use of the driver with its parent. */
+/* A child of fork() does not inherit its parent's use of the driver. */
 static void forget_in_child(void)
 {
     emu_unmap(mapping);
@@ -89,7 +89,7 @@ void emu_detach(void)
     pthread_mutex_unlock(&mapping_mutex);
 }
 
-/* The owner may have died with the mutex held. Nothing shared is ever half true (see state.h), so it is just taken on. */
+/* The owner may have died with the mutex held. An interrupted update leaves nothing to repair (see state.h). */
 void emu_lock(struct emu_state *state)
 {
     if (pthread_mutex_lock(&state->mutex) == EOWNERDEAD)

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* FNV-1a, to make identities out of a seed: the same node has the same GPUs every time it is set up. */
+/* FNV-1a, to derive identities from a seed: a node gets the same GPUs each time it is initialized. */
 static uint64_t hash(const char *seed, unsigned gpu, unsigned part)
 {
     uint64_t sum = 14695981039346656037ULL;
@@ -33,7 +33,7 @@ static void fill_gpu(struct emu_gpu *gpu, unsigned index, const struct emu_creat
     snprintf(gpu->serial, sizeof(gpu->serial), "165%010llu", (unsigned long long)(high % 10000000000ULL));
     memcpy(gpu->uuid, &high, sizeof(high));
     memcpy(gpu->uuid + 8, &low, sizeof(low));
-    gpu->uuid[6] = (uint8_t)((gpu->uuid[6] & 0x0f) | 0x40); /* a version 4 UUID, as the real ones look */
+    gpu->uuid[6] = (uint8_t)((gpu->uuid[6] & 0x0f) | 0x40); /* a version 4 UUID, as real GPUs have */
     gpu->uuid[8] = (uint8_t)((gpu->uuid[8] & 0x3f) | 0x80);
     gpu->pci_bus = 0x07 + 0x08 * index;
     gpu->pci_device_id = model->device_id;
@@ -83,7 +83,7 @@ static int fill(struct emu_state *state, const struct emu_create *config)
     return init_mutex(&state->mutex);
 }
 
-/* Every user of the node shares the state, as they share a GPU: hence the mode, whatever the umask. */
+/* All users of the node share the state, as they share a GPU: the mode is independent of the umask. */
 static int make_file(const char *path, off_t size)
 {
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);

@@ -7,8 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* A GPU whose device node is there but may not be opened (a device cgroup, file permissions) is not shown, as with the real
- * driver. Where the node is missing altogether nobody has bothered to make them, and the GPU is shown. */
+/* As with the real driver, a GPU is not visible if its device node exists but may not be opened (device cgroup, file
+ * permissions). A missing node means that this host has no device nodes: the GPU is visible. */
 static bool may_open(unsigned minor)
 {
     char path[32];

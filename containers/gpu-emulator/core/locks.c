@@ -1,11 +1,11 @@
-/* Who lives, and what is its PID here?
+/* POSIX record locks show which processes are alive, and their PIDs in this PID namespace.
  *
- * A POSIX record lock answers both: the kernel drops it when the process ends, however it ends, and F_GETLK translates the
- * holder's PID into the caller's PID namespace. So a process of a nested namespace is seen under its outer PID by the node's
- * agent and under its inner PID by its siblings, and a recycled PID cannot be taken for the one before.
+ * The kernel releases the lock of a process when it ends, and F_GETLK translates the holder's PID into the caller's PID
+ * namespace. The agent on the node therefore sees the outer PID of a process in a nested namespace, its siblings see the
+ * inner PID, and a reused PID is not mistaken for the earlier process.
  *
- * Record locks of a file also go when the process closes *any* descriptor of that file. So there is one descriptor per
- * process, counted, and libcuda and libnvidia-ml share it by sharing this library.
+ * The kernel also releases the record locks of a file when the process closes *any* descriptor of that file. Therefore each
+ * process has one descriptor with a reference count, which libcuda and libnvidia-ml share through this library.
  */
 #include "core.h"
 
@@ -18,7 +18,7 @@ static pthread_mutex_t locks_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int locks_fd = -1;
 static unsigned locks_users;
 
-/* A child of fork() holds none of its parent's locks. The descriptor is closed: harmless to the parent's. */
+/* A child of fork() holds none of its parent's locks, and closing its descriptor does not release them. */
 static void forget_in_child(void)
 {
     if (locks_fd >= 0)
@@ -87,6 +87,6 @@ pid_t emu_locks_holder(off_t offset)
     struct flock lock;
 
     if (locks_fd < 0 || record_lock(F_GETLK, F_WRLCK, offset, &lock) != 0)
-        return 0; /* cannot be told: taken for alive */
+        return 0; /* unknown: treated as alive */
     return lock.l_type == F_UNLCK ? -1 : lock.l_pid;
 }

@@ -1,9 +1,9 @@
-/* One process asks the restore thread of another to lock, checkpoint, restore or unlock it.
+/* Requests of one process to the restore thread of another: lock, checkpoint, restore, unlock.
  *
- * The request lies in the node's state; a real-time signal sent to that one thread says where. The thread waits in
- * sigwaitinfo() and holds nothing while it waits: no descriptor, no mapping, no socket. So the image of a checkpointed
- * process is that of a plain program, and after a restore on another node the thread is reachable there, through the state
- * of that node. It is found by its name among the threads of /proc/PID/task, which works across PID namespaces.
+ * A request is stored in the node's state; a real-time signal to that thread contains its position. The thread waits in
+ * sigwaitinfo() and holds no descriptor, mapping or socket while it waits. The image of a checkpointed process is therefore
+ * that of a plain program, and after a restore on another node the thread can be reached through the state of that node. It
+ * is found by its name among the threads of /proc/PID/task, which works across PID namespaces.
  */
 #include "core.h"
 
@@ -16,9 +16,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define REQUEST_LOCKS 4096 /* offset of the requests' record locks; the slots' begin at 0 */
+#define REQUEST_LOCKS 4096 /* offset of the record locks of requests; those of slots begin at 0 */
 #define LOOK_AGAIN_NS 200000000ULL
-/* A thread that does not even take the request by then is stopped or frozen. */
+/* A thread that has not accepted the request by then is stopped or frozen. */
 #define TAKE_NS 30000000000ULL
 #define INDEX_BITS 8
 
@@ -188,7 +188,7 @@ enum emu_post emu_post(struct emu_state *state, pid_t pid, pid_t tid, const stru
     return rc;
 }
 
-/* The restore thread's side. NULL where the one who asked has given up. */
+/* In the restore thread. NULL: the requester no longer waits. */
 struct emu_request *emu_take(struct emu_state *state, uint64_t ticket, struct emu_order *out)
 {
     struct emu_request *request = &state->requests[(ticket & ((1U << INDEX_BITS) - 1)) % EMU_MAX_REQUESTS];

@@ -1,4 +1,4 @@
-/* GPUs as they describe themselves. Sizes, clocks and PCI ids are those that the real ones report; idle power is typical. */
+/* GPU models. Sizes, clocks and PCI IDs are those that real GPUs report; idle power is typical. */
 #include "core.h"
 
 #include <string.h>
@@ -7,7 +7,7 @@
 enum { VOLTA = 5, TURING = 6, AMPERE = 7, ADA = 8, HOPPER = 9, BLACKWELL = 10 };
 
 static const struct emu_model models[] = {
-    /* key, name, chip, device id, subsystem id, total MiB, reserved MiB, compute capability, SMs, idle W, limit W, SM MHz,
+    /* key, name, chip, device ID, subsystem ID, total MiB, reserved MiB, compute capability, SMs, idle W, limit W, SM MHz,
      * memory MHz, bus width, architecture, MIG capable */
     {"a100-40g", "NVIDIA A100-SXM4-40GB", "GA100", 0x20B010DE, 0x144E10DE, 40960, 546, 8, 0, 108, 55, 400, 1410, 1215, 5120, AMPERE, 1},
     {"a100-80g", "NVIDIA A100-SXM4-80GB", "GA100", 0x20B210DE, 0x147F10DE, 81920, 619, 8, 0, 108, 60, 400, 1410, 1593, 5120, AMPERE, 1},

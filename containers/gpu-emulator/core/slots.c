@@ -17,7 +17,7 @@ __attribute__((constructor)) static void watch_fork(void)
     pthread_atfork(NULL, NULL, forget_in_child);
 }
 
-/* Without stdio: this also runs in the restore thread, when a thread of the program may be frozen within malloc(). */
+/* Without stdio: it also runs in the restore thread while another thread may be frozen inside malloc(). */
 static void read_comm(char *out, size_t size)
 {
     int fd = open("/proc/self/comm", O_RDONLY | O_CLOEXEC);
@@ -29,8 +29,8 @@ static void read_comm(char *out, size_t size)
     out[strcspn(out, "\n")] = '\0';
 }
 
-/* The slot's lock is taken before the slot is marked used and given up after it is marked free: whoever sees a used slot
- * without a lock sees a dead process. */
+/* The slot's lock is acquired before the slot is marked as used, and released after it is marked as free: a used slot
+ * without a lock belongs to a dead process. */
 int emu_slot_open(struct emu_state *state)
 {
     if (own_slot >= 0)
@@ -102,7 +102,7 @@ int emu_slot_of_pid(struct emu_state *state, pid_t pid)
     return -1;
 }
 
-/* Frees what dead processes held. */
+/* Frees the resources of dead processes. */
 void emu_sweep(struct emu_state *state)
 {
     if (emu_locks_get() < 0)

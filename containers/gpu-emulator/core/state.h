@@ -1,8 +1,8 @@
-/* The state that all processes of one node share: a file, mapped by whoever uses the emulated driver.
+/* The state that all processes of a node share: a file that the users of the emulated driver map.
  *
- * Fixed size and no pointers: a process may map it at any address, and the file is equally large on every node, so that
- * a process that has it mapped can also be restored on another node. Only what is held is recorded (per process); sums
- * are computed when asked for, so that a process that dies in the middle of an update leaves nothing to repair.
+ * It has a fixed size and no pointers: a process may map it at any address, and the file has the same size on every node,
+ * so that a process that maps it can be restored on another node. It records only the resources of each process; sums are
+ * computed on request, so that a process that dies during an update leaves nothing to repair.
  */
 #ifndef GPU_EMULATOR_STATE_H
 #define GPU_EMULATOR_STATE_H
@@ -20,11 +20,10 @@
 #define EMU_NAME 96
 #define EMU_DEFAULT_STATE "/run/gpu-emulator/state"
 #define EMU_MIB (1024ULL * 1024ULL)
-/* Device memory is handed to a process in blocks of this size. */
+/* Device memory is allocated to processes in blocks of this size. */
 #define EMU_BLOCK (2ULL * EMU_MIB)
 
-/* What a process did to the GPU in one stretch of time. `busy_ns` is less than the length where short kernels with gaps
- * between them were merged. */
+/* GPU use of a process in an interval. `busy_ns` is less than its length if short kernels with gaps were merged. */
 struct emu_interval {
     uint64_t start_ns;
     uint64_t end_ns;
@@ -32,7 +31,7 @@ struct emu_interval {
     uint64_t owner; /* emu_proc.serial */
 };
 
-/* One GPU runs one kernel at a time; this is the record of when. */
+/* A GPU runs one kernel at a time; this records when. */
 struct emu_timeline {
     uint64_t busy_until_ns;
     uint64_t total_busy_ns;
@@ -53,8 +52,8 @@ struct emu_gpu {
     uint32_t mig_capable;
     uint32_t persistence;
     uint32_t lost, util_unsupported;
-    uint32_t poison_epoch; /* raised by an error that kills the contexts on this GPU */
-    int32_t poison_error;  /* the CUresult that they then answer */
+    uint32_t poison_epoch; /* incremented by an error that kills the contexts on this GPU */
+    int32_t poison_error;  /* the CUresult that they return then */
     struct emu_timeline timeline;
 };
 
@@ -64,18 +63,18 @@ struct emu_proc_gpu {
     uint32_t pad;
 };
 
-/* A process that has initialised CUDA. It holds the record lock of its slot while it lives: see slots.c. */
+/* A process that has initialized CUDA. It holds the record lock of its slot while it is alive: see slots.c. */
 struct emu_proc {
     uint32_t used;
     uint32_t cuda_state; /* CUprocessState */
     uint64_t serial;
-    int32_t ns_pid; /* its PID in its own PID namespace: for people, not for identification */
+    int32_t ns_pid; /* its PID in its own PID namespace: for display, not for identification */
     uint32_t pad;
     char comm[32];
     struct emu_proc_gpu gpu[EMU_MAX_GPUS];
 };
 
-/* OUT and IN: with storage of the caller's own, between them and COMPLETE the caller copies: see cuda/storage.c. */
+/* OUT and IN: with custom storage; the caller copies the memory before COMPLETE: see cuda/storage.c. */
 enum emu_op { EMU_OP_LOCK = 1, EMU_OP_CHECKPOINT, EMU_OP_RESTORE, EMU_OP_UNLOCK, EMU_OP_OUT, EMU_OP_IN, EMU_OP_COMPLETE };
 enum emu_request_status { EMU_POSTED = 0, EMU_TAKEN = 1, EMU_DONE = 2 };
 
@@ -104,12 +103,12 @@ struct emu_event {
     uint32_t pad;
 };
 
-/* A fault that the next operations of a kind meet. */
+/* A fault of the next operations of a kind. */
 enum emu_fault_kind { EMU_FAULT_LOCK_TIMEOUT = 0, EMU_FAULT_CHECKPOINT, EMU_FAULT_RESTORE, EMU_FAULT_KINDS };
 
 struct emu_fault {
-    uint32_t remaining; /* how many operations it still hits; UINT32_MAX is every one */
-    int32_t pid;        /* only this process, by its PID in its own namespace; 0 is any */
+    uint32_t remaining; /* number of operations left to fail; UINT32_MAX: all */
+    int32_t pid;        /* only this process, by its PID in its own namespace; 0: any */
     int32_t error;      /* CUresult */
     uint32_t fatal;     /* the process ends in CU_PROCESS_STATE_FAILED */
 };
@@ -120,13 +119,13 @@ struct emu_state {
     uint32_t size;
     pthread_mutex_t mutex; /* robust, shared between processes */
     uint32_t gpu_count;
-    int32_t cuda_version; /* 13000 is 13.0 */
+    int32_t cuda_version; /* 13000: 13.0 */
     char driver_version[32];
     uint64_t created_ns;
     uint64_t sample_period_ns;
-    uint64_t context_bytes; /* what a context costs on its GPU */
+    uint64_t context_bytes; /* memory of a context on its GPU */
     uint64_t next_serial, next_nonce;
-    uint32_t nvml_lost; /* every NVML call fails, as when the driver is being reloaded */
+    uint32_t nvml_lost; /* every NVML call fails, as during a reload of the driver */
     uint32_t event_futex;
     uint64_t event_count;
     struct emu_fault faults[EMU_FAULT_KINDS];

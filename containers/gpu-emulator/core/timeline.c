@@ -1,9 +1,9 @@
-/* When a GPU was busy, and for whom. Kernels run one after another on a GPU; one that is queued has its place in the future
- * already, so nothing has to run for time to pass. */
+/* The times at which a GPU was busy, by process. Kernels run one after another on a GPU; the time of a queued kernel is
+ * determined when it is queued, so no daemon is needed. */
 #include "core.h"
 
-/* Kernels of one process with short gaps between them become one interval, so that the ring covers seconds also of a storm
- * of tiny kernels; such a merged interval is kept short, to stay true to the time within a sample period. */
+/* Kernels of one process with short gaps between them are merged into one interval, so that the ring covers seconds even if
+ * there are many tiny kernels. Merged intervals are short, so that utilization within a sample period stays accurate. */
 #define MERGE_GAP_NS 1000000ULL
 #define MERGE_LENGTH_NS 20000000ULL
 
@@ -75,7 +75,7 @@ uint64_t emu_busy_ns(const struct emu_gpu *gpu, uint64_t owner, uint64_t from_ns
     return sum_ns;
 }
 
-/* Takes what `owner` has queued off the GPU. What others queued behind it keeps its time. */
+/* Removes the queued kernels of `owner`. Kernels that others queued after them keep their times. */
 void emu_cancel(struct emu_gpu *gpu, uint64_t owner, uint64_t now_ns)
 {
     struct emu_timeline *line = &gpu->timeline;
@@ -103,7 +103,7 @@ void emu_cancel(struct emu_gpu *gpu, uint64_t owner, uint64_t now_ns)
         line->busy_until_ns = busy_until_ns;
 }
 
-/* Percent of the last sample period, rounded to the nearest. */
+/* Percent of the last sample period, rounded. */
 unsigned emu_utilization(const struct emu_state *state, const struct emu_gpu *gpu, uint64_t now_ns)
 {
     uint64_t period_ns = state->sample_period_ns;
@@ -113,7 +113,7 @@ unsigned emu_utilization(const struct emu_state *state, const struct emu_gpu *gp
     return percent > 100 ? 100 : percent;
 }
 
-/* A busy GPU is given 85 % of its limit: as a made-up number as any, but it rises and falls with the work. */
+/* A busy GPU uses 85 % of its limit: an arbitrary value, but the power follows the utilization. */
 static uint64_t busy_extra_mw(const struct emu_gpu *gpu)
 {
     uint64_t busy_mw = gpu->power_limit_mw / 100ULL * 85ULL;
@@ -129,7 +129,7 @@ unsigned emu_power_mw(const struct emu_state *state, const struct emu_gpu *gpu, 
     return gpu->power_idle_mw + (unsigned)((double)busy_extra_mw(gpu) * (double)busy_ns / (double)period_ns);
 }
 
-/* The integral of the same power since the state was made: never decreases. */
+/* The integral of this power since the state was created: it never decreases. */
 uint64_t emu_energy_mj(const struct emu_state *state, const struct emu_gpu *gpu, uint64_t now_ns)
 {
     uint64_t done_ns = gpu->timeline.total_busy_ns - emu_busy_ns(gpu, EMU_ANYONE, now_ns, UINT64_MAX);

@@ -1,11 +1,11 @@
-/* Which driver the node poses as. What the driver then has follows from it: see cuda/proc_address.c, cuda/checkpoint.c. */
+/* The driver version of the node, which determines the features: see cuda/proc_address.c, cuda/checkpoint.c. */
 #include "ctl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* First branch of the driver -> its CUDA version; CUDA release notes, table of driver versions. */
+/* First driver branch -> its CUDA version. Source: CUDA release notes, table of driver versions. */
 static const struct {
     long driver;
     int cuda;
@@ -28,10 +28,10 @@ int ctl_driver(int argc, char **argv)
     int cuda;
 
     if (argc != 2)
-        return ctl_usage("driver: say which, as in 615.71.05");
+        return ctl_usage("driver: expected a version, such as 615.71.05");
     cuda = ctl_cuda_of(argv[1]);
     if (cuda == 0 || strlen(argv[1]) >= sizeof(state->driver_version))
-        return ctl_usage("driver %s: as in 615.71.05", argv[1]);
+        return ctl_usage("driver %s: expected a version, such as 615.71.05", argv[1]);
     state = ctl_open();
     if (state == NULL)
         return CTL_NO_STATE;

@@ -23,7 +23,7 @@ struct request {
     bool kill, off;
 };
 
-/* The PID that the process has in its own namespace: the last of NSpid. */
+/* The PID of the process in its own namespace: the last one of NSpid. */
 static int own_pid(pid_t pid)
 {
     char path[64], line[256];
@@ -44,13 +44,13 @@ static int own_pid(pid_t pid)
     return inner;
 }
 
-static int take(struct request *request, int option)
+static int parse_option(struct request *request, int option)
 {
     unsigned long long number = 0;
 
     if (option == GPU || option == PID || option == COUNT || option == ERROR)
         if (!ctl_number(optarg, option == COUNT ? 1 : 0, option == PID ? 1 << 22 : 1000000, &number))
-            return ctl_usage("fault: \"%s\" is no number that fits there", optarg);
+            return ctl_usage("fault: \"%s\" is not a number in the range of the option", optarg);
     switch (option) {
     case GPU:
         request->gpu = number;
@@ -74,11 +74,11 @@ static int take(struct request *request, int option)
         request->off = true;
         return CTL_DONE;
     default:
-        return ctl_usage("fault: wrong option");
+        return ctl_usage("fault: unknown option");
     }
 }
 
-/* What the contexts on the GPU answer after an XID that kills them. */
+/* The error of the contexts on the GPU after an XID that kills them. */
 static int error_of_xid(unsigned long long xid)
 {
     switch (xid) {
@@ -112,7 +112,7 @@ static int apply(struct emu_state *state, const struct request *request)
     struct emu_gpu *gpu = &state->gpus[request->gpu < EMU_MAX_GPUS ? request->gpu : 0];
 
     if (request->gpu >= state->gpu_count)
-        return ctl_usage("no GPU %llu: there are %u", request->gpu, state->gpu_count);
+        return ctl_usage("no GPU %llu: the node has %u", request->gpu, state->gpu_count);
     if (strcmp(request->kind, "clear") == 0) {
         clear(state);
     } else if (strcmp(request->kind, "lock-timeout") == 0) {
@@ -134,8 +134,8 @@ static int apply(struct emu_state *state, const struct request *request)
         }
         emu_event_post(state, (unsigned)request->gpu, XID_EVENT, request->xid);
     } else {
-        return ctl_usage("no fault \"%s\": lock-timeout, checkpoint-fails, restore-fails, xid, gpu-lost, util-unsupported, "
-                         "nvml-lost, clear",
+        return ctl_usage("no fault \"%s\": expected lock-timeout, checkpoint-fails, restore-fails, xid, gpu-lost, util-unsupported, "
+                         "nvml-lost or clear",
                          request->kind);
     }
     return CTL_DONE;
@@ -148,17 +148,17 @@ int ctl_fault(int argc, char **argv)
     int option, rc;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        rc = take(&request, option);
+        rc = parse_option(&request, option);
         if (rc != CTL_DONE)
             return rc;
     }
     if (optind >= argc)
-        return ctl_usage("fault: say which");
+        return ctl_usage("fault: expected a kind (see --help)");
     request.kind = argv[optind++];
     if (strcmp(request.kind, "xid") == 0 && (optind >= argc || !ctl_number(argv[optind++], 1, 1000, &request.xid)))
-        return ctl_usage("fault xid: give its number, as in `fault xid 79 --gpu 0`");
+        return ctl_usage("fault xid: expected a number, as in `fault xid 79 --gpu 0`");
     if (optind < argc)
-        return ctl_usage("fault: what is \"%s\"?", argv[optind]);
+        return ctl_usage("fault: unexpected argument \"%s\"", argv[optind]);
     state = ctl_open();
     if (state == NULL)
         return CTL_NO_STATE;

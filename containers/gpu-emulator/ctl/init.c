@@ -30,7 +30,7 @@ struct request {
     bool gpus_given, force;
 };
 
-static int take_model(struct request *request, const char *key)
+static int add_model(struct request *request, const char *key)
 {
     const struct emu_model *model = emu_model_find(key);
     char known[256] = "";
@@ -48,25 +48,25 @@ static int take_model(struct request *request, const char *key)
     return ctl_usage("no GPU model \"%s\": %s", key, known);
 }
 
-static int take_number(const char *name, unsigned long long least, unsigned long long most, unsigned long long *out)
+static int parse_number(const char *name, unsigned long long least, unsigned long long most, unsigned long long *out)
 {
     return ctl_number(optarg, least, most, out) ? CTL_DONE
-                                                : ctl_usage("--%s %s: a whole number from %llu to %llu", name, optarg, least, most);
+                                                : ctl_usage("--%s %s: expected an integer from %llu to %llu", name, optarg, least, most);
 }
 
-static int take(struct request *request, int option)
+static int parse_option(struct request *request, int option)
 {
     unsigned long long number;
     int major, minor, end, rc;
 
     switch (option) {
     case GPUS:
-        rc = take_number("gpus", 0, EMU_MAX_GPUS, &number);
+        rc = parse_number("gpus", 0, EMU_MAX_GPUS, &number);
         request->create.gpu_count = (unsigned)number;
         request->gpus_given = true;
         return rc;
     case MODEL:
-        return take_model(request, optarg);
+        return add_model(request, optarg);
     case SEED:
         request->create.seed = optarg;
         return CTL_DONE;
@@ -75,19 +75,19 @@ static int take(struct request *request, int option)
         return strlen(optarg) < 32 ? CTL_DONE : ctl_usage("--driver-version %s: too long", optarg);
     case CUDA:
         if (sscanf(optarg, "%d.%d%n", &major, &minor, &end) != 2 || optarg[end] != '\0')
-            return ctl_usage("--cuda-version %s: as in 13.0", optarg);
+            return ctl_usage("--cuda-version %s: expected a version, such as 13.0", optarg);
         request->create.cuda_version = major * 1000 + minor * 10;
         return CTL_DONE;
     case MEMORY:
-        rc = take_number("memory-mib", 1, 1ULL << 24, &number);
+        rc = parse_number("memory-mib", 1, 1ULL << 24, &number);
         request->create.memory_mib = number;
         return rc;
     case CONTEXT:
-        rc = take_number("context-mib", 0, 1ULL << 20, &number);
+        rc = parse_number("context-mib", 0, 1ULL << 20, &number);
         request->create.context_mib = number;
         return rc;
     case PERIOD:
-        rc = take_number("sample-period-ms", 1, 10000, &number);
+        rc = parse_number("sample-period-ms", 1, 10000, &number);
         request->create.sample_period_ms = number;
         return rc;
     case NO_PERSISTENCE:
@@ -97,21 +97,21 @@ static int take(struct request *request, int option)
         request->force = true;
         return CTL_DONE;
     default:
-        return ctl_usage("init: wrong option");
+        return ctl_usage("init: unknown option");
     }
 }
 
-/* The driver's version, and the CUDA version that came with it where none is named. */
-static int pose(struct request *request)
+/* The driver version, and its CUDA version if none is given. */
+static int set_driver(struct request *request)
 {
     struct emu_create *create = &request->create;
 
     if (create->cuda_version == 0)
         create->cuda_version = ctl_cuda_of(create->driver_version);
-    return create->cuda_version > 0 ? CTL_DONE : ctl_usage("--driver-version %s: as in 580.95.05", create->driver_version);
+    return create->cuda_version > 0 ? CTL_DONE : ctl_usage("--driver-version %s: expected a version, such as 580.95.05", create->driver_version);
 }
 
-/* One model stands for all GPUs; several are the GPUs in turn. */
+/* One model applies to all GPUs; otherwise there is one for each GPU. */
 static int spread_models(struct request *request)
 {
     struct emu_create *create = &request->create;
@@ -121,13 +121,13 @@ static int spread_models(struct request *request)
     if (!request->gpus_given)
         create->gpu_count = request->model_count > 1 ? request->model_count : 2;
     if (request->model_count > 1 && request->model_count != create->gpu_count)
-        return ctl_usage("--gpus %u, but %u models: name one model, or one for each GPU", create->gpu_count, request->model_count);
+        return ctl_usage("--gpus %u with %u models: give one model, or one for each GPU", create->gpu_count, request->model_count);
     for (unsigned gpu = request->model_count; gpu < create->gpu_count; gpu++)
         create->models[gpu] = create->models[0];
     return CTL_DONE;
 }
 
-/* Processes that use the old state would not see the new one. */
+/* Processes that use the old state would not use the new one. */
 static bool in_use(void)
 {
     struct emu_state *state = emu_attach();
@@ -164,22 +164,22 @@ int ctl_init(int argc, char **argv)
     int option, rc;
 
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        rc = take(&request, option);
+        rc = parse_option(&request, option);
         if (rc != CTL_DONE)
             return rc;
     }
     if (optind < argc)
-        return ctl_usage("init: what is \"%s\"?", argv[optind]);
+        return ctl_usage("init: unexpected argument \"%s\"", argv[optind]);
     rc = spread_models(&request);
     if (rc == CTL_DONE)
-        rc = pose(&request);
+        rc = set_driver(&request);
     if (rc != CTL_DONE)
         return rc;
     gethostname(host, sizeof(host) - 1);
     if (request.create.seed == NULL)
         request.create.seed = host;
     if (!request.force && in_use()) {
-        fprintf(stderr, "gpu-emulatorctl: %s is in use: end the processes that `gpu-emulatorctl show` lists, or --force\n",
+        fprintf(stderr, "gpu-emulatorctl: %s is in use: end the processes that `gpu-emulatorctl show` lists, or use --force\n",
                 request.create.path);
         return CTL_FAILED;
     }

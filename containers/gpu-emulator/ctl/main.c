@@ -20,7 +20,7 @@ static const char help[] =
     "  gpu-emulatorctl fault nvml-lost\n"
     "  gpu-emulatorctl fault KIND --off, gpu-emulatorctl fault clear\n"
     "\n"
-    "The state is the file named by GPU_EMULATOR_STATE, or by --state PATH, which comes first; else " EMU_DEFAULT_STATE ".\n";
+    "The state is the file of --state PATH (the first option), else of GPU_EMULATOR_STATE, else " EMU_DEFAULT_STATE ".\n";
 
 int ctl_usage(const char *format, ...)
 {
@@ -48,8 +48,8 @@ struct emu_state *ctl_open(void)
     struct emu_state *state = emu_attach();
 
     if (state == NULL) {
-        fprintf(stderr, "gpu-emulatorctl: %s: %s; `gpu-emulatorctl init` makes it\n", emu_state_path(),
-                errno == EPROTO ? "not the state of this version" : strerror(errno));
+        fprintf(stderr, "gpu-emulatorctl: %s: %s; create it with `gpu-emulatorctl init`\n", emu_state_path(),
+                errno == EPROTO ? "it is of another version" : strerror(errno));
         return NULL;
     }
     emu_lock(state);
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
         argv += 2;
     }
     if (argc < 2)
-        return ctl_usage("say what to do: init, show, driver or fault");
+        return ctl_usage("expected a command: init, show, driver or fault");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
         fputs(help, stdout);
         return CTL_DONE;
@@ -84,5 +84,5 @@ int main(int argc, char **argv)
         return ctl_driver(argc - 1, argv + 1);
     if (strcmp(argv[1], "fault") == 0)
         return ctl_fault(argc - 1, argv + 1);
-    return ctl_usage("no command \"%s\": init, show, driver or fault", argv[1]);
+    return ctl_usage("no command \"%s\": expected init, show, driver or fault", argv[1]);
 }

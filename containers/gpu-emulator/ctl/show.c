@@ -11,7 +11,7 @@ static const char *state_name(uint32_t state)
     return state < sizeof(states) / sizeof(states[0]) ? states[state] : "?";
 }
 
-/* Nothing in a process's name may break the line or the JSON. */
+/* The name of a process must not break the line or the JSON. */
 static void plain(const char *name, char out[32])
 {
     size_t at = 0;
@@ -90,7 +90,7 @@ int ctl_show(int argc, char **argv)
     struct emu_state *state;
 
     if (argc > 1 && !json)
-        return ctl_usage("show: what is \"%s\"?", argv[1]);
+        return ctl_usage("show: unexpected argument \"%s\"", argv[1]);
     state = ctl_open();
     if (state == NULL)
         return CTL_NO_STATE;

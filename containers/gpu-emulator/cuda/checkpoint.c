@@ -1,5 +1,5 @@
-/* cuCheckpointProcess*: what one process asks of another. None but restore needs cuInit() in the process that asks, and that
- * only where the GPUs are not in persistence mode. */
+/* cuCheckpointProcess*: requests of one process to another. Only restore needs cuInit() in the caller, and only if the GPUs
+ * are not in persistence mode. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -33,7 +33,7 @@ static CUresult begin(struct emu_state **state)
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-/* A process without the thread has not initialised CUDA. */
+/* A process without the thread has not initialized CUDA. */
 static CUresult thread_of(pid_t pid, pid_t *tid)
 {
     *tid = emu_restore_thread(pid);
@@ -83,7 +83,7 @@ CUDA_EXPORT(cuCheckpointProcessLock, int pid, CUcheckpointLockArgs *args)
     return ask(pid, &order);
 }
 
-/* To an older driver the field is of reserved bytes, which must be zero. */
+/* For older drivers the field consists of reserved bytes, which must be zero. */
 static CUresult with_storage(pid_t pid, struct emu_order *order, enum emu_op op, CUcheckpointCustomStorageInfo **out)
 {
     struct emu_state *state;
@@ -133,7 +133,7 @@ static CUresult fill_pairs(const CUcheckpointRestoreArgs *args, const struct emu
     if (args->padding0 != 0 || !is_zero(args->reserved, sizeof(args->reserved)) || args->gpuPairsCount > EMU_MAX_GPUS ||
         (args->gpuPairsCount > 0) != (args->gpuPairs != NULL))
         return CUDA_ERROR_INVALID_VALUE;
-    /* To an older driver the pairs are reserved bytes, which must be zero. */
+    /* For older drivers the pairs are reserved bytes, which must be zero. */
     if (args->gpuPairsCount > 0 && driver_major(state) < DRIVER_GPU_PAIRS)
         return CUDA_ERROR_INVALID_VALUE;
     order->pair_count = args->gpuPairsCount;
@@ -161,7 +161,7 @@ CUDA_EXPORT(cuCheckpointProcessRestore, int pid, CUcheckpointRestoreArgs *args)
     if (rc != CUDA_SUCCESS)
         return rc;
     rc = fill_pairs(args, state, &order);
-    if (rc == CUDA_SUCCESS && !cuda.initialised && !persistent(state))
+    if (rc == CUDA_SUCCESS && !cuda.initialized && !persistent(state))
         rc = CUDA_ERROR_NOT_INITIALIZED;
     if (rc == CUDA_SUCCESS && args != NULL && args->customStorageInfo_out != NULL)
         rc = with_storage(pid, &order, EMU_OP_IN, args->customStorageInfo_out);
@@ -171,8 +171,8 @@ CUDA_EXPORT(cuCheckpointProcessRestore, int pid, CUcheckpointRestoreArgs *args)
     return rc;
 }
 
-/* A live process that has nothing to do with CUDA is "running": with some real drivers too, so whoever wants to know which
- * processes use CUDA asks for the restore thread. One that has waits for its own answer, which a stopped one cannot give. */
+/* A live process that does not use CUDA is "running", as with some real drivers; only its restore thread shows whether a
+ * process uses CUDA. The state comes from the process itself, so the call blocks while the process is stopped. */
 CUDA_EXPORT(cuCheckpointProcessGetState, int pid, CUprocessState *out)
 {
     struct emu_state *state;
@@ -191,7 +191,7 @@ CUDA_EXPORT(cuCheckpointProcessGetState, int pid, CUprocessState *out)
         return CUDA_ERROR_OPERATING_SYSTEM;
     if ((slot >= 0 || emu_restore_thread(pid) > 0) && !emu_runs(pid))
         return CUDA_ERROR_OPERATING_SYSTEM;
-    /* It has the thread but no place on this node: its memory is its own. */
+    /* It has the thread but no slot on this node: its contents are in its own memory. */
     if (slot < 0)
         *out = emu_restore_thread(pid) > 0 ? CU_PROCESS_STATE_CHECKPOINTED : CU_PROCESS_STATE_RUNNING;
     return CUDA_SUCCESS;

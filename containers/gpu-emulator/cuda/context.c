@@ -25,7 +25,7 @@ struct gpu *gpu_of(CUdevice device)
     return device < 0 || (unsigned)device >= cuda.ordinal_count ? NULL : &cuda.gpus[cuda.ordinals[device]];
 }
 
-/* The GPU gone is an error for good, and so is one of its errors that ended what ran on it. */
+/* A lost GPU and an error that ended the contexts on it are permanent errors. */
 CUresult context_health(CUcontext context)
 {
     const struct emu_gpu *gpu = &cuda.state->gpus[gpu_of((CUdevice)context->ordinal)->minor];
@@ -66,8 +66,8 @@ uint64_t last_kernel_end(void)
     return end_ns;
 }
 
-/* A context takes room on its GPU. cuda.mutex is held by the caller, here and below. */
-static CUresult take_room(CUcontext context)
+/* A context uses memory of its GPU. The caller holds cuda.mutex, here and below. */
+static CUresult reserve_memory(CUcontext context)
 {
     struct gpu *gpu = gpu_of((CUdevice)context->ordinal);
     struct emu_proc *proc = &cuda.state->procs[emu_slot_own()];
@@ -91,7 +91,7 @@ static CUresult take_room(CUcontext context)
     return rc;
 }
 
-static void give_room(CUcontext context)
+static void release_memory(CUcontext context)
 {
     struct gpu *gpu = gpu_of((CUdevice)context->ordinal);
 
@@ -104,7 +104,7 @@ static void give_room(CUcontext context)
     emu_unlock(cuda.state);
 }
 
-/* Handles stay valid memory for good, so that a stale one is told as such. */
+/* Handles stay valid memory, so that a stale handle is detected. */
 static CUcontext new_context(unsigned ordinal, unsigned flags, bool primary)
 {
     CUcontext context = calloc(1, sizeof(*context));
@@ -166,7 +166,7 @@ CUDA_EXPORT(cuDevicePrimaryCtxRetain, CUcontext *out, CUdevice device)
     if (context == NULL)
         return end(CUDA_ERROR_OUT_OF_MEMORY);
     if (!context->active)
-        rc = take_room(context);
+        rc = reserve_memory(context);
     if (rc != CUDA_SUCCESS)
         return end(rc);
     context->users++;
@@ -185,7 +185,7 @@ CUDA_EXPORT(cuDevicePrimaryCtxRelease_v2, CUdevice device)
     if (context == NULL || context->users == 0)
         return end(CUDA_ERROR_INVALID_CONTEXT);
     if (--context->users == 0 && context->active)
-        give_room(context);
+        release_memory(context);
     return end(CUDA_SUCCESS);
 }
 
@@ -199,7 +199,7 @@ CUDA_EXPORT(cuDevicePrimaryCtxReset_v2, CUdevice device)
     context = primary_of(device);
     if (context != NULL && context->active) {
         context->users = 0;
-        give_room(context);
+        release_memory(context);
     }
     return end(CUDA_SUCCESS);
 }
@@ -240,7 +240,7 @@ CUDA_EXPORT(cuCtxCreate_v2, CUcontext *out, unsigned flags, CUdevice device)
     context = depth < STACK ? new_context((unsigned)device, flags, false) : NULL;
     if (context == NULL)
         return end(CUDA_ERROR_OUT_OF_MEMORY);
-    rc = take_room(context);
+    rc = reserve_memory(context);
     if (rc != CUDA_SUCCESS)
         return end(rc);
     stack[depth++] = context;
@@ -255,7 +255,7 @@ CUDA_EXPORT(cuCtxCreate_v3, CUcontext *out, void *affinity, int count, unsigned 
 
 CUDA_EXPORT(cuCtxCreate_v4, CUcontext *out, void *parameters, unsigned flags, CUdevice device)
 {
-    (void)parameters; /* execution affinity and CIG: nothing here that they could change */
+    (void)parameters; /* execution affinity and CIG: without effect here */
     return cuCtxCreate_v2(out, flags, device);
 }
 
@@ -267,7 +267,7 @@ CUDA_EXPORT(cuCtxDestroy_v2, CUcontext context)
         return rc;
     if (context == NULL || context->primary || !context_exists(context))
         return end(CUDA_ERROR_INVALID_CONTEXT);
-    give_room(context);
+    release_memory(context);
     if (depth > 0 && stack[depth - 1] == context)
         depth--;
     return end(CUDA_SUCCESS);

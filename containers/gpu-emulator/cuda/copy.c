@@ -4,7 +4,7 @@
 
 #define BOUNCE 65536
 
-/* An address is the device's where an allocation covers it, else the host's. Managed memory is the host's. */
+/* An address within an allocation is on the device, others are on the host. Managed memory is host memory. */
 static bool on_device(CUdeviceptr at)
 {
     const struct allocation *found = allocation_at(at);
@@ -80,7 +80,7 @@ static CUresult copy(CUdeviceptr to, CUdeviceptr from, size_t size, enum ends en
     if (rc == CUDA_SUCCESS && size > 0 &&
         ((ends & TO_DEVICE && !is_device_range(to, size)) || (ends & FROM_DEVICE && !is_device_range(from, size))))
         rc = CUDA_ERROR_INVALID_VALUE;
-    /* An address of the device's range that is not allocated is no host address either. */
+    /* An unallocated address in the range of the device is not a host address either. */
     if (rc == CUDA_SUCCESS && ((in_vram(to) && !on_device(to)) || (in_vram(from) && !on_device(from))))
         rc = CUDA_ERROR_INVALID_VALUE;
     if (rc == CUDA_SUCCESS && (to == 0 || from == 0) && size > 0)

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Devices are described from the state; that of a lost GPU is still there. */
+/* Descriptions come from the state, which still has that of a lost GPU. */
 static CUresult begin(CUdevice device, const void *out, const struct emu_gpu **gpu)
 {
     CUresult rc = enter();
@@ -146,7 +146,7 @@ struct attribute {
     int id, value;
 };
 
-/* Those that are the same on every GPU of the table. */
+/* Attributes with the same value on all models. */
 static const struct attribute attributes[] = {
     {1, 1024}, {2, 1024}, {3, 1024}, {4, 64}, {5, 2147483647}, {6, 65535}, {7, 65535}, /* block and grid */
     {8, 49152}, {9, 65536}, {10, 32}, {11, 2147483647}, {12, 65536}, {14, 512},        /* shared, constant, warp, pitch, registers */

@@ -1,4 +1,5 @@
-/* Where CUDA calls wait while the process is locked. Plain process memory and private futexes: nothing that CRIU minds. */
+/* CUDA calls wait here while the process is locked. It uses plain process memory and private futexes, which CRIU can dump.
+ */
 #include "internal.h"
 
 #include <errno.h>
@@ -9,14 +10,14 @@
 static pthread_mutex_t gate_mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t gate_moved = PTHREAD_COND_INITIALIZER;
 static CUprocessState gate_now = CU_PROCESS_STATE_RUNNING;
-static bool gate_closing; /* a lock is being taken: new calls wait, those under way end */
+static bool gate_closing; /* a lock begins: new calls wait, those in progress complete */
 static unsigned gate_inside;
 
 CUresult enter(void)
 {
     CUresult rc = CUDA_SUCCESS;
 
-    if (!cuda.initialised || cuda.forked)
+    if (!cuda.initialized || cuda.forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&gate_mutex);
     while (gate_closing || (gate_now != CU_PROCESS_STATE_RUNNING && gate_now != CU_PROCESS_STATE_FAILED))
@@ -37,7 +38,7 @@ void leave(void)
     pthread_mutex_unlock(&gate_mutex);
 }
 
-/* What others see of it, where the process has a place in the state. */
+/* The state that others see, if the process has a slot. */
 static void publish(CUprocessState state)
 {
     int slot = emu_slot_own();
@@ -84,8 +85,8 @@ static bool lock_fault(struct emu_fault *fault)
     return hit;
 }
 
-/* As if a kernel never ended: until the deadline, or until the fault is taken back. */
-static bool sit_out_fault(uint64_t deadline_ns)
+/* As if a kernel never ended: waits until the deadline, or until the fault is off. */
+static bool wait_for_fault_end(uint64_t deadline_ns)
 {
     struct emu_fault fault;
 
@@ -136,7 +137,7 @@ CUresult gate_lock(uint32_t timeout_ms)
     }
     gate_closing = true;
     pthread_mutex_unlock(&gate_mutex);
-    if (sit_out_fault(deadline_ns) && wait_for_calls(deadline_ns) && wait_for_kernels(deadline_ns)) {
+    if (wait_for_fault_end(deadline_ns) && wait_for_calls(deadline_ns) && wait_for_kernels(deadline_ns)) {
         gate_set(CU_PROCESS_STATE_LOCKED);
         return CUDA_SUCCESS;
     }

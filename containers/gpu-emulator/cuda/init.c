@@ -6,19 +6,19 @@
 
 struct cuda cuda = {.mutex = PTHREAD_MUTEX_INITIALIZER, .next_address = VRAM_BASE};
 
-/* CUDA cannot be used in a child of fork(), there as here. */
-static void forget_in_child(void)
+/* CUDA cannot be used in a child of fork(), as with the real driver. */
+static void reset_in_child(void)
 {
-    cuda.forked = cuda.initialised;
+    cuda.forked = cuda.initialized;
     cuda.state = NULL;
 }
 
-__attribute__((constructor)) static void watch_fork(void)
+__attribute__((constructor)) static void register_fork_handler(void)
 {
-    pthread_atfork(NULL, NULL, forget_in_child);
+    pthread_atfork(NULL, NULL, reset_in_child);
 }
 
-/* An index, or a UUID, which may be cut short where it is unambiguous. */
+/* An index, or an unambiguous prefix of a UUID. */
 static int gpu_named(const char *name)
 {
     size_t length = strlen(name);
@@ -51,7 +51,7 @@ static bool listed(int gpu)
     return false;
 }
 
-/* CUDA_VISIBLE_DEVICES: what follows the first name that fits no GPU is not seen; one named twice hides all. */
+/* CUDA_VISIBLE_DEVICES: the first name without a GPU ends the list; a GPU named twice hides all. */
 static void choose_ordinals(void)
 {
     const char *visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -83,7 +83,7 @@ static void choose_ordinals(void)
     }
 }
 
-static void look_at_gpus(const struct emu_state *state)
+static void list_gpus(const struct emu_state *state)
 {
     unsigned minors[EMU_MAX_GPUS], count = emu_visible(state, minors);
 
@@ -102,14 +102,14 @@ static void look_at_gpus(const struct emu_state *state)
     choose_ordinals();
 }
 
-static CUresult initialise(void)
+static CUresult initialize(void)
 {
     CUresult rc = CUDA_SUCCESS;
 
     cuda.state = emu_attach();
     if (cuda.state == NULL)
         return CUDA_ERROR_NO_DEVICE;
-    look_at_gpus(cuda.state);
+    list_gpus(cuda.state);
     if (cuda.ordinal_count == 0) {
         rc = CUDA_ERROR_NO_DEVICE;
     } else {
@@ -145,9 +145,9 @@ CUDA_EXPORT(cuInit, unsigned flags)
     if (cuda.forked)
         return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&cuda.mutex);
-    if (!cuda.initialised) {
-        rc = initialise();
-        cuda.initialised = rc == CUDA_SUCCESS;
+    if (!cuda.initialized) {
+        rc = initialize();
+        cuda.initialized = rc == CUDA_SUCCESS;
     }
     pthread_mutex_unlock(&cuda.mutex);
     return rc;

@@ -1,7 +1,7 @@
 /* The emulated CUDA driver within one process.
  *
- * `cuda.mutex` guards the tables below; it is never held while sleeping. An exported function that touches the GPU stands
- * between enter() and leave(), which is where a locked process waits.
+ * `cuda.mutex` protects the tables below; it is never held while sleeping. Exported functions that use the GPU call
+ * enter(), in which a locked process waits, and leave().
  */
 #ifndef GPU_EMULATOR_CUDA_INTERNAL_H
 #define GPU_EMULATOR_CUDA_INTERNAL_H
@@ -9,11 +9,11 @@
 #include "core.h"
 #include "cuda_abi.h"
 
-/* A GPU of the node as the driver shows it to this process, whether or not the process uses it. */
+/* A GPU that is visible to this process, used or not. */
 struct gpu {
     uint8_t uuid[16];
     char chip[16];
-    unsigned minor; /* place in the node's state; changes when the process is restored elsewhere */
+    unsigned minor; /* index in the node's state; changes if the process is restored on another GPU */
     uint64_t bytes;
     unsigned contexts;
 };
@@ -25,9 +25,9 @@ struct CUctx_st {
     unsigned users; /* of a primary context */
     unsigned flags;
     uint64_t id;
-    uint64_t end_ns; /* when the last kernel launched here ends */
+    uint64_t end_ns; /* end of the last kernel launched here */
     uint32_t poison_epoch;
-    CUresult broken; /* an error that the context does not get over */
+    CUresult broken; /* a permanent error of the context */
 };
 
 struct CUstream_st {
@@ -43,13 +43,13 @@ struct allocation {
     size_t size;
     CUcontext context;
     unsigned gpu;
-    void *staged;  /* the contents while the process is checkpointed */
-    bool managed;  /* host memory that the GPU sees too */
+    void *staged;  /* contents while the process is checkpointed */
+    bool managed;  /* host memory that the GPU can access */
 };
 
 struct cuda {
     pthread_mutex_t mutex;
-    bool initialised, forked;
+    bool initialized, forked;
     struct emu_state *state; /* mapped while the process holds GPUs, else NULL */
     unsigned gpu_count, ordinal_count;
     struct gpu gpus[EMU_MAX_GPUS];
@@ -70,11 +70,11 @@ void leave(void);
 CUprocessState gate_state(void);
 CUresult gate_lock(uint32_t timeout_ms);
 CUresult gate_unlock(void);
-/* Between the two the restore thread has the process to itself, locked or checkpointed. */
+/* Between the two calls only the restore thread runs: the process is locked or checkpointed. */
 bool gate_is(CUprocessState state);
 void gate_set(CUprocessState state);
 
-/* context.c: enter() and the current context, whole and on a GPU that is there. With CUDA_SUCCESS leave() must follow. */
+/* context.c: enter(), and the current context, which is valid and on an available GPU. After CUDA_SUCCESS, call leave(). */
 CUresult enter_context(CUcontext *context);
 CUresult context_health(CUcontext context);
 CUcontext current_context(void);
@@ -97,7 +97,7 @@ void memory_unwindow(CUdeviceptr at);
 struct allocation *allocation_at(CUdeviceptr at);
 bool is_device_range(CUdeviceptr at, size_t size);
 
-/* vram.c: contents of device memory, outside of the process's own. */
+/* vram.c: contents of device memory, outside of the resident memory of the process. */
 int vram_open(void);
 void vram_close(void);
 CUresult vram_write(CUdeviceptr at, const void *from, size_t size);
@@ -106,7 +106,7 @@ CUresult vram_fill(CUdeviceptr at, const void *pattern, size_t width, size_t cou
 void vram_discard(CUdeviceptr at, size_t size);
 CUresult vram_stage(struct allocation *allocation);
 CUresult vram_unstage(struct allocation *allocation);
-/* The file and the layout of device memory, for somebody who copies it: /proc/PID/fd, by these names. */
+/* Names in /proc/PID/fd of the file and the layout of device memory, for a process that copies it. */
 int vram_table_open(void);
 void vram_table_close(void);
 #define VRAM_NAME "gpu-emulator-vram"
@@ -119,7 +119,7 @@ struct vram_entry {
 #define VRAM_BASE 0x302000000ULL
 #define VRAM_END 0x400000000000ULL
 
-/* storage.c: device memory of another process, mapped here while it goes out or comes back. */
+/* storage.c: device memory of another process, mapped here during its checkpoint or restore. */
 #define WINDOW_BASE 0x410000000000ULL
 #define WINDOW_STRIDE (1ULL << 38)
 CUresult window_copy(CUdeviceptr at, void *data, size_t size, bool write);
@@ -128,9 +128,10 @@ CUresult storage_begin(pid_t pid, CUcheckpointCustomStorageInfo **out);
 CUresult storage_complete(pid_t pid);
 CUresult storage_possible(struct emu_state *state, pid_t pid);
 
-/* hold.c: what a process that holds GPUs has open. */
+/* hold.c: files that a process with GPUs has open. */
 void hold_devices(void);
 void release_devices(void);
+void forget_devices(void); /* in a child of fork() */
 
 /* restore.c */
 CUresult restore_thread_start(void);

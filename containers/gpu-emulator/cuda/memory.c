@@ -6,7 +6,7 @@
 
 #define SMALLEST 512ULL
 
-/* The last allocation that begins at or below the address. */
+/* Returns the last allocation that begins at or below the address. */
 static struct allocation *below(CUdeviceptr at)
 {
     size_t low = 0, high = cuda.allocation_count;
@@ -41,7 +41,7 @@ static size_t rounded(size_t size)
     return (size + SMALLEST - 1) / SMALLEST * SMALLEST;
 }
 
-/* Accounts for `bytes` more (or fewer) of the GPU, where there is room. */
+/* Adds `bytes` (or removes them, if negative) to the memory in use, if the GPU has enough. */
 static CUresult account(struct gpu *gpu, int64_t bytes)
 {
     struct emu_proc *proc = &cuda.state->procs[emu_slot_own()];
@@ -97,7 +97,7 @@ static CUresult place_managed(struct allocation *allocation)
     return host == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
-/* Addresses go up, large ones on block boundaries; those at the end are used again. */
+/* Addresses increase; large allocations begin at block boundaries. Freed addresses at the end are reused. */
 static CUresult place_on_device(struct allocation *allocation)
 {
     uint64_t align = allocation->size >= EMU_BLOCK / 2 ? EMU_BLOCK : SMALLEST;
@@ -134,13 +134,13 @@ CUresult memory_allocate(CUcontext context, size_t size, bool managed, CUdevicep
     return rc;
 }
 
-/* Memory of another process: it is accounted for there. Managed memory lies above all of these. */
+/* Memory of another process, which accounts for it. Managed memory is above these addresses. */
 static bool is_window(const struct allocation *allocation)
 {
     return !allocation->managed && allocation->at >= WINDOW_BASE;
 }
 
-static void forget(struct allocation *allocation)
+static void remove_allocation(struct allocation *allocation)
 {
     size_t place = (size_t)(allocation - cuda.allocations);
 
@@ -169,7 +169,7 @@ CUresult memory_free(CUdeviceptr at)
 
     if (found == NULL || found->at != at)
         return CUDA_ERROR_INVALID_VALUE;
-    forget(found);
+    remove_allocation(found);
     return CUDA_SUCCESS;
 }
 
@@ -185,14 +185,14 @@ void memory_unwindow(CUdeviceptr at)
     struct allocation *found = allocation_at(at);
 
     if (found != NULL && is_window(found))
-        forget(found);
+        remove_allocation(found);
 }
 
 void memory_drop(CUcontext context)
 {
     for (size_t at = cuda.allocation_count; at > 0; at--)
         if (cuda.allocations[at - 1].context == context)
-            forget(&cuda.allocations[at - 1]);
+            remove_allocation(&cuda.allocations[at - 1]);
 }
 
 static CUresult allocate(CUdeviceptr *out, size_t size, bool managed)
@@ -243,7 +243,7 @@ CUDA_EXPORT(cuMemFree_v2, CUdeviceptr at)
     if (rc != CUDA_SUCCESS)
         return rc;
     if (at != 0)
-        wait_until(context, context->end_ns); /* freeing waits for what may still use it */
+        wait_until(context, context->end_ns); /* freeing waits for kernels that may use the memory */
     pthread_mutex_lock(&cuda.mutex);
     rc = at == 0 ? CUDA_SUCCESS : memory_free(at);
     pthread_mutex_unlock(&cuda.mutex);
@@ -296,7 +296,7 @@ CUDA_EXPORT(cuMemGetAddressRange_v2, CUdeviceptr *base, size_t *size, CUdevicept
     return rc;
 }
 
-/* Page-locked host memory is ordinary memory here: it is in the image as it stands. */
+/* Page-locked host memory is ordinary memory here, and part of the image. */
 CUDA_EXPORT(cuMemHostAlloc, void **out, size_t size, unsigned flags)
 {
     CUcontext context;
@@ -327,7 +327,7 @@ CUDA_EXPORT(cuMemFreeHost, void *host)
     return CUDA_SUCCESS;
 }
 
-/* Nothing is locked: host memory that is there can be copied to and from as it is. */
+/* Nothing is locked: copies accept any host memory. */
 CUDA_EXPORT(cuMemHostRegister_v2, void *host, size_t size, unsigned flags)
 {
     CUcontext context;

@@ -1,4 +1,4 @@
-/* Small questions that libraries ask on the way. */
+/* Minor functions that libraries call. */
 #include "internal.h"
 
 #define API_VERSION 3020

@@ -1,10 +1,11 @@
 /* Modules and kernels.
  *
- * There is no PTX machine here. A module is PTX text of which only the names of its entry functions are read; two of them do
- * something:
- *   busy_ns(.param .u64 ns)                                     keeps the GPU busy for so long
- *   add_u32(.param .u64 at, .u64 count, .u32 value, .u64 ns)    the same, and adds `value` to `count` words
- * Any other can be loaded and found, and its launch answers CUDA_ERROR_NOT_SUPPORTED.
+ * PTX is not executed. Only the names of the entry functions of a module are read; two of them have an effect:
+ *
+ *   busy_ns(.param .u64 ns)                                        keeps the GPU busy for this time
+ *   add_u32(.param .u64 at, .u64 count, .u32 value, .u64 ns)       the same, and adds `value` to `count` words
+ *
+ * Other kernels can be loaded and looked up; their launch returns CUDA_ERROR_NOT_SUPPORTED.
  */
 #include "internal.h"
 
@@ -195,7 +196,7 @@ struct arguments {
     uint32_t value;
 };
 
-static void take(void *to, const void *from, size_t size)
+static void copy_value(void *to, const void *from, size_t size)
 {
     memcpy(to, from, size);
 }
@@ -203,17 +204,17 @@ static void take(void *to, const void *from, size_t size)
 static CUresult read_parameters(enum kind kind, void **parameters, struct arguments *out)
 {
     if (kind == BUSY_NS) {
-        take(&out->ns, parameters[0], 8);
+        copy_value(&out->ns, parameters[0], 8);
     } else {
-        take(&out->at, parameters[0], 8);
-        take(&out->count, parameters[1], 8);
-        take(&out->value, parameters[2], 4);
-        take(&out->ns, parameters[3], 8);
+        copy_value(&out->at, parameters[0], 8);
+        copy_value(&out->count, parameters[1], 8);
+        copy_value(&out->value, parameters[2], 4);
+        copy_value(&out->ns, parameters[3], 8);
     }
     return CUDA_SUCCESS;
 }
 
-/* The same arguments laid out in one buffer, each at a multiple of its size. */
+/* The arguments in one buffer, each aligned to its size. */
 static CUresult read_buffer(enum kind kind, void **extra, struct arguments *out)
 {
     static const size_t offsets[] = {0, 8, 16, 24};

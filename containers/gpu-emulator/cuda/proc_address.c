@@ -1,4 +1,4 @@
-/* cuGetProcAddress: the name, and the CUDA version whose meaning of the name the caller was built for. */
+/* cuGetProcAddress: the function with this name in the CUDA version for which the caller was built. */
 #include "proc_address.h"
 
 #include "core.h"
@@ -105,7 +105,7 @@
 #define CHECKPOINT_SINCE 12080
 #define CHECKPOINT_DRIVER 570
 
-/* Only their addresses are of interest here. */
+/* Only their addresses are used here. */
 #define X(name, version, function) void function(void);
 SYMBOLS
 #undef X
@@ -122,7 +122,7 @@ static const struct symbol symbols[] = {
 #undef X
 };
 
-static bool offered(const struct symbol *symbol, const struct emu_state *state)
+static bool is_available(const struct symbol *symbol, const struct emu_state *state)
 {
     if (state == NULL)
         return true;
@@ -140,7 +140,7 @@ CUresult look_up_symbol(const char *name, void **out, int version, int *status)
     *out = NULL;
     *status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     for (size_t at = 0; at < sizeof(symbols) / sizeof(symbols[0]) && !newer_than_driver; at++) {
-        if (strcmp(symbols[at].name, name) != 0 || !offered(&symbols[at], state))
+        if (strcmp(symbols[at].name, name) != 0 || !is_available(&symbols[at], state))
             continue;
         if (symbols[at].since <= version) {
             memcpy(out, &symbols[at].function, sizeof(*out));

@@ -1,7 +1,7 @@
-/* Apart from the table, which declares every function without its parameters. */
+/* In a file of its own, as the table declares every function without its parameters. */
 #include "proc_address.h"
 
-/* What is not there is no error: the pointer is NULL and the status says why. */
+/* A missing function is not an error: the pointer is NULL, and the status contains the reason. */
 CUDA_EXPORT(cuGetProcAddress_v2, const char *name, void **out, int version, uint64_t flags, int *status)
 {
     int unwanted;

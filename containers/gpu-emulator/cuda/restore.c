@@ -1,6 +1,6 @@
-/* The restore thread: it takes the process off its GPUs and puts it back on some.
+/* The restore thread: it checkpoints and restores the GPU state of its process.
  *
- * The other threads may be frozen at any place, so nothing here uses malloc() or stdio.
+ * Other threads may be frozen anywhere, so nothing here uses malloc() or stdio.
  */
 #include "internal.h"
 
@@ -10,10 +10,10 @@
 
 #define STACK_BYTES (256UL * 1024UL)
 
-/* As with driver 580: once a restore has run out of GPU memory, no later one succeeds. */
+/* As with driver 580: after a restore has run out of GPU memory, no later one succeeds. */
 static bool stuck;
 
-/* Device memory was copied by somebody else while the process went out: there is nothing to put back. */
+/* Another process has copied the device memory (custom storage): this process does not have its contents. */
 static bool outside;
 
 static bool fault(struct emu_state *state, enum emu_fault_kind kind, struct emu_fault *out)
@@ -34,7 +34,7 @@ static bool uses_managed_memory(void)
     return false;
 }
 
-static CUresult put_back(void)
+static CUresult restore_contents(void)
 {
     CUresult rc = CUDA_SUCCESS;
 
@@ -51,11 +51,11 @@ static CUresult stage_all(void)
     for (size_t at = 0; at < cuda.allocation_count && rc == CUDA_SUCCESS; at++)
         rc = vram_stage(&cuda.allocations[at]);
     if (rc != CUDA_SUCCESS)
-        put_back();
+        restore_contents();
     return rc;
 }
 
-static void let_go(void)
+static void release_gpus(void)
 {
     vram_close();
     release_devices();
@@ -83,12 +83,12 @@ static CUresult process_checkpoint(void)
     rc = stage_all();
     if (rc != CUDA_SUCCESS)
         return rc;
-    let_go();
+    release_gpus();
     gate_set(CU_PROCESS_STATE_CHECKPOINTED);
     return CUDA_SUCCESS;
 }
 
-/* The memory stays where it is until whoever asked has copied it. */
+/* The memory stays in place until the requester has copied it. */
 static CUresult process_out(void)
 {
     struct emu_fault hit;
@@ -109,7 +109,7 @@ static CUresult process_complete(void)
 {
     if (gate_is(CU_PROCESS_STATE_CHECKPOINTING)) {
         vram_table_close();
-        let_go();
+        release_gpus();
         outside = true;
         gate_set(CU_PROCESS_STATE_CHECKPOINTED);
         return CUDA_SUCCESS;
@@ -124,7 +124,7 @@ static CUresult process_complete(void)
     return CUDA_SUCCESS;
 }
 
-static bool shown_here(const struct emu_state *state, unsigned minor)
+static bool is_visible(const struct emu_state *state, unsigned minor)
 {
     unsigned minors[EMU_MAX_GPUS], count = emu_visible(state, minors);
 
@@ -139,18 +139,18 @@ static bool same_chip(const struct emu_state *state, const struct gpu *gpu, unsi
     return gpu->contexts == 0 || strcmp(state->gpus[minor].chip, gpu->chip) == 0;
 }
 
-/* Without pairs each GPU comes back at its place in the order of GPUs, whatever its UUID. */
-static CUresult map_by_place(const struct emu_state *state, unsigned minors[EMU_MAX_GPUS])
+/* Without pairs, each GPU is replaced by the one with the same index, regardless of UUIDs. */
+static CUresult map_by_index(const struct emu_state *state, unsigned minors[EMU_MAX_GPUS])
 {
     for (unsigned at = 0; at < cuda.gpu_count; at++) {
         minors[at] = cuda.gpus[at].minor;
-        if (!shown_here(state, minors[at]) || !same_chip(state, &cuda.gpus[at], minors[at]))
+        if (!is_visible(state, minors[at]) || !same_chip(state, &cuda.gpus[at], minors[at]))
             return CUDA_ERROR_NOT_SUPPORTED;
     }
     return CUDA_SUCCESS;
 }
 
-/* Pairs must name every GPU that the driver showed to the process, also those that it did not use. */
+/* Pairs must name every GPU that was visible to the process, used or not. */
 static CUresult map_by_pairs(const struct emu_state *state, const struct emu_order *order, unsigned minors[EMU_MAX_GPUS])
 {
     bool taken[EMU_MAX_GPUS] = {false};
@@ -161,7 +161,7 @@ static CUresult map_by_pairs(const struct emu_state *state, const struct emu_ord
         for (unsigned pair = 0; pair < order->pair_count; pair++)
             if (memcmp(order->pairs[pair].old_uuid, cuda.gpus[at].uuid, 16) == 0)
                 minor = emu_find_uuid(state, order->pairs[pair].new_uuid);
-        if (minor < 0 || taken[minor] || !shown_here(state, (unsigned)minor) ||
+        if (minor < 0 || taken[minor] || !is_visible(state, (unsigned)minor) ||
             !same_chip(state, &cuda.gpus[at], (unsigned)minor))
             return CUDA_ERROR_INVALID_VALUE;
         taken[minor] = true;
@@ -171,7 +171,7 @@ static CUresult map_by_pairs(const struct emu_state *state, const struct emu_ord
 }
 
 /* With the state's mutex held. */
-static CUresult take_places(struct emu_state *state, const unsigned minors[EMU_MAX_GPUS])
+static CUresult assign_gpus(struct emu_state *state, const unsigned minors[EMU_MAX_GPUS])
 {
     struct emu_proc *proc;
 
@@ -200,8 +200,8 @@ static CUresult take_places(struct emu_state *state, const unsigned minors[EMU_M
     return CUDA_SUCCESS;
 }
 
-/* Holds the driver again without a GPU, so that others can see the process as failed. */
-static void fail(struct emu_state *state)
+/* Registers with the driver again, without a GPU, so that others see the process as failed. */
+static void mark_failed(struct emu_state *state)
 {
     cuda.state = state;
     emu_lock(state);
@@ -214,7 +214,7 @@ static CUresult restore_on(struct emu_state *state, const struct emu_order *orde
 {
     unsigned minors[EMU_MAX_GPUS];
     struct emu_fault hit;
-    CUresult rc = order->pair_count > 0 ? map_by_pairs(state, order, minors) : map_by_place(state, minors);
+    CUresult rc = order->pair_count > 0 ? map_by_pairs(state, order, minors) : map_by_index(state, minors);
 
     if (rc != CUDA_SUCCESS)
         return rc;
@@ -223,12 +223,12 @@ static CUresult restore_on(struct emu_state *state, const struct emu_order *orde
         return (CUresult)hit.error;
     }
     emu_lock(state);
-    rc = take_places(state, minors);
+    rc = assign_gpus(state, minors);
     emu_unlock(state);
     if (rc != CUDA_SUCCESS)
         return rc;
     cuda.state = state;
-    if (vram_open() < 0 || (order->op == EMU_OP_IN ? vram_table_open() < 0 : put_back() != CUDA_SUCCESS)) {
+    if (vram_open() < 0 || (order->op == EMU_OP_IN ? vram_table_open() < 0 : restore_contents() != CUDA_SUCCESS)) {
         *failed = true;
         return CUDA_ERROR_OPERATING_SYSTEM;
     }
@@ -252,20 +252,20 @@ static CUresult process_restore(const struct emu_order *order)
         return CUDA_ERROR_ILLEGAL_STATE;
     if (stuck)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    if (outside != (order->op == EMU_OP_IN)) /* from where it went, and from nowhere else */
+    if (outside != (order->op == EMU_OP_IN)) /* it can be restored only from where it was stored */
         return CUDA_ERROR_INVALID_VALUE;
     state = emu_attach();
     if (state == NULL)
         return CUDA_ERROR_NO_DEVICE;
     rc = restore_on(state, order, &failed);
     if (failed)
-        fail(state);
+        mark_failed(state);
     else if (rc != CUDA_SUCCESS)
         emu_detach();
     return rc;
 }
 
-static CUresult carry_out(const struct emu_order *order)
+static CUresult execute(const struct emu_order *order)
 {
     switch (order->op) {
     case EMU_OP_LOCK:
@@ -285,7 +285,7 @@ static CUresult carry_out(const struct emu_order *order)
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static void serve_one(uint64_t ticket)
+static void serve_request(uint64_t ticket)
 {
     struct emu_state *state = emu_attach();
     struct emu_request *request;
@@ -295,11 +295,11 @@ static void serve_one(uint64_t ticket)
         return;
     request = emu_take(state, ticket, &order);
     if (request != NULL)
-        emu_done(state, request, ticket, (int)carry_out(&order));
+        emu_done(state, request, ticket, (int)execute(&order));
     emu_detach();
 }
 
-/* Posted by the thread once it has its name. */
+/* Posted by the thread when it has set its name. */
 static sem_t named;
 
 static void *serve(void *unused)
@@ -313,13 +313,13 @@ static void *serve(void *unused)
     sem_post(&named);
     for (;;)
         if (sigwaitinfo(&ours, &info) > 0 && info.si_code == SI_QUEUE)
-            serve_one((uint64_t)(uintptr_t)info.si_value.sival_ptr);
+            serve_request((uint64_t)(uintptr_t)info.si_value.sival_ptr);
     return unused;
 }
 
 /*
- * Signals are blocked before the thread begins, and its name, by which it is found, comes after that. It has the name
- * when this returns: a process that has initialised CUDA can be locked at once.
+ * Signals are blocked before the thread starts, and it then sets the name by which it is found. This returns after that, so
+ * that a process that has initialized CUDA can be locked immediately.
  */
 CUresult restore_thread_start(void)
 {

@@ -1,7 +1,7 @@
-/* Storage of the caller's own: device memory of another process is mapped here, the caller copies it, and completes.
+/* Custom storage: device memory of another process is mapped here; the caller copies it and completes the operation.
  *
- * The other process's memory file and the table of what lies where in it are opened through /proc/PID/fd, and all that is on
- * one GPU appears as one range of addresses here. The stream is the default one: copies are done when they return.
+ * The memory file of the other process and its table of allocations are opened through /proc/PID/fd. All memory on one GPU
+ * appears as one address range here. The stream is the default stream: copies are synchronous.
  */
 #include "internal.h"
 
@@ -80,13 +80,13 @@ static CUcontext primary_on(unsigned minor)
     return NULL;
 }
 
-/* Whoever copies has a primary context on each GPU that the process uses. */
+/* The caller must have a primary context on each GPU that the process uses. */
 CUresult storage_possible(struct emu_state *state, pid_t pid)
 {
     CUresult rc = CUDA_SUCCESS;
     int slot;
 
-    if (!cuda.initialised)
+    if (!cuda.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (pid == getpid())
         return CUDA_ERROR_NOT_SUPPORTED;
@@ -166,14 +166,14 @@ CUresult storage_begin(pid_t pid, CUcheckpointCustomStorageInfo **out)
     return rc;
 }
 
-static bool whole(int fd, char *data, size_t size, off_t offset, bool write)
+static bool transfer_all(int fd, char *data, size_t size, off_t offset, bool write)
 {
     while (size > 0) {
         ssize_t done = write ? pwrite(fd, data, size, offset) : pread(fd, data, size, offset);
 
         if (done < 0 || (write && done == 0))
             return false;
-        if (done == 0) { /* beyond what was ever written */
+        if (done == 0) { /* beyond the written part */
             memset(data, 0, size);
             return true;
         }
@@ -184,7 +184,7 @@ static bool whole(int fd, char *data, size_t size, off_t offset, bool write)
     return true;
 }
 
-/* One GPU's memory lies behind its window allocation after allocation. cuda.mutex held. */
+/* The window of a GPU contains its allocations one after another. cuda.mutex held. */
 static CUresult copy_within(CUcheckpointOperationHandle operation, const struct window *window, size_t from, char *data, size_t size,
                             bool write)
 {
@@ -198,7 +198,7 @@ static CUresult copy_within(CUcheckpointOperationHandle operation, const struct 
         if (from < begin + entry->size) {
             size_t skip = from - begin, now = entry->size - skip < size ? entry->size - skip : size;
 
-            if (!whole(operation->fd, data, now, (off_t)(entry->at - VRAM_BASE + skip), write))
+            if (!transfer_all(operation->fd, data, now, (off_t)(entry->at - VRAM_BASE + skip), write))
                 return CUDA_ERROR_OPERATING_SYSTEM;
             data += now;
             from += now;
@@ -226,7 +226,7 @@ CUDA_EXPORT(cuCheckpointOperationComplete, CUcheckpointOperationHandle handle)
     CUcheckpointOperationHandle *link = &operations;
     pid_t pid = 0;
 
-    if (!cuda.initialised)
+    if (!cuda.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     pthread_mutex_lock(&cuda.mutex);
     while (*link != NULL && *link != handle)

@@ -1,4 +1,4 @@
-/* Streams and events. What is queued takes its time; its effects on memory are there at once, in the order of the calls. */
+/* Streams and events. Queued work takes time, but its effects on memory are immediate, in the order of the calls. */
 #include "internal.h"
 
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static CUevent events;
 
 #define EVENT_NO_TIMING 2U
 
-/* The default streams are the context's own time. cuda.mutex must be held, here and below. */
+/* The default streams use the time of the context. cuda.mutex must be held, here and below. */
 CUresult stream_of(CUcontext context, CUstream handle, uint64_t **end_ns)
 {
     if (handle == NULL || handle == LEGACY || handle == PER_THREAD) {
@@ -44,7 +44,7 @@ void streams_drop(CUcontext context)
             at->context = NULL;
 }
 
-/* After a restore nothing is queued, whatever the clock of the other node said. */
+/* After a restore nothing is queued, regardless of the clock of the other node. */
 void streams_settle(uint64_t now_ns)
 {
     for (CUcontext at = cuda.contexts; at != NULL; at = at->next)
@@ -119,7 +119,7 @@ CUDA_EXPORT(cuStreamDestroy_v2, CUstream stream)
     return end(rc);
 }
 
-/* Ends a call that holds cuda.mutex: waits for a point in time, or says whether it is past. */
+/* Ends a call that holds cuda.mutex: waits until a time, or returns whether it has passed. */
 static CUresult end_by_time(CUcontext context, uint64_t at_ns, bool wait)
 {
     CUresult rc = CUDA_SUCCESS;
@@ -133,7 +133,7 @@ static CUresult end_by_time(CUcontext context, uint64_t at_ns, bool wait)
     return rc;
 }
 
-/* What the stream holds now is done. */
+/* Whether all work queued in the stream is complete. */
 static CUresult stream_done(CUstream stream, bool wait)
 {
     CUcontext context;
@@ -223,7 +223,7 @@ CUDA_EXPORT(cuStreamWaitEvent, CUstream stream, CUevent event, unsigned flags)
     return end(rc);
 }
 
-/* What was queued when the event was recorded is done; nothing was where it never was. */
+/* Whether the work queued when the event was recorded is complete; true if it was never recorded. */
 static CUresult event_done(CUevent event, bool wait)
 {
     CUcontext context;

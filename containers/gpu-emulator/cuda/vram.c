@@ -1,8 +1,8 @@
 /* Contents of device memory.
  *
- * They lie in a memory file that is not mapped, so that they are no part of the process's resident set, as with a real GPU;
- * it is the process's own and goes with it. While the process is checkpointed they lie in ordinary private memory of the
- * process and the file is closed. What was never written costs nothing, neither here nor in an image.
+ * They are in a memory file that is not mapped, so that they do not count as resident memory of the process, as with a real
+ * GPU; the file belongs to the process and ends with it. While the process is checkpointed, they are in ordinary private
+ * memory of the process and the file is closed. Memory that was never written takes no space, neither here nor in an image.
  */
 #include "internal.h"
 
@@ -30,7 +30,7 @@ void vram_close(void)
     vram_fd = -1;
 }
 
-/* Where what lies in it, allocation by allocation. */
+/* The position of each allocation in the file. */
 int vram_table_open(void)
 {
     vram_table_close();
@@ -90,7 +90,7 @@ CUresult vram_read(CUdeviceptr at, void *to, size_t size)
             continue;
         if (done < 0)
             return CUDA_ERROR_OPERATING_SYSTEM;
-        if (done == 0) { /* beyond what was ever written */
+        if (done == 0) { /* beyond the written part */
             memset(next, 0, size);
             break;
         }
@@ -132,7 +132,7 @@ static size_t page_up(size_t size)
     return (size + page - 1) / page * page;
 }
 
-/* Moves the contents into the process's memory, piece by piece: the host never holds them twice. */
+/* Moves the contents into the memory of the process piece by piece, so that the host never holds them twice. */
 CUresult vram_stage(struct allocation *allocation)
 {
     off_t begin = offset_of(allocation->at), end = begin + (off_t)allocation->size;
@@ -161,8 +161,9 @@ CUresult vram_stage(struct allocation *allocation)
     return CUDA_SUCCESS;
 }
 
-/* How many pages from `from` on are alike in having contents or not; /proc/self/pagemap: bit 63 present, 62 swapped out. */
-static size_t alike(int pagemap, const char *from, size_t pages, size_t page, bool *filled)
+/* Returns the number of pages from `from` on that all have contents, or all have none. /proc/self/pagemap: bit 63 present,
+ * 62 swapped out. */
+static size_t count_pages_alike(int pagemap, const char *from, size_t pages, size_t page, bool *filled)
 {
     uint64_t entries[512];
     size_t want = pages < 512 ? pages : 512;
@@ -188,7 +189,7 @@ CUresult vram_unstage(struct allocation *allocation)
 
     for (size_t done = 0; done < length && rc == CUDA_SUCCESS;) {
         bool filled;
-        size_t run = alike(pagemap, staged + done, (length - done) / page, page, &filled) * page;
+        size_t run = count_pages_alike(pagemap, staged + done, (length - done) / page, page, &filled) * page;
 
         if (filled) {
             size_t now = done + run > allocation->size ? allocation->size - done : run;

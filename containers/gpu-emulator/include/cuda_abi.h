@@ -1,4 +1,5 @@
-/* The part of the CUDA driver's binary interface that is emulated, written from its public documentation. Names are CUDA's. */
+/* The emulated part of the CUDA driver's binary interface, written from its public documentation. Names are those of CUDA.
+ */
 #ifndef GPU_EMULATOR_CUDA_ABI_H
 #define GPU_EMULATOR_CUDA_ABI_H
 
@@ -6,7 +7,7 @@
 #include <stdint.h>
 
 #define CUDA_API __attribute__((visibility("default")))
-/* Declares and begins an exported function: programs declare them through NVIDIA's header, not through this one. */
+/* Declares and begins an exported function. Programs use the declarations in NVIDIA's header, not this one. */
 #define CUDA_EXPORT(name, ...)                                                                                                 \
     CUDA_API CUresult name(__VA_ARGS__);                                                                                       \
     CUDA_API CUresult name(__VA_ARGS__)

@@ -1,11 +1,11 @@
-/* The part of NVML's binary interface that is emulated, written from its public documentation. Names are NVML's. */
+/* The emulated part of NVML's binary interface, written from its public documentation. Names are those of NVML. */
 #ifndef GPU_EMULATOR_NVML_ABI_H
 #define GPU_EMULATOR_NVML_ABI_H
 
 #include <stdint.h>
 
 #define NVML_API __attribute__((visibility("default")))
-/* Declares and begins an exported function: programs declare them through NVIDIA's header, not through this one. */
+/* Declares and begins an exported function. Programs use the declarations in NVIDIA's header, not this one. */
 #define NVML_EXPORT(name, ...)                                                                                                 \
     NVML_API nvmlReturn_t name(__VA_ARGS__);                                                                                   \
     NVML_API nvmlReturn_t name(__VA_ARGS__)

@@ -2,11 +2,11 @@
 
 #include <stdlib.h>
 
-/* An event set gets what happens after a GPU was registered with it, in order; of more than EMU_EVENTS at once the oldest
- * are lost. */
+/* An event set receives the events of a GPU since its registration, in order; of more than EMU_EVENTS pending events the
+ * oldest are lost. */
 struct nvmlEventSet_st {
     uint64_t wanted[EMU_MAX_GPUS]; /* event types, by minor */
-    uint64_t next;                 /* number of the next event to look at */
+    uint64_t next;                 /* number of the next event to read */
     bool started;
 };
 
@@ -59,7 +59,7 @@ static bool next_event(struct view *view, nvmlEventSet_t set, struct emu_event *
 {
     const struct emu_state *state = view->state;
 
-    if (set->next > state->event_count) /* the node was set up anew */
+    if (set->next > state->event_count) /* the node was initialized again */
         set->next = 0;
     if (state->event_count - set->next > EMU_EVENTS)
         set->next = state->event_count - EMU_EVENTS;
@@ -74,7 +74,7 @@ static bool next_event(struct view *view, nvmlEventSet_t set, struct emu_event *
     return false;
 }
 
-/* The state is attached throughout the wait, so that the word to wait on stays mapped. */
+/* The state stays attached during the wait, so that the futex word stays mapped. */
 static nvmlReturn_t wait_event(nvmlEventSet_t set, struct emu_event *event, unsigned timeout_ms)
 {
     uint64_t deadline_ns = emu_now_ns() + timeout_ms * 1000000ULL;

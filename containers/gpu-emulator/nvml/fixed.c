@@ -1,4 +1,4 @@
-/* What is never there: MIG is off, ECC is off. And the few fields that monitors read. */
+/* Constant values: MIG and ECC are off. And the fields that monitoring tools read. */
 #include "view.h"
 
 #include <string.h>
@@ -96,7 +96,7 @@ NVML_EXPORT(nvmlDeviceGetVirtualizationMode, nvmlDevice_t device, unsigned *mode
 {
     unsigned pending;
 
-    return answer_pair(device, mode, &pending, false); /* 0 is bare metal */
+    return answer_pair(device, mode, &pending, false); /* 0: bare metal */
 }
 
 enum { TYPE_UINT = 1, TYPE_ULL = 3 };

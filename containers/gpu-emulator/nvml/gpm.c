@@ -1,5 +1,5 @@
-/* Performance counters of Hopper and later: what a GPU did between two samples. A sample is the time at which it was taken;
- * the engine and the SMs are busy while a kernel runs, memory a third of that time, tensor cores never. */
+/* Performance counters of Hopper and later: the activity of a GPU between two samples. A sample is the time of its
+ * creation. The engine and the SMs are busy while a kernel runs, memory a third of that time, tensor cores never. */
 #include "view.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ struct gpm_sample {
     nvmlDevice_t device;
 };
 
-/* Beginning of nvmlGpmMetricsGet_t, and one of its metrics. */
+/* The beginning of nvmlGpmMetricsGet_t, and one of its metrics. */
 struct gpm_metric {
     unsigned id, rc;
     double value;

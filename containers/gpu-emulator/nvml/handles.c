@@ -23,8 +23,8 @@ NVML_EXPORT(nvmlDeviceGetCount, unsigned *count)
     return nvmlDeviceGetCount_v2(count);
 }
 
-/* Hands out a handle where the GPU still answers. */
-static nvmlReturn_t hand_out(nvmlDevice_t found, nvmlDevice_t *device)
+/* Returns a handle if the GPU is not lost. */
+static nvmlReturn_t return_handle(nvmlDevice_t found, nvmlDevice_t *device)
 {
     struct view view;
     nvmlReturn_t rc = view_gpu(&view, found);
@@ -46,7 +46,7 @@ NVML_EXPORT(nvmlDeviceGetHandleByIndex_v2, unsigned index, nvmlDevice_t *device)
     view_close(&view);
     if (device == NULL || visible_at(index) == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    return hand_out(visible_at(index), device);
+    return return_handle(visible_at(index), device);
 }
 
 NVML_EXPORT(nvmlDeviceGetHandleByIndex, unsigned index, nvmlDevice_t *device)
@@ -70,7 +70,7 @@ static nvmlReturn_t find(matcher matches, const void *wanted, nvmlDevice_t *devi
     view_close(&view);
     if (wanted == NULL || device == NULL)
         return NVML_ERROR_INVALID_ARGUMENT;
-    return found == NULL ? NVML_ERROR_NOT_FOUND : hand_out(found, device);
+    return found == NULL ? NVML_ERROR_NOT_FOUND : return_handle(found, device);
 }
 
 static bool by_uuid(const struct emu_gpu *gpu, const void *wanted)

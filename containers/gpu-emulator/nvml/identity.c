@@ -66,7 +66,7 @@ NVML_EXPORT(nvmlDeviceGetBoardPartNumber, nvmlDevice_t device, char *number, uns
     return answer_text(device, number, length, write_part);
 }
 
-/* The PCI structures begin alike; the newest has the address in the long form as well. */
+/* The PCI structures begin with the same fields; the newest also has the address in the long form. */
 static nvmlReturn_t answer_pci(nvmlDevice_t device, nvmlPciInfo_t *out)
 {
     struct view view;

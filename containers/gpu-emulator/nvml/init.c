@@ -11,7 +11,7 @@ static unsigned init_count;
 static unsigned shown_count;
 static struct nvmlDevice_st shown[EMU_MAX_GPUS];
 
-static void look_for_gpus(const struct emu_state *state)
+static void list_gpus(const struct emu_state *state)
 {
     unsigned minors[EMU_MAX_GPUS];
 
@@ -31,7 +31,7 @@ NVML_EXPORT(nvmlInitWithFlags, unsigned flags)
         if (state == NULL || state->nvml_lost)
             rc = NVML_ERROR_DRIVER_NOT_LOADED;
         else
-            look_for_gpus(state);
+            list_gpus(state);
         if (rc == NVML_SUCCESS && shown_count == 0 && !(flags & NVML_INIT_NO_GPUS))
             rc = NVML_ERROR_NOT_FOUND;
         if (state != NULL)
@@ -68,13 +68,13 @@ NVML_EXPORT(nvmlShutdown, void)
 
 nvmlReturn_t view_node(struct view *view)
 {
-    unsigned initialised;
+    unsigned initialized;
 
     pthread_mutex_lock(&init_mutex);
-    initialised = init_count;
+    initialized = init_count;
     pthread_mutex_unlock(&init_mutex);
     *view = (struct view){0};
-    if (initialised == 0)
+    if (initialized == 0)
         return NVML_ERROR_UNINITIALIZED;
     view->state = emu_attach();
     if (view->state == NULL)
@@ -103,7 +103,7 @@ nvmlReturn_t view_gpu(struct view *view, nvmlDevice_t device)
         return rc;
     rc = visible_minor(device, &view->minor);
     if (rc == NVML_SUCCESS && view->minor >= view->state->gpu_count)
-        rc = NVML_ERROR_GPU_IS_LOST; /* the node was set up anew with fewer */
+        rc = NVML_ERROR_GPU_IS_LOST; /* the node was initialized again with fewer GPUs */
     if (rc == NVML_SUCCESS) {
         view->gpu = &view->state->gpus[view->minor];
         if (view->gpu->lost)

@@ -1,10 +1,10 @@
-/* Which processes use a GPU. PIDs are those of the caller's PID namespace; a process that cannot be seen from there (of
- * another container, or outside of it) is not listed, though its memory counts. */
+/* Processes on a GPU. PIDs are those of the caller's PID namespace; a process that is not visible there (in or outside of
+ * another container) is not listed, but its memory counts. */
 #include "view.h"
 
 #include <string.h>
 
-/* How far back processes' utilization is known. */
+/* Age limit of the utilization of processes. */
 #define SAMPLES_NS 10000000000ULL
 
 typedef void (*put_process)(void *array, unsigned at, unsigned pid, uint64_t bytes);
@@ -113,7 +113,8 @@ struct sample {
     unsigned pid, percent;
 };
 
-/* Processes that ran a kernel after `since_us` (0: within the last sample period), and for how much of the time since. */
+/* Processes that ran a kernel after `since_us` (0: within the last sample period), with the share of the time since then.
+ */
 static nvmlReturn_t sample(nvmlDevice_t device, uint64_t since_us, struct sample out[EMU_MAX_PROCS], unsigned *count, uint64_t *now_us)
 {
     struct view view;

@@ -34,7 +34,7 @@ NVML_EXPORT(nvmlSystemGetDriverVersion, char *version, unsigned length)
     return rc;
 }
 
-/* NVML's own version is the CUDA release's major version before the driver's. */
+/* NVML's version is the major version of CUDA, followed by the driver version. */
 NVML_EXPORT(nvmlSystemGetNVMLVersion, char *version, unsigned length)
 {
     struct view view;

@@ -1,4 +1,4 @@
-/* What a GPU is doing: memory, utilization, power, clocks, temperature. */
+/* Activity of a GPU: memory, utilization, power, clocks, temperature. */
 #include "view.h"
 
 NVML_EXPORT(nvmlDeviceGetMemoryInfo_v2, nvmlDevice_t device, nvmlMemory_v2_t *memory)
@@ -26,7 +26,7 @@ NVML_EXPORT(nvmlDeviceGetMemoryInfo, nvmlDevice_t device, nvmlMemory_t *memory)
     nvmlMemory_v2_t full = {.version = NVML_VERSION(nvmlMemory_v2_t, 2)};
     nvmlReturn_t rc = memory == NULL ? NVML_ERROR_INVALID_ARGUMENT : nvmlDeviceGetMemoryInfo_v2(device, &full);
 
-    if (rc == NVML_SUCCESS) /* what the driver keeps for itself is counted as used here */
+    if (rc == NVML_SUCCESS) /* memory that the driver reserves counts as used here */
         *memory = (nvmlMemory_t){.total = full.total, .free = full.free, .used = full.used + full.reserved};
     return rc;
 }
@@ -55,7 +55,7 @@ NVML_EXPORT(nvmlDeviceGetUtilizationRates, nvmlDevice_t device, nvmlUtilization_
         rc = NVML_ERROR_NOT_SUPPORTED;
     } else {
         rates->gpu = emu_utilization(view.state, view.gpu, emu_now_ns());
-        rates->memory = rates->gpu / 3; /* of the time in which kernels ran, a third is taken to have moved memory */
+        rates->memory = rates->gpu / 3; /* assume that a third of the time of kernels was spent on memory */
     }
     view_close(&view);
     return rc;
@@ -125,7 +125,7 @@ NVML_EXPORT(nvmlDeviceGetTemperatureV, nvmlDevice_t device, nvmlTemperature_v1_t
     return rc;
 }
 
-/* The SM slows down where nothing runs; memory keeps its clock. */
+/* The SM clock is lower on an idle GPU; the memory clock is constant. */
 static nvmlReturn_t answer_clock(nvmlDevice_t device, unsigned type, unsigned *mhz, bool highest)
 {
     struct view view;

@@ -1,5 +1,5 @@
-/* One NVML call's view of a GPU. The state is mapped only while a call runs, so that a program that uses NVML alone carries
- * nothing of the driver into the image of a checkpoint. */
+/* A GPU during one NVML call. The state is mapped only during calls, so that nothing of the driver is in the image of a
+ * program that uses only NVML. */
 #ifndef GPU_EMULATOR_NVML_VIEW_H
 #define GPU_EMULATOR_NVML_VIEW_H
 
@@ -9,10 +9,10 @@
 struct view {
     struct emu_state *state;
     struct emu_gpu *gpu;
-    unsigned minor; /* of the GPU in the node's state */
+    unsigned minor; /* index of the GPU in the node's state */
 };
 
-/* With NVML_SUCCESS the state is locked, what dead processes held is freed, and view_close() must follow. */
+/* After NVML_SUCCESS the state is locked, resources of dead processes are freed, and the caller must call view_close(). */
 nvmlReturn_t view_node(struct view *view);
 nvmlReturn_t view_gpu(struct view *view, nvmlDevice_t device);
 void view_close(struct view *view);
@@ -23,7 +23,7 @@ nvmlReturn_t visible_minor(nvmlDevice_t device, unsigned *minor);
 nvmlReturn_t visible_index(nvmlDevice_t device, unsigned *index);
 nvmlDevice_t visible_by_minor(unsigned minor);
 
-/* An exported function that answers one value of a GPU; `expression` may use `view` and `now_ns`. */
+/* Defines an exported function that returns one value of a GPU; `expression` may use `view` and `now_ns`. */
 #define NVML_GPU_VALUE(name, type, expression)                                                                                 \
     NVML_EXPORT(name, nvmlDevice_t device, type *out)                                                                          \
     {                                                                                                                          \
@@ -39,7 +39,7 @@ nvmlDevice_t visible_by_minor(unsigned minor);
         return NVML_SUCCESS;                                                                                                   \
     }
 
-/* A copy with its end; too small a buffer is an error, as in NVML. */
+/* Copies a string with its terminator; a buffer that is too small is an error, as in NVML. */
 nvmlReturn_t copy_text(char *out, unsigned length, const char *text);
 
 #endif

@@ -1,4 +1,4 @@
-/* A test is a program of functions that CHECK; the first failure ends it. */
+/* A test is a program whose functions use CHECK; the first failure ends it. */
 #ifndef GPU_EMULATOR_TESTS_CHECK_H
 #define GPU_EMULATOR_TESTS_CHECK_H
 
@@ -19,7 +19,7 @@
         }                                                                                                                      \
     } while (0)
 
-/* A new state of two GPUs in a directory of the test's own, which the environment then names. */
+/* Creates a state of two GPUs in a new directory, and selects it in the environment. */
 static inline void new_state(unsigned gpus, uint64_t memory_mib)
 {
     static char directory[] = "/tmp/gpu-emulator-test.XXXXXX", path[64];

@@ -32,12 +32,12 @@ struct child {
     int to, from;
 };
 
-static void tell(int fd, char word)
+static void send_byte(int fd, char word)
 {
     CHECK(write(fd, &word, 1) == 1);
 }
 
-static char hear(int fd)
+static char receive_byte(int fd)
 {
     char word = 0;
 
@@ -62,7 +62,7 @@ static void fill(unsigned char *data, unsigned seed)
         data[at] = (unsigned char)((seed = seed * 1103515245U + 12345U) >> 16);
 }
 
-/* Commands: b keeps the GPU busy for a minute, m takes managed memory, v says whether the contents are as they were. */
+/* Commands: b keeps the GPU busy for a minute, m allocates managed memory, v verifies the contents. */
 static void work(int in, int out)
 {
     unsigned char *data = malloc(SIZE), *back = malloc(SIZE);
@@ -76,7 +76,7 @@ static void work(int in, int out)
     CHECK(cuMemAlloc_v2(&at, SIZE) == CUDA_SUCCESS && cuMemAlloc_v2(&holed, 512 * EMU_MIB) == CUDA_SUCCESS);
     CHECK(cuMemcpyHtoD_v2(at, data, SIZE) == CUDA_SUCCESS);
     CHECK(cuMemcpyHtoD_v2(holed + 100 * EMU_MIB + 5, data, 1000) == CUDA_SUCCESS);
-    tell(out, 'r');
+    send_byte(out, 'r');
     while (read(in, &word, 1) == 1) {
         if (word == 'b') {
             busy(60000000000ULL);
@@ -88,7 +88,7 @@ static void work(int in, int out)
             CHECK(cuMemcpyDtoH_v2(back, holed + 100 * EMU_MIB + 5, 1001) == CUDA_SUCCESS);
             CHECK(memcmp(data, back, 1000) == 0 && back[1000] == 0);
         }
-        tell(out, 'd');
+        send_byte(out, 'd');
     }
     free(data);
     free(back);
@@ -110,7 +110,7 @@ static struct child start(void)
     }
     close(to[0]);
     close(from[1]);
-    CHECK(hear(child.from) == 'r');
+    CHECK(receive_byte(child.from) == 'r');
     return child;
 }
 
@@ -154,7 +154,7 @@ static CUprocessState state_of(pid_t pid)
     return state;
 }
 
-static void contents_come_back_and_the_memory_is_free_between(void)
+static void contents_are_restored_and_memory_is_free_meanwhile(void)
 {
     struct child child;
 
@@ -169,8 +169,8 @@ static void contents_come_back_and_the_memory_is_free_between(void)
         CHECK(state_of(child.pid) == CU_PROCESS_STATE_LOCKED && free_mib() == 2048 - 622);
         CHECK(cuCheckpointProcessUnlock(child.pid, NULL) == CUDA_SUCCESS);
         CHECK(state_of(child.pid) == CU_PROCESS_STATE_RUNNING);
-        tell(child.to, 'v');
-        CHECK(hear(child.from) == 'd');
+        send_byte(child.to, 'v');
+        CHECK(receive_byte(child.from) == 'd');
     }
     stop(&child, false);
     CHECK(free_mib() == 2048);
@@ -190,14 +190,14 @@ static void steps_out_of_order_are_refused(void)
     stop(&child, true);
 }
 
-static void a_running_kernel_outlasts_the_lock(void)
+static void lock_times_out_during_kernel(void)
 {
     struct child child;
 
     new_state(1, 2048);
     child = start();
-    tell(child.to, 'b');
-    CHECK(hear(child.from) == 'd');
+    send_byte(child.to, 'b');
+    CHECK(receive_byte(child.from) == 'd');
     CHECK(lock(child.pid, 50) == CUDA_ERROR_NOT_READY && state_of(child.pid) == CU_PROCESS_STATE_RUNNING);
     stop(&child, true);
     CHECK(free_mib() == 2048);
@@ -209,15 +209,15 @@ static void managed_memory_is_not_checkpointed(void)
 
     new_state(1, 2048);
     child = start();
-    tell(child.to, 'm');
-    CHECK(hear(child.from) == 'd' && lock(child.pid, 0) == CUDA_SUCCESS);
+    send_byte(child.to, 'm');
+    CHECK(receive_byte(child.from) == 'd' && lock(child.pid, 0) == CUDA_SUCCESS);
     CHECK(cuCheckpointProcessCheckpoint(child.pid, NULL) == CUDA_ERROR_NOT_SUPPORTED);
     CHECK(state_of(child.pid) == CU_PROCESS_STATE_LOCKED);
     stop(&child, true);
 }
 
-/* As reported of driver 580: the first restore runs out of memory, and no later one works. */
-static void a_restore_without_room_is_stuck(void)
+/* As reported for driver 580: the first restore runs out of memory, and all later ones fail. */
+static void restore_without_memory_fails_permanently(void)
 {
     struct child first, second, third;
 
@@ -244,7 +244,7 @@ static CUcheckpointGpuPair pair(const struct emu_state *state, unsigned from, un
     return made;
 }
 
-static void pairs_move_it_to_another_gpu_and_must_name_all(void)
+static void pairs_move_process_and_must_name_all_gpus(void)
 {
     CUcheckpointRestoreArgs args = {0};
     CUcheckpointGpuPair pairs[2];
@@ -270,12 +270,12 @@ static void pairs_move_it_to_another_gpu_and_must_name_all(void)
     emu_unlock(state);
     emu_detach();
     CHECK(cuCheckpointProcessUnlock(child.pid, NULL) == CUDA_SUCCESS);
-    tell(child.to, 'v');
-    CHECK(hear(child.from) == 'd');
+    send_byte(child.to, 'v');
+    CHECK(receive_byte(child.from) == 'd');
     stop(&child, false);
 }
 
-static void who_has_no_cuda_is_told_apart(void)
+static void processes_without_cuda_are_distinguished(void)
 {
     pid_t child = fork();
     int tid;
@@ -295,13 +295,13 @@ static void who_has_no_cuda_is_told_apart(void)
 
 int main(void)
 {
-    contents_come_back_and_the_memory_is_free_between();
+    contents_are_restored_and_memory_is_free_meanwhile();
     steps_out_of_order_are_refused();
-    a_running_kernel_outlasts_the_lock();
+    lock_times_out_during_kernel();
     managed_memory_is_not_checkpointed();
-    a_restore_without_room_is_stuck();
-    pairs_move_it_to_another_gpu_and_must_name_all();
-    who_has_no_cuda_is_told_apart();
+    restore_without_memory_fails_permanently();
+    pairs_move_process_and_must_name_all_gpus();
+    processes_without_cuda_are_distinguished();
     drop_state();
     return 0;
 }

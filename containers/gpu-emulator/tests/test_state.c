@@ -13,7 +13,7 @@ static void await(pid_t child, int expected)
     CHECK(WIFEXITED(status) ? WEXITSTATUS(status) == expected : -WTERMSIG(status) == expected);
 }
 
-static void nothing_but_a_whole_state_is_attached(void)
+static void invalid_state_is_rejected(void)
 {
     int fd;
 
@@ -26,7 +26,7 @@ static void nothing_but_a_whole_state_is_attached(void)
     CHECK(emu_attach() == NULL && errno == EPROTO);
 }
 
-static void the_same_seed_gives_the_same_gpus(void)
+static void same_seed_gives_the_same_gpus(void)
 {
     uint8_t first[16], second[16];
     struct emu_state *state;
@@ -44,7 +44,7 @@ static void the_same_seed_gives_the_same_gpus(void)
     emu_detach();
 }
 
-static void a_mutex_whose_owner_died_is_taken_on(void)
+static void mutex_of_dead_owner_is_recovered(void)
 {
     struct emu_state *state;
     pid_t child;
@@ -64,7 +64,7 @@ static void a_mutex_whose_owner_died_is_taken_on(void)
     emu_detach();
 }
 
-static void what_a_dead_process_held_is_free(void)
+static void resources_of_dead_process_are_freed(void)
 {
     struct emu_state *state;
     int ready[2];
@@ -103,7 +103,7 @@ static void what_a_dead_process_held_is_free(void)
     close(ready[1]);
 }
 
-static void a_child_holds_nothing_of_its_parents(void)
+static void child_inherits_no_slot(void)
 {
     struct emu_state *state;
     pid_t child, parent = getpid();
@@ -135,11 +135,11 @@ static void a_child_holds_nothing_of_its_parents(void)
 
 int main(void)
 {
-    nothing_but_a_whole_state_is_attached();
-    the_same_seed_gives_the_same_gpus();
-    a_mutex_whose_owner_died_is_taken_on();
-    what_a_dead_process_held_is_free();
-    a_child_holds_nothing_of_its_parents();
+    invalid_state_is_rejected();
+    same_seed_gives_the_same_gpus();
+    mutex_of_dead_owner_is_recovered();
+    resources_of_dead_process_are_freed();
+    child_inherits_no_slot();
     drop_state();
     return 0;
 }

@@ -24,7 +24,7 @@ static void kernels_run_one_after_another(void)
     CHECK(emu_busy_ns(&gpu, 2, START, START + 120 * MS) == 20 * MS);
 }
 
-static void a_stream_starts_no_earlier_than_its_last_kernel_ends(void)
+static void kernel_starts_after_the_last_one_of_its_stream(void)
 {
     reset();
     CHECK(emu_launch(&gpu, 1, START + 500 * MS, 10 * MS, START) == START + 510 * MS);
@@ -44,7 +44,7 @@ static void utilization_is_the_busy_share_of_the_sample_period(void)
     CHECK(emu_power_mw(&state, &gpu, START + 1000 * MS) == 60000 + 280000 * 3 / 10);
 }
 
-static void a_storm_of_tiny_kernels_is_remembered(void)
+static void tiny_kernels_are_merged(void)
 {
     uint64_t now = START;
 
@@ -56,7 +56,7 @@ static void a_storm_of_tiny_kernels_is_remembered(void)
     CHECK(emu_utilization(&state, &gpu, now) >= 49 && emu_utilization(&state, &gpu, now) <= 51);
 }
 
-static void what_a_dead_process_queued_does_not_run(void)
+static void queued_kernels_of_dead_process_are_dropped(void)
 {
     uint64_t energy;
 
@@ -91,7 +91,7 @@ static void energy_never_decreases(void)
     CHECK(before > 60 * 2900 / 1000);
 }
 
-static void uuids_are_read_as_written(void)
+static void uuids_are_parsed_as_printed(void)
 {
     uint8_t uuid[16] = {0x39, 0x08, 0x54, 0xe2, 0xc3, 0x3a, 0x4a, 0x9f, 0xbe, 0xe6, 0xdb, 0x1c, 0x8f, 0xcb, 0x94, 0xe7}, back[16];
     char text[41];
@@ -107,11 +107,11 @@ static void uuids_are_read_as_written(void)
 int main(void)
 {
     kernels_run_one_after_another();
-    a_stream_starts_no_earlier_than_its_last_kernel_ends();
+    kernel_starts_after_the_last_one_of_its_stream();
     utilization_is_the_busy_share_of_the_sample_period();
-    a_storm_of_tiny_kernels_is_remembered();
-    what_a_dead_process_queued_does_not_run();
+    tiny_kernels_are_merged();
+    queued_kernels_of_dead_process_are_dropped();
     energy_never_decreases();
-    uuids_are_read_as_written();
+    uuids_are_parsed_as_printed();
     return 0;
 }
