@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.daemon import Daemon, DaemonParts
-from slurm_affinode.agent.service import Caller
+from slurm_affinode.agent.requests import Caller
 from slurm_affinode.base.config import Config, parse
 from slurm_affinode.gpu.interface import DriverMissing, GpuLost
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus

@@ -25,7 +25,7 @@ from typing import Any
 from slurm_affinode.agent import munge
 from slurm_affinode.agent.client import ROOTS
 from slurm_affinode.agent.listeners import listen_tcp, listen_unix
-from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.agent.throttle import Pace, Seats, Seldom
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.threads import surviving

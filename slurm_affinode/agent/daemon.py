@@ -26,7 +26,8 @@ from slurm_affinode.agent.listeners import prepare_directory
 from slurm_affinode.agent.loop import Loop, period_of, run
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import Orphans
-from slurm_affinode.agent.service import Caller, Service
+from slurm_affinode.agent.requests import Caller
+from slurm_affinode.agent.service import Service
 from slurm_affinode.agent.shepherd_server import ShepherdServer
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base import process

@@ -1,4 +1,4 @@
-"""Requests about the node's GPUs and the processes on them, see ``service.GPU_VERBS``."""
+"""Requests about the node's GPUs and the processes on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
-from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.core.cleanup_policy import read_policy
 from slurm_affinode.gpu.interface import GpuError
@@ -18,6 +18,7 @@ from slurm_affinode.model.cleanup import EpilogPolicy
 log = logging.getLogger(__name__)
 
 MAX_PID = 1 << 22
+VERBS = ("processes", "kill-orphan", "leftovers", "leftover-reports", "leftovers-taken")
 
 
 @dataclass(slots=True)

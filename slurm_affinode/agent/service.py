@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from slurm_affinode.agent import routing, status_rows
+from slurm_affinode.agent import orphan_requests, routing, status_rows
 from slurm_affinode.agent.loop import Loop
+from slurm_affinode.agent.orphan_requests import OrphanVerbs
+from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.errors import AffinodeError
@@ -39,37 +41,6 @@ SUSPENDED_S = 2.0
 """How long a list of suspended jobs is reused; it is read from the stores."""
 
 
-class RequestError(AffinodeError):
-    """A refused request. ``code`` is machine-readable, ``exit_code`` is for the command that sent the request."""
-
-    def __init__(self, code: str, message: str, *, hint: str | None = None, exit_code: int = 1) -> None:
-        super().__init__(message, hint=hint)
-        self.code = code
-        self.exit_code = exit_code
-
-
-GPU_VERBS = ("processes", "kill-orphan", "leftovers", "leftover-reports", "leftovers-taken")
-"""Verbs about the node's GPUs and the processes on them, see ``orphan_requests``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caller:
-    """The sender of a request, as identified by the kernel or munge."""
-
-    uid: int
-    name: str
-    local: bool
-    """Connected over the socket of this node."""
-
-
-class GpuVerbs(Protocol):
-    """See ``orphan_requests.OrphanVerbs``."""
-
-    def answer(self, request: Mapping[str, Any], caller: Caller, *, admin: bool) -> dict[str, Any]:
-        """Return the reply to a request. Raises ``RequestError``."""
-        ...
-
-
 @dataclass(slots=True)
 class Service:
     """Handles requests. Thread-safe."""
@@ -91,7 +62,7 @@ class Service:
     gpu_indices: MutableMapping[int, tuple[int, ...]]
     prolog_s: float = 0.0
     """Time that a prolog waits for sleepers on its GPUs to wake; 0: they are not woken."""
-    orphans: GpuVerbs | None = None
+    orphans: OrphanVerbs | None = None
     """Handles requests about the node's GPUs and the processes on them."""
     clear: Callable[[int], None] = lambda job_id: None
     """Removes files that a job's keeper may have left, see ``Announcements.clear``."""
@@ -124,7 +95,7 @@ class Service:
             if verb == "prolog-wakes":
                 return self._prolog_wakes(request)
             return self._prolog(request) if verb == "prolog" else self._epilog(request)
-        if verb in GPU_VERBS and self.orphans is not None:
+        if verb in orphan_requests.VERBS and self.orphans is not None:
             return self.orphans.answer(request, caller, admin=self.is_admin(caller))
         raise RequestError("bad-request", "no such request", exit_code=2)
 

@@ -25,7 +25,8 @@ from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import control, munge
 from slurm_affinode.agent.daemon import Daemon, DaemonParts
 from slurm_affinode.agent.munge import BadCredentialError, Message
-from slurm_affinode.agent.service import Caller, Service
+from slurm_affinode.agent.requests import Caller
+from slurm_affinode.agent.service import Service
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.process import Completed

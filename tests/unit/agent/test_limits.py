@@ -12,7 +12,7 @@ from agent_stand_ins import ALICE, ROOT, Node1, agent, ask, config_of, job, wait
 from slurm_affinode.agent import control, daemon, munge, service
 from slurm_affinode.agent.client import AnswerError, ask_local, ask_node
 from slurm_affinode.agent.munge import BadCredentialError, Message
-from slurm_affinode.agent.service import Caller
+from slurm_affinode.agent.requests import Caller
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey

@@ -19,7 +19,7 @@ from waiting import DEADLINE_S
 from slurm_affinode.agent import hooks
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
-from slurm_affinode.agent.service import Caller, RequestError
+from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.gpu.interface import NotSupported
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import ProcessUtilization

@@ -21,7 +21,7 @@ from waiting import DEADLINE_S, wait_until
 from slurm_affinode.agent import client, control, daemon
 from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.listeners import listen_unix
-from slurm_affinode.agent.service import Caller
+from slurm_affinode.agent.requests import Caller
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.suspension.interface import SuspendedJob
