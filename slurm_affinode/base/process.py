@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Protocol, cast
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import last_line
@@ -188,6 +188,18 @@ def of_module(name: str, *arguments: str) -> list[str]:
 
 class ChildEndedError(Exception):
     """A child ended, or had to be killed, during a request; the text says how, in one line."""
+
+
+class Helper(Protocol):
+    """A running program that answers requests: a ``Child``, or a substitute for it."""
+
+    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
+        """See ``Child.ask``."""
+        ...
+
+    def close(self) -> None:
+        """End the program."""
+        ...
 
 
 class Child:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_affinode.base import kernel_text, process
 from slurm_affinode.base.errors import UnreachableError
@@ -75,18 +75,6 @@ class Deadlines:
         return self.move if size is None else self.begin + size / self.speed
 
 
-class Conversation(Protocol):
-    """A child process that answers requests of one line each (``process.Child``)."""
-
-    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
-        """Send a request and return the answer. Raises ``ChildEndedError``."""
-        ...
-
-    def close(self) -> None:
-        """Terminate the child process."""
-        ...
-
-
 def host_bytes(pid: int, proc: Path = PROC) -> int | None:
     """Return an upper bound of the GPU memory of a checkpointed process, from its host memory; ``None`` if unknown.
 
@@ -101,7 +89,7 @@ def host_bytes(pid: int, proc: Path = PROC) -> int | None:
     return sum(_COSTS[name] * size for name, size in sizes.items()) if "VmRSS" in sizes else None
 
 
-def _start(env: Mapping[str, str] | None) -> Conversation:
+def _start(env: Mapping[str, str] | None) -> process.Helper:
     return process.Child(process.of_module("slurm_affinode.checkpoint.cuda_helper"), env=env)
 
 
@@ -117,7 +105,7 @@ class Cuda:
         driver_version: Callable[[], str | None],
         mig: Callable[[], bool] = lambda: False,
         held: Callable[[int], int | None] = lambda pid: None,
-        start: Callable[[Mapping[str, str] | None], Conversation] = _start,
+        start: Callable[[Mapping[str, str] | None], process.Helper] = _start,
         deadlines: Deadlines | None = None,
         env: Mapping[str, str] | None = None,
     ) -> None:
@@ -135,7 +123,7 @@ class Cuda:
         self._env["CUDA_MPS_PIPE_DIRECTORY"] = _NO_MPS
         self._lock = threading.Lock()
         """Guards the helper process: one request at a time."""
-        self._child: Conversation | None = None
+        self._child: process.Helper | None = None
         self._initialised = False
         self._facts: dict[str, Any] | None = None
 

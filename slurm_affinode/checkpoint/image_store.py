@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from slurm_affinode.base.text import size as gib
 from slurm_affinode.base.timeouts import NoAnswerError, Patience
@@ -95,15 +95,7 @@ class Budget:
         return sum(size for user, size in self._promised.values() if uid in (None, user))
 
 
-class TimedStore(Protocol):
-    """A class with methods decorated by ``Patiently``."""
-
-    path: Path
-    patience: Patience | None
-    """Timeout for the file system; ``None``: no timeout is needed."""
-
-
-S = TypeVar("S", bound=TimedStore)
+S = TypeVar("S", bound="DirectoryStore")
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -15,12 +15,13 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_affinode.analysis import prices
 from slurm_affinode.base import process, times
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.process import Helper
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.checkpoint import cuda_features, yama
@@ -28,7 +29,7 @@ from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import LIBRARY
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.gpu.interface import DriverMissing, GpuError
+from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -39,7 +40,7 @@ from slurm_affinode.slurm.client import Availability
 from slurm_affinode.slurm.client import examine as examine_access
 from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.commands_client import CommandsClient
-from slurm_affinode.slurm.pyslurm_client import Worker, start_worker
+from slurm_affinode.slurm.pyslurm_client import start_worker
 from slurm_affinode.slurm.times import site_zone, zone_name
 
 OK, PROBLEM, UNREACHABLE, SKIPPED = "ok", "problem", "unreachable", "skipped"
@@ -67,22 +68,6 @@ USED_FOR = {
 """Use of each driver feature in this package."""
 _LOADED = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
 """Exist while NVIDIA's kernel driver is loaded, also in a container with a GPU."""
-
-
-class NvmlVersions(Protocol):
-    """The part of NVML that the checks use."""
-
-    def devices(self) -> Sequence[Device]:
-        """Return the GPUs and MIG devices. Raises ``DriverMissing``."""
-        ...
-
-    def version(self) -> str:
-        """Return the driver version. Raises ``DriverMissing``."""
-        ...
-
-    def close(self) -> None:
-        """Release the driver."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +105,7 @@ class CudaReport:
 
 
 def check_cuda(
-    gpus: Callable[[], NvmlVersions] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda, *, loaded: Sequence[Path] = _LOADED
+    gpus: Callable[[], GpuDriver] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda, *, loaded: Sequence[Path] = _LOADED
 ) -> CudaReport:
     """Query the driver, without changes, CUDA contexts or use of GPU memory. Raises nothing."""
     with closing(gpus()) as driver:
@@ -180,7 +165,7 @@ def _hint(can: Capabilities) -> str:
 _TIMEOUT_S = 30.0
 
 
-def check_slurm(backend: str, run: Runner, start: Callable[[], Worker]) -> list[Check]:
+def check_slurm(backend: str, run: Runner, start: Callable[[], Helper]) -> list[Check]:
     """Run the checks of the live Slurm, in order of dependency. Raises nothing."""
     commands, pyslurm = examine_access(run, start)
     if not commands.usable:
@@ -303,7 +288,7 @@ def examine(
     *,
     now: datetime,
     run: Runner = run_program,
-    start: Callable[[], Worker] = start_worker,
+    start: Callable[[], Helper] = start_worker,
     etc: Path = Path("/etc"),
 ) -> list[Check]:
     """Run all checks, in order of dependency.

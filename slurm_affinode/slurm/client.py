@@ -8,11 +8,12 @@ from typing import Literal
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.process import Helper
 from slurm_affinode.slurm import scontrol
 from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import BackendUnusableError, SlurmClient
-from slurm_affinode.slurm.pyslurm_client import PyslurmClient, Worker, start_worker
+from slurm_affinode.slurm.pyslurm_client import PyslurmClient, start_worker
 
 Backend = Literal["auto", "pyslurm", "commands"]
 
@@ -40,7 +41,7 @@ def release_of_library(number: int) -> str:
     return f"{half_years // 2:02d}.{'11' if half_years % 2 else '05'}"
 
 
-def examine(run: Runner = process.run, start: Callable[[], Worker] = start_worker) -> tuple[Availability, Availability]:
+def examine(run: Runner = process.run, start: Callable[[], Helper] = start_worker) -> tuple[Availability, Availability]:
     """Return the availability of the commands and of pyslurm. Raises nothing."""
     commands = CommandsClient(run)
     try:
@@ -69,7 +70,7 @@ def open_client(
     backend: Backend = "auto",
     *,
     run: Runner = process.run,
-    start: Callable[[], Worker] = start_worker,
+    start: Callable[[], Helper] = start_worker,
 ) -> SlurmClient:
     """Open a client for the live Slurm.
 

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.process import Child, ChildEndedError, of_module
+from slurm_affinode.base.process import Child, ChildEndedError, Helper, of_module
 from slurm_affinode.model.cluster import ENDED_STATES, GpuCount, Job, Node, Partition, Step
 from slurm_affinode.slurm import identifiers, interface, live_records
 from slurm_affinode.slurm.commands_client import CommandsClient, environment
@@ -162,19 +162,7 @@ MAX_AGE_S = 3600.0
 MODULE = "slurm_affinode.slurm.pyslurm_worker"
 
 
-class Worker(Protocol):
-    """``process.Child``, or a substitute for it."""
-
-    def ask(self, line: bytes, *, timeout_s: float) -> bytes:
-        """Send a request and return the response."""
-        ...
-
-    def close(self) -> None:
-        """End the process."""
-        ...
-
-
-def start_worker() -> Worker:
+def start_worker() -> Helper:
     """Start the pyslurm process."""
     return Child(of_module(MODULE), env=environment(os.environ) | {"PYSLURM_DISABLE_AUTO_INIT": "1"})
 
@@ -187,7 +175,7 @@ class PyslurmClient:
     def __init__(
         self,
         commands: CommandsClient,
-        start: Callable[[], Worker] = start_worker,
+        start: Callable[[], Helper] = start_worker,
         *,
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -196,7 +184,7 @@ class PyslurmClient:
         self._start = start
         self._timeout_s = timeout_s
         self._clock = clock
-        self._worker: Worker | None = None
+        self._worker: Helper | None = None
         self._born = 0.0
         self.hello: Mapping[str, Any] = {}
         """Response of the worker to its first request: pyslurm's version, path and API version of libslurm."""
@@ -378,7 +366,7 @@ class PyslurmClient:
             return answer["ok"]
         raise _error(doing, target, answer["error"])
 
-    def _ready(self) -> Worker:
+    def _ready(self) -> Helper:
         if self._worker is not None and self._clock() - self._born > MAX_AGE_S:
             self.close()
         if self._worker is None:
@@ -391,7 +379,7 @@ class PyslurmClient:
         return self._worker
 
     def _exchange(
-        self, worker: Worker, doing: str, call: str, args: Mapping[str, Any], timeout_s: float
+        self, worker: Helper, doing: str, call: str, args: Mapping[str, Any], timeout_s: float
     ) -> Mapping[str, Any]:
         try:
             line = worker.ask(json.dumps({"call": call, "args": args}).encode(), timeout_s=timeout_s)

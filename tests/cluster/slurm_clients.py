@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from cluster.driver import Cluster
 
 from slurm_affinode.base import process
-from slurm_affinode.base.process import Child, Completed
-from slurm_affinode.slurm.pyslurm_client import MODULE, Worker
+from slurm_affinode.base.process import Child, Completed, Helper
+from slurm_affinode.slurm.pyslurm_client import MODULE
 
 HALF_HOUR = "sleep 1800"
 CPU = ("--partition=cpu", "--mem=100")
@@ -29,7 +29,7 @@ def runner(cluster: Cluster, user: str) -> Callable[..., Completed]:
     return run
 
 
-def starter(cluster: Cluster, user: str, *settings: str) -> Callable[[], Worker]:
+def starter(cluster: Cluster, user: str, *settings: str) -> Callable[[], Helper]:
     """Return a function that starts the pyslurm process on the login node."""
     options = [f"--env={setting}" for setting in ("PYSLURM_DISABLE_AUTO_INIT=1", *settings)]
     argv = (
