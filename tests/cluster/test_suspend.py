@@ -378,3 +378,42 @@ def test_job_with_shared_memory_returns_to_node_that_it_left(cluster: Cluster) -
         cluster.wait_for_output(job, f"step number={last + 2}")
     assert cluster.job(job)["BatchHost"] == nodes[-1]
     cluster.exec("login", "scancel", job, user="alice")
+
+
+LISTENER = r"""#!/usr/bin/env python3
+#SBATCH --partition=gpu --gres=gpu:1
+import socket, time
+address = socket.gethostbyname(socket.gethostname())
+server = socket.create_server((address, 0))
+datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+datagrams.bind((address, 0))
+client = socket.create_connection(server.getsockname())
+accepted, _ = server.accept()
+port = server.getsockname()[1]
+for number in range(1, 1000):
+    own, port_now = server.getsockname()
+    datagrams.sendto(b"x", datagrams.getsockname())
+    datagrams.recv(1)
+    socket.create_connection((own, port_now)).close()
+    server.accept()[0].close()
+    print("step number=%d at %s same port: %s" % (number, own, port_now == port), flush=True)
+    time.sleep(0.5)
+"""
+
+
+def test_listener_at_own_address_moves_to_another_node(cluster: Cluster) -> None:
+    """Libraries such as gloo listen at the address of their host: a restore binds them to that of the new node."""
+    job = cluster.submit(BY_HAND, script=LISTENER)
+    cluster.wait_for_output(job, "step number=2")
+    first = cluster.job(job)["BatchHost"]
+    other = "c2" if first == "c1" else "c1"
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", f"ReqNodeList={other}", user="alice")
+    wake(cluster, job)
+    cluster.wait_for_output(job, f"restored on {other}")
+    last = steps(cluster.output(job))[-1]
+    cluster.wait_for_output(job, f"step number={last + 2}")
+    cluster.exec("login", "scancel", job, user="alice")
+    where = cluster.run(other, "hostname", "-i").stdout.split()[0]
+    assert f"step number={last + 2} at {where} same port: True" in cluster.output(job)
