@@ -9,11 +9,10 @@ from typing import Protocol
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis.join.array_join import SUMS, TIME_SUMS
 from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.measures import MS_PER_HOUR
 from slurm_affinode.analysis.prices import PriceTable
-from slurm_affinode.analysis.result import MAPPINGS, DataQuality, QualityIssue, Totals, WasteQuery
+from slurm_affinode.analysis.result import MAPPINGS, SUMS, TIME_SUMS, DataQuality, QualityIssue, Totals, WasteQuery
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats
 from slurm_affinode.base.text import counted

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis.join.array_join import SUMS
 from slurm_affinode.analysis.prices import PriceTable
-from slurm_affinode.analysis.result import MEASURES, Totals
+from slurm_affinode.analysis.result import MEASURES, SUMS, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats, Ints, ranges
 
 MS_PER_HOUR = 3_600_000.0

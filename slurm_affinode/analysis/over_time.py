@@ -11,10 +11,9 @@ import numpy.typing as npt
 import polars as pl
 
 from slurm_affinode.analysis.block import Block, Pieces
-from slurm_affinode.analysis.join import array_join, kernel
-from slurm_affinode.analysis.join.array_join import SUMS
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.measures import MIB_PER_GIB, MS_PER_HOUR, owner_pairs, partly_pairs
-from slurm_affinode.analysis.result import Thresholds, Totals
+from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.runs import epoch_ms
 from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints, build, ranges
 from slurm_affinode.base import times
@@ -137,7 +136,7 @@ _WINDOW_LABELS = ("under 5 min", "5-15 min", "15-60 min", "1-4 h", "4-12 h", "12
 
 def window_histogram(totals: Totals, *, known: bool) -> pl.DataFrame:
     """Return ``WasteResult.window_histogram``. ``known``: something was measured, so 0 windows means no idle time."""
-    bounds = [float(bound) for bound in array_join.BOUNDS_S]
+    bounds = [float(bound) for bound in BOUNDS_S]
     return pl.DataFrame(
         {
             "label": _WINDOW_LABELS,

@@ -15,6 +15,14 @@ import polars as pl
 from slurm_affinode.analysis.segments import Floats, Ints
 from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
 
+TIME_SUMS = 4
+"""Number of leading columns of ``SUMS`` that are times, one per activity class."""
+SUMS = ("busy", "low", "idle", "unknown", "util", "util_known", "fb", "fb_known", "fb_idle", "power", "power_known",
+        "power_idle")  # fmt: skip
+"""Columns of sums: time per class in ms; then value x ms, ms with a value, value x ms while idle."""
+BOUNDS_S = (300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
+"""Bounds of the histogram of idle windows; a bound belongs to the bin above it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Totals:
@@ -34,7 +42,7 @@ class Totals:
     longest_ms: Ints
     """Per allocation: longest idle window."""
     window_counts: Ints
-    """Idle windows of counted runs per bin of ``array_join.BOUNDS_S`` (one more bin than bounds)."""
+    """Idle windows of counted runs per bin of ``BOUNDS_S`` (one more bin than bounds)."""
     window_share_ms: Floats
     """Per bin: time of the windows; shared time is divided among the sharers."""
     gap_ms: int

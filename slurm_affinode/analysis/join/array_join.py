@@ -38,7 +38,7 @@ from slurm_affinode.analysis.block import (
     Pieces,
     Scratch,
 )
-from slurm_affinode.analysis.result import Thresholds, Totals
+from slurm_affinode.analysis.result import BOUNDS_S, SUMS, TIME_SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import FAR, Allocations, Cells, Flags, Floats, Ints, ranges
 
 
@@ -344,10 +344,6 @@ def _sum(  # noqa: PLR0917
     to.idle[tile.first : tile.behind] = np.add.reduceat(product, start)
 
 
-BOUNDS_S = (300, 900, 3600, 4 * 3600, 12 * 3600, 24 * 3600)
-"""Bounds of the histogram of idle windows; a bound belongs to the bin above it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Windows:
     """Idle windows, as columns."""
@@ -452,11 +448,6 @@ def window_bins(length_ms: Ints) -> Ints:
     return found
 
 
-TIME_SUMS = 4
-"""Number of leading columns of ``SUMS`` that are times, one per activity class."""
-SUMS = ("busy", "low", "idle", "unknown", "util", "util_known", "fb", "fb_known", "fb_idle", "power", "power_known",
-        "power_idle")  # fmt: skip
-"""Columns of sums: time per class in ms; then value x ms, ms with a value, value x ms while idle."""
 _METRICS = ((UTIL, 4, 5, None), (FB, 6, 7, 8), (POWER, 9, 10, 11))
 
 

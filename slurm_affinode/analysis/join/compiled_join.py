@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis.block import FB, FRACTIONS, POWER, UTIL, Block, OutOfOrderError, Pieces
-from slurm_affinode.analysis.join import array_join, loops, row_groups
-from slurm_affinode.analysis.join.array_join import SUMS
+from slurm_affinode.analysis.join import loops, row_groups
 from slurm_affinode.analysis.join.row_groups import Decoder, RowGroup
-from slurm_affinode.analysis.result import Thresholds, Totals
+from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import Allocations, Cells, Ints, build
 
 WORKERS = 2
@@ -196,9 +195,9 @@ def _open(allocations: Allocations) -> loops.Open:
         share=np.zeros(count),
         windows=np.zeros(count, np.int64),
         longest=np.zeros(count, np.int64),
-        bin_counts=np.zeros(len(array_join.BOUNDS_S) + 1, np.int64),
-        bin_share=np.zeros(len(array_join.BOUNDS_S) + 1),
-        bounds=np.array(array_join.BOUNDS_S, np.int64) * 1000,
+        bin_counts=np.zeros(len(BOUNDS_S) + 1, np.int64),
+        bin_share=np.zeros(len(BOUNDS_S) + 1),
+        bounds=np.array(BOUNDS_S, np.int64) * 1000,
     )
 
 

@@ -19,7 +19,7 @@ from slurm_affinode.analysis.segments import FAR, Flags, Floats, Ints
 _FAR = int(FAR)
 
 UTIL, FB, POWER = 4, 6, 9
-"""First column of each metric in ``array_join.SUMS``: value x time, then the time with a value, then (except for UTIL)
+"""First column of each metric in ``result.SUMS``: value x time, then the time with a value, then (except for UTIL)
 value x time while idle."""
 
 Words = npt.NDArray[np.uint64]

@@ -16,7 +16,7 @@ from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.block import Scratch
 from slurm_affinode.analysis.idle_windows import NEVER, Pairs, follow
 from slurm_affinode.analysis.join import array_join
-from slurm_affinode.analysis.result import Thresholds
+from slurm_affinode.analysis.result import SUMS, Thresholds
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, build
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -54,14 +54,14 @@ def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[array_
     allocations = Allocations.of([0], [0], [low], [high])
     taking_part = np.arange(len(index.devices)) == 0
     cells = build(allocations, taking_part=taking_part, since=BEGIN_MS, until=BEGIN_MS + 10_000_000)
-    found, sums = [], np.zeros((len(cells), len(array_join.SUMS)))
+    found, sums = [], np.zeros((len(cells), len(SUMS)))
     for block in samples.blocks(index):
         folded = array_join.fold(block, index.pieces, allocations, cells, rules, Scratch())
         found += [some for some in (folded.windows, folded.open_windows) if len(some)]
         np.add.at(sums, folded.cell, folded.sums)
         np.add.at(sums, folded.shared_cell, folded.shared_sums)
     held = sums[cells.held].sum(axis=0)
-    return array_join.stitch(found), dict(zip(array_join.SUMS, held.tolist(), strict=True))
+    return array_join.stitch(found), dict(zip(SUMS, held.tolist(), strict=True))
 
 
 @settings(max_examples=60, deadline=None)

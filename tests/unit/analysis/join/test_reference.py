@@ -23,8 +23,7 @@ from slurm_affinode.analysis import measures, samples
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
 from slurm_affinode.analysis.join import array_join, compiled_join, loops, row_groups
 from slurm_affinode.analysis.join import compilation as compiling
-from slurm_affinode.analysis.join.array_join import SUMS
-from slurm_affinode.analysis.result import Thresholds, Totals
+from slurm_affinode.analysis.result import SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.metrics.parquet import parts
 from slurm_affinode.metrics.parquet.store import SampleStore
