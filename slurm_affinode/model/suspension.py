@@ -204,6 +204,12 @@ class LiveRun:
     uid: int
     restarts: int
 
+    @classmethod
+    def of(cls, cluster: str, job: Job, *, uid: int | None = None) -> LiveRun | None:
+        """Return a job in Slurm as an attempt; ``None`` if its submit time is unknown. ``uid``: if known already."""
+        key = JobKey.of(cluster, job)
+        return None if key is None else cls(key, (job.uid or 0) if uid is None else uid, job.restarts)
+
 
 class Phase(StrEnum):
     """State of a job during suspension and restore. Order and recovery: ``core.suspension``."""

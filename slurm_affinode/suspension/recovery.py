@@ -25,7 +25,7 @@ from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, Silent
 from slurm_affinode.suspension.rollback import Undo
 from slurm_affinode.suspension.shared_state import NO_NOTE, Note
-from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of, run_of
+from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
 
 UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
 
@@ -312,9 +312,9 @@ class JobKeeper:
     def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
         """Return the cluster, ID and submit time of the job, and the number of suspensions that its image counts."""
         parts = self._parts
-        if job.slurm is None or job.slurm.submit is None:
+        key = None if job.slurm is None else JobKey.of(parts.cluster, job.slurm)
+        if key is None:
             raise AffinodeError(f"Slurm has not reported when job {job.job_id} was submitted")
-        key = JobKey(parts.cluster, job.job_id, round(job.slurm.submit.timestamp()))
         run = LiveRun(key, job.uid, job.restarts)
         counts = [0]
         for store in parts.tiers.stores:
@@ -350,7 +350,7 @@ class JobKeeper:
             return
         if not job.ended:
             return
-        run = run_of(parts.cluster, job)
+        run = LiveRun.of(parts.cluster, job)
         if run is None:
             return
         self._remove_images(job_id, lambda facts: fate(facts, (), (run,)) is Fate.OVER)

@@ -132,7 +132,9 @@ class JobRestorer:
         parts = self._parts
         began = parts.now()
         job = patiently(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
-        run = self._run(job, arrival)
+        run = LiveRun.of(parts.cluster, job, uid=arrival.uid)
+        if run is None:
+            raise AffinodeError("Slurm does not say when the job was submitted")
         try:
             found = find(parts, run, job)
         except ImageDamaged as error:
@@ -161,12 +163,6 @@ class JobRestorer:
         note = parts.notes.read(run.key.cluster, run.key.job_id)
         self._told(placing)
         return Restored(pid, None if note is None else note.trouble)
-
-    def _run(self, job: Job, arrival: Arrival) -> LiveRun:
-        if job.submit is None:
-            raise AffinodeError("Slurm does not say when the job was submitted")
-        key = JobKey(self._parts.cluster, arrival.job_id, round(job.submit.timestamp()))
-        return LiveRun(key, arrival.uid, job.restarts)
 
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Return the reply for a job with data in a store, but no image for this attempt."""

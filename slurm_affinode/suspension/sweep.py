@@ -31,7 +31,7 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.store_entries import JOB
 from slurm_affinode.core.retention import Fate, fate, too_many
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import JobKey, LiveRun
+from slurm_affinode.model.suspension import LiveRun
 from slurm_affinode.slurm.interface import SlurmClient, UnknownJobError
 from slurm_affinode.suspension.shared_state import Note, Notes, read_signed
 
@@ -327,7 +327,7 @@ class ImageSweep:
         live: dict[int, list[LiveRun]] = {}
         ended: dict[int, list[LiveRun]] = {}
         for job in self.slurm.jobs():
-            run = run_of(self.cluster, job)
+            run = LiveRun.of(self.cluster, job)
             if run is not None:
                 (ended if job.ended else live).setdefault(job.job_id, []).append(run)
         return _Jobs(live, ended)
@@ -352,7 +352,7 @@ class ImageSweep:
                     f"Slurm's list of jobs lacks {numbers[name]}, which it knows by its id; nothing is removed",
                     hint="try again",
                 )
-            run = run_of(self.cluster, job)
+            run = LiveRun.of(self.cluster, job)
             if run is not None:
                 jobs.ended[numbers[name]] = [run]
         return frozenset(doubtful[ASKED:])
@@ -413,13 +413,6 @@ class ImageSweep:
             self.absences.resume()
             LOG.info("the sweep of images continues: Slurm knows the jobs again, or an administrator has confirmed")
         return None
-
-
-def run_of(cluster: str, job: Job) -> LiveRun | None:
-    """Return a job of Slurm's list as an attempt; ``None`` if its submit time is unknown."""
-    if job.submit is None:
-        return None
-    return LiveRun(JobKey(cluster, job.job_id, round(job.submit.timestamp())), job.uid or 0, job.restarts)
 
 
 def is_of(note: Note, job: Job) -> bool:

@@ -251,12 +251,12 @@ class JobWaker:
 
     def _everywhere(self, job: Job) -> bool:
         store = self._parts.shared
-        if store is None or job.submit is None:
+        run = LiveRun.of(self._parts.cluster, job)
+        if store is None or run is None:
             return False
-        key = JobKey(self._parts.cluster, job.job_id, round(job.submit.timestamp()))
-        note = self._parts.notes.read(key.cluster, key.job_id)
+        note = self._parts.notes.read(run.key.cluster, run.key.job_id)
         try:
-            image = store.find(LiveRun(key, job.uid or 0, job.restarts))
+            image = store.find(run)
         except (CheckpointError, OSError) as error:
             if note is not None and note.given_up:
                 return True

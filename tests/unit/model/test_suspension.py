@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.model.suspension import JobKey, Mode, Notice, Pressure, SuspendOption
+from slurm_affinode.model.cluster import Job
+from slurm_affinode.model.suspension import JobKey, LiveRun, Mode, Notice, Pressure, SuspendOption
 
 OPTIONS = st.builds(
     SuspendOption,
@@ -56,3 +61,15 @@ def test_job_name_is_not_a_path() -> None:
     for cluster, job_id in (("../x", 7), ("a/b", 7), ("", 7), ("a", 0), ("a.b", 7), ("a", -1)):
         with pytest.raises(ValueError, match="not"):
             JobKey(cluster, job_id, 0)
+
+
+def test_job_without_submit_time_has_no_key() -> None:
+    """Its ID may be that of an earlier job."""
+    submit = datetime(2026, 1, 1, tzinfo=UTC)
+    unknown: dict[str, Any] = dict.fromkeys(Job.__dataclass_fields__)
+    job = Job(**unknown | {"job_id": 7, "uid": 1000, "restarts": 2})
+    assert (JobKey.of("alpha", job), LiveRun.of("alpha", job)) == (None, None)
+    job = replace(job, submit=submit)
+    key = JobKey("alpha", 7, round(submit.timestamp()))
+    assert (JobKey.of("alpha", job), LiveRun.of("alpha", job)) == (key, LiveRun(key, 1000, 2))
+    assert LiveRun.of("alpha", replace(job, uid=None), uid=1001) == LiveRun(key, 1001, 2)
