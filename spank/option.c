@@ -20,6 +20,7 @@ const struct suspend_option option_builtin = {
     .wake = "auto",
     .signal = "",
     .before_s = 0,
+    .io_uring = false,
 };
 
 const struct option_limits option_builtin_limits = {
@@ -30,6 +31,7 @@ const struct option_limits option_builtin_limits = {
 
 static const char *const mode_names[MODES] = {"requeue", "inplace"};
 static const char *const when_names[WHENS] = {"pressure", "always"};
+static const char *const io_uring_names[2] = {"deny", "allow"};
 
 /* The values of signal=. KILL and STOP are missing, as they cannot be caught. */
 static const char *const signal_names[] = {"HUP",  "INT",  "QUIT", "ABRT", "USR1", "USR2",  "ALRM",
@@ -118,9 +120,9 @@ static bool refuse(char *error, size_t size, const char *key, const char *value,
     return false;
 }
 
-enum key { KEY_UTIL, KEY_MODE, KEY_WAKE, KEY_WHEN, KEY_SIGNAL, KEYS };
+enum key { KEY_UTIL, KEY_MODE, KEY_WAKE, KEY_WHEN, KEY_SIGNAL, KEY_IO_URING, KEYS };
 
-static const char *const key_names[KEYS] = {"util", "mode", "wake", "when", "signal"};
+static const char *const key_names[KEYS] = {"util", "mode", "wake", "when", "signal", "io_uring"};
 
 static bool set_key(enum key key, char *value, struct suspend_option *option, char *error, size_t size)
 {
@@ -157,6 +159,12 @@ static bool set_key(enum key key, char *value, struct suspend_option *option, ch
             return true;
         return refuse(error, size, "signal", given,
                       "is NAME@SECONDS, such as USR1@60: a signal that can be caught, 0 to 65535 seconds");
+    case KEY_IO_URING:
+        found = index_of(value, io_uring_names, 2);
+        if (found < 0)
+            return refuse(error, size, "io_uring", given, "are deny, allow");
+        option->io_uring = found == 1;
+        return true;
     case KEYS:
         break;
     }
@@ -172,7 +180,7 @@ static bool parse_pair(char *item, unsigned *given, struct suspend_option *optio
         *equals = '\0';
     key = index_of(item, key_names, KEYS);
     if (key < 0)
-        return refuse(error, size, "unknown key", item, "are util=, mode=, wake=, when=, signal= after WINDOW");
+        return refuse(error, size, "unknown key", item, "are util=, mode=, wake=, when=, signal=, io_uring= after WINDOW");
     if (equals == NULL || equals[1] == '\0') {
         snprintf(error, size, "%s has no value: write %s=VALUE", key_names[key], key_names[key]);
         return false;

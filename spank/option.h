@@ -26,6 +26,7 @@ struct suspend_option {
     char wake[32];     /* "auto", "hold", or a time in the format of scontrol */
     char signal[12];   /* name without SIG; empty: none */
     uint32_t before_s; /* time from the signal to the suspension */
+    bool io_uring;     /* the job may use io_uring, and then cannot be checkpointed; not passed to the agent */
 };
 
 struct option_limits {

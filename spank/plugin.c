@@ -3,12 +3,14 @@
  *
  * The callbacks of SPANK are at the end: a table maps each callback and context to one handler. */
 #include "channel.h"
+#include "io_uring.h"
 #include "keeper.h"
 #include "option.h"
 #include "settings.h"
 #include "shepherd.h"
 #include "submission.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -128,7 +130,7 @@ static struct spank_option the_option = {
              "util=PCT: GPU utilization up to PCT is idle (0). mode=requeue|inplace: give the GPUs back (default), or "
              "move GPU memory to host memory and keep them. wake=auto|hold|TIME: when to resume. when=pressure|always: "
              "only if a pending job could use the GPUs (default), or at once. signal=NAME@SECONDS: send the job a signal "
-             "first. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch jobs; slurm-affinode status JOBID "
+             "first. io_uring=allow: do not deny io_uring, with which a job cannot be checkpointed. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch jobs; slurm-affinode status JOBID "
              "shows more.",
     .has_arg = 2,
     .val = 0,
@@ -312,8 +314,11 @@ static int remote_task_init_privileged(struct plugin_state *state, spank_t spank
     char error[OPTION_ERROR_BYTES];
 
     if (state->enabled) {
-        if (fork_shepherd(state, spank, error, sizeof(error)))
+        if (fork_shepherd(state, spank, error, sizeof(error))) {
+            if (state->option.mode == MODE_REQUEUE && !state->option.io_uring && !io_uring_deny())
+                slurm_info("slurm-affinode: io_uring is not denied: %s", strerror(errno));
             return ESPANK_SUCCESS;
+        }
         disable(state, error);
     }
     if (state->reason_disabled[0] != '\0' && !state->has_image)

@@ -37,13 +37,14 @@ static const struct {
     {"15m,wake=2030-12-31T18:30:05", "window=900,util=0,mode=requeue,wake=2030-12-31T18:30:05,when=pressure"},
     {"15m,wake=midnight", "window=900,util=0,mode=requeue,wake=midnight,when=pressure"},
     {"15m,signal=USR1@60", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=USR1@60"},
+    {"15m,io_uring=allow", "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
     {"15m,signal=SIGTERM@0", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=TERM@0"},
     {"1h,when=always,signal=USR2@5,util=1,wake=auto,mode=requeue",
      "window=3600,util=1,mode=requeue,wake=auto,when=always,signal=USR2@5"},
 };
 
 static const char windows[] = ": allowed 90s, 15m, 2h, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]";
-static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal= after WINDOW";
+static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal=, io_uring= after WINDOW";
 static const char wakes[] = ": allowed are auto, hold, or a time: 2h, now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, "
                             "midnight, noon, tomorrow";
 static const char percentages[] = ": allowed is a percentage from 0 to 100, such as 5 or 2.5";
@@ -92,6 +93,7 @@ static const struct {
     {"15m,util=5.", "util '5.'", percentages},
     {"15m,util=5%%", "util '5%%'", percentages},
     {"15m,mode=stop", "mode 'stop': allowed are requeue, inplace", ""},
+    {"15m,io_uring=no", "io_uring 'no': allowed are deny, allow", ""},
     {"15m,when=never", "when 'never': allowed are pressure, always", ""},
     {"15m,wake=soon", "wake 'soon'", wakes},
     {"15m,wake=25:00", "wake '25:00'", wakes},

@@ -13,6 +13,7 @@ from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
 CONFIG = "/etc/slurm-affinode/config.toml"
 SHARED = "/shared/slurm-affinode"
 LOCAL = "/var/lib/slurm-affinode"
+NOT_YET = ("has not reported this job yet", "cannot be suspended yet")
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
 """Neither suspension nor release happens on its own."""
 
@@ -53,7 +54,7 @@ def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     done = wait_until(
         f"slurmctld has told the agent of job {job}",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
-        lambda done: not any(text in done.stderr for text in ("has not reported this job yet", "cannot be suspended yet")),
+        lambda done: not any(text in done.stderr for text in NOT_YET),
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

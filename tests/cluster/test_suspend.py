@@ -417,3 +417,29 @@ def test_listener_at_own_address_moves_to_another_node(cluster: Cluster) -> None
     cluster.exec("login", "scancel", job, user="alice")
     where = cluster.run(other, "hostname", "-i").stdout.split()[0]
     assert f"step number={last + 2} at {where} same port: True" in cluster.output(job)
+
+
+NO_RING = r"""#!/usr/bin/env python3
+#SBATCH --partition=gpu --gres=gpu:1
+import ctypes, time
+libc = ctypes.CDLL(None, use_errno=True)
+for number in range(1, 1000):
+    ring = libc.syscall(425, 4, ctypes.create_string_buffer(256))
+    print("step number=%d ring %d errno %d" % (number, ring, ctypes.get_errno()), flush=True)
+    time.sleep(0.3)
+"""
+
+
+def test_io_uring_is_denied_before_and_after_a_suspension(cluster: Cluster) -> None:
+    """As on a kernel without it, so that libraries use something that can be dumped; programs may still be setuid."""
+    job = asleep(cluster, NO_RING, BY_HAND, "--nodelist=c1")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "restored on")
+    last = steps(cluster.output(job))[-1]
+    cluster.wait_for_output(job, f"step number={last + 2}")
+    init = cluster.run("c1", "sh", "-c", "pgrep -u alice -f slurm_script")
+    status = cluster.shell("c1", f"cat /proc/{init.stdout.split()[0]}/status")
+    cluster.exec("login", "scancel", job, user="alice")
+    lines = [line for line in cluster.output(job).splitlines() if line.startswith("step")]
+    assert {line.partition(" ring ")[2] for line in lines} == {"-1 errno 38"}
+    assert "NoNewPrivs:\t0\n" in status

@@ -57,8 +57,8 @@ time.sleep(15 if ring >= 0 else 0)
 
 
 def test_io_uring_is_refused(cluster: Cluster) -> None:
-    """A process with a ring. On kernels without io_uring there is nothing to refuse."""
-    job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/usr/bin/python3\n{IO_URING}")
+    """A process with a ring, where the user allows it. On kernels without io_uring there is nothing to refuse."""
+    job = cluster.submit(f"{BY_HAND},io_uring=allow", *ON_C1, script=f"#!/usr/bin/python3\n{IO_URING}")
     output = cluster.wait_for_output(job, "io_uring")
     if "errno" in output:
         pytest.skip(f"this kernel or container forbids io_uring: {output.strip()}")
