@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from slurm_affinode.agent.workers import Work
-from slurm_affinode.model.suspension import Mode, Phase
+from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.interface import Arrival, Orchestration
 from slurm_affinode.suspension.peers import Identity, Inspector
 from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
@@ -76,11 +76,9 @@ class Arrivals:
         if hello.root == 0 and (hello.image or hello.restarts > 0):
             return self._restore(who, hello, link, fds)
         close(fds, who.uid)
-        job = WatchedJob(
-            job_id=who.job_id, uid=who.uid, gid=who.gid, restarts=hello.restarts, option=hello.option,
-            init_pid=who.pid, init_started=who.started, root=hello.root, link=link, since_epoch=self._now(),
-        )  # fmt: skip
-        if known is not None:
+        if known is None:
+            job = self._watched(_arrival(who, hello, link), link, hello.root)
+        else:
             job = replace(known, link=link, root=hello.root or known.root)
         self._registry.put(job)
         if hello.root == 0:
@@ -105,7 +103,7 @@ class Arrivals:
                 return link.send(Wait())
             if not hello.image:
                 link.send(Wait())  # else it starts the script itself, beside the job that is being restored
-            arrival = Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, latest, fds, who.foreign)
+            arrival = _arrival(who, hello, latest, fds)
             if not self._work.restore(arrival, self._restored):
                 log.info("job %d: work on it is under way; its new shepherd will retry", who.job_id)
                 close(fds, who.uid)
@@ -151,12 +149,7 @@ class Arrivals:
             self._restoring.pop(arrival.job_id, None)
             link = arrival.link.current if isinstance(arrival.link, LatestLink) else arrival.link
         if not isinstance(reply, Hold):
-            root = reply.pid if isinstance(reply, Restored) else 0
-            job = WatchedJob(
-                job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, restarts=arrival.hello.restarts,
-                option=arrival.hello.option, init_pid=arrival.init_pid, init_started=arrival.init_started, root=root,
-                link=link, since_epoch=self._now(), phase=Phase.RUNNING,
-            )  # fmt: skip
+            job = self._watched(arrival, link, reply.pid if isinstance(reply, Restored) else 0)
             self._registry.put(job)
             if not isinstance(reply, Start) or self._admitted(job):
                 link.send(reply)
@@ -164,7 +157,19 @@ class Arrivals:
             link.send(reply)
         close(arrival.fds, arrival.uid)
 
+    def _watched(self, arrival: Arrival, link: Link, root: int) -> WatchedJob:
+        """Return a job to be watched. ``root``: see ``WatchedJob``."""
+        return WatchedJob(
+            job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, restarts=arrival.hello.restarts,
+            option=arrival.hello.option, init_pid=arrival.init_pid, init_started=arrival.init_started, root=root,
+            link=link, since_epoch=self._now(),
+        )  # fmt: skip
+
     def _admitted(self, job: WatchedJob) -> bool:
         """Return whether a job may start its script now. Otherwise, it is started when its turn comes."""
         in_place = self._orchestration.in_place
         return in_place is None or job.option.mode is not Mode.INPLACE or in_place.admit(job)
+
+
+def _arrival(who: Identity, hello: Hello, link: Link, fds: tuple[int, ...] = ()) -> Arrival:
+    return Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, link, fds, who.foreign)
