@@ -13,62 +13,133 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from slurm_affinode.base.config_values import build, span, within, zone
+from slurm_affinode.base.config_values import (
+    Amount,
+    Percent,
+    PositiveAmount,
+    PositiveSpan,
+    Share,
+    Span,
+    Zone,
+    build,
+    span,
+    within,
+)
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
-from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig, check_inplace
-from slurm_affinode.base.node_config import check as check_node
+from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
 from slurm_affinode.base.toml_lines import syntax_fault
 from slurm_affinode.base.urls import checked_url
+
+DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
+ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
+ENV_STATE = "SLURM_AFFINODE_STATE"
+ENV_DB = "SLURM_AFFINODE_DB"
+ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
+DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
+SLURM_BACKENDS = ("auto", "pyslurm", "commands")
+
+_PIPE_S = 10.0
+_LARGEST = 1 << 20
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""RFC 9110, section 5.6.2: a token."""
+_Retention = Annotated[str, span(least_s=86400.0)]
+"""A shorter one would delete data before the run that reports on it."""
+
+
+def backend(text: str, *, where: str) -> str:
+    """Return the backend if it is one of ``SLURM_BACKENDS``. Raises ``ConfigError`` with ``where``."""
+    if text not in SLURM_BACKENDS:
+        raise ConfigError(f"{where}: {text!r} is no way to speak to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
+    return text
+
+
+def _backend(where: str, key: str, text: str) -> None:
+    backend(text, where=f"{where}: {key}")
+
+
+def _bin_dir(where: str, key: str, path: Path) -> None:
+    if not path.is_absolute() or ":" in str(path):
+        raise ConfigError(
+            f"{where}: {key}: {str(path)!r} is not the absolute path of a directory",
+            hint="write for example /opt/slurm/bin",
+        )
+
+
+def _header_names(where: str, key: str, headers: Mapping[str, str]) -> None:
+    for header in headers:
+        if not _HEADER.fullmatch(header):
+            raise ConfigError(f"{where}: {key}: {header!r} is no name of a header", hint="X-Scope-OrgID is one")
+
+
+def _prometheus_url(where: str, key: str, url: str) -> None:
+    try:
+        checked_url(url)
+    except AffinodeError as error:
+        raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
+
+
+def _exporter_url(where: str, key: str, url: str) -> None:
+    try:
+        parts = urlsplit(url.replace("{node}", "n1"))
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"{where}: {key}: {url!r} is neither http nor https",
+            hint="write for example https://{node}.example.org:9400/metrics",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeClass:
     """Hardware of nodes, used if Slurm itself is not queried: ``[zombies.nodes."gpu-*"]``."""
 
-    cores: int
-    gpus: int
-    memory_gib: float
+    cores: Annotated[int, within(1)]
+    gpus: Annotated[int, within(0)]
+    memory_gib: PositiveAmount
 
 
 @dataclass(frozen=True, slots=True)
 class MisfitConfig:
     """Thresholds of the misfits. Shares are 0-1."""
 
-    min_run: str = "10m"
+    min_run: Span = "10m"
     """Shorter runs are ignored."""
-    cores_per_gpu: float | None = None
+    cores_per_gpu: PositiveAmount | None = None
     """``None``: the number of cores that the node has for each GPU; if that is unknown, the rule is skipped."""
-    memory_gib_per_gpu: float | None = None
+    memory_gib_per_gpu: PositiveAmount | None = None
     """As ``cores_per_gpu``."""
-    min_gpu_hours: float = 0.0
+    min_gpu_hours: Amount = 0.0
     """A user's jobs of one kind are reported if they sum to at least this many GPU-hours."""
-    min_core_hours: float = 0.0
+    min_core_hours: Amount = 0.0
     """The same for jobs without GPUs, in core-hours."""
-    memory_used_share: float = 0.8
+    memory_used_share: Share = 0.8
     """A job that used at least this share of its host memory needed it."""
     too_powerful: tuple[str, ...] = ("*h200*", "*h100*", "*b200*", "*a100*")
     """Patterns of GPU models that have smaller alternatives."""
-    small_util_pct: float = 15.0
-    small_gpu_gib: float = 10.0
-    small_host_gib: float = 32.0
-    small_cores: int = 4
+    small_util_pct: Percent = 15.0
+    small_gpu_gib: Amount = 10.0
+    small_host_gib: Amount = 32.0
+    small_cores: Annotated[int, within(0)] = 4
     """A job that stays below all four limits fits a smaller GPU or a MIG instance."""
-    time_share: float = 0.2
+    time_share: Share = 0.2
     """A job that used less than this share of its time limit is reported."""
-    time_min_unused_gpu_hours: float = 8.0
+    time_min_unused_gpu_hours: Amount = 8.0
     cpu_only_partitions: tuple[str, ...] = ()
     """Partitions for GPU jobs; empty: those in which most jobs have GPUs."""
-    user_efficiency_pct: float = 25.0
-    user_min_gpu_hours: float = 50.0
-    user_min_share: float = 0.0
+    user_efficiency_pct: Percent = 25.0
+    user_min_gpu_hours: Amount = 50.0
+    user_min_share: Share = 0.0
     """Minimum share of all GPU-hours (or core-hours) of the interval."""
-    user_top: int = 15
+    user_top: Annotated[int, within(1)] = 15
     """Only this many users with the most GPU-hours are considered."""
-    cpu_efficiency_pct: float = 60.0
-    cpu_user_min_core_hours: float = 1000.0
-    host_memory_min_gib_hours: float = 100.0
+    cpu_efficiency_pct: Percent = 60.0
+    cpu_user_min_core_hours: Amount = 1000.0
+    host_memory_min_gib_hours: Amount = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,80 +150,21 @@ class ZombiesConfig:
     """The site's signature file; ``None``: the built-in one."""
     policy: Path | None = None
     """The clean-up policy; ``None``: /etc/slurm-affinode/zombies.toml, else the built-in one."""
-    look_back: str = "2d"
+    look_back: PositiveSpan = "2d"
     """How far back from the end GPU metrics are read."""
-    exporter_port: int = 9402
+    exporter_port: Annotated[int, within(1, 65535)] = 9402
     """Port of a node's metrics: http://NODE:PORT/metrics."""
-    exporter_url: str | None = None
+    exporter_url: Annotated[str, _exporter_url] | None = None
     """URL of the metrics instead, with ``{node}``: ``https://{node}.example.org:9400/metrics``."""
     exporter_token_file: Path | None = None
     """A bearer token for the exporters."""
     exporter_ca_file: Path | None = None
     """CA bundle (PEM) for https."""
-    completing: str = "15m"
+    completing: Span = "15m"
     """A job that is COMPLETING for longer than this is stuck."""
     nodes: Mapping[str, NodeClass] = field(default_factory=dict)
     """Pattern of node names -> hardware; the first match counts."""
     misfits: MisfitConfig = MisfitConfig()
-
-
-_SHARES = ("memory_used_share", "time_share", "user_min_share")
-_PERCENTS = ("small_util_pct", "user_efficiency_pct", "cpu_efficiency_pct")
-_AMOUNTS = (
-    "min_gpu_hours", "min_core_hours", "small_gpu_gib", "small_host_gib", "small_cores", "time_min_unused_gpu_hours",
-    "user_min_gpu_hours", "cpu_user_min_core_hours", "host_memory_min_gib_hours",
-)  # fmt: skip
-
-
-def check_zombies(zombies: ZombiesConfig, where: str) -> None:
-    """Raise ``ConfigError``, naming file and key, for an invalid value of the right type."""
-    span(where, "zombies.look_back", zombies.look_back, above=True)
-    span(where, "zombies.completing", zombies.completing)
-    within(where, "zombies.exporter_port", zombies.exporter_port, 1, 65535)
-    if zombies.exporter_url is not None:
-        _exporter_url(where, zombies.exporter_url)
-    for pattern, node in zombies.nodes.items():
-        name = f"zombies.nodes.{pattern}"
-        within(where, f"{name}.cores", node.cores, 1)
-        within(where, f"{name}.gpus", node.gpus, 0)
-        within(where, f"{name}.memory_gib", node.memory_gib, 0, above=True)
-    misfits, name = zombies.misfits, "zombies.misfits"
-    span(where, f"{name}.min_run", misfits.min_run)
-    for key in ("cores_per_gpu", "memory_gib_per_gpu"):
-        within(where, f"{name}.{key}", getattr(misfits, key), 0, above=True)
-    for keys, high in ((_SHARES, 1), (_PERCENTS, 100), (_AMOUNTS, None)):
-        for key in keys:
-            within(where, f"{name}.{key}", getattr(misfits, key), 0, high)
-    within(where, f"{name}.user_top", misfits.user_top, 1)
-
-
-def _exporter_url(where: str, url: str) -> None:
-    try:
-        parts = urlsplit(url.replace("{node}", "n1"))
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise ConfigError(
-            f"{where}: zombies.exporter_url: {url!r} is neither http nor https",
-            hint="write for example https://{node}.example.org:9400/metrics",
-        )
-
-
-DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
-ENV_CONFIG = "SLURM_AFFINODE_CONFIG"
-ENV_STATE = "SLURM_AFFINODE_STATE"
-ENV_DB = "SLURM_AFFINODE_DB"
-ENV_SLURM_BACKEND = "SLURM_AFFINODE_SLURM_BACKEND"
-DEFAULT_POLICY = Path("/etc/slurm-affinode/zombies.toml")
-SLURM_BACKENDS = ("auto", "pyslurm", "commands")
-
-_KEEP = ("keep_samples", "keep_jobs", "keep_reports", "keep_audit")
-_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""RFC 9110, section 5.6.2: a token."""
-_DAY_S = 86400.0
-_PIPE_S = 10.0
-_LARGEST = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +187,7 @@ class ClusterConfig:
 
     name: str | None = None
     """Cluster of records that name none; ``None``: see ``name_or_default``."""
-    timezone: str | None = None
+    timezone: Zone | None = None
     """IANA zone of times without a zone; ``None``: the local zone of this process (as for ``sacct`` itself)."""
 
     @property
@@ -188,9 +200,9 @@ class ClusterConfig:
 class SlurmConfig:
     """Access to a live Slurm."""
 
-    backend: str = "auto"
+    backend: Annotated[str, _backend] = "auto"
     """``pyslurm``, ``commands`` (Slurm's own), or ``auto``: pyslurm if it is installed for the site's release."""
-    bin_dir: Path | None = None
+    bin_dir: Annotated[Path, _bin_dir] | None = None
     """Directory of Slurm's commands, searched before ``PATH``, e.g. ``/opt/slurm/bin``; ``None``: they are in
     ``PATH``."""
 
@@ -201,7 +213,7 @@ class IdleConfig:
 
     idle_pct: float = 0.0
     low_pct: float = 5.0
-    max_gap_steps: float = 3.0
+    max_gap_steps: Annotated[float, within(1)] = 3.0
     """A gap between two samples of more than this many sampling intervals is unknown time."""
 
 
@@ -219,7 +231,7 @@ class GpuHistoryConfig:
 class PrometheusConfig:
     """A Prometheus server with GPU metrics. Secrets are in files or in the environment, never here."""
 
-    url: str | None = None
+    url: Annotated[str, _prometheus_url] | None = None
     """Root of the server, e.g. ``https://metrics.example.org/prometheus``; ``None``: no server."""
     token_file: Path | None = None
     """A bearer token. Environment: ``SLURM_AFFINODE_PROMETHEUS_TOKEN``."""
@@ -233,15 +245,15 @@ class PrometheusConfig:
     key_file: Path | None = None
     insecure: bool = False
     """Skip verification of TLS certificates."""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Annotated[Mapping[str, str], _header_names] = field(default_factory=dict)
     """Additional request headers, e.g. ``X-Scope-OrgID`` for Mimir."""
     match: tuple[str, ...] = ()
     """Label matchers that every series must satisfy, e.g. ``cluster="alpha"``."""
-    step: str | None = None
+    step: PositiveSpan | None = None
     """Resolution of queries; ``None``: the samples as scraped."""
-    timeout: str = "60s"
+    timeout: PositiveSpan = "60s"
     """Timeout of one request."""
-    overlap: str = "10m"
+    overlap: Span = "10m"
     """How far before the end of the last read metrics are read again, for samples that arrived late."""
 
 
@@ -265,15 +277,15 @@ class NightlyConfig:
     """Files or globs with sacct output to import each night, if sacct itself is not to be run."""
     gpu_paths: tuple[str, ...] = ()
     """Files, directories or globs with GPU metrics to import each night."""
-    sacct_overlap: str = "2d"
+    sacct_overlap: Span = "2d"
     """How far before the last run accounting is read again, for records that reached the database late."""
-    keep_samples: str = "400d"
+    keep_samples: _Retention = "400d"
     """Older GPU samples are deleted."""
-    keep_jobs: str = "1100d"
+    keep_jobs: _Retention = "1100d"
     """Jobs that ended longer ago are deleted."""
-    keep_reports: str = "400d"
+    keep_reports: _Retention = "400d"
     """Reports of periods that ended longer ago are deleted."""
-    keep_audit: str = "1100d"
+    keep_audit: _Retention = "1100d"
     """Older records of actions on squatters, zombies and orphans are deleted; the deletion is recorded as well."""
 
 
@@ -406,13 +418,6 @@ def policy_path(config: Config) -> Path:
     return config.zombies.policy or DEFAULT_POLICY
 
 
-def backend(text: str, *, where: str) -> str:
-    """Return the backend if it is one of ``SLURM_BACKENDS``. Raises ``ConfigError`` with ``where``."""
-    if text not in SLURM_BACKENDS:
-        raise ConfigError(f"{where}: {text!r} is no way to speak to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
-    return text
-
-
 def parse(text: str, *, where: str) -> Config:
     """Build a ``Config`` from TOML text; ``where`` names its origin in errors. Raises ``ConfigError``."""
     try:
@@ -421,33 +426,11 @@ def parse(text: str, *, where: str) -> Config:
         fault = syntax_fault(error, text)
         raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
     config = build(Config, data, where)
-    idle, nightly, prometheus = config.idle, config.nightly, config.prometheus
+    idle, inplace = config.idle, config.inplace
     if not 0 <= idle.idle_pct <= idle.low_pct <= 100:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
-    within(where, "idle.max_gap_steps", idle.max_gap_steps, 1)
-    backend(config.slurm.backend, where=f"{where}: slurm.backend")
-    bin_dir = config.slurm.bin_dir
-    if bin_dir is not None and (not bin_dir.is_absolute() or ":" in str(bin_dir)):
-        message = f"{where}: slurm.bin_dir: {str(bin_dir)!r} is not the absolute path of a directory"
-        raise ConfigError(message, hint="write for example /opt/slurm/bin")
-    zone(where, "cluster.timezone", config.cluster.timezone)
-    span(where, "nightly.sacct_overlap", nightly.sacct_overlap)
-    for key in _KEEP:  # a shorter retention would delete data before the run that reports on it
-        span(where, f"nightly.{key}", getattr(nightly, key), least_s=_DAY_S)
-    for key in ("step", "timeout"):
-        span(where, f"prometheus.{key}", getattr(prometheus, key), above=True)
-    span(where, "prometheus.overlap", prometheus.overlap)
-    for header in prometheus.headers:
-        if not _HEADER.fullmatch(header):
-            raise ConfigError(
-                f"{where}: prometheus.headers: {header!r} is no name of a header", hint="X-Scope-OrgID is one"
-            )
-    if prometheus.url is not None:
-        try:
-            checked_url(prometheus.url)
-        except AffinodeError as error:
-            raise ConfigError(f"{where}: prometheus.url: {error}", hint=error.hint) from None
-    check_zombies(config.zombies, where)
-    check_node(config.agent, config.suspend, where)
-    check_inplace(config.inplace, where)
+    if not 0 <= inplace.start_free_pct <= inplace.awake_limit_pct:
+        raise ConfigError(
+            f"{where}: inplace.start_free_pct: {inplace.start_free_pct:g} is not from 0 to inplace.awake_limit_pct"
+        )
     return config

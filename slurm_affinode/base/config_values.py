@@ -1,17 +1,21 @@
-"""Values of the configuration: conversion from TOML to the typed sections, and range checks."""
+"""Values of the configuration: conversion from TOML to the declared types of its sections, with their checks.
+
+A type is declared with its checks, each a ``Check``: ``Annotated[float, within(0, 1)]``.
+"""
 
 from __future__ import annotations
 
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from slurm_affinode.base.errors import AffinodeError, ConfigError
+from slurm_affinode.base.text import parse_size
 from slurm_affinode.base.times import parse_span_s
 
 LONGEST_S = 100 * 365 * 86400.0
@@ -19,14 +23,17 @@ LONGEST_S = 100 * 365 * 86400.0
 _MAY_BE_EMPTY = ("agent.listen",)
 
 T = TypeVar("T")
+Check = Callable[[str, str, Any], None]
+"""Raises ``ConfigError`` for an invalid value; takes the name of the file, that of the key, and a value of its type."""
 
 
 def build(cls: type[T], data: Mapping[str, Any], where: str, at: tuple[str, ...] = ()) -> T:
     """Build a section (a dataclass) from a table. Raises ``ConfigError`` with ``where`` and the key below ``at``.
 
-    Rejects unknown keys, values of another type, empty strings, and numbers that are not finite (nan, inf).
+    Rejects unknown keys, values of another type, empty strings, numbers that are not finite (nan, inf), and values that
+    fail a check of their type.
     """
-    hints = typing.get_type_hints(cls)
+    hints = typing.get_type_hints(cls, include_extras=True)
     known = {f.name: hints[f.name] for f in fields(cls) if f.name != "source"}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
     for key, value in data.items():
@@ -47,6 +54,12 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
             raise ConfigError(f"{where}: {name}: a table is needed")
         return build(kind, value, where, at)
     origin = typing.get_origin(kind)
+    if origin is Annotated:
+        kind, *checks = typing.get_args(kind)
+        found = _value(kind, value, where, at)
+        for check in checks:
+            check(where, name, found)
+        return found
     if origin in (typing.Union, types.UnionType):
         return _value(next(a for a in typing.get_args(kind) if a is not type(None)), value, where, at)
     if isinstance(value, str) and not value.strip() and kind in (str, Path) and name not in _MAY_BE_EMPTY:
@@ -62,7 +75,7 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
     if origin is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
         if not all(v.strip() for v in value):
             raise ConfigError(f"{where}: {name}: has an empty text in it")
-        return tuple(_value(str, one, where, at) for one in value)
+        return tuple(_value(typing.get_args(kind)[0], one, where, at) for one in value)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         entry = typing.get_args(kind)[1]
         if entry is str and not all(isinstance(one, str) for one in value.values()):
@@ -95,45 +108,93 @@ def _expected(kind: Any) -> str:
     )
 
 
-def within(
-    where: str, key: str, value: float | None, low: float, high: float | None = None, *, above: bool = False
-) -> None:
-    """Raise ``ConfigError`` unless a number is from ``low`` (``above``: excluding ``low``) to ``high``.
+def within(low: float, high: float | None = None, *, above: bool = False) -> Check:
+    """Check that a number is from ``low`` (``above``: excluding ``low``) to ``high``; the message has the range."""
 
-    The message contains the allowed range. ``None`` is not set, and valid.
-    """
-    if value is None or ((value > low if above else value >= low) and (high is None or value <= high)):
-        return
-    limits = f"above {low:g}" if above else f"from {low:g}" if high is not None else f"below {low:g}"
-    limits += "" if high is None else f" and up to {high:g}" if above else f" to {high:g}"
-    number = value if isinstance(value, int) else f"{value:g}"
-    raise ConfigError(f"{where}: {key}: {number} is {'' if limits.startswith('below') else 'not '}{limits}")
+    def check(where: str, key: str, value: float) -> None:
+        if (value > low if above else value >= low) and (high is None or value <= high):
+            return
+        limits = f"above {low:g}" if above else f"from {low:g}" if high is not None else f"below {low:g}"
+        limits += "" if high is None else f" and up to {high:g}" if above else f" to {high:g}"
+        number = value if isinstance(value, int) else f"{value:g}"
+        raise ConfigError(f"{where}: {key}: {number} is {'' if limits.startswith('below') else 'not '}{limits}")
+
+    return check
 
 
-def span(where: str, key: str, text: str | None, *, least_s: float = 0.0, above: bool = False) -> None:
-    """Raise ``ConfigError`` unless ``text`` is a span of time of at least ``least_s`` seconds and at most 100 years.
+def span(*, least_s: float = 0.0, above: bool = False) -> Check:
+    """Check that a text is a span of time from ``least_s`` seconds (``above``: excluding 0) to 100 years."""
 
-    ``above``: 0 is not valid either. ``None`` is not set, and valid.
-    """
-    if text is None:
-        return
+    def check(where: str, key: str, text: str) -> None:
+        try:
+            seconds = parse_span_s(text)
+        except AffinodeError as error:
+            raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
+        if above and seconds <= 0:
+            raise ConfigError(f"{where}: {key}: {text} is not above 0")
+        if seconds < least_s:
+            raise ConfigError(f"{where}: {key}: {text} is less than {least_s / 86400:g}d")
+        if seconds > LONGEST_S:
+            raise ConfigError(f"{where}: {key}: {text} is more than 100 years", hint="36500d is as good as for ever")
+
+    return check
+
+
+def size(parse: Callable[[str], object] = parse_size, *, above: bool = False) -> Check:
+    """Check that ``parse`` accepts a text; ``above``: as a size above 0."""
+
+    def check(where: str, key: str, text: str) -> None:
+        try:
+            found = parse(text)
+        except AffinodeError as error:
+            raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
+        if above and found == 0:
+            raise ConfigError(f"{where}: {key}: {text} is not above 0")
+
+    return check
+
+
+def either(first: str, second: str) -> Check:
+    """Check that a text is one of two words."""
+
+    def check(where: str, key: str, text: str) -> None:
+        if text not in (first, second):
+            raise ConfigError(f"{where}: {key}: {text!r} is not {first} or {second}")
+
+    return check
+
+
+def table(known: Iterable[str], check: Check) -> Check:
+    """Check that a table has only ``known`` keys, and each of its values."""
+
+    def check_all(where: str, key: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name not in known:
+                raise ConfigError(f"{where}: unknown key {key}.{name}", hint=f"known here: {', '.join(known)}")
+            check(where, f"{key}.{name}", value)
+
+    return check_all
+
+
+def _zone(where: str, key: str, name: str) -> None:
     try:
-        seconds = parse_span_s(text)
-    except AffinodeError as error:
-        raise ConfigError(f"{where}: {key}: {error}", hint=error.hint) from None
-    if above and seconds <= 0:
-        raise ConfigError(f"{where}: {key}: {text} is not above 0")
-    if seconds < least_s:
-        raise ConfigError(f"{where}: {key}: {text} is less than {least_s / 86400:g}d")
-    if seconds > LONGEST_S:
-        raise ConfigError(f"{where}: {key}: {text} is more than 100 years", hint="36500d is as good as for ever")
-
-
-def zone(where: str, key: str, name: str | None) -> None:
-    """Raise ``ConfigError`` if there is no such time zone."""
-    try:
-        _ = None if name is None else ZoneInfo(name)
+        ZoneInfo(name)
     except (KeyError, ValueError, OSError):
         raise ConfigError(
             f"{where}: {key}: {name!r} is not a time zone", hint="write an IANA name, for example Europe/Oslo or UTC"
         ) from None
+
+
+def _absolute(where: str, key: str, path: Path) -> None:
+    if not path.is_absolute():
+        raise ConfigError(f"{where}: {key}: {path} is not an absolute path")
+
+
+Span = Annotated[str, span()]
+PositiveSpan = Annotated[str, span(above=True)]
+Zone = Annotated[str, _zone]
+AbsolutePath = Annotated[Path, _absolute]
+Share = Annotated[float, within(0, 1)]
+Percent = Annotated[float, within(0, 100)]
+Amount = Annotated[float, within(0)]
+PositiveAmount = Annotated[float, within(0, above=True)]
