@@ -22,6 +22,7 @@ from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Look, Own
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
+from slurm_affinode.suspension.interface import DaemonCalls
 from slurm_affinode.suspension.mail import SILENT, Mailer
 from slurm_affinode.suspension.process_tree import Member
 from slurm_affinode.suspension.recovery import JobKeeper
@@ -185,12 +186,18 @@ class Node:
         self.world = world
         self.agent = Agent(world, "c1", mailer=mailer)
         self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
+        self.idle_s: Callable[[int], float | None] = lambda job_id: None
+        self.woken: Callable[[int, str], None] = lambda job_id, how: None
+        self.pressed: Callable[[], None] = lambda: None
+        self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
+        calls = DaemonCalls(*(self._set_later(name) for name in ("idle_s", "woken", "pressed", "gpus_of")))
         self.director = Director(
             self.agent.parts,
             self.freezer,
             self.sockets,
             self.cards,
             rules or Rules(),
+            calls=calls,
             unheard=unheard,
             workers=Inline(),
             clock=clock or (lambda: world.clock),
@@ -198,6 +205,10 @@ class Node:
         self.suspender = self.suspender_with()
         self.keeper = JobKeeper(self.agent.parts, self.agent.aftermath, self.director)
         self.agent.parts.registry.put(self.job())
+
+    def _set_later(self, name: str) -> Callable[..., Any]:
+        """Return a function that calls the attribute, which a test may set after the scheduler is built."""
+        return lambda *arguments: getattr(self, name)(*arguments)  # noqa: PLW0108 - looked up when called
 
     def suspender_with(self, **changes: Any) -> JobSuspender:
         """Return a suspender with some of its parts replaced."""

@@ -37,7 +37,7 @@ from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
-from slurm_affinode.suspension.interface import AgentContext, Orchestration
+from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import mailer
@@ -172,7 +172,7 @@ def build(context: AgentContext) -> Orchestration:
     )
     tiers.report = partial(_report, parts)
     aftermath = Aftermath(parts)
-    in_place = _director(config, parts, gpus)
+    in_place = _director(config, parts, gpus, context.calls)
     keeper = JobKeeper(parts, aftermath, in_place)
     sleeping = InPlaceEnding(
         parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning),
@@ -190,7 +190,7 @@ def build(context: AgentContext) -> Orchestration:
     return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, aftermath.stop)
 
 
-def _director(config: Config, parts: Parts, gpus: DriverGpus) -> Director:
+def _director(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls) -> Director:
     """Build the scheduler of jobs suspended in place."""
     inplace = config.inplace
     rules = Rules(
@@ -204,7 +204,7 @@ def _director(config: Config, parts: Parts, gpus: DriverGpus) -> Director:
     announcements = Announcements(config.agent.run_dir / DIRECTORY)
     inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)
     found = partial(unheard, identify=inspector.identify)
-    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, unheard=found)
+    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, calls=calls, unheard=found)
 
 
 def _report(parts: Parts, key: JobKey, text: str) -> None:

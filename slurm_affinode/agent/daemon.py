@@ -44,7 +44,7 @@ from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
-from slurm_affinode.suspension.interface import AgentContext, Orchestration
+from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
 from slurm_affinode.suspension.peers import Identity, Inspector, Peer
 from slurm_affinode.suspension.promises import Promises
 from slurm_affinode.suspension.registry import Registry
@@ -91,7 +91,8 @@ class Daemon:
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
-        context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver, indices)
+        calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of)
+        context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver, indices, calls)
         self.orchestration = parts.orchestration(context)
         self.work = Work(self.orchestration, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
@@ -117,11 +118,6 @@ class Daemon:
             self.service.answer, path=run_dir / CONTROL, node=self.node,
             address=listen_address(config.agent.listen) if config.agent.listen else None,
         )  # fmt: skip
-        if self.orchestration.in_place is not None:
-            self.orchestration.in_place.idle_s = self.loop.movable_s
-            self.orchestration.in_place.woken = self._woken
-            self.orchestration.in_place.pressed = self._poke.set
-            self.orchestration.in_place.gpus_of = self._gpus_of
         self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
 
     def start(self) -> None:
@@ -176,6 +172,9 @@ class Daemon:
         """Run a call in the thread for queries of the node itself."""
         with contextlib.suppress(RuntimeError):  # the agent is stopping
             self._aside.submit(_safely, call)
+
+    def _idle_s(self, job_id: int) -> float | None:
+        return self.loop.movable_s(job_id)
 
     def _gpus_of(self, job_id: int) -> list[str] | None:
         """Return the UUIDs of a job's GPUs as the prolog reported them, or ``None`` if not known."""

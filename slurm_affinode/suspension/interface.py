@@ -189,13 +189,6 @@ class Keeper(Protocol):
 class InPlace(Protocol):
     """Manages jobs suspended in place (``mode=inplace``)."""
 
-    idle_s: Callable[[int], float | None]
-    """Set by the daemon: how long a job has been idle; ``None`` if the policy would not suspend it for another job."""
-    woken: Callable[[int, str], None]
-    """Set by the daemon: called when a job runs again, with a description of its wake."""
-    pressed: Callable[[], None]
-    """Set by the daemon: called when jobs have to make room (``wanted``)."""
-
     def start(self) -> None:
         """Start watching; called after ``Keeper.recover``."""
         ...
@@ -203,9 +196,6 @@ class InPlace(Protocol):
     def stop(self) -> None:
         """Stop waking jobs. Those that sleep remain asleep, and the next agent takes them over."""
         ...
-
-    gpus_of: Callable[[int], Sequence[str] | None]
-    """Set by the daemon: UUIDs of the GPUs of a job that has not started."""
 
     def admit(self, job: WatchedJob) -> bool:
         """Return whether a job may start now; otherwise its shepherd waits until it is notified. Must not block."""
@@ -237,6 +227,20 @@ class InPlace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class DaemonCalls:
+    """Functions of the daemon that ``InPlace`` calls from its threads, not before it is started."""
+
+    idle_s: Callable[[int], float | None] = lambda job_id: None
+    """Returns how long a job has been idle; ``None`` if the policy would not suspend it for another job."""
+    woken: Callable[[int, str], None] = lambda job_id, how: None
+    """Called when a job runs again, with a description of its wake."""
+    pressed: Callable[[], None] = lambda: None
+    """Called when jobs have to make room (``InPlace.wanted``)."""
+    gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
+    """Returns the UUIDs of the GPUs of a job that has not started; ``None`` if they are not known."""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentContext:
     """Objects that the daemon passes to ``agent.composition.build``. All of them are thread-safe."""
 
@@ -250,6 +254,7 @@ class AgentContext:
     """The driver that the loop samples with. It is locked while the context lasts, so keep it short."""
     gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Slurm's GPU indices of each job on this node, as reported by prologs."""
+    calls: DaemonCalls = DaemonCalls()
 
 
 @dataclass(frozen=True, slots=True)

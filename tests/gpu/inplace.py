@@ -30,7 +30,7 @@ from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
-from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.interface import DaemonCalls, Refused
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.notify import Aftermath
@@ -157,11 +157,11 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         absences=Absences(work, signer, keep_s=0),
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
-    director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S))
+    calls = DaemonCalls(lambda job_id: made.idle_s(job_id))  # noqa: PLW0108 - it is made below
+    director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S), calls=calls)
     ending = InPlaceEnding(parts, Aftermath(parts), director, freezer=freezer, sockets=sockets, freeze_s=10.0)
     suspender = JobSuspender(parts, {Mode.INPLACE: ending})
     made = InPlace(parts, watch, director, suspender)
-    director.idle_s = made.idle_s
     director.start()
     thread = threading.Thread(target=made.policy, name="policy", daemon=True)
     thread.start()

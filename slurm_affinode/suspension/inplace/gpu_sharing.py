@@ -17,8 +17,8 @@ from slurm_affinode.core.inplace import Arriving, Awake, GpuLoad, Waiter, WakePl
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension import memory
 from slurm_affinode.suspension.activity import name_of
+from slurm_affinode.suspension.context import Gpus
 from slurm_affinode.suspension.inplace.freezer import Freezer
-from slurm_affinode.suspension.inplace.sleeper import Cards
 from slurm_affinode.suspension.memory import held_by
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -65,12 +65,12 @@ class Sharing:
     """Plans the queue of jobs that are to wake or start."""
 
     def __init__(
-        self, registry: Registry, freezer: Freezer, cards: Cards, awake_limit_pct: float, unheard: Unheard
+        self, registry: Registry, freezer: Freezer, gpus: Gpus, awake_limit_pct: float, unheard: Unheard
     ) -> None:
         """``awake_limit_pct``: share of a GPU that jobs in place may hold at once. ``unheard``: see that function."""
         self._registry = registry
         self._freezer = freezer
-        self._cards = cards
+        self._gpus = gpus
         self._limit = awake_limit_pct / 100
         self._unheard = unheard
 
@@ -80,17 +80,17 @@ class Sharing:
             GpuLoad(
                 device.uuid,
                 name_of(device),
-                self._cards.free_bytes(device),
+                self._gpus.free_bytes(device),
                 round((device.memory_mib or 0) * _MIB * self._limit),
                 round((device.memory_mib or 0) * _MIB),
             )
-            for device in self._cards.devices()
+            for device in self._gpus.devices()
             if device.mig is None
         ]
 
     def uuids(self, indices: Sequence[int]) -> set[str]:
         """Return the UUIDs of the GPUs with these Slurm indices. Raises ``GpuError``."""
-        numbers = {one.uuid: one.index if one.minor is None else one.minor for one in self._cards.devices()}
+        numbers = {one.uuid: one.index if one.minor is None else one.minor for one in self._gpus.devices()}
         return {uuid for uuid, number in numbers.items() if number in indices}
 
     def plan(
@@ -104,7 +104,7 @@ class Sharing:
 
         ``asleep``: all jobs that are not awake, including these two. Raises ``GpuError``.
         """
-        by_uuid = self._cards.processes()
+        by_uuid = self._gpus.processes()
         arriving = [Arriving(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in coming]
         awake = [
             self._awake(job, by_uuid, idle_s)
@@ -120,7 +120,7 @@ class Sharing:
 
         Raises ``GpuError``.
         """
-        has = held_by(self._cards.processes(), one.cuda)
+        has = held_by(self._gpus.processes(), one.cuda)
         lacks = {uuid: max(0, need - has.get(uuid, 0)) for uuid, need in one.held.items()}
         return memory.shortage(lacks, {card.uuid: card.free for card in self.cards()})
 

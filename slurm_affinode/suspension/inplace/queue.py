@@ -176,9 +176,13 @@ class GpuQueue:
     """The queue, served according to ``core.inplace``. ``serve`` is for one thread, the rest for any."""
 
     def __init__(
-        self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float]
-    ) -> None:
-        """``deadline_s``: a job that has waited this long is overdue. ``clock``: a monotonic clock, in seconds."""
+        self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float],
+        *, pressed: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """``deadline_s``: a job that has waited this long is overdue. ``clock``: a monotonic clock, in seconds.
+
+        ``pressed`` is called when other jobs have to make room.
+        """
         self._parts = parts
         self._sharing = sharing
         self._comments = comments
@@ -192,8 +196,7 @@ class GpuQueue:
         self._wanted: dict[int, tuple[int, ...]] = {}
         self._served = -1e9
         self._changed = True
-        self.pressed: Callable[[], None] = lambda: None
-        """Called when other jobs have to make room."""
+        self._pressed = pressed
 
     def turn(self) -> int:
         """Return a number for a new job, above all earlier ones."""
@@ -285,4 +288,4 @@ class GpuQueue:
             changed = wanted != self._wanted
             self._wanted = wanted
         if changed and wanted:
-            self.pressed()
+            self._pressed()

@@ -23,13 +23,13 @@ from slurm_affinode.core.inplace import GpuLoad
 from slurm_affinode.core.wake_time import wake_time
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
-from slurm_affinode.suspension import messages
-from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension import interface, messages
+from slurm_affinode.suspension.context import Gpus, Parts
 from slurm_affinode.suspension.inplace import sockets
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing, Unheard
 from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, InLine, Workers
-from slurm_affinode.suspension.inplace.sleeper import Cards, Sleeper
+from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
@@ -229,22 +229,25 @@ _MOST_OF_TIME = 20.0
 """A round is followed by a pause of at least this many times its CPU time; time spent waiting does not count."""
 
 
+_NO_DAEMON = interface.DaemonCalls()
+
+
 class Director:
     """The scheduler of the agent. Thread-safe."""
 
     def __init__(
-        self, parts: Parts, freezer: Freezer, sockets: Sockets, cards: Cards, rules: Rules,
-        *, unheard: Unheard = lambda pids: {}, workers: Workers | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, parts: Parts, freezer: Freezer, sockets: Sockets, gpus: Gpus, rules: Rules,
+        *, calls: interface.DaemonCalls = _NO_DAEMON, unheard: Unheard = lambda pids: {},
+        workers: Workers | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """``unheard``: see ``Sharing``; ``clock``: see ``Line``. ``workers`` run beside the scheduler's thread."""
-        self._parts, self._freezer, self._sockets = parts, freezer, sockets
-        self._sharing = Sharing(parts.registry, freezer, cards, rules.awake_limit_pct, unheard)
+        self._parts, self._freezer, self._sockets, self._calls = parts, freezer, sockets, calls
+        self._sharing = Sharing(parts.registry, freezer, gpus, rules.awake_limit_pct, unheard)
         self._rules = rules
         self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)
         self._looks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s)
-        self._line = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock)
+        self._line = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock, pressed=calls.pressed)
         self._starters = Starters(parts, freezer, rules.start_free_pct)
         self._lock = threading.RLock()
         """Guards the sleepers; ``_changed`` is its condition."""
@@ -256,15 +259,6 @@ class Director:
         self._workers = workers or ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
         self._aside = workers or ThreadPoolExecutor(_ASIDE_AT_ONCE, "aside")
         self._thread: threading.Thread | None = None
-        self.idle_s: Callable[[int], float | None] = lambda job_id: None
-        """How long a job has been idle; ``None`` if the policy would not suspend it for another job."""
-        self.woken: Callable[[int, str], None] = lambda job_id, how: None
-        """Called when a job runs again, with a description of its wake."""
-        self.pressed: Callable[[], None] = lambda: None
-        """Called when other jobs have to make room."""
-        self._line.pressed = lambda: self.pressed()  # noqa: PLW0108 - it is set later
-        self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
-        """UUIDs of the GPUs of a job that has not started."""
 
     # --- the thread
 
@@ -302,7 +296,7 @@ class Director:
             self._look_slowly(now)
             self._waking.tidy()
             with self._lock:
-                self._starters.tend(now, self.idle_s)
+                self._starters.tend(now, self._calls.idle_s)
         with self._lock:
             asleep = [one for one in self._sleepers.values() if one.asked_epoch is None]
         for sleeper, why in self._looks.requests(asleep, now):
@@ -317,7 +311,7 @@ class Director:
     # --- wake requests
 
     def adopt(self, sleeper: Sleeper, *, ask: str = "") -> None:
-        """See ``suspend.Caretaker``."""
+        """Watch a job from now on; ``ask``: wake it as soon as there is room, for this reason."""
         self._refresh(sleeper)
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
@@ -471,7 +465,7 @@ class Director:
             if len(self._starters) or any(one.asked_epoch is not None for one in self._sleepers.values()):
                 return False
             asleep = frozenset(self._sleepers)
-        return bool(self._sharing.plan([sleeper], [], asleep, self.idle_s).go)
+        return bool(self._sharing.plan([sleeper], [], asleep, self._calls.idle_s).go)
 
     def _gone(self, sleeper: Sleeper) -> None:
         with self._changed:
@@ -488,7 +482,7 @@ class Director:
     # --- serving the queue
 
     def cards(self) -> Sequence[GpuLoad]:
-        """See ``suspend.Caretaker``."""
+        """Return the GPUs, with the limit for awake jobs. Raises ``GpuError``."""
         return self._sharing.cards()
 
     def _serve(self, now: float) -> None:
@@ -497,12 +491,12 @@ class Director:
             asleep = frozenset(self._sleepers) | self._starters.ids()
             waiting: list[InLine] = [*self._looks.in_line(sleepers, now)]
             try:
-                waiting += self._starters.waiting(self.cards, self.gpus_of)
+                waiting += self._starters.waiting(self.cards, self._calls.gpus_of)
             except GpuError as error:
                 self._parts.log.warning("cannot determine which jobs may start: %s", error)
             coming: list[Holder] = [one for one in sleepers if one.waking]
             coming += self._starters.coming()
-        self._line.serve(now, waiting, coming, asleep=asleep, idle_s=self.idle_s, go=self._let, late=self._late)
+        self._line.serve(now, waiting, coming, asleep=asleep, idle_s=self._calls.idle_s, go=self._let, late=self._late)
         for one in waiting:
             if isinstance(one, Sleeper) and one.waits:
                 self._note(one)
@@ -566,7 +560,7 @@ class Director:
                 self._changed.notify_all()
             self._comments.clear(sleeper.job_id)
             slept = span(self._parts.now() - sleeper.since_epoch)
-            self.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")
+            self._calls.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = sleeper.failed(why, self._parts.now())

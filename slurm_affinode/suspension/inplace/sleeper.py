@@ -5,9 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import Phase, SuspendOption
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
@@ -15,22 +14,6 @@ from slurm_affinode.suspension.inplace.sockets import Look, Own, from_note
 from slurm_affinode.suspension.journal import Record
 
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
-
-
-class Cards(Protocol):
-    """The GPUs of this node that jobs share: ``composition.NodeGpus``."""
-
-    def devices(self) -> tuple[Device, ...]:
-        """Return all devices, by index. Raises ``GpuError``."""
-        ...
-
-    def processes(self) -> Mapping[str, Mapping[int, int]]:
-        """Return UUID -> PID -> bytes in use. Raises ``GpuError``."""
-        ...
-
-    def free_bytes(self, device: Device) -> int | None:
-        """Return the free memory of a device, or ``None`` if unknown. Raises ``GpuError``."""
-        ...
 
 
 @dataclass(slots=True)

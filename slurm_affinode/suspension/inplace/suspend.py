@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.core.inplace import GpuLoad, sleeps_forever
+from slurm_affinode.core.inplace import sleeps_forever
 from slurm_affinode.model.suspension import Phase, Refusal
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace import sockets
 from slurm_affinode.suspension.inplace.freezer import Calls, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import holders
+from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, noted, unnoticed
@@ -34,18 +34,6 @@ from slurm_affinode.suspension.suspend import Attempt, Ending, announce
 
 _LOOKS_APART_S = 0.25
 """Bytes that stay unread for this long in a running process are not about to be read."""
-
-
-class Caretaker(Protocol):
-    """Manages sleeping jobs: ``scheduler.Director``."""
-
-    def cards(self) -> Sequence[GpuLoad]:
-        """Return the GPUs, with the limit for awake jobs. Raises ``GpuError``."""
-        ...
-
-    def adopt(self, sleeper: Sleeper, *, ask: str = "") -> None:
-        """Watch a job from now on; ``ask``: wake it as soon as there is room, for this reason."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     needs_slurm = False
 
     def __init__(
-        self, parts: Parts, aftermath: Aftermath, caretaker: Caretaker, *, freezer: Freezer, sockets: Sockets,
+        self, parts: Parts, aftermath: Aftermath, caretaker: Director, *, freezer: Freezer, sockets: Sockets,
         freeze_s: float,
     ) -> None:  # fmt: skip
         self._parts = parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -48,10 +48,6 @@ class Sleepers:
         self.asleep: dict[int, dict[str, Any]] = {}
         self.asked: list[tuple[object, ...]] = []
         self.admits = True
-        self.idle_s: Callable[[int], float | None] = lambda job_id: None
-        self.woken: Callable[[int, str], None] = lambda job_id, how: None
-        self.pressed: Callable[[], None] = lambda: None
-        self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
 
     def start(self) -> None: ...
     def stop(self) -> None: ...

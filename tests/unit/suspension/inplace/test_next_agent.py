@@ -167,7 +167,7 @@ def test_queue_survives_restart_of_agent(world, node):
     world.clock += 50
     after = Node(world, rules)
     after.cards.others = 70 * GIB
-    after.director.gpus_of = lambda job_id: [after.cards.uuid]
+    after.gpus_of = lambda job_id: [after.cards.uuid]
     job = after.job(job_id=8, root=0, link=FakeLink())
     after.agent.parts.registry.put(job)
     assert not after.director.admit(job)
@@ -213,7 +213,7 @@ def test_job_waiting_to_start_keeps_its_place(world, node, monkeypatch):
     after = Node(world, Rules(start_free_pct=60, deadline_s=60))
     monkeypatch.setattr(after.agent.parts.processes, "began", lambda started, now: since)
     after.cards.others = 70 * GIB
-    after.director.gpus_of = lambda job_id: [after.cards.uuid]
+    after.gpus_of = lambda job_id: [after.cards.uuid]
     after.recover()
     after.agent.parts.registry.put(after.job(job_id=8, root=0, link=FakeLink()))
     assert not after.director.admit(after.job(job_id=8, root=0, link=FakeLink()))

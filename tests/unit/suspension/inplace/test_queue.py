@@ -15,8 +15,8 @@ from slurm_affinode.suspension.shepherd import Start, Wait
 def test_job_waits_for_room_and_names_job_to_suspend(world, node):
     """The policy is notified; nothing is restored before there is room."""
     pressed = []
-    node.director.pressed = lambda: pressed.append(node.director.wanted(8))
-    node.director.idle_s = lambda job_id: 100.0 if job_id == 8 else None
+    node.pressed = lambda: pressed.append(node.director.wanted(8))
+    node.idle_s = lambda job_id: 100.0 if job_id == 8 else None
     node.sleep()
     other = node.job(job_id=8, link=FakeLink())
     node.agent.parts.registry.put(other)
@@ -102,7 +102,7 @@ def test_job_waits_for_unavailable_driver(world, node):
 def test_starting_job_waits_for_room_in_its_turn(world):
     """It starts when the configured share is free, and its room is reserved until it has allocated it."""
     node = Node(world, Rules(start_free_pct=60, deadline_s=600))
-    node.director.gpus_of = lambda job_id: [node.cards.uuid]
+    node.gpus_of = lambda job_id: [node.cards.uuid]
     node.cards.others = 10 * GIB
     links = {job_id: FakeLink() for job_id in (8, 9)}
     for job_id, link in links.items():
@@ -129,7 +129,7 @@ def test_starting_job_waits_for_room_in_its_turn(world):
 def test_job_suspended_soon_after_start_does_not_wait_for_its_room(world):
     """The room reserved for its start is released."""
     node = Node(world, Rules(start_free_pct=95))
-    node.director.gpus_of = lambda job_id: [node.cards.uuid]
+    node.gpus_of = lambda job_id: [node.cards.uuid]
     processes, node.cards.processes = node.cards.processes, lambda: {node.cards.uuid: {}}  # no processes yet
     link = FakeLink()
     assert not node.director.admit(node.job(link=link))
@@ -146,7 +146,7 @@ def test_job_suspended_soon_after_start_does_not_wait_for_its_room(world):
 def test_waiting_job_starts_after_deadline(world):
     """It also starts if there is no job to wait for; a shepherd that reconnects keeps its place."""
     node = Node(world, Rules(start_free_pct=60, deadline_s=60))
-    node.director.gpus_of = lambda job_id: [node.cards.uuid]
+    node.gpus_of = lambda job_id: [node.cards.uuid]
     node.cards.others = 79 * GIB
     link = FakeLink()
     job = node.job(job_id=8, root=0, link=link)
@@ -168,7 +168,7 @@ def test_waiting_job_starts_after_deadline(world):
 def test_waiting_shepherd_gets_messages_after_clock_change(world):
     """Without messages its shepherd would assume that the agent has ended, and start the script."""
     node = Node(world, Rules(start_free_pct=60))
-    node.director.gpus_of = lambda job_id: [node.cards.uuid]
+    node.gpus_of = lambda job_id: [node.cards.uuid]
     node.cards.others = 79 * GIB
     link = FakeLink()
     job = node.job(job_id=8, root=0, link=link)
