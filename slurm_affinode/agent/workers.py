@@ -240,12 +240,12 @@ class Work:
         return outcome
 
     def _attempt(self, job: WatchedJob, why: str, look_again: LookAgain) -> WorkOutcome:
+        notice = job.option.signal
+        if notice is None:  # the suspender refuses what cannot be suspended
+            return self._act(job, why, look_again)
         refusals = self._orchestration.suspender.refusals(job)
         if refusals:
             raise Refused(refusals[0])
-        notice = job.option.signal
-        if notice is None:
-            return self._act(job, why, look_again)
         number = signal.Signals[f"SIG{notice.name}"].value
         log.info("job %d: signal %s, %d s before it is suspended", job.job_id, notice.name, notice.before_s)
         job.link.send(SignalMessage(number))

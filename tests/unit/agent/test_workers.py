@@ -11,8 +11,9 @@ from agent_world import FakeLink
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.workers import Slots, Work
-from slurm_affinode.model.suspension import SuspendOption
-from slurm_affinode.suspension.interface import Arrival
+from slurm_affinode.model.suspension import Notice, Refusal, SuspendOption, Suspension
+from slurm_affinode.suspension.interface import Arrival, LookAgain, Refused
+from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.shepherd import Hello, Reply, Restored
 
 ALICE, BOB, CAROL, DAVE = 2001, 2002, 2003, 2004
@@ -96,6 +97,32 @@ def test_no_call_begins_after_close(stalled: Stalled) -> None:
     stalled.go.set()
     wait_until("the first is over", lambda: not slots._running)
     assert stalled.began == ["first"]
+
+
+class Suspender:
+    """Refuses the job, and counts how often the refusals are computed."""
+
+    def __init__(self) -> None:
+        self.computed = 0
+
+    def refusals(self, job: WatchedJob) -> list[Refusal]:
+        self.computed += 1
+        return [Refusal("srun-steps", "it runs srun steps")]
+
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+        raise Refused(self.refusals(job)[0])
+
+
+@pytest.mark.parametrize("notice", [None, Notice("USR1", 0), Notice("USR1", 60)])
+def test_refusals_are_computed_once(notice: Notice | None) -> None:
+    """The suspender computes them; before a signal, they are computed first, and the job gets none if it is refused."""
+    suspender, link = Suspender(), FakeLink()
+    work = Work(SimpleNamespace(suspender=suspender), 1)  # type: ignore[arg-type]
+    job = WatchedJob(7, ALICE, ALICE, 0, SuspendOption(signal=notice), 1, 1, 2, link, 0.0)
+    assert work.suspend(job, "idle 15m", lambda: None)
+    outcome = wait_until("it is refused", lambda: work.outcome(7))
+    assert (outcome.done, outcome.code, outcome.text) == (False, "srun-steps", "it runs srun steps")
+    assert (suspender.computed, link.sent) == (1, [])
 
 
 def test_restore_does_not_wait_for_stalled_restores_of_another_user(stalled: Stalled) -> None:
