@@ -231,8 +231,8 @@ def test_subject_of_single_finding_names_it(language: str) -> None:
     expected = {
         "en": ("Please check: Job 7 (train)", "Please check: Your jobs over the last days",
                "Please check: Process 4242 on n1", "A finding for administrators"),
-        "de": ("Bitte ansehen: Job 7 (train)", "Bitte ansehen: Ihre Jobs der letzten Tage",
-               "Bitte ansehen: Prozess 4242 auf n1", "Etwas für die Administration"),
+        "de": ("Bitte prüfen: Job 7 (train)", "Bitte prüfen: Ihre Jobs der letzten Tage",
+               "Bitte prüfen: Prozess 4242 auf n1", "Ein Befund für die Administration"),
     }[language]  # fmt: skip
     found = [mail(one, policy=policy).subject for one in (shape, period, left)]
     found.append(mail(left, policy=policy, user=None).subject)

@@ -198,7 +198,7 @@ def test_suspension_and_restore_are_mailed(tmp_path: Path, post: Callable[[int, 
             assert part in text
     assert goes_on[:2] == ("alice@example.org", "[alpha] Job 7 has resumed")
     assert "It resumed on c2 where it had stopped." in goes_on[2]
-    assert german[1] == "[cluster] Job 7 schläft"
+    assert german[1] == "[cluster] Job 7 wurde angehalten"
     assert "2027-01-01T06:00:00 von selbst" in german[2]
     assert "\x1b" not in german[2] + german[3]
     assert "&lt;b&gt;" in german[3]
