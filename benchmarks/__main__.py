@@ -1,6 +1,6 @@
-"""Every benchmark in turn: ``python -m benchmarks [--quick]``. Ratios are of one run on this machine.
+"""Run all benchmarks: ``python -m benchmarks [--quick]``. Ratios come from one run on this machine.
 
-``--quick`` takes a tenth of the data: it shows that the benchmarks work, not how fast the product is.
+``--quick`` uses a tenth of the data: it shows that the benchmarks work, and measures nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUICK = {
 
 
 def main() -> int:
-    """Run them; the exit status is 1 where one failed or missed its target."""
+    """Run the benchmarks; the exit status is 1 if one failed or missed its target."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     chosen = QUICK if parser.parse_args().quick else FULL

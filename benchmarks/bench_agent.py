@@ -1,13 +1,12 @@
-"""What the agent costs a node: share of a core and memory with eight GPUs, each held by a watched job that idles.
+"""Cost of the agent on a node: share of a core, and memory, with eight GPUs, each allocated to an idle watched job.
 
-The agent runs as it does at a site, in a process of its own, with NVML in place of which a library of values answers
-(``--nvml real`` asks the node's own driver), a shepherd for each job, and a queue of a thousand jobs that the pressure
-policy reads. Its CPU time is read from /proc.
+The agent runs in a process of its own, with constant values instead of NVML (``--nvml real`` uses the node's driver), a
+shepherd for each job, and a queue of a thousand jobs for the pressure policy. Its CPU time is read from /proc.
 
     benchmarks/bench_agent.py --seconds 60
 
-Goal at a period of 5 s: less than 0.5 % of a core and less than 80 MB. Prolog and epilog are shown as a ratio to a bare
-interpreter's start.
+Goal at a period of 5 s: less than 0.5 % of a core and less than 80 MB. Prolog and epilog are compared with the start of
+an interpreter that does nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ sys.stdin.read()
 
 
 def usage_of(pid: int) -> tuple[float, float]:
-    """CPU seconds so far, and megabytes of memory now."""
+    """Return CPU seconds so far, and the current memory in MB."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     status = Path(f"/proc/{pid}/status").read_text()
     rss_kib = int(status.partition("VmRSS:")[2].split()[0])
@@ -84,18 +83,18 @@ def usage_of(pid: int) -> tuple[float, float]:
 
 
 def wait_for(path: Path, seconds: float = 30.0) -> None:
-    """Until a socket is listened at."""
+    """Wait until a socket accepts connections."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(str(path)) == 0:
                 return
         time.sleep(0.05)
-    sys.exit(f"{path}: nobody listens there")
+    sys.exit(f"{path}: no process listens on this socket")
 
 
 def hooks_ratio(run_dir: Path, rounds: int) -> tuple[float, float]:
-    """Median seconds of a prolog against the running agent, and its ratio to an interpreter that does nothing."""
+    """Return the median seconds of a prolog with the agent, and the ratio to an interpreter that does nothing."""
     env = {**os.environ, "SLURM_JOB_ID": "100", "SLURM_JOB_UID": "1000", "SLURM_JOB_GPUS": "0"}
     hook = "import sys; sys.argv = ['slurm-affinode', 'prolog']; from slurm_affinode.cli.entry import main; main()"
     bare, full = [], []
@@ -108,12 +107,12 @@ def hooks_ratio(run_dir: Path, rounds: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure; 1 where a goal is missed."""
+    """Measure; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to measure")
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of the measurement")
     parser.add_argument("--period", default="5s")
     parser.add_argument("--nvml", choices=("values", "real"), default="values")
-    parser.add_argument("--rounds", type=int, default=15, help="starts of a prolog")
+    parser.add_argument("--rounds", type=int, default=15, help="number of prologs")
     given = parser.parse_args()
     tests = Path(__file__).resolve().parents[1] / "tests"
     with tempfile.TemporaryDirectory(prefix="bench-agent-") as directory:

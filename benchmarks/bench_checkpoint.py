@@ -1,15 +1,15 @@
-"""Dump and restore of a real tree: what is added to bare `criu`, and how near a dump comes to the disk's own speed.
+"""Dump and restore of a real process tree: time added to bare `criu`, and speed of a dump relative to the disk.
 
     python benchmarks/bench_checkpoint.py                    on a node, as root, with criu 4.1 or newer
     python benchmarks/bench_checkpoint.py --cluster NAME     the same in a compute container of that cluster
 
-Peers, in the same run, on the same tree and the same file system: `criu dump` and `criu restore` with the same options,
-and writing and reading as many bytes in order, durable at the end, through the page cache as CRIU does, and past it.
-They take turns; times are medians of `--rounds`, and ratios and differences are taken within each round, between what
-ran within the same minute, before their median is. Targets: less than 300 ms added to the dump and to the restore of a
-small tree (64 MiB), and 80 % of the disk's speed for a large one (4 GiB). Verified restores, and verification by
-itself, are measured with the image in the page cache, as after a dump on the same node, and on the disk alone, as on
-another node, beside merely reading it.
+Peers, in the same run, with the same tree and file system: `criu dump` and `criu restore` with the same options, and
+sequential writing (with sync) and reading of as many bytes, through the page cache as CRIU does, and with direct I/O.
+They take turns. Times are medians over `--rounds`; ratios and differences are computed within each round, whose
+measurements are at most a minute apart, and their medians are compared. Targets: less than 300 ms added to the dump and
+to the restore of a small tree (64 MiB), and 80 % of the disk's speed for a large one (4 GiB). Verified restores, and
+verification alone, are measured with the image in the page cache, as after a dump on the same node, and only on the
+disk, as on another node; the latter is compared with reading the image.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from slurm_affinode.checkpoint.interface import Image, Tree
 ADDED_MS = 300.0
 DISK_SHARE = 0.8
 NAMES = {
-    "bare_dump": "criu dump, made durable",
-    "our_dump": "our dump: digested, signed, durable",
-    "write": "writing as many bytes",
+    "bare_dump": "criu dump, synced to disk",
+    "our_dump": "our dump: hashed, signed, synced to disk",
+    "write": "sequential write of as many bytes",
     "write_direct": "the same with direct I/O",
     "bare_restore": "criu restore",
     "our_restore": "our restore, verified, image in the cache",
@@ -64,14 +64,14 @@ NAMES = {
 
 
 def sync(directory: Path) -> None:
-    """Make a directory's files durable, as ours are."""
+    """Sync the files of a directory to disk, as our dump does."""
     for path in directory.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
 
 
 def bare_dump(tree: Tree, directory: Path) -> float:
-    """`criu dump` with the same options."""
+    """Run `criu dump` with the same options; return its seconds."""
     directory.mkdir()
     began = time.monotonic()
     subprocess.run(
@@ -85,7 +85,7 @@ def bare_dump(tree: Tree, directory: Path) -> float:
 
 
 def write_alone(path: Path, size: int) -> float:
-    """So many bytes in order, durable at the end."""
+    """Write this many bytes in order, and sync them to disk."""
     block = os.urandom(4 * MIB)
     began = time.monotonic()
     with path.open("wb", buffering=0) as file:
@@ -98,7 +98,7 @@ def write_alone(path: Path, size: int) -> float:
 
 
 def write_direct(path: Path, size: int) -> float:
-    """The same past the page cache: as fast as the disk goes, whatever else the node's memory is used for."""
+    """Write them with direct I/O, at the speed of the disk."""
     block = mmap.mmap(-1, 4 * MIB)
     block.write(os.urandom(len(block)))
     began = time.monotonic()
@@ -113,7 +113,7 @@ def write_direct(path: Path, size: int) -> float:
 
 
 def read_alone(directory: Path) -> float:
-    """All files of a directory, in order."""
+    """Read all files of a directory in order."""
     began = time.monotonic()
     for path in directory.rglob("*"):
         if path.is_file():
@@ -124,7 +124,7 @@ def read_alone(directory: Path) -> float:
 
 
 def read_direct(directory: Path) -> float:
-    """The same past the page cache."""
+    """Read them with direct I/O."""
     block = mmap.mmap(-1, 8 * MIB)
     began = time.monotonic()
     for path in directory.rglob("*"):
@@ -140,7 +140,7 @@ def read_direct(directory: Path) -> float:
 
 
 def measure(work: Path, mib: int, rounds: int) -> Figures:
-    """One size of tree."""
+    """Measure one size of tree."""
     found: dict[str, list[float]] = {name: [] for name in NAMES}
     size = 0
     with place_in(work) as place:
@@ -155,7 +155,7 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
 
 
 def measure_dumps(place: Place, mib: int, order: Sequence[int], found: Mapping[str, list[float]]) -> Image:
-    """A round of dumps of one tree, and of writing as many bytes; the image is ours, that of bare criu is ``bare``."""
+    """Measure a round of dumps and writes. Return our image; that of bare criu is in ``bare``."""
     alone, images = place.work / "alone", list[Image]()
     with namespace(place.work, mib) as init:
         tree = tree_of(init)
@@ -175,7 +175,7 @@ def measure_dumps(place: Place, mib: int, order: Sequence[int], found: Mapping[s
 
 
 def measure_restores(place: Place, image: Image, order: Sequence[int], found: Mapping[str, list[float]]) -> None:
-    """A round of restores and of reading: first from the page cache, then from the disk."""
+    """Measure a round of restores and reads: first from the page cache, then from the disk."""
     images = place.work / "images"
     verify = partial(seconds, partial(place.store.verify, image))
     found["bare_restore"].append(bare_restore(place.work, place.work / "bare"))
@@ -193,7 +193,7 @@ def measure_restores(place: Place, image: Image, order: Sequence[int], found: Ma
 
 
 def show(mib: int, figures: Figures) -> None:
-    """What was found."""
+    """Print the results."""
     print(f"\ntree of {mib} MiB, image of {figures.size / MIB:.0f} MiB")
     for name, what in NAMES.items():
         took = figures.median(name)
@@ -202,7 +202,7 @@ def show(mib: int, figures: Figures) -> None:
 
 
 def compare(small: Figures, large: Figures) -> int:
-    """The ratios and their targets; 1 where one is missed."""
+    """Print ratios and targets; return 1 if a target is missed."""
     dump_ms = small.paired(lambda ours, bare: (ours - bare) * 1000, "our_dump", "bare_dump")
     restore_ms = small.paired(lambda ours, bare: (ours - bare) * 1000, "our_restore", "bare_restore")
     share = large.paired(truediv, "write", "our_dump")
@@ -211,16 +211,16 @@ def compare(small: Figures, large: Figures) -> int:
     print(f"large dump, share of the disk's speed   {share:6.2f}      target: at least {DISK_SHARE}")
     direct, bare = large.paired(truediv, "write_direct", "our_dump"), large.paired(truediv, "write_direct", "bare_dump")
     print(f"large dump, share of direct I/O's speed {direct:6.2f}      bare criu: {bare:.2f}")
-    print(f"large dump, times bare criu             {large.paired(truediv, 'our_dump', 'bare_dump'):6.2f}")
-    print(f"large restore, times bare criu          {large.paired(truediv, 'our_restore', 'bare_restore'):6.2f}")
-    print(f"verification, times reading from disk   {large.paired(truediv, 'verify_cold', 'read_cold'):6.2f}")
+    print(f"large dump, ratio to bare criu             {large.paired(truediv, 'our_dump', 'bare_dump'):6.2f}")
+    print(f"large restore, ratio to bare criu          {large.paired(truediv, 'our_restore', 'bare_restore'):6.2f}")
+    print(f"verification, ratio to reading from disk   {large.paired(truediv, 'verify_cold', 'read_cold'):6.2f}")
     back, back_direct = (large.paired(truediv, peer, "restore_cold") for peer in ("read_cold", "read_direct"))
     print(f"large restore from the disk, verified, share of reading it: {back:.2f}, by direct I/O {back_direct:.2f}")
     return 0 if dump_ms < ADDED_MS and restore_ms < ADDED_MS and share >= DISK_SHARE else 1
 
 
 def main() -> int:
-    """Measure, compare, 1 where a target is missed."""
+    """Measure and compare; return 1 if a target is missed."""
     parser = options(__doc__)
     parser.add_argument("--mib", type=int, default=4096, help="size of the large tree")
     parser.add_argument("--small-mib", type=int, default=64)

@@ -1,7 +1,7 @@
-"""How fast exposition text becomes stored samples: ``python benchmarks/bench_ingest_gpu.py [SCRAPES]``.
+"""Ingest of exposition text into the sample store: ``python benchmarks/bench_ingest_gpu.py [SCRAPES]``.
 
-A synthetic cluster of 800 GPUs on 100 nodes is scraped every 30 s, nine metrics and two comment lines each. Reading the
-text, and reading and storing it, are timed apart.
+A synthetic cluster of 800 GPUs on 100 nodes is scraped every 30 s, with nine metrics and two comment lines for each.
+Reading the text is timed separately from reading and storing it.
 """
 
 from __future__ import annotations

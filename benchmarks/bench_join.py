@@ -1,22 +1,23 @@
 """The join: ``python benchmarks/bench_join.py [--samples 100000000] [--allocations 265000] [--peers duckdb,pandas]``.
 
-Writes a synthetic history (30 s apart, stretches of busy, low and idle, gaps, six metrics with the digits that DCGM
-gives, of which a tenth of the GPUs lacks one) and allocations on its GPUs, then joins and sums up in four ways, each
+Writes synthetic GPU metrics (a sample every 30 s, periods of busy, low and idle, gaps, six metrics with the digits of
+DCGM; a tenth of the GPUs lacks one) and allocations on these GPUs. Then it joins and aggregates them in four ways, each
 in a process of its own, and prints seconds, peak memory and ratios of one run:
 
 ``ours``     the join of the reports: per allocation GPU time by class of activity, framebuffer x time, energy, peaks,
-             idle windows. With the extra ``fast`` the loops are compiled; that is done before the clock starts (some
-             seconds once, then it is kept).
-``scan``     Polars reads the same columns of the same files on all cores and adds each up: the limit.
+             idle windows. With the extra ``fast`` the loops are compiled; that takes some seconds once, is cached, and
+             is not timed.
+``scan``     Polars reads the same columns of the same files on all cores and sums each: the limit.
 ``duckdb``   ASOF JOIN and GROUP BY: per allocation the number of samples, idle samples, sum and maximum of the
              framebuffer, sum of power. No idle windows and no time until the next sample: less work than ``ours``.
 ``pandas``   merge_asof and groupby, the same sums as DuckDB, a day at a time so that it fits in memory.
 
-Ours and the scan take turns; the fastest run of each counts, since what others do on the machine only adds to it. The
-ratio of the medians is printed beside that.
+Ours and the scan take turns; the fastest run of each counts, as other work on the machine only adds time. The ratio of
+the medians is printed as well.
 
-Samples are exactly 30 s apart and allocations begin and end on that grid, so that counting samples is measuring time:
-the sums of all must agree, which is checked. ``--samples 1000000000 --peers ''`` shows that memory stays the same.
+Samples are exactly 30 s apart, and allocations begin and end on that grid, so that the number of samples is
+proportional to time: the sums of all peers must agree, which is checked. ``--samples 1000000000 --peers ''`` shows that
+memory does not grow.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ PER_NODE = 8
 GAP_SHARE = 0.2
 """Share of device-days that have a gap of half an hour."""
 TARGETS = {"pandas": 5.0, "duckdb": 2.5, "scan": 1 / 1.5}
-"""At least so many times the seconds of ours."""
+"""Minimum of the peer's seconds as a multiple of ours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much there is."""
+    """Amount of data."""
 
     devices: int
     days: int
@@ -69,18 +70,18 @@ class Plan:
 
     @classmethod
     def of(cls, samples: int, allocations: int) -> Plan:
-        """Up to 12 days of 100 million samples; more samples are more days of the same GPUs."""
+        """Return the plan: up to 100 million samples are 12 days; more are more days of the same GPUs."""
         days = max(2, round(samples / (PER_DAY * 2900))) if samples >= 2 * PER_DAY * 2900 else 2
         return cls(max(PER_NODE, round(samples / (PER_DAY * days))), days, allocations)
 
     @property
     def until(self) -> datetime:
-        """End of the history."""
+        """End of the samples."""
         return START + timedelta(days=self.days)
 
 
 def identities(devices: int) -> pl.DataFrame:
-    """The devices in the order of the store."""
+    """Return the devices in the order of the store."""
     number = pl.Series(range(devices))
     table = pl.DataFrame(
         {
@@ -94,14 +95,14 @@ def identities(devices: int) -> pl.DataFrame:
 
 
 def day_of(plan: Plan, day: int, table: pl.DataFrame) -> list[pl.DataFrame]:
-    """The samples of a day, some hundred devices a frame."""
+    """Yield the samples of a day, some hundred devices per frame."""
     rng = np.random.default_rng([11, day])
     grid = (int(START.timestamp()) + day * DAY_S + STEP_S * np.arange(PER_DAY)) * 1000
     frames = []
     for first in range(0, plan.devices, 256):
         ids = table["device"][first : first + 256].to_numpy()
         shape = (len(ids), PER_DAY)
-        # A stretch of one kind lasts half an hour on average: busy, idle, or a little (a notebook, a slow loader).
+        # A period lasts half an hour on average: busy, idle, or low (a notebook, a slow data loader).
         kind = stretches(rng, len(ids) * PER_DAY, 60).reshape(shape)
         util = np.select([kind < 3, kind == 3], [rng.integers(20, 101, shape), rng.integers(1, 6, shape)], 0)
         util = util.astype(np.float32)
@@ -129,13 +130,13 @@ def day_of(plan: Plan, day: int, table: pl.DataFrame) -> list[pl.DataFrame]:
 
 
 def stretches(rng: np.random.Generator, count: int, mean: float) -> np.ndarray:
-    """``count`` numbers below 7 that stay the same for ``mean`` places on average: 0-2 busy, 3 low, 4-6 idle."""
+    """Return ``count`` numbers below 7 that repeat ``mean`` times on average: 0-2 busy, 3 low, 4-6 idle."""
     lengths = rng.geometric(1 / mean, int(count / mean * 1.2) + 1000)
     return np.repeat(rng.integers(0, 7, len(lengths)), lengths)[:count]
 
 
 def make(plan: Plan, directory: Path) -> int:
-    """Write the history and ``allocations.parquet``; return the number of samples."""
+    """Write samples and ``allocations.parquet``; return the number of samples."""
     table = identities(plan.devices)
     store = SampleStore(directory / "history")
     samples = 0
@@ -158,7 +159,7 @@ def make(plan: Plan, directory: Path) -> int:
 
 
 def paths(directory: Path) -> list[Path]:
-    """The files of samples."""
+    """Return the files of samples."""
     return [part.path for part in SampleStore(directory / "history").parts()]
 
 
@@ -166,7 +167,7 @@ Sums = dict[str, float]
 
 
 def ours(directory: Path, plan: Plan) -> Sums:
-    """The join that a report does. Loading the compiled loops, where they are used, is not timed, as no import is."""
+    """Run the join of a report. Loading the compiled loops is not timed, nor are imports."""
     if kernel.compiled(sum(part.rows for part in SampleStore(directory / "history").parts())):
         from slurm_affinode.analysis.join import compiled_join  # noqa: PLC0415
 
@@ -194,7 +195,7 @@ def _join(directory: Path, plan: Plan) -> Sums:
 
 
 def scan(directory: Path, plan: Plan) -> Sums:
-    """Read and add up."""
+    """Read and sum the columns."""
     begin = time.perf_counter()
     whole = pl.scan_parquet(paths(directory)).select(
         pl.col("time").to_physical().sum(), *(pl.col(name).sum() for name in COLUMNS[1:])
@@ -231,7 +232,7 @@ def duckdb(directory: Path, plan: Plan) -> Sums:
 
 
 def pandas(directory: Path, plan: Plan) -> Sums:
-    """merge_asof, a day at a time."""
+    """Run merge_asof, a day at a time."""
     import pandas as library  # noqa: PLC0415 - in its own process only
 
     begin = time.perf_counter()
@@ -265,7 +266,7 @@ WAYS: dict[str, Callable[[Path, Plan], Sums]] = {"ours": ours, "scan": scan, "du
 
 
 def measure(way: str, directory: Path, plan: Plan) -> dict[str, Any]:
-    """Run ``way`` in a process of its own; its sums, with ``peak_gib``."""
+    """Run ``way`` in a process of its own; return its sums, with ``peak_gib``."""
     request = json.dumps([way, str(directory), plan.devices, plan.days, plan.allocations])
     done = subprocess.run([sys.executable, __file__, "--worker", request], stdout=subprocess.PIPE, check=True)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -273,7 +274,7 @@ def measure(way: str, directory: Path, plan: Plan) -> dict[str, Any]:
 
 
 def worker(request: str) -> None:
-    """The body of such a process."""
+    """Run the join in this process."""
     way, directory, *plan = json.loads(request)
     result = WAYS[way](Path(directory), Plan(*plan))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -281,14 +282,14 @@ def worker(request: str) -> None:
 
 
 def summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest of some runs, with ``median`` (seconds) and the largest ``peak_gib`` of all."""
+    """Return the fastest run, with ``median`` (seconds) and the largest ``peak_gib`` of all runs."""
     best = min(runs, key=lambda run: run["seconds"])
     median = statistics.median(run["seconds"] for run in runs)
     return {**best, "median": median, "peak_gib": max(run["peak_gib"] for run in runs)}
 
 
 def check(results: dict[str, dict[str, Any]]) -> list[str]:
-    """What the peers say otherwise than ours."""
+    """Return the differences between the sums of the peers and ours."""
     own = results["ours"]
     return [
         f"{peer} {name}: {results[peer][name]:.0f}, ours {own[name]:.0f}"
@@ -299,13 +300,13 @@ def check(results: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Build, measure, print."""
+    """Build the data, measure, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000_000)
     parser.add_argument("--allocations", type=int, default=265_000)
-    parser.add_argument("--peers", default="duckdb,pandas", help="which of duckdb, pandas; the scan is always measured")
-    parser.add_argument("--repeat", type=int, default=7, help="of ours and the scan, in turn; the fastest counts")
-    parser.add_argument("--dir", type=Path, help="where the history goes, a few GB [default: a temporary directory]")
+    parser.add_argument("--peers", default="duckdb,pandas", help="peers (duckdb, pandas); the scan is always measured")
+    parser.add_argument("--repeat", type=int, default=7, help="runs of ours and of the scan; the fastest counts")
+    parser.add_argument("--dir", type=Path, help="directory for the samples, a few GB [default: a temporary directory]")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -316,8 +317,8 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="bench-join-", dir=options.dir))
     try:
         samples_made = make(plan, directory)
-        os.sync()  # or it would be written to the disk while the first runs are measured
-        measure("ours", directory, plan)  # the first reading fills the page cache for all
+        os.sync()  # otherwise it would be written to the disk during the first runs
+        measure("ours", directory, plan)  # fills the page cache
         runs = [(measure("scan", directory, plan), measure("ours", directory, plan)) for _ in range(options.repeat)]
         results = {name: summary([run[i] for run in runs]) for i, name in enumerate(("scan", "ours"))}
         results |= {peer: measure(peer, directory, plan) for peer in options.peers.split(",") if peer}
@@ -327,7 +328,7 @@ def main() -> int:
 
 
 def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: bool) -> int:
-    """Print the results; the exit status is 1 where sums differ or a target is missed."""
+    """Print the results; return 1 if sums differ or a target is missed."""
     wrong = check(results)
     own = results["ours"]["seconds"]
     ratios = {name: result["seconds"] / own for name, result in results.items() if name != "ours"}

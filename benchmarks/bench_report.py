@@ -1,9 +1,9 @@
 """A report over 100,000 jobs: ``python benchmarks/bench_report.py [--jobs 100000] [--days 7] [--keep DIR]``.
 
-Builds a store with that many job runs (half of them with GPUs) and a history of 256 GPUs, one sample a minute, then
-runs ``slurm-affinode report`` as a user would, in a process of its own. Printed: its seconds, the seconds it takes to
-merely read the same rows (job runs from the store, the sample columns from Parquet), the ratio of the two, the size
-of the page and the peak memory. The limit is 10 s.
+Builds a database with this many job runs (half of them with GPUs) and samples of 256 GPUs, one per minute, then runs
+``slurm-affinode report`` in a process of its own. Prints its seconds, the seconds for only reading the same rows (job
+runs from the database, the sample columns from Parquet), the ratio of both, the size of the page and the peak memory.
+The limit is 10 s.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ START = datetime(2026, 11, 2, tzinfo=UTC)
 
 
 def make_jobs(count: int, days: float, rng: np.random.Generator) -> tuple[pl.DataFrame, np.ndarray]:
-    """Runs that follow each other on every GPU, each labelled there; the other half has no GPU."""
+    """Return consecutive runs on every GPU, labeled in its samples; the other half has no GPU."""
     slots, per_slot = NODES * PER_NODE, count // 2 // (NODES * PER_NODE)
     cuts = np.sort(rng.integers(0, int(days * 86400), (slots, per_slot)), axis=1)
     start = cuts.ravel()
@@ -67,7 +67,7 @@ def make_jobs(count: int, days: float, rng: np.random.Generator) -> tuple[pl.Dat
 
 
 def identities() -> pl.DataFrame:
-    """The GPUs of the cluster."""
+    """Return the GPUs of the cluster."""
     rows = [
         {"cluster": "bench", "node": f"gpu{n:03d}", "uuid": f"GPU-{n:08x}-0000-0000-0000-{g:012x}", "index": g,
          "model": "NVIDIA A100-SXM4-80GB"}
@@ -79,7 +79,7 @@ def identities() -> pl.DataFrame:
 
 
 def samples(day: int, devices: np.ndarray, owners: np.ndarray, rng: np.random.Generator) -> Iterator[pl.DataFrame]:
-    """One frame per GPU, in the order of the device number."""
+    """Yield one frame per GPU, in the order of the device number."""
     seconds = np.arange(day * 86400, (day + 1) * 86400, STEP_S)
     for slot in np.argsort(devices):
         mine = owners[owners[:, 1] == slot]
@@ -113,7 +113,7 @@ def build(state: Path, count: int, days: int) -> None:
 
 
 def read_only(state: Path, until: datetime) -> float:
-    """Seconds to read the rows that the report needs, and do nothing with them."""
+    """Return the seconds for only reading the rows that the report needs."""
     begin = time.perf_counter()
     with Repository.open(f"sqlite:///{state / 'affinode.sqlite'}") as store:
         store.jobs(START, until)
@@ -124,11 +124,11 @@ def read_only(state: Path, until: datetime) -> float:
 
 
 def main() -> int:
-    """Build, run, print; 1 when the limit is not held."""
+    """Build, run and print; return 1 if the limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--days", type=int, default=7)
-    parser.add_argument("--keep", type=Path, help="build the store here (or use the one that is here) and keep it")
+    parser.add_argument("--keep", type=Path, help="keep the database and samples here, or use existing ones")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="affinode-bench-") as temporary:
         state = arguments.keep or Path(temporary)

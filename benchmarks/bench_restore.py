@@ -1,13 +1,13 @@
-"""A restore from the disk beside `dd`: how long until the tree of an image, none of it in the page cache, runs again.
+"""A restore from the disk compared with `dd`: time until the process tree of an image that is not cached runs again.
 
     python benchmarks/bench_restore.py [--gib 10] [--rounds 8]     on a node, as root, with criu 4.1 or newer
     python benchmarks/bench_restore.py --cluster NAME              the same in a compute container of that cluster
 
-Ours is measured from looking for the image until its tree runs, every digest verified. Peers, taking turns with it and
-with each other: `dd` reading as much in blocks of 8 MiB, through the page cache as CRIU does, and past it, and bare
-`criu restore`. After each round, bare `criu restore` of an image that is in the page cache: what CRIU takes to fill the
-tree's memory, the disk aside. Times are medians of the rounds, ratios are taken within each round before their median
-is. Target: 1.3 times `dd` through the page cache.
+Our restore is measured from the search for the image until its tree runs, with all digests verified. Peers, taking
+turns with it and with each other: `dd` reading as many bytes in blocks of 8 MiB, through the page cache as CRIU does,
+and with direct I/O, and bare `criu restore`. After each round: bare `criu restore` with the image in the page cache, to
+measure the time in which CRIU fills the memory. Times are medians over the rounds; ratios are computed within each
+round. Target: 1.3 times `dd` through the page cache.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ CACHED = "criu restore, from cache"
 
 
 def dd(source: Path, *words: str) -> float:
-    """Seconds that `dd` takes to read a file in large blocks."""
+    """Return the seconds that `dd` takes to read a file in large blocks."""
     command = ["dd", f"if={source}", "of=/dev/null", "bs=8M", "status=none", *words]
     return seconds(lambda: subprocess.run(command, check=True))
 
 
 def measure(work: Path, mib: int, rounds: int) -> Figures:
-    """Restores of one image that is on the disk alone, and its peers."""
+    """Measure restores of one image that is only on the disk, and their peers."""
     with place_in(work) as place:
         with namespace(work, mib) as init:
             size = our_dump(place, tree_of(init), mib).manifest.size
@@ -73,19 +73,19 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
 
 
 def show(figures: Figures, rounds: int) -> int:
-    """What was found; 1 where the target is missed."""
+    """Print the results; return 1 if the target is missed."""
     mib = figures.size / MIB
-    print(f"image of {mib:.0f} MiB on the disk alone, medians of {rounds} rounds")
+    print(f"image of {mib:.0f} MiB only on the disk, medians of {rounds} rounds")
     for name in figures.seconds:
         print(f"  {name:24} {figures.median(name):6.1f} s  {mib / figures.median(name):6.0f} MiB/s")
     ratios = {name: figures.paired(truediv, OURS, name) for name in figures.seconds if name != OURS}
     for name, ratio in ratios.items():
-        print(f"our restore, times {name:24} {ratio:6.2f}" + (f"   target: {WITHIN}" if name == "dd" else ""))
+        print(f"our restore, ratio to {name:24} {ratio:6.2f}" + (f"   target: {WITHIN}" if name == "dd" else ""))
     return int(ratios["dd"] > WITHIN)
 
 
 def main() -> int:
-    """Measure, compare, 1 where the target is missed."""
+    """Measure and compare; return 1 if the target is missed."""
     parser = options(__doc__)
     parser.add_argument("--gib", type=float, default=10.0, help="size of the image")
     arguments = parser.parse_args()

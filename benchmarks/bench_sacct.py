@@ -1,9 +1,9 @@
-"""Records a second of the sacct parser: text in, typed frames out; beside it what merely splitting the lines takes.
+"""Records per second of the sacct parser (text to typed frames), compared with only splitting the lines.
 
     python benchmarks/bench_sacct.py --records 1000000 --json
 
-The input is made up with a fixed seed: jobs with .batch and .extern and some srun steps, arrays, requeued runs, GPUs,
-running and pending jobs, names as people choose them; the fields are those that ``ingest sacct`` asks for.
+The input is generated with a fixed seed: jobs with .batch, .extern and some srun steps, arrays, requeued attempts,
+GPUs, running and pending jobs, names as users choose them; the fields are those that ``ingest sacct`` requests.
 """
 
 from __future__ import annotations
@@ -123,10 +123,10 @@ def _pandas(path: Path) -> int:
 
 
 def main() -> int:
-    """Measure and print; the exit status is 1 where the target is missed."""
+    """Measure and print; return 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=1_000_000)
-    parser.add_argument("--repeat", type=int, default=3, help="the best of so many runs is taken")
+    parser.add_argument("--repeat", type=int, default=3, help="number of runs, of which the fastest counts")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:

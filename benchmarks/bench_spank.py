@@ -1,12 +1,13 @@
-"""What --gpu-suspend-idle costs at submission and at the start of a job: differences in one run, on the cluster.
+"""Cost of --gpu-suspend-idle at submission and at the start of a job: differences in one run, on the cluster.
 
     CLUSTER_NAME=affinode-2411 python benchmarks/bench_spank.py --rounds 30 --json
 
-Submission: the wall time of ``sbatch --test-only`` (everything but the job itself), measured where sbatch runs; without
-the plugin, with it loaded, with the option. Start: from the birth of the output file, which slurmstepd makes just
-before it forks the task, to the first line of the script, both by the node's clock; without the option, and with it.
-Rounds alternate, medians are compared.
-The cluster must be up (containers/cluster up) and otherwise idle.
+Submission: the wall time of ``sbatch --test-only`` (everything but the job itself) on the login node, without the
+plugin, with the plugin loaded, and with the option. Start: from the creation of the output file, which slurmstepd
+creates just before it forks the task, to the first line of the script, both by the node's clock, without and with the
+option. Rounds alternate, and medians are compared.
+
+The cluster must run (containers/cluster up) and be otherwise idle.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ print(json.dumps(found))
 
 
 def on(node: str, *argv: str, user: str = "root", given: str = "") -> str:
-    """What a command on a node says."""
+    """Return the output of a command on a node."""
     done = subprocess.run(
         (str(CLUSTER), "exec", "--user", user, node, *argv),
         input=given,
@@ -60,7 +61,7 @@ def on(node: str, *argv: str, user: str = "root", given: str = "") -> str:
 
 
 def measure_submission(rounds: int) -> dict[str, float]:
-    """Medians in milliseconds."""
+    """Return medians in milliseconds."""
     copy = (
         "mkdir -p /tmp/bench-spank && cp /etc/slurm/*.conf /tmp/bench-spank/ && "
         "sed -i s,/etc/slurm/,/tmp/bench-spank/,g /tmp/bench-spank/slurm.conf && : >/tmp/bench-spank/plugstack.conf && "
@@ -72,7 +73,7 @@ def measure_submission(rounds: int) -> dict[str, float]:
 
 
 def measure_start(rounds: int) -> dict[str, float]:
-    """Medians in milliseconds from slurmstepd's first sight of the job to the first line of the script."""
+    """Return medians in milliseconds from the creation of the output file to the first line of the script."""
     found: dict[str, list[float]] = {"without": [], "with_option": []}
     script = "#!/bin/bash\necho $EPOCHREALTIME\n"
     on("c1", "install", "-d", "-m", "1777", str(Path(OUTPUT).parent))
@@ -96,7 +97,7 @@ def measure_start(rounds: int) -> dict[str, float]:
 
 
 def main() -> int:
-    """Measure and print; the exit status is 1 where a limit is passed."""
+    """Measure and print; return 1 if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--json", action="store_true")

@@ -1,11 +1,11 @@
-"""From "idle window reached" to "another job runs on the GPU", the dump not counted.
+"""Time from the end of the idle window until another job runs on the GPU, without the dump.
 
     python benchmarks/bench_suspend.py --cluster NAME [--release 24.11]
 
-On a running cluster in containers (containers/cluster up), whose agents look every second. Each round: a job computes
-and goes idle while another one waits for its GPU. The window is reached WINDOW seconds after the job's own note that it
-stopped computing; the other job notes when it starts; the agents' ledger says how long the dump took. Target: the
-median is below 5 s.
+Runs on the cluster in containers (containers/cluster up), whose agents sample every second. In each round a job
+computes and becomes idle while another one waits for its GPU. The window ends WINDOW seconds after the job has recorded
+that it stopped computing; the other job records its start; the agents' ledger has the duration of the dump. Target: a
+median below 5 s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEDGER = "/shared/slurm-affinode/ledger"
 
 
 def main() -> int:
-    """Run the rounds; the exit status is 1 where the target is missed."""
+    """Run the rounds; return 1 if the target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cluster", required=True, metavar="NAME")
     parser.add_argument("--release", default="24.11")
@@ -37,7 +37,7 @@ def main() -> int:
     cluster = Cluster(options.cluster, options.release)
     found = [_round(cluster, options.memory_mib) for _ in range(options.rounds)]
     for one in found:
-        print(f"  window reached -> other job runs: {one.total_s:5.2f} s: seen and decided {one.decided_s:5.2f}, "
+        print(f"  window reached -> other job runs: {one.total_s:5.2f} s: decision {one.decided_s:5.2f}, "
               f"dump {one.dump_s:5.2f}, rest of the suspension {one.rest_s:5.2f}, "
               f"until Slurm has started the other {one.started_s:5.2f}")  # fmt: skip
     median_s = statistics.median(one.total_s - one.dump_s for one in found)
@@ -48,8 +48,8 @@ def main() -> int:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds: from the window to the agent's decision, of the dump, of all else until the job is in the queue, and
-    from there to the other job's first line."""
+    """Return seconds: from the window to the agent's decision, of the dump, of the rest until the job is requeued, and
+    from there to the first line of the other job."""
 
     decided_s: float
     dump_s: float
@@ -58,7 +58,7 @@ class Round:
 
     @property
     def total_s(self) -> float:
-        """From the window to the other job's first line."""
+        """Total from the window to the first line of the other job."""
         return self.decided_s + self.dump_s + self.rest_s + self.started_s
 
 
@@ -73,7 +73,7 @@ def _round(cluster: Cluster, memory_mib: int) -> Round:
     )
     started = _stamp(cluster.wait_for_output(other, "started", user="bob", timeout_s=120), "started", after=True)
     idle = _stamp(cluster.output(job), "idle seconds")
-    entry = wait_until("the ledger has it", lambda: _ledger(cluster, job), timeout_s=60)
+    entry = wait_until("the ledger has the suspension", lambda: _ledger(cluster, job), timeout_s=60)
     cluster.clear()
     began, queued = entry["began_ms"] / 1000, entry["queued_ms"] / 1000
     dump_s = (entry["dumped_ms"] - entry["parked_ms"]) / 1000

@@ -1,18 +1,18 @@
-"""How near images come to the speed of the tiers that they are in: dump, copies between tiers, verified reading.
+"""Speed of images relative to that of their storage tiers: dump, copies between tiers, verified reading.
 
     python benchmarks/bench_tiers.py [--gib 1] [--rounds 8] [--disk DIR] [--memory DIR] [--shared DIR]
-    python benchmarks/bench_tiers.py --image 10        an image of 10 GiB from the disk, and nothing else
+    python benchmarks/bench_tiers.py --image 10        only an image of 10 GiB from the disk
 
-Peers, in the same run, on the same file systems, taking turns: `dd` with blocks of 8 MiB past the page cache (through
-it where the file system does not know better), durable at the end. Ratios are taken within each round, between what ran
-within the same minute, and their median over the rounds is what counts; who comes first changes from round to round.
-Before each reading the files are dropped from the page cache. Goals: 80 % of the tier's own sequential speed for a dump
-(written by another process as CRIU does it, digested, signed, durable) and for a restore's reading (cold, every digest
-verified), and an image of 10 GiB from the disk within 1.3 times of `dd`: verified where it is, of `dd` reading it;
-brought to memory, of `dd` bringing it there.
+Peer, in the same run, on the same file systems, taking turns: `dd` with blocks of 8 MiB and direct I/O (through the
+page cache if the file system does not support it), synced to disk at the end. Ratios are computed within each round,
+whose measurements are at most a minute apart, and their median counts; the order changes from round to round. Before
+each read the files are dropped from the page cache. Goals: 80 % of the tier's own sequential speed for a dump (written
+by another process like CRIU, hashed, signed, synced to disk) and for reading in a restore (cold, every digest
+verified), and an image of 10 GiB from the disk within 1.3 times of `dd`: verified in place, compared with `dd` that
+reads it; copied to memory, compared with `dd` that copies it there.
 
-What is written comes from 256 MiB of noise in memory, over and over: no disk is as fast as that, and an image may be
-larger than half of the memory. `--shared` is a directory on the shared file system, to measure it, too.
+The data is 256 MiB of random bytes in memory, repeated: no disk is as fast, and an image may be larger than half of the
+memory. `--shared` also measures a directory on the shared file system.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ DD_BLOCK = 8 << 20
 KEY = JobKey("bench", 1, 1)
 RUN = LiveRun(JobKey("bench", 1, 2), 0, 1)
 FACTS = Manifest(
-    key=KEY, seq=0, uid=0, gid=0, node="", restarts=0, started_epoch=0.0, dumped_epoch=0.0, option=SuspendOption(),
+    key=KEY, seq=0, uid=0, gid=0, node="node", restarts=0, started_epoch=0.0, dumped_epoch=0.0, option=SuspendOption(),
     versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0, outputs=(), files=(),
 )  # fmt: skip
 Seconds = dict[str, list[float]]
-"""What was measured -> one figure for each round."""
+"""Measurement -> one value for each round."""
 
 
 def timed(call: Callable[[], object]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     began = time.monotonic()
     call()
     return time.monotonic() - began
 
 
 def dd(*words: str) -> None:
-    """dd, in large blocks."""
+    """Run dd with large blocks."""
     subprocess.run(["dd", f"bs={DD_BLOCK}", "status=none", *words], check=True)
 
 
 def dd_write(source: Path, target: Path, size: int, word: Sequence[str]) -> None:
-    """So many bytes of the source over and over, durable at the end."""
+    """Copy the source repeatedly, up to this many bytes, and sync it to disk."""
     for at in range(0, size, PIECE):
         dd(f"if={source}", f"of={target}", f"seek={at // DD_BLOCK}", "conv=notrunc", *word)
     with target.open("rb") as file:
@@ -74,7 +74,7 @@ def dd_write(source: Path, target: Path, size: int, word: Sequence[str]) -> None
 
 
 def direct(path: Path, word: str) -> list[str]:
-    """``iflag=direct`` where the file system knows it."""
+    """Return ``iflag=direct`` if the file system supports it."""
     probe = path / "probe"
     done = subprocess.run(
         ["dd", "if=/dev/zero", f"of={probe}", f"bs={DD_BLOCK}", "count=1", "oflag=direct", "status=none"],
@@ -94,7 +94,7 @@ def forget(path: Path) -> None:
 
 
 def dump(store: DirectoryStore, source: Path, size: int) -> Image:
-    """An image whose pages another process writes, as CRIU does."""
+    """Write an image whose pages come from another process, like CRIU."""
     with store.begin(KEY, uid=0, estimate=size) as writer:
         writer.follow()
         subprocess.run(
@@ -107,14 +107,14 @@ def dump(store: DirectoryStore, source: Path, size: int) -> Image:
 
 @contextmanager
 def emptied(store: DirectoryStore) -> Iterator[None]:
-    """Without images, before and after."""
+    """Yield without images; remove them afterwards."""
     store.discard(KEY, 1)
     yield
     store.discard(KEY, 1)
 
 
 def measure(tier: Tier, source: Path, size: int, found: Seconds, *, ours_first: bool) -> None:
-    """A round for one tier: dd writing and reading, dump, verified reading."""
+    """Measure a round for one tier: dd write and read, dump, verified reading."""
     place, name = tier.store.path, tier.name
     alone = place / "alone"
 
@@ -140,7 +140,7 @@ def measure(tier: Tier, source: Path, size: int, found: Seconds, *, ours_first: 
 
 
 def moves(tiers: Tiers, source: Path, size: int, found: Seconds) -> None:
-    """A round of copies from each tier to each other."""
+    """Measure a round of copies from each tier to each other."""
     for origin in tiers.tiers:
         with emptied(origin.store):
             copy = Copy(dump(origin.store, source, size), origin)
@@ -154,7 +154,7 @@ def moves(tiers: Tiers, source: Path, size: int, found: Seconds) -> None:
 
 
 class Table:
-    """Ratios as they are shown, and goals that were missed."""
+    """Printed ratios, and missed goals."""
 
     def __init__(self, size: int, found: Mapping[str, Sequence[float]]) -> None:
         self.size, self.found = size, found
@@ -162,15 +162,15 @@ class Table:
         self.missed: list[str] = []
 
     def rate(self, what: str) -> str:
-        """MB/s by the median of seconds."""
+        """Return MB/s from the median of seconds."""
         return f"{self.size / statistics.median(self.found[what]) / 1e6:7.0f} MB/s"
 
     def peer(self, what: str) -> None:
-        """What is compared with."""
+        """Return the values of the peer."""
         print(f"  {what:32} {self.rate(what)}")
 
     def row(self, what: str, peer: str, goal: float | None) -> None:
-        """``goal``: share of the peer's speed."""
+        """Print a ratio; Print a ratio; ``goal``: share of the peer's speed."""
         shares = [theirs / ours for ours, theirs in zip(self.found[what], self.found[peer], strict=True)]
         share = statistics.median(shares)
         self.rows.append({"what": what, "peer": peer, "share": share, "rounds": shares, "goal": goal})
@@ -182,7 +182,7 @@ class Table:
 
 
 def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) -> Table:
-    """Every tier, and every way between two."""
+    """Measure every tier, and copies between all pairs."""
     found: Seconds = {}
     with ExitStack() as stack:
         source, tiers = prepared(stack, places, memory)
@@ -202,7 +202,7 @@ def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
     for origin in places:
         for to in places:
             if to != origin:
-                # A copy can be no faster than the slower of its ends.
+                # The slower tier limits a copy.
                 ends = (f"{origin}: dd read", f"{to}: dd write")
                 slower = max(ends, key=lambda what: statistics.median(found[what]))
                 goal = SHARE if to != "memory" else None
@@ -213,7 +213,7 @@ def all_tiers(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
 
 
 def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) -> Table:
-    """One image on the disk: brought to memory, and verified where it is, as before a restore from there."""
+    """Measure one image on the disk: copied to memory, and verified in place, as in a restore from the disk."""
     found: Seconds = {}
     with ExitStack() as stack:
         source, tiers = prepared(stack, places, memory)
@@ -225,7 +225,7 @@ def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
         target = to.store.path / "alone"
         turns: tuple[tuple[str, Callable[[], object]], ...] = (
             ("dd read", partial(dd, f"if={pages}", "of=/dev/null", *past)),
-            ("brought to memory", partial(tiers.move, copy, to)),
+            ("copied to memory", partial(tiers.move, copy, to)),
             ("verified reading", partial(disk.store.verify, copy.image)),
             ("dd to memory", partial(dd, f"if={pages}", f"of={target}", *past)),
         )
@@ -247,23 +247,23 @@ def from_disk(places: Mapping[str, Path], size: int, rounds: int, memory: Path) 
     for what in ("dd read", "dd to memory"):
         table.peer(what)
     table.row("verified reading", "dd read", 1 / WITHIN)
-    table.row("brought to memory", "dd to memory", 1 / WITHIN)
-    # No goal: to make the memory that it is written to takes time, which reading alone does not.
-    table.row("brought to memory", "dd read", None)
+    table.row("copied to memory", "dd to memory", 1 / WITHIN)
+    # Without a goal: the memory has to be allocated, unlike in a read.
+    table.row("copied to memory", "dd read", None)
     for what, _ in turns:
-        print(f"  processor time, {what:32} {statistics.median(found[f'cpu {what}']):6.2f} s")
+        print(f"  CPU time, {what:32} {statistics.median(found[f'cpu {what}']):6.2f} s")
     return table
 
 
 def cpu_s() -> float:
-    """Processor time of this process and of those that it has waited for."""
+    """Return the CPU time of this process and of its children that have ended."""
     return sum(
         one.ru_utime + one.ru_stime for one in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
 
 
 def prepared(stack: ExitStack, places: Mapping[str, Path], memory: Path) -> tuple[Path, Tiers]:
-    """What is written, and empty tiers in new directories."""
+    """Yield the source, and empty tiers in new directories."""
     source = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory, prefix="bench-"))) / "source"
     dd("if=/dev/urandom", f"of={source}", f"count={PIECE // DD_BLOCK}", "iflag=fullblock")
     made = {
@@ -278,7 +278,7 @@ def prepared(stack: ExitStack, places: Mapping[str, Path], memory: Path) -> tupl
 
 
 def main() -> int:
-    """Measure, compare; 1 where a goal is missed."""
+    """Measure and compare; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--image", type=float, metavar="GIB", help="only an image of this size from the disk")

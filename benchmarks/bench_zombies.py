@@ -1,13 +1,12 @@
 """Findings among 100,000 running jobs: ``python benchmarks/bench_zombies.py [--jobs 100000] [--hours 3] [--keep DIR]``.
 
-Builds a store with that many running jobs, one GPU each and one sample a minute, a tenth of them squatting, and 5,000
-jobs that wait; then finds what ``slurm-affinode zombies list`` finds, and what it finds with ``--live``, each in a
-process of its own. Printed: the seconds, how often the store and Slurm were asked (once for each kind of thing, however
-many jobs there are), and the peak memory. The limit is 60 s each.
+Builds a database with this many running jobs, one GPU each and one sample per minute, a tenth of them squatting, and
+5,000 pending jobs; then runs the analysis of ``slurm-affinode zombies list``, and that of ``--live``, each in a process
+of its own. Prints the seconds, the number of queries of the database and of Slurm (independent of the number of jobs),
+and the peak memory. The limit is 60 s each.
 
-Of the live part Slurm is synthetic: programs ``squeue`` and ``scontrol`` on ``PATH`` that write prepared answers of
-Slurm's form and size, and readings of the nodes that are made up in the process. What a real slurmctld takes is
-not in it.
+In the live part Slurm is simulated: ``squeue`` and ``scontrol`` on ``PATH`` print prepared output of the same form and
+size, and the readings of the nodes are generated in the process. The time of a real slurmctld is not included.
 """
 
 from __future__ import annotations
@@ -45,16 +44,16 @@ from slurm_affinode.zombies.nodes import JobUse, LiveGpu, NodeAnswer
 LIMIT_S = 60.0
 MARK = "@mark@"
 SQUEUE = """#!/bin/sh
-echo squeue >> {root}/asked
+echo squeue >> {root}/queries
 last=; for last; do :; done
 mark=${{last#--Format=JobID:}}; mark=${{mark%%,*}}
 exec sed "s/@mark@/$mark/g" {root}/squeue.txt
 """
 SCONTROL = """#!/bin/sh
 case "$*" in
-*details*) echo "scontrol show jobs" >> {root}/asked; exec cat {root}/details.txt ;;
-*nodes*) echo "scontrol show nodes" >> {root}/asked; exec cat {root}/nodes.json ;;
-*config*) echo "scontrol show config" >> {root}/asked; echo "ClusterName             = bench" ;;
+*details*) echo "scontrol show jobs" >> {root}/queries; exec cat {root}/details.txt ;;
+*nodes*) echo "scontrol show nodes" >> {root}/queries; exec cat {root}/nodes.json ;;
+*config*) echo "scontrol show config" >> {root}/queries; echo "ClusterName             = bench" ;;
 *) echo "slurm-wlm 24.11.5" ;;
 esac
 """
@@ -63,7 +62,7 @@ END = datetime(2026, 11, 2, 12, tzinfo=UTC)
 
 
 def identities(count: int) -> pl.DataFrame:
-    """The GPUs of the cluster."""
+    """Return the GPUs of the cluster."""
     number = pl.int_range(count, eager=True)
     rows = pl.DataFrame({"number": number}).select(
         pl.lit("bench").alias("cluster"),
@@ -79,7 +78,7 @@ def identities(count: int) -> pl.DataFrame:
 
 
 def samples(devices: np.ndarray, hours: float, idle: np.ndarray) -> Iterator[pl.DataFrame]:
-    """In the order of the device number, some thousand GPUs at a time."""
+    """Yield samples in the order of the device number, some thousand GPUs at a time."""
     times = np.arange(int(END.timestamp() - hours * 3600), int(END.timestamp()), STEP_S) * 1000
     rng = np.random.default_rng(7)
     order = np.argsort(devices)
@@ -97,7 +96,7 @@ def samples(devices: np.ndarray, hours: float, idle: np.ndarray) -> Iterator[pl.
 
 
 def jobs(count: int, hours: float) -> pl.DataFrame:
-    """Running jobs, one GPU each, and jobs that wait."""
+    """Return running jobs with one GPU each, and pending jobs."""
     number = pl.col("i")
     begun = pl.lit(END - timedelta(hours=hours + 1))
     running = pl.DataFrame({"i": np.arange(count + WAITING)}).select(
@@ -124,7 +123,7 @@ def build(state: Path, count: int, hours: float) -> None:
 
 
 def stand_ins(root: Path, count: int) -> None:
-    """Programs that answer for Slurm, and their answers."""
+    """Write the programs that simulate Slurm, and their output."""
     (root / "bin").mkdir(parents=True, exist_ok=True)
     for name, text in (("squeue", SQUEUE), ("scontrol", SCONTROL)):
         (root / "bin" / name).write_text(text.format(root=root))
@@ -153,7 +152,7 @@ def stand_ins(root: Path, count: int) -> None:
 
 
 def reading(node: str) -> NodeAnswer:
-    """What the agent of a node says."""
+    """Return the reading of a node's agent."""
     first = int(node.removeprefix("gpu")) * PER_NODE
     gpus = tuple(
         LiveGpu(node, f"GPU-{first + i:012d}", i, i, None, "NVIDIA A100-SXM4-80GB",
@@ -166,20 +165,20 @@ def reading(node: str) -> NodeAnswer:
 def from_history(state: Path, count: int) -> bool:
     """``zombies list``."""
     config = replace(Config(), store=StoreConfig(state_dir=state))
-    asked: list[str] = []
+    queries: list[str] = []
     frame = accounting._frame
-    with mock.patch.object(accounting, "_frame", lambda *args: (asked.append(args[1].name), frame(*args))[1]):
+    with mock.patch.object(accounting, "_frame", lambda *args: (queries.append(args[1].name), frame(*args))[1]):
         began = time.monotonic()
         found = find.find(config, find.Request(), slurm=None, now=END)
         took = time.monotonic() - began
-    questions = f"of the store {len(asked)} ({', '.join(asked)}); of Slurm 0 (1 where it can be asked)"
-    return told("from history", found, took, questions, count)
+    summary = f"{len(queries)} of the database ({', '.join(queries)}), none of Slurm (1 if available)"
+    return report("from stored metrics", found, took, summary, count)
 
 
 def from_the_cluster(state: Path, count: int) -> bool:
-    """``zombies list --live``."""
+    """Run the analysis of ``zombies list --live``."""
     root = state / "slurm"
-    (root / "asked").write_text("")
+    (root / "queries").write_text("")
     os.environ["PATH"] = f"{root / 'bin'}:{os.environ['PATH']}"
     config = replace(Config(), store=StoreConfig(state_dir=state))
     began = time.monotonic()
@@ -187,26 +186,26 @@ def from_the_cluster(state: Path, count: int) -> bool:
         config, find.Request(), slurm=CommandsClient, ask=reading, now=END.timestamp, sleep=lambda _: None
     )
     took = time.monotonic() - began
-    asked = (root / "asked").read_text().splitlines()
+    queries = (root / "queries").read_text().splitlines()
     nodes = len({gpu // PER_NODE for gpu in range(count)})
-    questions = f"of Slurm {len(asked)} ({', '.join(asked)}); of each of {nodes:,} nodes 1 (made up)"
-    return told("live", found, took, questions, count) and len(asked) == len(set(asked))
+    summary = f"{len(queries)} of Slurm ({', '.join(queries)}), 1 of each of {nodes:,} nodes (simulated)"
+    return report("live", found, took, summary, count) and len(queries) == len(set(queries))
 
 
-def told(what: str, found: find.Found, took: float, questions: str, count: int) -> bool:
-    """Print a result; whether it is what it should be."""
+def report(what: str, found: find.Found, took: float, summary: str, count: int) -> bool:
+    """Print a result; return whether it is as expected."""
     squatters = sum(one.kind == "squatter" for one in found.findings)
     waited = sum(one.impact.jobs for one in found.findings if one.impact is not None)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(f"{what}: {found.jobs:,} running GPU jobs, {len(found.findings):,} findings ({squatters:,} squatters): "
           f"{took:.1f} s ({time.process_time():.1f} s of CPU with the start); peak memory {peak:.2f} GiB; "
           f"limit {LIMIT_S:g} s")  # fmt: skip
-    print(f"  queries {questions}; waiting jobs counted: {waited:,}")
+    print(f"  queries: {summary}; waiting jobs counted: {waited:,}")
     return took <= LIMIT_S and squatters == -(-count // 10)
 
 
 def main() -> int:
-    """Build, run, say how long it took."""
+    """Build, run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=100_000)
     parser.add_argument("--hours", type=float, default=3.0)

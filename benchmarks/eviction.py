@@ -1,34 +1,34 @@
-"""What is kept in a fast tier: our eviction against LRU, LFU, GDSF and clairvoyance, on the requests of GenTD26.
+"""Eviction from a fast tier: ours compared with LRU, LFU, GDSF and clairvoyance, for the requests of GenTD26.
 
     python benchmarks/eviction.py ../shared/data/gentd26 [--json FILE]
 
-Models are images. A request wants its base model and each of its LoRA adapters; what is not in the tier is loaded, and
+Models are images. A request needs its base model and each of its LoRA adapters; those not in the tier are loaded, and
 that time is counted. All policies run over the whole trace and are measured on its second half.
 
-**Trace.** ``requests``: data_trace_processed, 68,195 requests in their order; their times are not published, so they
-are spread evenly over the 22.8 h of the trace's metrics. ``sessions``: lora_request_trace, 26,823 requests of base
+**Trace.** ``requests``: data_trace_processed, 68,195 requests in order; their times are not published, so they are
+spread evenly over the 22.8 h of the trace's metrics. ``sessions``: lora_request_trace, 26,823 requests of base
 models with their times, over 23 days.
 
-**Load times** are measured ones: quantiles of basemodel_update_latency and lora_update_latency, one for each model, by
-a hash of its id. **Sizes are assumed**, the trace has none: base models 2.13, 6.94 and 23.8 GB (fp16 weights of SD 1.5,
-SDXL and FLUX.1, in 35, 55 and 10 % of them), adapters 20 to 400 MB. How size and load time go together is not known
-either; four assumptions: ``matched`` (what is slower to load is larger), ``independent``, ``proportional`` (size = time
-x one bandwidth per kind), ``means`` (all base models alike, all adapters alike).
+**Load times** are measured: quantiles of basemodel_update_latency and lora_update_latency, one for each model, by a
+hash of its ID. **Sizes are assumed**, as the trace has none: base models 2.13, 6.94 and 23.8 GB (fp16 weights of SD
+1.5, SDXL and FLUX.1, in 35, 55 and 10 % of them), adapters 20 to 400 MB. The relation of size and load time is also
+unknown; there are four assumptions: ``matched`` (slower models are larger), ``independent``, ``proportional`` (size =
+time x one bandwidth per kind), ``means`` (all base models equal, all adapters equal).
 
-Which model is fast to load or small is drawn by the hash, and the ratios depend on that: ``--draw`` 1, 2, ... draws
-otherwise. The tables are of draw 0.
+The hash draws which models are small or fast to load, and the ratios depend on the draw: ``--draw`` 1, 2, ... select
+others. The tables are of draw 0.
 
-**Store sizes** are shares of the size of all images. 5 to 50 % are 28 to 458 GB here, what a node's host memory can
-lend (the default of ``memory_size`` is 32 GB); 2 %, 11 to 18 GB, is less than one of the largest models.
+**Store sizes** are shares of the size of all images. 5 to 50 % are 28 to 458 GB here, which a node's host memory can
+provide (the default of ``memory_size`` is 32 GB); 2 %, 11 to 18 GB, is less than one of the largest models.
 
-**Bounds.** ``bound`` is the linear relaxation of offline caching, below which no policy comes; ``belady`` is
-clairvoyant Belady with costs. See ``eviction_policies.py``. What is wanted for the first time ever is loaded under
-every policy and counts in all figures, the bounds included. ``planned`` is ours where Slurm's plan tells of every
-request ten minutes before (the default of ``suspend.tiers.prefetch``); the trace has no such plan, and no goal is
-judged by it. ``--known`` shows what it would be worth to know how often each image will be wanted, though not when.
+**Bounds.** ``bound`` is the linear relaxation of offline caching, a lower bound for all policies; ``belady`` is
+clairvoyant Belady with costs. See ``eviction_policies.py``. The first request of an image leads to a load under every
+policy and counts in all figures, including the bounds. ``planned`` is ours if Slurm's plan contains every request ten
+minutes before (the default of ``suspend.tiers.prefetch``); the trace has no such plan, and no goal depends on it.
+``--known`` shows the value of knowing how often each image will be requested, but not when.
 
 ``HORIZON_TURNS`` of ``core/retention.py`` was chosen on the first halves of both traces (``--tune``). The second halves
-had been looked at before, when the kind of policy was chosen.
+had been examined before, when the kind of policy was chosen.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ MEAN_MB = {"base": 6940, "lora": 200}
 
 
 def share(text: str, draw: int = 0) -> float:
-    """A number in [0, 1) that belongs to a text."""
+    """Return a number in [0, 1), determined by the text."""
     text = f"{draw}/{text}" if draw else text
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) / 2**64
 
 
 def facts(kind: str, name: str, latency: dict[str, np.ndarray], variant: str, draw: int) -> tuple[float, int]:
-    """Load time in seconds and size in MB of a model."""
+    """Return load time in seconds and size in MB of a model."""
     q = share(name, draw)
     cost = float(np.quantile(latency[kind], q))
     if variant == "independent":
@@ -84,7 +84,7 @@ def facts(kind: str, name: str, latency: dict[str, np.ndarray], variant: str, dr
 
 
 def read(path: Path) -> tuple[list[tuple[float, str, str]], list[tuple[float, str, str]], dict[str, np.ndarray]]:
-    """Requests of both tables as (seconds, kind, model), and load times in seconds."""
+    """Return the requests of both tables as (seconds, kind, model), and load times in seconds."""
     trace = gentd26.read([path])
     assert trace.requests is not None
     step = SPAN_S / trace.requests.height
@@ -100,7 +100,7 @@ def read(path: Path) -> tuple[list[tuple[float, str, str]], list[tuple[float, st
 
 
 def sessions(path: Path) -> list[tuple[float, str, str]]:
-    """The requests that have times."""
+    """Return the requests with times."""
     with tarfile.open(path) as archive:
         member = next(one for one in archive if one.name.endswith("lora_request_trace.csv") and "._" not in one.name)
         file = archive.extractfile(member)
@@ -116,7 +116,7 @@ def sessions(path: Path) -> list[tuple[float, str, str]]:
 def replay(
     name: str, rows: Sequence[tuple[float, str, str]], latency: dict[str, np.ndarray], variant: str, draw: int = 0
 ) -> Replay:
-    """Numbers in place of names."""
+    """Replace names by numbers."""
     ids: dict[tuple[str, str], int] = {}
     events = [ids.setdefault((kind, model), len(ids)) for _, kind, model in rows]
     found = [facts(kind, model, latency, variant, draw) for kind, model in ids]
@@ -127,7 +127,7 @@ def replay(
 
 
 def measure(data: Replay, fraction: float, policies: Sequence[str]) -> dict[str, float]:
-    """Seconds of loading by each policy, and what of it is first loads."""
+    """Return the load time of each policy in seconds, and the part of first loads."""
     capacity = int(data.size.sum() * fraction)
     return {
         "gb": capacity / 1000, "first_loads": data.first_loads(),
@@ -136,7 +136,7 @@ def measure(data: Replay, fraction: float, policies: Sequence[str]) -> dict[str,
 
 
 def tune(data: Replay) -> None:
-    """Horizons on the first half alone: its first half warms up, its second is measured."""
+    """Compare horizons on the first half: its first half is a warm-up, its second is measured."""
     early, found = data.first_half(), {}
     for turns in (0.03, 0.1, 0.2, 0.3, 0.5, 1.0):
         retention.HORIZON_TURNS = turns
@@ -149,7 +149,7 @@ def tune(data: Replay) -> None:
 
 
 def known(settings: Sequence[Replay], fractions: Sequence[float]) -> None:
-    """What it would be worth to know how often each image will be wanted, though not when."""
+    """Print the value of knowing how often each image will be requested, but not when."""
     print("less than LRU, sum of seconds and mean of ratios, and settings that meet 30 %")
     peers = [(data, int(data.size.sum() * fraction)) for data in settings for fraction in fractions]
     base = [lru(data, capacity) for data, capacity in peers]
@@ -162,12 +162,12 @@ def known(settings: Sequence[Replay], fractions: Sequence[float]) -> None:
 
 
 def mean(ratios: Sequence[float]) -> float:
-    """The geometric one."""
+    """Return the geometric mean."""
     return float(np.exp(np.mean(np.log(ratios))))
 
 
 def met(row: Mapping[str, float]) -> dict[str, bool]:
-    """The goals, by the letters of the table."""
+    """Return the met goals, by the letters of the table."""
     return {
         "L": row["ours"] <= (1 - LESS_THAN_LRU) * row["lru"],
         "C": row["ours"] <= (1 + ABOVE_BOUND) * row["belady"],
@@ -176,7 +176,7 @@ def met(row: Mapping[str, float]) -> dict[str, bool]:
 
 
 def line(title: str, row: Mapping[str, float], policies: Sequence[str]) -> str:
-    """A row of the table: load time as ratio to the bound, and what is less than LRU's in per cent."""
+    """Return a row of the table: load times as ratios to the bound, and savings relative to LRU in percent."""
     less = [f"{100 * (1 - row[one] / row['lru']):.0f}" for one in ("ours", "belady", "bound", "planned") if one in row]
     ratios = [f"{row[one] / row['bound']:.2f}" for one in policies if one not in ("bound", "planned")]
     goals = "".join(goal for goal, is_met in met(row).items() if is_met)
@@ -184,7 +184,7 @@ def line(title: str, row: Mapping[str, float], policies: Sequence[str]) -> str:
 
 
 def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Goals met per setting and for the sums."""
+    """Print the goals met by settings and by the sums."""
     names = {
         "L": "30 % less than LRU",
         "C": "within 25 % of clairvoyant Belady with costs",
@@ -195,7 +195,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for goal, name in names.items():
         print(f"  {goal}: {name}: {count[goal]}")
     possible = sum(row["belady"] <= (1 - LESS_THAN_LRU) * row["lru"] for row in rows)
-    print(f"  clairvoyant Belady with costs itself is 30 % under LRU in {possible}, within 25 % of the bound in "
+    print(f"  clairvoyant Belady with costs is itself 30 % below LRU in {possible}, within 25 % of the bound in "
           f"{sum(row['belady'] <= (1 + ABOVE_BOUND) * row['bound'] for row in rows)}")  # fmt: skip
     sums: dict[str, dict[str, float]] = {}
     for trace in (*dict.fromkeys(row["trace"] for row in rows), "all"):
@@ -212,7 +212,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Replay; 1 where a goal is missed."""
+    """Replay the traces; return 1 if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "trace", type=Path, nargs="?", default=Path(__file__).parents[2] / "shared" / "data" / "gentd26"
@@ -221,14 +221,14 @@ def main() -> int:
     parser.add_argument(
         "--fractions", nargs="+", type=float, default=FRACTIONS, metavar="SHARE", help="of all images' size"
     )
-    parser.add_argument("--draw", type=int, default=0, help="which models are large or slow to load")
-    parser.add_argument("--brief", action="store_true", help="LRU, ours and clairvoyance only")
+    parser.add_argument("--draw", type=int, default=0, help="draw of the models that are large or slow to load")
+    parser.add_argument("--brief", action="store_true", help="only LRU, ours and clairvoyance")
     parser.add_argument("--json", type=Path, help="write all figures here")
-    parser.add_argument("--tune", action="store_true", help="horizons on the first halves, nothing else")
-    parser.add_argument("--known", action="store_true", help="ours where frequencies are known, nothing else")
+    parser.add_argument("--tune", action="store_true", help="only compare horizons on the first halves")
+    parser.add_argument("--known", action="store_true", help="only ours with known frequencies")
     arguments = parser.parse_args()
     if not arguments.trace.is_dir():
-        print(f"not measured: {arguments.trace} is not there (GenTD26, alibaba/clusterdata)")
+        print(f"not measured: {arguments.trace} does not exist (GenTD26, alibaba/clusterdata)")
         return 0
     requests, timed, latency = read(arguments.trace)
     settings = [

@@ -1,11 +1,11 @@
-"""Eviction policies replayed over a trace of requests, and a bound that none of them beats. For ``eviction.py``.
+"""Eviction policies, replayed over a trace of requests, and a bound for all of them. For ``eviction.py``.
 
-**Bound.** A true lower bound on the load time of any policy, also a clairvoyant one, also one that keeps parts of
-images and one that does not admit what it loads: the linear relaxation of offline caching (Berger, Beckmann &
-Harchol-Balter 2018, "Practical Bounds on Optimal Caching with Variable Object Sizes"), by Lagrangian duality: every
-price per byte and slot gives a valid bound, the best of 1,200 steps is taken. What was requested before the second half
-may be in the tier at its beginning for free. ``belady`` is a clairvoyant policy: it drops what saves least seconds per
-byte and time until its next request.
+**Bound.** A lower bound on the load time of any policy, including clairvoyant ones, those that keep parts of images,
+and those that do not admit images: the linear relaxation of offline caching (Berger, Beckmann & Harchol-Balter 2018,
+"Practical Bounds on Optimal Caching with Variable Object Sizes"), by Lagrangian duality. Every price per byte and slot
+gives a valid bound; the best of 1,200 steps is used. Images requested before the second half may be in the tier at its
+beginning at no cost. ``belady`` is a clairvoyant policy: it drops the image that saves the fewest seconds per byte and
+time until its next request.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ import numpy as np
 from slurm_affinode.core.retention import Demand, TierImage, Turnover, make_room
 
 PLANNED_S = 600.0
-"""How long before a start the product looks at Slurm's plan (``suspend.tiers.prefetch``)."""
+"""Time before a start at which the product uses Slurm's plan (``suspend.tiers.prefetch``)."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Requests as numbers of images, and what images cost. Sizes in MB."""
+    """Requests as image numbers, with load times in seconds and sizes in MB."""
 
     name: str
     events: np.ndarray
@@ -35,7 +35,7 @@ class Replay:
 
     @property
     def start(self) -> int:
-        """Where measuring begins."""
+        """Return the request at which the measurement begins."""
         return len(self.events) // 2
 
     def first_half(self) -> Replay:
@@ -43,17 +43,17 @@ class Replay:
         return Replay(self.name, self.events[: self.start], self.times[: self.start], self.cost, self.size)
 
     def first_loads(self) -> float:
-        """Seconds of loading what is wanted for the first time ever in the second half: no policy saves them."""
+        """Return the seconds of first loads in the second half, which no policy avoids."""
         new = np.setdiff1d(self.events[self.start :], self.events[: self.start])
         return float(self.cost[new].sum())
 
     def frequencies(self) -> np.ndarray:
-        """Requests per second of each image in the second half."""
+        """Return requests per second of each image in the second half."""
         counts = np.bincount(self.events[self.start :], minlength=len(self.cost))
         return counts / float(self.times[-1] - self.times[self.start])
 
     def following(self, values: np.ndarray) -> np.ndarray:
-        """For each request, the value (time, number) of the next one of the same image; 1e18: there is none."""
+        """Return for each request the value (time, number) of the next one for the same image; 1e18: none."""
         found, seen = np.full(len(self.events), 1e18), np.full(len(self.cost), 1e18)
         for number in range(len(self.events) - 1, -1, -1):
             found[number] = seen[self.events[number]]
@@ -61,14 +61,14 @@ class Replay:
         return found
 
 
-# --- policies: seconds of loading in the second half, for a tier of so many MB
+# --- policies: load time in the second half in seconds, for a tier of this size in MB
 
 
 def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float = 0.0, known: float = 0.0) -> float:
-    """What the product does.
+    """The policy of the product.
 
-    ``whole``: parts of images are not kept. ``planned_s``: requests are known so many seconds before. ``known``: how
-    often each image is wanted in the second half is known, and this part of it is added to what is expected.
+    ``whole``: parts of images are not kept. ``planned_s``: requests are known this many seconds before. ``known``: the
+    frequency of each image in the second half is known, and this share of it is added to the expected one.
     """
     demand, held, free, total = Demand(), dict[int, int](), capacity, 0.0
     turnover = Turnover(float(data.times[0]))
@@ -116,9 +116,9 @@ def ours(data: Replay, capacity: int, *, whole: bool = False, planned_s: float =
 
 
 def ranked(data: Replay, capacity: int, priority: Callable[[int, int, bool, float], float]) -> float:
-    """Whole images, the one of lowest priority goes first, and what was loaded always comes in.
+    """Evict whole images, in order of priority; loaded images are always admitted.
 
-    ``priority`` of (image, number of the request, whether it was there, priority of the last that went).
+    ``priority`` of (image, number of the request, whether it was in the tier, priority of the last evicted image).
     """
     held: dict[int, float] = {}
     heap: list[tuple[float, int]] = []
@@ -144,12 +144,12 @@ def ranked(data: Replay, capacity: int, priority: Callable[[int, int, bool, floa
 
 
 def lru(data: Replay, capacity: int) -> float:
-    """Least recently used goes."""
+    """Evict the least recently used image."""
     return ranked(data, capacity, lambda image, number, hit, level: float(number))
 
 
 def lfu(data: Replay, capacity: int) -> float:
-    """Least often used goes; counts are of all time."""
+    """Evict the least frequently used image, counted from the beginning."""
     count = np.zeros(len(data.cost))
 
     def priority(image: int, number: int, hit: bool, level: float) -> float:
@@ -160,7 +160,7 @@ def lfu(data: Replay, capacity: int) -> float:
 
 
 def gdsf(data: Replay, capacity: int) -> float:
-    """GreedyDual-Size-Frequency (Cherkasova 1998): frequency x cost / size above the level of what went last."""
+    """GreedyDual-Size-Frequency (Cherkasova 1998): frequency x cost / size, plus the level of the last eviction."""
     count = np.zeros(len(data.cost))
 
     def priority(image: int, number: int, hit: bool, level: float) -> float:
@@ -171,7 +171,7 @@ def gdsf(data: Replay, capacity: int) -> float:
 
 
 def belady(data: Replay, capacity: int) -> float:
-    """Clairvoyant: what saves least per byte and time until its next request goes, also what has just been loaded."""
+    """Clairvoyant: evict the image that saves least per byte and time until its next request, even one just loaded."""
     following = data.following(np.arange(len(data.events)))
     held: dict[int, float] = {}
     free, total = capacity, 0.0
@@ -204,7 +204,7 @@ def belady(data: Replay, capacity: int) -> float:
 
 
 def bound(data: Replay, capacity: int, steps: int = 1200) -> float:
-    """No policy takes less; see the module's description."""
+    """Return the lower bound; see the module's docstring."""
     events = data.events[data.start :]
     last = dict.fromkeys(data.events[: data.start].tolist(), -1)
     begin, end, image = [], [], []
@@ -217,7 +217,7 @@ def bound(data: Replay, capacity: int, steps: int = 1200) -> float:
     total = float(data.cost[events].sum())
     a, b, which = np.array(begin), np.array(end), np.array(image)
     cost, size = data.cost[which], data.size[which].astype(float)
-    free = a == b  # nothing between two requests of it
+    free = a == b  # no time between two requests of it
     total -= float(cost[free].sum())
     a, b, cost, size = a[~free], b[~free], cost[~free], size[~free]
     slots = len(events)

@@ -1,4 +1,4 @@
-"""Trees to dump and to restore, by bare `criu` and by ours, and rounds in which peers take turns.
+"""Process trees to dump and restore with bare `criu` and with our code, and rounds in which peers take turns.
 
 Shared by `bench_checkpoint.py` and `bench_restore.py`, which run on a node, as root, with criu 4.1 or newer, or with
 `--cluster NAME` in a compute container of that cluster.
@@ -60,29 +60,29 @@ FACTS = Manifest(
     outputs=(), files=(),
 )  # fmt: skip
 ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
-"""Each comes behind each other once (Williams, Australian Journal of Scientific Research 2, 1949): a disk that has just
-been written to is slower for whoever comes next."""
+"""Orders in which each peer follows each other peer once (Williams, Australian Journal of Scientific Research 2, 1949):
+a disk that has just been written to is slower for the next peer."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Bytes, and seconds of each round."""
+    """Size in bytes, and seconds of each round."""
 
     size: int
     seconds: Mapping[str, Sequence[float]]
 
     def median(self, name: str) -> float:
-        """Of one thing that was measured, seconds."""
+        """Return the seconds of one measurement."""
         return statistics.median(self.seconds[name])
 
     def paired(self, combine: Callable[..., float], *names: str) -> float:
-        """The median over the rounds of what ``combine`` makes of the seconds of each."""
+        """Return the median over the rounds of ``combine`` of the seconds of each."""
         return statistics.median(combine(*one) for one in zip(*(self.seconds[n] for n in names), strict=True))
 
 
 @dataclass(frozen=True)
 class Place:
-    """A directory on the disk to measure, and what makes images in ``images`` below it."""
+    """A directory on the disk to measure, with a store of images in ``images`` below it."""
 
     work: Path
     store: DirectoryStore
@@ -91,7 +91,7 @@ class Place:
 
 @contextmanager
 def place_in(work: Path) -> Iterator[Place]:
-    """Ready to dump and restore, or an error of criu that says what is missing."""
+    """Return the place, ready for dumps and restores; raises an error of criu if something is missing."""
     place = Place(work, DirectoryStore(work / "images", bytes(32)), Criu())
     place.criu.check()
     yield place
@@ -99,17 +99,17 @@ def place_in(work: Path) -> Iterator[Place]:
 
 
 def wait_for(path: Path) -> None:
-    """Until a file is there."""
+    """Wait until a file exists."""
     deadline = time.monotonic() + 120
     while not path.exists():
         if time.monotonic() > deadline:
-            sys.exit(f"{path} did not come")
+            sys.exit(f"{path} was not created")
         time.sleep(0.01)
 
 
 @contextmanager
 def namespace(work: Path, mib: int = 0) -> Iterator[int]:
-    """PID 1 of a namespace, with a tree of one process that holds so many MiB, or without."""
+    """Yield PID 1 of a new namespace; with ``mib``: with a process that has allocated this much memory."""
     token = work / f"run-{time.monotonic_ns()}"
     command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", INIT, str(token)]
     if mib:
@@ -130,13 +130,13 @@ def members(init: int) -> dict[int, int]:
 
 
 def tree_of(init: int) -> Tree:
-    """The one process that was started in a namespace."""
+    """Return the only process below PID 1 of a namespace."""
     ((root_ns, root),) = members(init).items()
     return Tree(Process(init).id, root, root_ns)
 
 
 def our_dump(place: Place, tree: Tree, mib: int) -> Image:
-    """An image of a tree of so many MiB: digested, signed, durable; the tree is left stopped."""
+    """Dump a tree of this size; return the image: hashed, signed, synced to disk. The tree stays stopped."""
     with place.store.begin(FACTS.key, uid=0, estimate=mib * MIB) as writer:
         writer.follow()
         place.criu.dump(tree, writer.criu_fd, timeout_s=600)
@@ -144,7 +144,7 @@ def our_dump(place: Place, tree: Tree, mib: int) -> Image:
 
 
 def bare_restore(work: Path, directory: Path) -> float:
-    """`criu restore` with the same options."""
+    """Run `criu restore` with the same options; return its seconds."""
     with namespace(work) as init:
         inside = ["nsenter", f"--target={init}", "--pid", "--mount", "--"]
         subprocess.run([*inside, "sh", "-c", "echo 5000 >/proc/sys/kernel/ns_last_pid"], check=True)
@@ -158,7 +158,7 @@ def bare_restore(work: Path, directory: Path) -> float:
 
 
 def forget(directory: Path) -> None:
-    """Have the next reader of a directory's files go to the disk."""
+    """Drop the files of a directory from the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -166,7 +166,7 @@ def forget(directory: Path) -> None:
 
 
 def our_restore(place: Place) -> float:
-    """The newest image, from looking for it until its tree runs, every digest verified."""
+    """Restore the newest image, with all digests verified; return the seconds from the search until its tree runs."""
     with namespace(place.work) as init:
         began = time.monotonic()
         image = place.store.find(LiveRun(replace(FACTS.key, submit_epoch=2), 0, 1))
@@ -187,14 +187,14 @@ def our_restore(place: Place) -> float:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """That a call takes."""
+    """Return the seconds that a call takes."""
     began = time.monotonic()
     call()
     return time.monotonic() - began
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """The options of every benchmark of this kind; it adds its own."""
+    """Return a parser with the common options."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument(
@@ -205,7 +205,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 
 def run(script: str, arguments: argparse.Namespace, here: Callable[[Path], int]) -> int:
-    """Call ``here`` with a directory that is removed afterwards, or have the cluster run the script so."""
+    """Call ``here`` with a temporary directory, or run the script on the cluster."""
     if arguments.cluster:
         words = {name: value for name, value in vars(arguments).items() if name != "cluster"}
         passed = [f"--{name.replace('_', '-')}={value}" for name, value in words.items()]
@@ -218,7 +218,7 @@ def run(script: str, arguments: argparse.Namespace, here: Callable[[Path], int])
 
 
 def in_container(cluster: str, script: str, arguments: Sequence[str]) -> int:
-    """Run one of these files, with this checkout's package, on a compute node of a cluster."""
+    """Run one of these scripts, with the package of this checkout, on a compute node of a cluster."""
     repository = Path(__file__).resolve().parents[1]
     container = f"{cluster}_c1_1"
     target = "/tmp/benchmarks"  # noqa: S108 - in the container

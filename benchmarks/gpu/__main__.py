@@ -1,19 +1,19 @@
-"""GB/s of a suspension and its return, by phase: ``python -m benchmarks.gpu`` (``make bench-gpu``).
+"""GB/s of a suspension and a restore by phase: ``python -m benchmarks.gpu`` (``make bench-gpu``).
 
-For 1, 10, 40 and, where they fit, 70 GiB of GPU memory: lock, checkpoint, restore and unlock with our code and with
-the driver's calls alone, in turns on the same process; a pinned copy over the link in the same run, and host memory of
-other kinds; the driver's staging with and without transparent huge pages; several processes; the whole way through CRIU
-and an image on disk. Published figures stand beside.
+For 1, 10, 40 and, if they fit, 70 GiB of GPU memory: lock, checkpoint, restore and unlock with our code and with only
+the driver's calls, in turns on one process; a pinned copy over the link in the same run, and other kinds of host
+memory; the driver's staging with and without transparent huge pages; several processes; a complete suspension with CRIU
+and an image on disk. Published figures are shown for comparison.
 
-The results file is written after each measurement. Where a command may take ten minutes, --quick leaves out 70 GiB and
-makes fewer rounds; --resume then measures what is missing of this machine and driver, as after a run that was cut off.
+The results file is written after each measurement. If commands are limited to ten minutes, use --quick, which leaves
+out 70 GiB and makes fewer rounds, and then --resume, which measures what is missing for this machine and driver.
 
-Goals, each a ratio within the run: our code adds less than 5 % to the driver's own time, a process is awake from host
-memory within 1.2 times the driver's restore, and the host memory that is used by default is the fastest there is.
+Goals, as ratios within the run: our code adds less than 5 % to the driver's own time, a wake from host memory takes at
+most 1.2 times the driver's restore, and the default kind of host memory is the fastest.
 
-Exit status: 0 all met, or nothing could be measured (status "skipped" in the JSON, with the reason: no GPU, or a driver
-that cannot); 1 a goal is missed, or a measurement failed (the others are made all the same). On the emulated driver
-(EMULATED=1) sizes are small, results are marked "emulated", and goals are not judged.
+Exit status: 0: all goals are met, or nothing could be measured (status "skipped" in the JSON, with the reason: no GPU,
+or a driver without the feature); 1: a goal is missed, or a measurement failed (the others are made nevertheless). On
+the emulated driver (EMULATED=1) sizes are small, results are marked "emulated", and goals are not evaluated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
-# ruff: noqa: E402 - what follows lies beside this folder
+# ruff: noqa: E402 - imports from the paths above
 from gpu.machine import MIB, Machine, Missing, find
 from gpu.programs import Programs, programs, unusable
 
@@ -46,7 +46,7 @@ EMULATED = REPOSITORY / "out" / "gpu" / "bench-emulated.json"
 GIB_SIZES, QUICK_GIB, EMULATED_MIB = (1, 10, 40, 70), (1, 10, 40), (16, 48)
 QUICK_ROUNDS = 2
 MIDDLE_MIB, LINK_MIB = 10 * 1024, 4096
-"""What is measured in one size: several processes and the like, and copies over the link."""
+"""Sizes of measurements with one size: several processes and others, and copies over the link."""
 PARTS = ("staging", "host_memory", "huge_pages", "custom_storage", "parallel", "images")
 HERE = Path(__file__).resolve().parent
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - host memory as a file system
@@ -55,16 +55,18 @@ DEFAULTS = ("huge pages, pre-faulted, then pinned", "pre-faulted, huge pages")
 
 
 def main() -> int:
-    """Measure, tell, judge."""
+    """Measure, print and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gib", type=gibibytes, nargs="+", default=list(GIB_SIZES), metavar="N", help="sizes")
     parser.add_argument("--rounds", type=at_least_once, default=3, metavar="N",
-                        help="of each size (small ones more, large ones two)")  # fmt: skip
+                        help="rounds of each size (small sizes more, large sizes two)")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="1, 10 and 40 GiB, two rounds: for a limit of ten minutes")
-    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()), help="for images, on the disk")
+    parser.add_argument(
+        "--directory", type=Path, default=Path(tempfile.gettempdir()), help="directory of images, on disk"
+    )
     parser.add_argument("--image-gib", type=gibibytes, nargs="*", default=[1, 10], metavar="N", help="sizes of images")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--resume", action="store_true", help="keep what the file has of this machine already")
+    parser.add_argument("--resume", action="store_true", help="keep the results of this machine that the file has")
     parser.add_argument("--out", type=Path, help="JSON file [benchmarks/results/gpu.json; emulated: out/gpu/...]")
     options = parser.parse_args()
     if options.quick:
@@ -78,9 +80,9 @@ def main() -> int:
         probe = path.with_name(path.name + ".new")
         probe.touch()
         probe.unlink()
-    except OSError as error:  # sooner told than after the first measurement
+    except OSError as error:  # report it before the first measurement
         parser.error(f"{path} cannot be written ({error.strerror}): --out names another file")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs on the GPU is looked after
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that programs on the GPU are ended
     with (
         closing(NvmlDriver()) as nvml,
         closing(Cuda(driver_version=nvml.version)) as cuda,
@@ -96,7 +98,7 @@ def main() -> int:
 
 
 def gibibytes(text: str) -> float:
-    """A size that GPU memory may have. Raises ``ValueError``."""
+    """Parse a size of GPU memory. Raises ``ValueError``."""
     value = float(text)
     if not 1 / 64 <= value <= 1 << 20:
         raise ValueError(text)
@@ -104,7 +106,7 @@ def gibibytes(text: str) -> float:
 
 
 def at_least_once(text: str) -> int:
-    """How often. Raises ``ValueError``."""
+    """Parse a positive integer. Raises ``ValueError``."""
     if int(text) < 1:
         raise ValueError(text)
     return int(text)
@@ -112,7 +114,7 @@ def at_least_once(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What measurements are made with."""
+    """The machine, the drivers and the programs of the measurements."""
 
     machine: Machine
     nvml: NvmlDriver
@@ -126,20 +128,20 @@ class Step:
 
     part: str
     text: str
-    """For people."""
+    """Description for the log."""
     take: Callable[[], Any]
-    """What goes into the results: the whole part, or one entry of it."""
+    """Returns the results: the whole part, or one entry of it."""
     size: int | None = None
-    """Bytes, where the part has an entry for each size."""
+    """Bytes, if the part has an entry for each size."""
 
     def done(self, found: dict[str, Any]) -> bool:
-        """It is among the results."""
+        """Return whether the results have it."""
         if self.size is None:
             return self.part in found
         return any(one["bytes"] == self.size for one in found.get(self.part, ()))
 
     def add(self, found: dict[str, Any]) -> None:
-        """Measure it."""
+        """Measure, and add the result."""
         taken = self.take()
         if self.size is None:
             found[self.part] = taken
@@ -149,7 +151,7 @@ class Step:
 
 
 def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """All measurements, written to the file as they come."""
+    """Make all measurements; write the file after each."""
     machine = bench.machine
     found: dict[str, Any] = {
         "status": "emulated" if machine.emulated else "measured",
@@ -172,7 +174,7 @@ def everything(bench: Bench, options: argparse.Namespace, path: Path) -> dict[st
         say(step.text)
         try:
             step.add(found)
-        except Exception as error:  # whatever it is, the others are worth having
+        except Exception as error:  # continue with the others after any error
             found["failed"].append(f"{step.text}: {type(error).__name__}: {' '.join(str(error).split())}")
             say(f"FAILED: {found['failed'][-1]}")
         finally:
@@ -192,7 +194,7 @@ def _save(path: Path, found: dict[str, Any]) -> None:
 
 
 def _earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
-    """What the file has of this machine and driver."""
+    """Return the results in the file for this machine and driver."""
     try:
         before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         there = before["machine"]
@@ -204,7 +206,7 @@ def _earlier(path: Path, machine: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(bench: Bench, options: argparse.Namespace, fit: list[int]) -> Iterator[Step]:
-    """What takes longest comes last."""
+    """Yield the measurements; the longest come last."""
     machine, run = bench.machine, bench.run
     ours, bare = measure.Ours(bench.cuda, bench.nvml), measure.Bare()
     largest = EMULATED_MIB[-1] if machine.emulated else machine.mib
@@ -234,7 +236,7 @@ def _steps(bench: Bench, options: argparse.Namespace, fit: list[int]) -> Iterato
 
 
 def copies(run: Programs, mib: int) -> list[dict[str, Any]]:
-    """In a process of its own, which has the context."""
+    """Measure copies, in a process of its own, which has the context."""
     program = run.start(str(HERE / "copying.py"))
     try:
         kinds: list[dict[str, Any]] = program.ask("measure", mib=mib)
@@ -244,7 +246,7 @@ def copies(run: Programs, mib: int) -> list[dict[str, Any]]:
 
 
 def default_of(kinds: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Which kind is the fastest, and how the one that is used for our own copies stands to it."""
+    """Return the fastest kind, and the default one with its ratio to the fastest."""
     # The ring of custom_storage is allocated once, so its allocation is not counted.
     usable = {one["kind"]: one["out_s"] + one["in_s"] for one in kinds if "why_not" not in one}
     default = next((kind for kind in DEFAULTS if kind in usable), None)
@@ -255,7 +257,7 @@ def default_of(kinds: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def skipped(missing: Missing, out: Path | None) -> int:
-    """Nothing was measured: say so, and how it is. A driver that is there and does not work is a failure."""
+    """Report that nothing was measured; return 1 if there is a driver that does not work."""
     why = missing.why.partition("; on a machine")[0]
     print(f"{report.NOT_MEASURED}: {why}")
     print(f"on a machine with an NVIDIA driver: {report.COMMAND}   (without a network: make gpu-bundle, ./run bench)")
@@ -266,7 +268,7 @@ def skipped(missing: Missing, out: Path | None) -> int:
 
 
 def say(what: str) -> None:
-    """What is being done, on standard error."""
+    """Print a line of progress to standard error."""
     print(f"measuring: {what}", file=sys.stderr, flush=True)
 
 

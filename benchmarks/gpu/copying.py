@@ -1,7 +1,7 @@
 """A program that measures copies between a GPU and host memory of several kinds: ``python copying.py DIRECTORY``.
 
-The kinds differ in who has made the pages when the copy begins, how large they are, and whether they are locked.
-Seconds are of making the memory, of a copy out and of a copy in; bytes go in blocks, as a suspension's would.
+The kinds differ in whether pages are populated before the copy, in their size, and in whether they are locked. Results
+are the seconds for allocating the memory, a copy out and a copy in, in blocks like those of a suspension.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 
 
 def ok(answer: tuple[Any, ...]) -> Any:
-    """The value of a call; its error raised by name."""
+    """Return the values of a call, or raise its error by name."""
     if answer[0] != d.CUresult.CUDA_SUCCESS:
         raise OSError(answer[0].name)
     return answer[1] if len(answer) == 2 else answer[1:] or None
@@ -54,7 +54,7 @@ class HostMemory:
             ok(d.cuMemHostRegister(self.at, size, 0))
 
     def close(self) -> None:
-        """Give it back."""
+        """Free the memory."""
         if self._pinned:
             ok(d.cuMemFreeHost(self.at))
             return
@@ -76,7 +76,7 @@ KINDS: dict[str, Callable[[int], HostMemory]] = {
 
 
 class Copying:
-    """The GPU's side."""
+    """Copies between host memory and a GPU."""
 
     def __init__(self) -> None:
         ok(d.cuInit(0))
@@ -84,7 +84,7 @@ class Copying:
         self._stream = ok(d.cuStreamCreate(0))
 
     def measure(self, mib: int, rounds: int = 3) -> list[dict[str, Any]]:
-        """Each kind: the best of the rounds, in seconds; or why it cannot be had."""
+        """Return the best round of each kind, in seconds, or why it is not available."""
         size = mib * MIB
         at = int(ok(d.cuMemAlloc(size)))
         ok(d.cuMemsetD32(at, 1, size // 4))
@@ -130,7 +130,7 @@ def _timed(action: Callable[[], HostMemory]) -> tuple[HostMemory, float]:
 
 
 def main() -> None:
-    """Do what the directory says."""
+    """Execute the commands in the directory."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     options = parser.parse_args()

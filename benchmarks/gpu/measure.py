@@ -1,4 +1,4 @@
-"""Seconds of each phase of a suspension: with our code, with the driver's calls alone, in turns on the same process."""
+"""Seconds of each phase of a suspension: with our code, and with only the driver's calls, in turns on one process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STORAGE = Path(__file__).resolve().with_name("custom_storage.py")
 
 
 class Bare:
-    """The driver's calls and nothing else, from this process."""
+    """Only the driver's calls, from this process."""
 
     def __init__(self) -> None:
         self._driver = Driver()
@@ -44,7 +44,7 @@ class Bare:
         self._lock_args.timeoutMs = LOCK_MS
 
     def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
-        """What is timed."""
+        """Return the timed calls."""
         call = self._driver.call
         return {
             "lock": lambda: call("cuCheckpointProcessLock", pid, self._lock_args),
@@ -56,27 +56,27 @@ class Bare:
 
 @dataclass
 class Ours:
-    """What the agent does: through the helper, with room looked for before a restore."""
+    """The calls of the agent: through the helper, with a check of free memory before a restore."""
 
     cuda: Cuda
     nvml: NvmlDriver
     needs: dict[str, int] = field(default_factory=dict)
 
     def free(self) -> dict[str, int | None]:
-        """Free bytes of the GPUs that are needed, by UUID."""
+        """Return free bytes of the required GPUs, by UUID."""
         devices = [one for one in self.nvml.devices() if one.mig is None and one.uuid in self.needs]
         found = {one.uuid: self.nvml.free_mib(one) for one in devices}
         return {uuid: None if mib is None else int(mib * MIB) for uuid, mib in found.items()}
 
     def restore(self, pid: int) -> None:
-        """``CudaError``, before the driver is asked, where there is no room."""
+        """Raise ``CudaError``, before the driver is called, if there is not enough memory."""
         why = memory.shortage(self.needs, self.free())
         if why is not None:
             raise CudaError(why)
         self.cuda.restore(pid)
 
     def phases(self, pid: int) -> dict[str, Callable[[], Any]]:
-        """What is timed."""
+        """Return the timed calls."""
         return {
             "lock": lambda: self.cuda.lock(pid, timeout_ms=LOCK_MS),
             "checkpoint": lambda: self.cuda.checkpoint(pid),
@@ -86,14 +86,14 @@ class Ours:
 
 
 def timed(action: Callable[[], Any]) -> float:
-    """Seconds."""
+    """Return the seconds that a call takes."""
     began = time.monotonic()
     action()
     return time.monotonic() - began
 
 
 def sizes(machine: Machine, nvml: NvmlDriver, wanted_mib: list[int]) -> tuple[list[int], list[str]]:
-    """Those that fit into GPU and host memory, and why the others do not."""
+    """Return the sizes that fit into GPU and host memory, and the reasons why the others do not."""
     free = (nvml.free_mib(nvml.devices()[0]) or 0) * 0.97 - 1024 * (not machine.emulated)
     fit, left_out = [], []
     for mib in wanted_mib:
@@ -107,14 +107,14 @@ def sizes(machine: Machine, nvml: NvmlDriver, wanted_mib: list[int]) -> tuple[li
 
 
 def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dict[str, Any]:
-    """One size: every phase, medians over the rounds, both sides in turns; ratios are of the fastest of each."""
+    """Measure all phases for one size: medians over the rounds, in turns; ratios of the fastest rounds."""
     program = run.start()
     program.ask("setup", mib=mib, seed=1, graph=False)
     digest = program.ask("digest") if mib <= 10 * 1024 else program.ask("steps", count=1)
     seconds: dict[str, dict[str, list[float]]] = {side: {one: [] for one in PHASES} for side in ("bare", "ours")}
     ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
     program.restored = True
-    for number in range(rounds + 1):  # the first is to warm up
+    for number in range(rounds + 1):  # the first one is a warm-up
         turns: list[tuple[str, Bare | Ours]] = [("bare", bare), ("ours", ours)]
         for side, way in turns[:1] if not number else turns[:: -1 if number % 2 else 1]:
             for name, action in way.phases(program.pid).items():
@@ -122,12 +122,12 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
                 if number:
                     seconds[side][name].append(took)
     if mib <= 10 * 1024 and program.ask("digest") != digest:
-        raise AssertionError("the memory came back changed")
+        raise AssertionError("the restored memory differs")
     run.close()
     medians = {
         side: {one: statistics.median(found) for one, found in phases.items()} for side, phases in seconds.items()
     }
-    # What disturbs a round (others on the host, its memory) only ever adds: the fastest is the one without.
+    # Disturbances (other work on the host) only add time: the fastest round has none.
     fastest = {side: {one: min(found) for one, found in phases.items()} for side, phases in seconds.items()}
     out = {side: medians[side]["lock"] + medians[side]["checkpoint"] for side in medians}
     back = {side: medians[side]["restore"] + medians[side]["unlock"] for side in medians}
@@ -143,9 +143,9 @@ def staging(run: Programs, ours: Ours, bare: Bare, mib: int, rounds: int) -> dic
 
 
 def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, Any]]:
-    """The driver's own staging with and without transparent huge pages in the process that is suspended."""
+    """Measure the driver's staging with and without transparent huge pages in the suspended process."""
     found = []
-    for name, disable in (("as the system has them", False), ("off in the process (prctl)", True)):
+    for name, disable in (("default of the system", False), ("off in the process (prctl)", True)):
         with thp_disabled(disable):
             program = run.start()
         program.ask("setup", mib=mib, seed=1, graph=False)
@@ -162,8 +162,8 @@ def pages(run: Programs, bare: Bare, mib: int, rounds: int) -> list[dict[str, An
 
 @contextlib.contextmanager
 def thp_disabled(disable: bool) -> Iterator[None]:
-    """Children that are started now have no transparent huge pages."""
-    import ctypes  # noqa: PLC0415 - here alone
+    """Disable transparent huge pages for child processes started in this context."""
+    import ctypes  # noqa: PLC0415 - only used here
 
     libc = ctypes.CDLL(None)
     if disable:
@@ -176,7 +176,7 @@ def thp_disabled(disable: bool) -> Iterator[None]:
 
 
 def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) -> dict[str, Any] | str:
-    """Custom storage (driver 615): our own copy to files, and back; or why not."""
+    """Measure custom storage (driver 615), copied to files and back; return the reason if it is not available."""
     try:
         ours.cuda.require(Feature.CUSTOM_STORAGE)
     except CudaError as error:
@@ -207,7 +207,7 @@ def stored(run: Programs, ours: Ours, mib: int, directory: Path, rounds: int) ->
 
 
 def file_system(directory: Path) -> str:
-    """Of which type it is: ``tmpfs`` is memory, whatever its name says."""
+    """Return the type of the file system; ``tmpfs`` is memory."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()]
     here = directory.resolve()
     above = {Path(point.encode().decode("unicode_escape")): kind for _, point, kind, *_ in mounts}
@@ -215,7 +215,7 @@ def file_system(directory: Path) -> str:
 
 
 def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:
-    """The same memory in several processes: out one after another, and all at once, each with a helper of its own."""
+    """Measure the same memory in several processes, in turn and at once, each with a helper of its own."""
     found = []
     for count in counts:
         started = [run.start() for _ in range(count)]
@@ -225,7 +225,7 @@ def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] 
         drivers = [Cuda(driver_version=nvml.version) for _ in started]
         try:
             for cuda in drivers:
-                cuda.devices()  # its helper is there, and has initialised CUDA, which a restore wants
+                cuda.devices()  # its helper has started and initialized CUDA, which a restore requires
             one = {"processes": count, "bytes": count * max(8, mib // count) * MIB}
             for name, workers in (("in_turn", 1), ("at_once", count)):
                 one[name] = _all(drivers, started, workers)  # type: ignore[assignment]
@@ -250,7 +250,7 @@ def _all(drivers: list[Cuda], started: list[Program], workers: int) -> dict[str,
 
 
 def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Path) -> dict[str, Any]:
-    """The whole way through CRIU and an image on disk; or why not."""
+    """Measure a suspension with CRIU and an image on disk; return the reason if it is not possible."""
     why = tree.can()
     if machine.criu is None or why is not None:
         return {"bytes": mib * MIB, "why_not": why or (machine.no_criu.why if machine.no_criu else "no criu")}

@@ -1,4 +1,4 @@
-"""Figures that others have published, and the share of a fast GPU's link: to stand beside what is measured here."""
+"""Published figures, for comparison with the measured ones."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Published:
-    """One figure; GB/s are of 10^9 bytes."""
+    """A published figure; a GB is 10^9 bytes."""
 
     what: str
     out_gbps: float | None
@@ -32,8 +32,8 @@ PUBLISHED = (
         "published for CUDA custom storage, driver 615 (docs/hardware.md)",
     ),
     Published(
-        "8 x H100 PCIe 5, driver staging: about 15 s a GPU", None, None, "NVIDIA/cuda-checkpoint, issue 29 (2025)"
+        "8 x H100 PCIe 5, driver staging: about 15 s per GPU", None, None, "NVIDIA/cuda-checkpoint, issue 29 (2025)"
     ),
-    Published("driver staging, usual range 2 to 5 GB/s: the upper end", 5.0, 5.0, "docs/hardware.md"),
-    Published("PCIe 5 x16, what pinned copies reach (55 to 60 GB/s)", 55.0, 55.0, "docs/hardware.md"),
+    Published("driver staging, upper end of the usual range of 2 to 5 GB/s", 5.0, 5.0, "docs/hardware.md"),
+    Published("PCIe 5 x16, pinned copies (55 to 60 GB/s)", 55.0, 55.0, "docs/hardware.md"),
 )  # fmt: skip

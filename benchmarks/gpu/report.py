@@ -1,4 +1,4 @@
-"""What was measured, against the goals: a table for people, JSON for machines."""
+"""Results and goals: a table, and JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMMAND = "make bench-gpu"
 
 
 def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each goal with its value; ``met`` is null where it was not measured on hardware."""
+    """Return each goal with its value; ``met`` is null if it was not measured on hardware."""
     hardware = found["status"] == "measured"
     sizes = found.get("staging", [])
     largest = sizes[-1] if sizes else None
@@ -28,17 +28,17 @@ def goals(found: dict[str, Any]) -> list[dict[str, Any]]:
     wake = largest["wake_ratio"] if largest else None
     default = found.get("host_memory_default")
     return [
-        goal("added to the driver's own time, the worst size", "under 5 %", added, (added or 0) < ADDED),
-        goal("wake from host memory, times the driver's restore", "at most 1.2", wake, (wake or 0) <= WAKE),
+        goal("added to the driver's own time, worst size", "under 5 %", added, (added or 0) < ADDED),
+        goal("wake from host memory, ratio to the driver's restore", "at most 1.2", wake, (wake or 0) <= WAKE),
         goal(
-            "host memory of our own copies, times the fastest", "at most 1.05",
+            "host memory of our own copies, ratio to the fastest", "at most 1.05",
             default and default["times_fastest"], bool(default) and default["times_fastest"] <= 1.05,
         ),
     ]  # fmt: skip
 
 
 def show(found: dict[str, Any]) -> None:
-    """The table."""
+    """Print the table."""
     machine = found["machine"]
     gpu = machine["gpus"][0]
     print(
@@ -56,7 +56,7 @@ def show(found: dict[str, Any]) -> None:
         print(f"  not measured: {text}")
     _copies(found.get("host_memory", ()), found.get("host_memory_default"))
     _pages(found.get("huge_pages", ()))
-    print("\ncustom storage, our own copy to files")
+    print("\ncustom storage, copied to files")
     for store in found.get("custom_storage", ()):
         if isinstance(store, str):
             print(f"  not measured: {store}")
@@ -71,7 +71,7 @@ def show(found: dict[str, Any]) -> None:
             f"  {one['processes']} with {_gib(one['bytes'])} together{'':10}{turn['checkpoint_s']:10.3f}"
             f"{once['checkpoint_s']:13.3f}{turn['restore_s']:13.3f}{once['restore_s']:13.3f}"
         )
-    print("\nthrough CRIU and an image in files")
+    print("\nwith CRIU and an image in files")
     for image in found.get("images", ()):
         if "why_not" in image:
             print(f"  {_gib(image['bytes'])} not measured: {image['why_not']}")
@@ -99,7 +99,7 @@ def _copies(kinds: Iterable[dict[str, Any]], default: dict[str, Any] | None) -> 
     print("\ncopies over the link, GB/s                    make+first out      out again       in")
     for one in kinds:
         if "why_not" in one:
-            print(f"  {one['kind']:40} cannot be had: {one['why_not']}")
+            print(f"  {one['kind']:40} not available: {one['why_not']}")
             continue
         size = one["bytes"] / 1e9
         whole = size / (one["make_s"] + one["first_out_s"])
@@ -132,7 +132,7 @@ def _rate(size: int, seconds: float) -> str:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """All of it, or nothing."""
+    """Write the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     found = {**found, "published": [asdict(one) for one in PUBLISHED]}
