@@ -13,13 +13,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import httpx
-
 from slurm_affinode.base.errors import InputError, UnreachableError
+
+if TYPE_CHECKING:
+    import httpx
 
 CONNECT_S = 10.0
 """Timeout for connecting, if that of the whole request is not shorter."""
@@ -61,6 +62,8 @@ def fetch(
     ``timeout_s``: of the whole request. ``largest``: maximum bytes of its body, decompressed; ``None``: the body is not
     read. ``follow``: follow redirects, without credentials to another server. Raises ``HttpError``.
     """
+    import httpx  # noqa: PLC0415 - takes 0.2 s, and most commands send no request
+
     ends = time.monotonic() + timeout_s
     sent = {"User-Agent": "slurm-affinode", "Accept-Encoding": "gzip", **headers}
     with _faults(), httpx.Client(
@@ -105,6 +108,8 @@ def _content(response: httpx.Response, largest: int, ends: float) -> bytes:
 @contextlib.contextmanager
 def _faults() -> Iterator[None]:
     """Translate the errors of httpx."""
+    import httpx  # noqa: PLC0415 - as in fetch
+
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError) as error:
