@@ -12,7 +12,8 @@ from agent_stand_ins import Node1, agent, config_of
 
 from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.model.suspension import Phase
-from slurm_affinode.suspension.journal import Entry, Record
+from slurm_affinode.suspension.journal import JobJournal
+from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts
 
 FOLLOWS = {
     Phase.RUNNING: {Phase.LOCKING, Phase.RESTORING},
@@ -36,14 +37,14 @@ The file is removed once the job runs, and a requeued job starts a new one.
 @pytest.fixture(autouse=True)
 def in_order(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Check that no journal skips a phase."""
-    write, wrong = Record.write, []
+    write, wrong = JobJournal.write, []
 
-    def checked(self: Record, phase: Phase, *facts: Any, **former: Any) -> Entry:
+    def checked(self: JobJournal, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
         if phase is not self.phase and phase not in FOLLOWS[self.phase]:
             wrong.append(f"{self.phase.value} -> {phase.value}")
-        return write(self, phase, *facts, **former)
+        write(self, phase, facts)
 
-    monkeypatch.setattr(Record, "write", checked)
+    monkeypatch.setattr(JobJournal, "write", checked)
     yield
     assert wrong == []
 

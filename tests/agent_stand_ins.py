@@ -22,10 +22,11 @@ from slurm_affinode.base.config import Config, parse
 from slurm_affinode.gpu.interface import DriverMissing, GpuLost
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
-from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
+from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
+from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.shepherd import Reply, Restored
 
@@ -184,13 +185,16 @@ class Acts:
     def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
         return tuple(self.refused)
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
         self.begun.set()
         assert self.go.wait(DEADLINE_S)
         self.looks.append(look_again())
         self.suspended_jobs.append((job.job_id, why))
         key = job.key or JobKey("test", job.job_id, 0)
-        return Suspension(key, 1, Phase.QUEUED, "c1", job.uid, job.option.mode, why, 1, time.time())
+        return SuspensionRecord(
+            key=key, phase=Phase.QUEUED, phases={}, restarts=job.restarts, uid=job.uid, gid=job.gid, option=job.option,
+            why=why, began_epoch=time.time(), init_pid=job.init_pid, init_started=job.init_started, gpus=1, seq=1,
+        )  # fmt: skip
 
     def restore(self, arrival: Arrival) -> Reply:
         assert self.go.wait(DEADLINE_S)

@@ -15,7 +15,7 @@ from slurm_affinode.checkpoint.interface import CudaError, CudaState
 from slurm_affinode.gpu.interface import DriverMissing
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry, decode
-from slurm_affinode.model.suspension import Mode, Phase, SuspendOption, Suspension
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, FreezeError
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Unheard
 from slurm_affinode.suspension.inplace.scheduler import Director
@@ -25,6 +25,7 @@ from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import DaemonCalls
 from slurm_affinode.suspension.mail import SILENT, Mailer
 from slurm_affinode.suspension.process_tree import Member
+from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.recovery import JobKeeper
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.suspend import JobSuspender
@@ -221,7 +222,7 @@ class Node:
     def job(self, **changes: object) -> WatchedJob:
         return self.agent.watched(**{"option": OPTION, **changes})
 
-    def sleep(self, why: str = "idle 15m", **changes: object) -> Suspension:
+    def sleep(self, why: str = "idle 15m", **changes: object) -> SuspensionRecord:
         return self.suspender.suspend(self.job(**changes), why, look_again=lambda: None)
 
     def recover(self) -> None:

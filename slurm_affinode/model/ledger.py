@@ -11,6 +11,8 @@ import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from slurm_affinode.model.suspension import JobKey
+
 VERSION = 1
 _MAX_TEXT = 1024
 _MAX_NUMBER = 1 << 62
@@ -66,6 +68,11 @@ class LedgerEntry:
     """Why the suspension failed: the job continued to run."""
     restore_failure: str | None = None
     """Why a restore failed."""
+
+    @classmethod
+    def of(cls, job: JobKey, began_ms: int) -> LedgerEntry:
+        """Return an entry without further facts."""
+        return cls(job.cluster, job.job_id, job.submit_epoch, began_ms)
 
     @property
     def key(self) -> tuple[str, int, int, int]:

@@ -6,8 +6,7 @@ Standard library only. Times are epoch seconds (UTC) in names that end with ``_e
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
@@ -250,30 +249,6 @@ class Refusal:
     def __str__(self) -> str:
         """Return the text."""
         return self.text
-
-
-@dataclass(frozen=True, slots=True)
-class Suspension:
-    """One suspension of a job, as recorded in journal, ledger and ``status``."""
-
-    key: JobKey
-    seq: int
-    """Number of the suspension of this submission, from 1; names the checkpoint image."""
-    phase: Phase
-    node: str
-    uid: int
-    mode: Mode
-    why: str
-    """Cause: ``idle 15m, 2 jobs wait for gpu``, ``asked by alice``."""
-    gpus: int
-    started_epoch: float
-    phases: Mapping[str, float] = field(default_factory=dict)
-    """Phase -> time when it was entered (epoch)."""
-    image_bytes: int | None = None
-    gpu_bytes: int | None = None
-    """GPU memory that was saved."""
-    failure: str | None = None
-    """One line, if it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
@@ -23,16 +23,17 @@ from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, R
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Refused, TakenBack, reason
-from slurm_affinode.suspension.journal import Record
+from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import Member
+from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import ImageFacts, estimate
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer
 from slurm_affinode.suspension.rollback import Undo
 from slurm_affinode.suspension.streams import StreamsError
-from slurm_affinode.suspension.suspend import Attempt, Ending, announce
+from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
 
 _OUTPUT_BYTES = 64 << 20
 """Space reserved for the job's output; if it is larger, the dump fails and the job runs on."""
@@ -91,7 +92,7 @@ class RequeueEnding(Ending[DumpAttempt]):
 
     # --- the sequence
 
-    def begin(self, job: WatchedJob, record: Record, why: str) -> DumpAttempt:
+    def begin(self, job: WatchedJob, journal: JobJournal, why: str) -> DumpAttempt:
         """See ``Ending``."""
         parts = self._parts
         members = parts.processes.members(job.init_pid, job.init_started)
@@ -104,11 +105,12 @@ class RequeueEnding(Ending[DumpAttempt]):
             raise Refused(Refusal("gpu-numbers", text))
         held = gpu_memory(parts, cuda)
         gpus = self._gpu_facts(job, held) if cuda else ()
-        return DumpAttempt(
-            job=job, record=record, why=why, began=parts.now(), members=members, cuda=cuda, held=held,
-            gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None, facts={"root": root.pid},
-            root=root, gpu_facts=gpus,
+        facts = replace(
+            first_facts(parts, job, why, members, cuda),
+            root_pid=root.pid, gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None,
+            gpu_bytes=sum(held.values()),
         )  # fmt: skip
+        return DumpAttempt(job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus)
 
     def _gpu_facts(self, job: WatchedJob, held_bytes: Mapping[str, int]) -> tuple[GpuFact, ...]:
         """Return every GPU that the driver reports, in its order."""
@@ -133,11 +135,11 @@ class RequeueEnding(Ending[DumpAttempt]):
             announce(parts, attempt, Phase.REQUEUEING)
             self._requeuer.requeue(job.job_id, job.restarts)
             if parts.settings.notices:
-                job.say(f"suspended on {parts.node}: {messages.one(attempt.why)}")
+                job.say(f"suspended on {parts.node}: {messages.one(attempt.facts.why or '')}")
             if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
                 parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
             announce(parts, attempt, Phase.QUEUED)
-            self._aftermath.queued(attempt.record)
+            self._aftermath.queued(attempt.journal)
 
     def _dump(self, attempt: DumpAttempt) -> None:
         parts = self._parts
@@ -145,20 +147,19 @@ class RequeueEnding(Ending[DumpAttempt]):
         # By now the memory of the processes includes the GPU memory.
         image_bytes = estimate(parts.look(job.init_pid, attempt.root.pid), 0, _OUTPUT_BYTES)
         image = parts.tiers.write(
-            attempt.record.key, partial(self._fill, attempt), uid=job.uid, estimate=image_bytes,
+            attempt.journal.key, partial(self._fill, attempt), uid=job.uid, estimate=image_bytes,
             at_least=self._next_seq(attempt), passed=attempt.passed.append,
         )  # fmt: skip
         parts.tiers.settle(image, passed=attempt.passed.append)
-        attempt.image_bytes = image.manifest.size
         passed = "; ".join(dict.fromkeys(attempt.passed)) or None
-        announce(parts, attempt, Phase.DUMPED, image_bytes=image.manifest.size, trouble=attempt.trouble, passed=passed)
+        facts = SuspensionFacts(image_bytes=image.manifest.size, trouble=attempt.trouble, passed=passed)
+        announce(parts, attempt, Phase.DUMPED, facts)
 
     def _fill(self, attempt: DumpAttempt, writer: ImageWriter) -> Image:
         """Dump into one store. Raises ``NoRoom`` if it is full; the tree can then be dumped into another one."""
         parts, job = self._parts, attempt.job
-        attempt.seq = writer.seq
         removed = deleted_files.ahead([member.id for member in self._members(attempt)])
-        announce(parts, attempt, Phase.DUMPING, seq=writer.seq, removed=removed)
+        announce(parts, attempt, Phase.DUMPING, SuspensionFacts(seq=writer.seq, removed=removed))
         writer.follow()
         tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns)
         try:
@@ -191,7 +192,7 @@ class RequeueEnding(Ending[DumpAttempt]):
     def _next_seq(self, attempt: DumpAttempt) -> int:
         """Return a number above that of every image of the job, in any store."""
         job, newest = attempt.job, attempt.job.suspensions
-        run = LiveRun(attempt.record.key, job.uid, job.restarts)
+        run = LiveRun(attempt.journal.key, job.uid, job.restarts)
         for store in self._parts.tiers.stores:
             try:
                 image = store.find(run)
@@ -201,23 +202,23 @@ class RequeueEnding(Ending[DumpAttempt]):
         return newest + 1
 
     def _manifest(self, attempt: DumpAttempt, outputs: tuple[SavedOutput, ...], writer: Writer) -> Manifest:
-        parts, job = self._parts, attempt.job
+        parts, job, record = self._parts, attempt.job, attempt.record
         numbers = {member.pid: member.pid_ns for member in attempt.members}
         return Manifest(
-            key=attempt.record.key,
+            key=record.key,
             seq=writer.seq,
             uid=job.uid,
             gid=job.gid,
             node=parts.node,
             restarts=job.restarts,
-            started_epoch=attempt.began,
+            started_epoch=record.began_epoch,
             dumped_epoch=parts.now(),
             option=job.option,
             versions=parts.versions(),
             root_pid=attempt.root.pid_ns,
-            cuda_pids=tuple(numbers[pid] for pid in attempt.cuda),
+            cuda_pids=tuple(numbers[pid] for pid in record.cuda_pids or ()),
             gpus=attempt.gpu_facts,
-            gpu_bytes=attempt.gpu_bytes,
+            gpu_bytes=record.gpu_bytes or 0,
             outputs=outputs,
             files=(),
         )
@@ -232,13 +233,13 @@ class RequeueEnding(Ending[DumpAttempt]):
         if attempt.phase is Phase.REQUEUEING and not isinstance(error, NotRequeued):
             # Slurm may have requeued it: recovery queries Slurm first, and only recovery may decide on the job.
             parts.log.warning("job %s: %s; continued when Slurm responds", job_id, why)
-            self._aftermath.later(attempt.record)
+            self._aftermath.later(attempt.journal)
             return
         parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
-        self._undo.drop_image(attempt.record)  # first: a new agent would requeue the job with it
-        self._undo.resume(attempt.record)
+        self._undo.drop_image(attempt.journal)  # first: a new agent would requeue the job with it
+        self._undo.resume(attempt.journal)
         parts.registry.set_phase(job_id, Phase.RUNNING)
-        self._aftermath.ran_on(attempt.record, why)
+        self._aftermath.ran_on(attempt.journal, why)
         attempt.phase, attempt.failure = Phase.RUNNING, why
 
 

@@ -15,8 +15,9 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.gpu.interface import GpuDriver
-from slurm_affinode.model.suspension import JobKey, Phase, Refusal, Suspension
+from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
 from slurm_affinode.suspension.shepherd import Hello, Reply
 
@@ -108,7 +109,7 @@ class Suspender(Protocol):
         """
         ...
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
         """Suspend the job. Returns when its processes are gone and it is queued, or when it runs on unharmed.
 
         In the latter case ``failure`` of the result states the reason. Raises ``Refused``, and ``AffinodeError`` if

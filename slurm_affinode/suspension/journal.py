@@ -15,7 +15,7 @@ import stat
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,9 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir
 from slurm_affinode.model.suspension import JobKey, Phase
-from slurm_affinode.suspension.record import SuspensionFacts, SuspensionRecord, decode, encode
+from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord, decode, encode
 
 VERSION = 1
-_NOTHING_NEW = SuspensionFacts()
 _NAME = re.compile(r"(?P<cluster>[A-Za-z0-9_-]{1,64})\.(?P<job>\d+)\.(?P<submit>\d+)\.jsonl")
 
 
@@ -44,7 +43,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Record:
+class JobJournal:
     """The journal of one job."""
 
     key: JobKey
@@ -82,29 +81,11 @@ class Record:
         except ValueError as error:
             raise JournalError(f"{self.path}: not of a suspension: {error}") from None
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The recorded facts as plain values; later ones override earlier ones."""
-        merged: dict[str, Any] = {}
-        for entry in self.entries:
-            merged |= json.loads(json.dumps(encode(entry.facts)))
-            if entry.facts.removed is not None:
-                merged["removed"] = entry.facts.removed
-        return merged
-
-    @property
-    def phases(self) -> dict[str, float]:
-        """Phase -> time of its last announcement (epoch)."""
-        return {entry.phase.value: entry.time_epoch for entry in self.entries}
-
-    def write(self, phase: Phase, facts: SuspensionFacts = _NOTHING_NEW, /, **former: Any) -> Entry:
+    def write(self, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
         """Announce ``phase``; durable on return. Raises ``JournalError`` if nothing was announced.
 
-        ``facts``: those to add or change; ``former``: the same as plain values.
+        ``facts``: those to add or change.
         """
-        if former:
-            removed = former.pop("removed", None)
-            facts = replace(decode(json.loads(json.dumps(former))), removed=removed)
         if self.unreadable:
             raise JournalError(f"{self.path}: {self.damage}")
         entry = Entry(phase, self._clock(), facts)
@@ -116,7 +97,6 @@ class Record:
                 self.entries.append(entry)
         except OSError as error:
             raise JournalError(f"{self.path}: cannot be written: {error.strerror or error}") from error
-        return entry
 
     def _append(self, line: bytes) -> None:
         new = self._end is None
@@ -159,21 +139,21 @@ class Journal:
         self._directory = directory
         self._clock = clock
 
-    def record(self, key: JobKey) -> Record:
+    def of_job(self, key: JobKey) -> JobJournal:
         """Return the journal of a job with its entries; writes nothing. Raises ``JournalError``."""
         self._check()
         path = self._directory / f"{key.cluster}.{key.job_id}.{key.submit_epoch}.jsonl"
-        record = Record(key, path, _clock=self._clock)
+        found = JobJournal(key, path, _clock=self._clock)
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            return record
+            return found
         except OSError as error:
             raise JournalError(f"{path}: cannot be read: {error.strerror}") from error
-        record.entries, record._end, record.damage = parse(data)
-        return record
+        found.entries, found._end, found.damage = parse(data)
+        return found
 
-    def open_records(self) -> list[Record]:
+    def open_journals(self) -> list[JobJournal]:
         """Return every journal that was not closed, oldest job first, for recovery. Raises ``JournalError``."""
         self._check()
         found = []
@@ -181,8 +161,8 @@ class Journal:
             for path in sorted(self._directory.iterdir()):
                 match = _NAME.fullmatch(path.name)
                 if match is not None:
-                    found.append(self.record(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
-        return sorted(found, key=lambda record: record.key)
+                    found.append(self.of_job(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
+        return sorted(found, key=lambda one: one.key)
 
     def _check(self) -> None:
         """Check that no other user can write there: the agent acts as root on the processes that a journal names."""

@@ -100,6 +100,8 @@ class SuspensionFacts:
     asked_why: str | None = None
 
 
+NOTHING_NEW = SuspensionFacts()
+"""The facts of a line that only announces a phase."""
 _KEYS = {one.name: str(one.metadata.get("key", one.name)) for one in fields(SuspensionFacts)}
 _NAMES = {key: name for name, key in _KEYS.items()}
 
@@ -153,6 +155,8 @@ class SuspensionRecord(SuspensionFacts):
         missing = [_KEYS[name] for name in _NEEDED if name not in known]
         if missing:
             raise ValueError(f"{missing[0]} is missing")
+        if not all(0 <= one < _YEAR_10000 for one in (known["began_epoch"], *phases.values())):
+            raise ValueError("its times are none")
         return cls(key=key, phase=phase, phases=phases, **known)
 
     @property
@@ -208,6 +212,7 @@ class SuspensionRecord(SuspensionFacts):
         )  # fmt: skip
 
 
+_YEAR_10000 = 253_402_300_800
 _NEEDED = ("restarts", "uid", "gid", "option", "began_epoch", "init_pid", "init_started")
 """Facts that the first line of each journal has."""
 

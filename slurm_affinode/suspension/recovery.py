@@ -18,9 +18,10 @@ from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import SuspendedJob
-from slurm_affinode.suspension.journal import Record
-from slurm_affinode.suspension.notify import Aftermath, entry_of
+from slurm_affinode.suspension.journal import JobJournal
+from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, Silent
 from slurm_affinode.suspension.rollback import Undo
@@ -30,12 +31,12 @@ from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, S
 UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
 
 
-def asleep(parts: Parts, aftermath: Aftermath) -> list[SuspendedJob]:
+def asleep(parts: Parts) -> list[SuspendedJob]:
     """Return the suspended jobs: those with a note, unless their image should be on this node and is missing."""
     shared = _present([] if parts.shared is None else parts.shared.images())
     local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
     found, unknown = [], parts.absences.all()
-    for note in (*parts.notes.all(), *_without_note(parts, aftermath)):
+    for note in (*parts.notes.all(), *_without_note(parts)):
         where = "shared" if (note.key.name, note.seq) in shared else "node"
         here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
         if not here and not note.given_up:
@@ -52,12 +53,12 @@ def asleep(parts: Parts, aftermath: Aftermath) -> list[SuspendedJob]:
     return found
 
 
-def _without_note(parts: Parts, aftermath: Aftermath) -> Iterator[Note]:
+def _without_note(parts: Parts) -> Iterator[Note]:
     """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
-    for record in parts.journal.open_records():
-        key = record.key
-        if record.phase is Phase.QUEUED and parts.notes.read(key.cluster, key.job_id) is None:
-            yield replace(aftermath.note_of(record), trouble=NO_NOTE)
+    for journal in parts.journal.open_journals():
+        key = journal.key
+        if journal.phase is Phase.QUEUED and parts.notes.read(key.cluster, key.job_id) is None:
+            yield replace(journal.record.note(parts.node, parts.now()), trouble=NO_NOTE)
 
 
 def _present(images: Iterable[object]) -> set[tuple[str, int]]:
@@ -81,7 +82,7 @@ _YOUNG_S = 30.0
 class Sleepers(Protocol):
     """The part of ``inplace.scheduler.Director`` that recovery uses."""
 
-    def take_up(self, record: Record, *, ask: str = "") -> None:
+    def take_up(self, journal: JobJournal, *, ask: str = "") -> None:
         """Take over a job that slept under the last agent; ``ask``: wake it, for this reason."""
         ...
 
@@ -102,7 +103,7 @@ class JobKeeper:
         self._requeuer = Requeuer(parts)
         self._silent = False
         """slurmctld did not respond in this round."""
-        self._waiting: dict[JobKey, Record] = {}
+        self._waiting: dict[JobKey, JobJournal] = {}
         self._lock = threading.Lock()
         """Guards the jobs that wait for recovery, and the start of the thread."""
         self._stop = threading.Event()
@@ -117,11 +118,11 @@ class JobKeeper:
 
     def recover(self) -> None:
         """Process every open journal once; those that have to wait are retried until they are done."""
-        records = self._parts.journal.open_records()
-        for record in records:
-            if record.damage:
-                self._parts.log.error("%s: %s", record.path, record.damage)
-        self._round(records)
+        journals = self._parts.journal.open_journals()
+        for journal in journals:
+            if journal.damage:
+                self._parts.log.error("%s: %s", journal.path, journal.damage)
+        self._round(journals)
         self._start()
 
     def _start(self) -> None:
@@ -136,42 +137,43 @@ class JobKeeper:
                 waiting = list(self._waiting.values())
             self._round(waiting)
 
-    def _round(self, records: Sequence[Record]) -> None:
-        """Process each record once. If slurmctld does not respond, it is queried only once: its time-out is long."""
+    def _round(self, journals: Sequence[JobJournal]) -> None:
+        """Process each journal once. If slurmctld does not respond, it is queried only once: its time-out is long."""
         self._silent = False
-        for record in records:
-            self._try(record)
+        for journal in journals:
+            self._try(journal)
 
     def stop(self) -> None:
         """Stop all attempts; the journal records the remaining work."""
         self._stop.set()
         self._aftermath.stop()
 
-    def _wait(self, record: Record) -> None:
+    def _wait(self, journal: JobJournal) -> None:
         with self._lock:
-            self._waiting[record.key] = record
+            self._waiting[journal.key] = journal
         self._start()
 
-    def _try(self, record: Record) -> None:
+    def _try(self, journal: JobJournal) -> None:
         done = False
-        with surviving(self._parts.log, "job %s: recovery failed, by a fault of the agent", record.key.job_id):
+        with surviving(self._parts.log, "job %s: recovery failed, by a fault of the agent", journal.key.job_id):
             try:
-                done = self.take_up(record)
+                done = self.take_up(journal)
             except AffinodeError as error:
-                self._parts.log.warning("job %s: %s", record.key.job_id, error)
+                self._parts.log.warning("job %s: %s", journal.key.job_id, error)
         with self._lock:
             if done:
-                self._waiting.pop(record.key, None)
-                self._said.pop(record.key, None)
+                self._waiting.pop(journal.key, None)
+                self._said.pop(journal.key, None)
             else:
-                self._waiting[record.key] = record
+                self._waiting[journal.key] = journal
 
-    def take_up(self, record: Record) -> bool:
-        """Do what ``core.suspension.recover`` decides for a record; return whether nothing is left to wait for."""
+    def take_up(self, journal: JobJournal) -> bool:
+        """Do what ``core.suspension.recover`` decides for a journal; return whether nothing is left to wait for."""
         parts = self._parts
-        if not record.entries:
+        if not journal.entries:
             return True
-        if "seq" in record.facts and any(store.busy(record.key) for store in parts.tiers.stores):
+        record = journal.record
+        if record.seq is not None and any(store.busy(record.key) for store in parts.tiers.stores):
             return False  # a CRIU that has outlived the agent has to end by itself: killing it would harm the tree
         world = self._world(record)
         todo = recover(record.phase, world)
@@ -181,46 +183,44 @@ class JobKeeper:
             self._said[record.key] = said
             parts.log.info("%s", said)
         for action in todo.actions:
-            if action is RecoveryAction.WAIT or not self._act(action, record, todo.why):
+            if action is RecoveryAction.WAIT or not self._act(action, journal, todo.why):
                 return False
         if todo.phase is Phase.QUEUED and world.job is JobFact.LATER_RUN:
-            parts.ledger.write(entry_of(record, parts.node))
-            record.close()
+            parts.ledger.write(journal.record.ledger_entry(parts.node))
+            journal.close()
         elif todo.phase is Phase.QUEUED:
-            if record.phase is not Phase.QUEUED:
-                record.write(Phase.QUEUED)
-            self._aftermath.queued(record)
+            if journal.phase is not Phase.QUEUED:
+                journal.write(Phase.QUEUED)
+            self._aftermath.queued(journal)
         return True
 
-    def _world(self, record: Record) -> World:
-        facts = record.facts
-        tree, in_place = self._has_tree(record), bool(facts.get("in_place"))
+    def _world(self, record: SuspensionRecord) -> World:
+        tree, in_place = self._has_tree(record), bool(record.in_place)
         job = JobFact.UNKNOWN
         # A job that sleeps in place does not wait for Slurm to respond, since requests may arrive. Slurm itself ends
         # the processes of an ended job, and its signal thaws them.
         if not (tree and in_place) and not self._silent:
-            job = self._requeuer.fact(record.key.job_id, int(facts["restarts"]), facts.get("uid"))
+            job = self._requeuer.fact(record.key.job_id, record.restarts, record.uid)
             self._silent = self._requeuer.silent
         return World(job, tree, self._has_image(record), in_place=in_place)
 
-    def _has_tree(self, record: Record) -> bool:
-        facts = record.facts
+    def _has_tree(self, record: SuspensionRecord) -> bool:
         try:
-            return bool(self._parts.processes.members(int(facts["init_pid"]), int(facts["init_started"])))
+            return bool(self._parts.processes.members(record.init_pid, record.init_started))
         except TreeGoneError:
             return False
 
-    def _has_image(self, record: Record) -> bool:
+    def _has_image(self, record: SuspensionRecord) -> bool:
         """Return whether a store has the image.
 
         Raises ``ImageUnreadable``: an image that cannot be read now may be all that is left of the job.
         """
-        if record.facts.get("seq") is None:
+        if record.seq is None:
             return False
-        seq, unknown = int(record.facts["seq"]), None
+        unknown = None
         for store in self._parts.tiers.stores:
             try:
-                store.get(record.key.name, seq)
+                store.get(record.key.name, record.seq)
             except (ImageUnreadable, OSError) as error:
                 unknown = ImageUnreadable(f"{store.path} cannot be read: {error}")
             except CheckpointError:
@@ -231,81 +231,77 @@ class JobKeeper:
             raise unknown
         return False
 
-    def _act(self, action: RecoveryAction, record: Record, why: str) -> bool:
+    def _act(self, action: RecoveryAction, journal: JobJournal, why: str) -> bool:
         """Execute one action; ``False``: it has to wait."""
-        parts, facts = self._parts, record.facts
+        parts, record = self._parts, journal.record
         if action is RecoveryAction.RESUME:
-            return self._undo.resume(record)
+            return self._undo.resume(journal)
         if action is RecoveryAction.DROP_IMAGE:
-            self._undo.drop_image(record)
+            self._undo.drop_image(journal)
         elif action is RecoveryAction.KILL_TREE:
-            return parts.processes.end(
-                int(facts["init_pid"]), int(facts["init_started"]), timeout_s=parts.settings.kill_s
-            )
+            return parts.processes.end(record.init_pid, record.init_started, timeout_s=parts.settings.kill_s)
         elif action is RecoveryAction.REQUEUE:
-            return self._requeue(record)
+            return self._requeue(journal)
         elif action in (RecoveryAction.SLEEP, RecoveryAction.WAKE):
             if self._in_place is None:
                 return False
-            self._in_place.take_up(record, ask=why if action is RecoveryAction.WAKE else "")
+            self._in_place.take_up(journal, ask=why if action is RecoveryAction.WAKE else "")
         elif action is RecoveryAction.RESTORE:
             # Its shepherd connects again, and the restorer starts over.
             return True
         elif action is RecoveryAction.CLOSE:
-            self._close(record, why)
+            self._close(journal, why)
         elif action is RecoveryAction.LOST:
-            self._aftermath.lost(record)
+            self._aftermath.lost(journal)
         return True
 
-    def _requeue(self, record: Record) -> bool:
+    def _requeue(self, journal: JobJournal) -> bool:
         """Requeue the job, from phase ``dumped`` on or again. The phase after it is ``queued``."""
-        parts, facts = self._parts, record.facts
-        init = int(facts["init_pid"]), int(facts["init_started"])
+        parts, record = self._parts, journal.record
+        job_id, init = record.key.job_id, (record.init_pid, record.init_started)
         try:
             members = parts.processes.members(*init)
         except TreeGoneError:
             members = ()  # the node was rebooted: only the image is left
         parts.processes.stop(members)
         if record.phase is not Phase.REQUEUEING:
-            record.write(Phase.REQUEUEING)
+            journal.write(Phase.REQUEUEING)
         with parts.processes.hold(members):
             try:
-                self._requeuer.requeue(record.key.job_id, int(facts["restarts"]))
+                self._requeuer.requeue(job_id, record.restarts)
             except Silent:
                 self._silent = True
                 return False
             except NotRequeued as error:
-                fact = self._requeuer.fact(record.key.job_id, int(facts["restarts"]))
+                fact = self._requeuer.fact(job_id, record.restarts)
                 if fact is not JobFact.THIS_RUN:
                     return False  # ended or unknown: the next round decides
-                parts.log.warning("job %s: %s", record.key.job_id, error)
+                parts.log.warning("job %s: %s", job_id, error)
                 back = str(error)
             else:
                 parts.processes.end(*init, timeout_s=parts.settings.kill_s)
-                record.write(Phase.QUEUED)
-                self._aftermath.queued(record)
+                journal.write(Phase.QUEUED)
+                self._aftermath.queued(journal)
                 return True
-        self._undo.drop_image(record)
-        self._undo.resume(record)
-        self._aftermath.ran_on(record, back)
+        self._undo.drop_image(journal)
+        self._undo.resume(journal)
+        self._aftermath.ran_on(journal, back)
         return True
 
-    def _close(self, record: Record, why: str) -> None:
-        parts = self._parts
+    def _close(self, journal: JobJournal, why: str) -> None:
+        parts, record = self._parts, journal.record
+        key = record.key
         if record.phase in IN_PLACE:  # the job has ended
-            parts.ledger.write(replace(entry_of(record, parts.node), ended_ms=round(parts.now() * 1000)))
-            record.close()
-            return
-        if record.phase in (Phase.QUEUED, Phase.RESTORING):
-            began_ms = round(float(record.facts["began"]) * 1000)
-            key = record.key
-            if self._requeuer.fact(key.job_id, int(record.facts["restarts"])) is JobFact.ENDED:
-                now_ms = round(parts.now() * 1000)
-                parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
+            parts.ledger.write(replace(record.ledger_entry(parts.node), ended_ms=round(parts.now() * 1000)))
+            journal.close()
+        elif record.phase in (Phase.QUEUED, Phase.RESTORING):
+            if self._requeuer.fact(key.job_id, record.restarts) is JobFact.ENDED:
+                entry = LedgerEntry.of(key, record.began_ms)
+                parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
             parts.notes.remove(key.cluster, key.job_id)
-            record.close()
+            journal.close()
         else:
-            self._aftermath.ran_on(record, f"the agent was stopped: {why}")
+            self._aftermath.ran_on(journal, f"the agent was stopped: {why}")
 
     # --- the rest of ``Keeper``
 
@@ -332,10 +328,10 @@ class JobKeeper:
         """
         if self._in_place is not None and job.option.mode is Mode.INPLACE:
             self._in_place.back(job.job_id)
-        for record in self._parts.journal.open_records():
-            if record.key.job_id == job.job_id and record.phase is Phase.RESTORING:
-                self._parts.notes.remove(record.key.cluster, job.job_id)
-                record.close()
+        for journal in self._parts.journal.open_journals():
+            if journal.key.job_id == job.job_id and journal.phase is Phase.RESTORING:
+                self._parts.notes.remove(journal.key.cluster, job.job_id)
+                journal.close()
 
     def ended(self, job_id: int, *, requeued: bool) -> None:
         """See ``interface.Keeper``. Removes the images of a job that has ended."""
@@ -357,10 +353,8 @@ class JobKeeper:
         if note is not None and not is_of(note, job):
             note = None
         if note is not None:  # canceled while it was suspended: it frees no more GPU time
-            now_ms = round(parts.now() * 1000)
-            parts.ledger.write(
-                LedgerEntry(note.key.cluster, job_id, note.key.submit_epoch, note.began_ms, ended_ms=now_ms)
-            )
+            entry = LedgerEntry.of(note.key, note.began_ms)
+            parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
             parts.notes.remove(parts.cluster, job_id)
 
     def _remove_images(self, job_id: int, wanted: Callable[[Manifest], bool]) -> None:
@@ -415,12 +409,11 @@ class JobKeeper:
     def _forget_journals(self) -> None:
         """Close the journals of restores that ended with their shepherd: nothing is left to do for them."""
         parts = self._parts
-        for record in parts.journal.open_records():
-            facts = record.facts
-            if record.phase is Phase.RESTORING and not parts.processes.alive(
-                int(facts["init_pid"]), int(facts["init_started"])
-            ):
-                record.close()
+        for journal in parts.journal.open_journals():
+            if journal.phase is Phase.RESTORING:
+                record = journal.record
+                if not parts.processes.alive(record.init_pid, record.init_started):
+                    journal.close()
 
     def over(self, key: JobKey, began_ms: int) -> None:
         """Remove the images of a suspended job that has ended, and record its end in the ledger."""
@@ -429,13 +422,12 @@ class JobKeeper:
         self._remove_images(
             key.job_id, lambda facts: facts.key.name == key.name and facts.key.submit_epoch <= key.submit_epoch
         )
-        now_ms = round(parts.now() * 1000)
-        parts.ledger.write(LedgerEntry(key.cluster, key.job_id, key.submit_epoch, began_ms, ended_ms=now_ms))
+        parts.ledger.write(replace(LedgerEntry.of(key, began_ms), ended_ms=round(parts.now() * 1000)))
         parts.notes.remove(key.cluster, key.job_id)
 
     def suspended(self) -> Sequence[SuspendedJob]:
         """See ``interface.Keeper``."""
-        return asleep(self._parts, self._aftermath)
+        return asleep(self._parts)
 
     def silent(self) -> str | None:
         """See ``interface.Keeper``."""

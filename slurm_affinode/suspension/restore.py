@@ -38,8 +38,9 @@ from slurm_affinode.suspension import mail, messages, notify
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Arrival
-from slurm_affinode.suspension.journal import JournalError, Record
+from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.memory import shortage
+from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.requeue import patiently
 from slurm_affinode.suspension.shared_state import Note
 from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start
@@ -112,7 +113,7 @@ class _Placing:
     job: Job
     copies: Sequence[Copy]
     """Copies of its image, the fastest first."""
-    record: Record
+    journal: JobJournal
     began: float
 
     @property
@@ -144,8 +145,8 @@ class JobRestorer:
         if arrival.foreign:
             names = ", ".join(arrival.foreign)
             return self._failed(arrival, job, None, f"Slurm has put it into namespaces of its own ({names})")
-        record = parts.journal.record(found[0].image.manifest.key)
-        placing = _Placing(arrival, job, found, record, began)
+        journal = parts.journal.of_job(found[0].image.manifest.key)
+        placing = _Placing(arrival, job, found, journal, began)
         who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
         other = claim(parts, found[0].image, run, job, who)
         if other is not None:
@@ -183,16 +184,13 @@ class JobRestorer:
 
     def _place(self, placing: _Placing) -> int:
         parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
-        before = placing.record.facts
-        again = placing.record.phase is Phase.RESTORING and (before["init_pid"], before["init_started"]) == (
-            arrival.init_pid,
-            arrival.init_started,
-        )
-        placing.record.write(
-            Phase.RESTORING, job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq,
-            restarts=manifest.restarts, run=placing.job.restarts, init_pid=arrival.init_pid,
-            init_started=arrival.init_started, began=manifest.started_epoch, option=str(manifest.option),
+        facts = SuspensionFacts(
+            job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq, restarts=manifest.restarts,
+            run=placing.job.restarts, init_pid=arrival.init_pid, init_started=arrival.init_started,
+            began_epoch=manifest.started_epoch, option=manifest.option,
         )  # fmt: skip
+        again = placing.journal.phase is Phase.RESTORING and _init_of(placing.journal.record) == _init_of(facts)
+        placing.journal.write(Phase.RESTORING, facts)
         # The image must not leave its tier until it is restored.
         with parts.tiers.pinned(placing.copies[0]):
             pid, pairs = parts.tiers.sound(
@@ -343,7 +341,7 @@ class JobRestorer:
         slept_s = max(0.0, placing.began - manifest.dumped_epoch)
         self._mail("restored", placing.job, manifest, slept_s=slept_s)
         try:
-            placing.record.close()
+            placing.journal.close()
         except JournalError as error:
             parts.log.warning("%s", error)
 
@@ -361,7 +359,7 @@ class JobRestorer:
         if note is not None and job.restarts > placing.job.restarts:
             notify.comment(parts, job_id, messages.suspended(note.why, note.gpu_bytes, job.id))
         with contextlib.suppress(JournalError):
-            placing.record.close()
+            placing.journal.close()
         return Hold(f"it is {job.state.lower()}")
 
     def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, why: str) -> Reply:
@@ -377,7 +375,7 @@ class JobRestorer:
                 entry = replace(entry, restoring_ms=round(placing.began * 1000))
             parts.ledger.write(replace(entry, restore_failure=messages.one(why)))
             with contextlib.suppress(JournalError):
-                placing.record.close()
+                placing.journal.close()
         self._mail("failed", job, None if placing is None else placing.manifest, why=why)
         if parts.settings.fresh:
             parts.notes.remove(parts.cluster, arrival.job_id)
@@ -432,5 +430,8 @@ class JobRestorer:
 
 
 def _entry(manifest: Manifest) -> LedgerEntry:
-    key = manifest.key
-    return LedgerEntry(key.cluster, key.job_id, key.submit_epoch, round(manifest.started_epoch * 1000))
+    return LedgerEntry.of(manifest.key, round(manifest.started_epoch * 1000))
+
+
+def _init_of(facts: SuspensionFacts) -> tuple[int | None, int | None]:
+    return facts.init_pid, facts.init_started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaState, HelperLost
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.journal import Record
+from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.process_tree import TreeGoneError
 
 _ATTEMPTS = 5
@@ -18,30 +18,30 @@ class Undo:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    def resume(self, record: Record) -> bool:
+    def resume(self, journal: JobJournal) -> bool:
         """Continue the processes, restore CUDA memory, and unlock; return whether all of it succeeded.
 
         Processes that were stopped before the suspension remain stopped.
         """
-        parts, facts = self._parts, record.facts
+        parts, record = self._parts, journal.record
         try:
-            members = parts.processes.everybody(int(facts["init_pid"]), int(facts["init_started"]))
+            members = parts.processes.everybody(record.init_pid, record.init_started)
         except TreeGoneError:
-            deleted_files.forget_lost(facts.get("removed", ()), (int(facts["uid"]), int(facts["gid"])))
+            deleted_files.forget_lost(record.removed or (), (record.uid, record.gid))
             return True
-        if "seq" in facts:
-            deleted_files.forget([member.id for member in members], (int(facts["uid"]), int(facts["gid"])))
+        if record.seq is not None:
+            deleted_files.forget([member.id for member in members], (record.uid, record.gid))
         # Continue first: a stopped process cannot restore its GPU memory. Its CUDA calls block until it is unlocked.
-        stopped = set(facts.get("stopped", ()))
+        stopped = set(record.stopped_pids or ())
         parts.processes.resume(member for member in members if member.pid not in stopped)
         there = {member.pid for member in members}
         # Restore all before unlocking any: they may wait for each other.
-        pids = [pid for pid in facts.get("cuda", ()) if pid in there]
-        restored = [self._patiently(record, pid, CudaState.CHECKPOINTED) for pid in pids]
-        unlocked = [self._patiently(record, pid, CudaState.LOCKED) for pid in pids]
+        pids = [pid for pid in record.cuda_pids or () if pid in there]
+        restored = [self._patiently(record.key.job_id, pid, CudaState.CHECKPOINTED) for pid in pids]
+        unlocked = [self._patiently(record.key.job_id, pid, CudaState.LOCKED) for pid in pids]
         return all((*restored, *unlocked))
 
-    def _patiently(self, record: Record, pid: int, state: CudaState) -> bool:
+    def _patiently(self, job_id: int, pid: int, state: CudaState) -> bool:
         """Move the process out of ``state`` if it is in that state."""
         cuda = self._parts.cuda
         why: CheckpointError | None = None
@@ -61,16 +61,16 @@ class Undo:
                 why = error
             else:
                 return True
-        self._parts.log.error("job %s: process %s stays %s: %s", record.key.job_id, pid, state.value, why)
+        self._parts.log.error("job %s: process %s stays %s: %s", job_id, pid, state.value, why)
         return False
 
-    def drop_image(self, record: Record) -> None:
+    def drop_image(self, journal: JobJournal) -> None:
         """Remove this suspension's image, complete or not: it must not be found once the job runs on."""
-        seq = record.facts.get("seq")
-        if seq is None:
+        record = journal.record
+        if record.seq is None:
             return
         for store in self._parts.tiers.stores:
             try:
-                store.discard(record.key, int(seq))
+                store.discard(record.key, record.seq)
             except (CheckpointError, OSError) as error:
                 self._parts.log.warning("job %s: its image is not removed: %s", record.key.job_id, error)

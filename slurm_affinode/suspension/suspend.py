@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from slurm_affinode.base.errors import AffinodeError
@@ -19,13 +19,14 @@ from slurm_affinode.checkpoint.inspection import TreeFacts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, Suspension
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import LookAgain, Refused, TakenBack
-from slurm_affinode.suspension.journal import Record
+from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
+from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, SlurmFacts
 from slurm_affinode.suspension.registry import WatchedJob
 
@@ -35,31 +36,19 @@ class Attempt:
     """A suspension in progress."""
 
     job: WatchedJob
-    record: Record
-    why: str
-    began: float
+    journal: JobJournal
     members: Sequence[Member]
     """The processes of the job."""
-    cuda: tuple[int, ...]
-    """Those that use CUDA."""
-    held: Mapping[str, int]
-    """UUID -> bytes of GPU memory that they hold."""
-    gpus: int
-    gpu_model: str | None
-    facts: Mapping[str, object]
-    """Facts for the journal that only this mode needs."""
-    phases: dict[str, float] = field(default_factory=dict)
-    """Phase -> time at which it was first announced (epoch)."""
+    facts: SuspensionFacts
+    """The facts with which the journal begins."""
     phase: Phase = Phase.RUNNING
     failure: str | None = None
     """Why the suspension was rolled back."""
-    seq: int = 0
-    image_bytes: int | None = None
 
     @property
-    def gpu_bytes(self) -> int:
-        """Bytes of GPU memory that the job holds."""
-        return sum(self.held.values())
+    def record(self) -> SuspensionRecord:
+        """The record so far, once its first phase was announced."""
+        return self.journal.record
 
 
 A = TypeVar("A", bound=Attempt)
@@ -88,7 +77,7 @@ class Ending(ABC, Generic[A]):
         return ()
 
     @abstractmethod
-    def begin(self, job: WatchedJob, record: Record, why: str) -> A:
+    def begin(self, job: WatchedJob, journal: JobJournal, why: str) -> A:
         """Collect the facts for the journal. Raises ``Refused`` and ``AffinodeError``; changes nothing."""
 
     def recheck(self, attempt: A) -> None:
@@ -157,7 +146,7 @@ class JobSuspender:
         if job.slurm is None:
             yield Refusal("slurm", "slurmctld has not reported this job yet")
         yield from ending.of_job(job)
-        if job.key is not None and (hindrance := self._parts.journal.record(job.key).hindrance):
+        if job.key is not None and (hindrance := self._parts.journal.of_job(job.key).hindrance):
             yield Refusal("recovering", hindrance)
         if not root:
             yield Refusal("not-started", "its script has not started yet, or has ended")
@@ -179,13 +168,13 @@ class JobSuspender:
 
     # --- the sequence
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
         """See ``interface.Suspender``."""
         with self._alone(job.job_id), self._memory.promised(job):
             ending = self._ending(job)
             job = self._current(job, ending)
             attempt: Attempt = ending.begin(job, self._admit(job), why)
-            announce(self._parts, attempt, Phase.LOCKING, **_facts(attempt))
+            announce(self._parts, attempt, Phase.LOCKING, attempt.facts)
             try:
                 self._lock_all(attempt)
                 if (seen := look_again()) is not None:
@@ -197,7 +186,7 @@ class JobSuspender:
                 ending.finish(attempt)
             except (AffinodeError, OSError) as error:
                 ending.roll_back(attempt, error)
-            return self._outcome(attempt)
+            return replace(attempt.record, phase=attempt.phase, failure=attempt.failure)
 
     @contextmanager
     def _alone(self, job_id: int) -> Iterator[None]:
@@ -228,7 +217,7 @@ class JobSuspender:
             self._parts.log.info("job %s: %s; Slurm's last record is used", job.job_id, error)
             return job
 
-    def _admit(self, job: WatchedJob) -> Record:
+    def _admit(self, job: WatchedJob) -> JobJournal:
         """Return the journal for the suspension of a job. Raises ``Refused``."""
         slurm = job.slurm
         assert slurm is not None  # noqa: S101 - it is the current record
@@ -237,59 +226,41 @@ class JobSuspender:
             raise Refused(Refusal("state", f"Slurm says that it is {slurm.state.lower()}"))
         for refusal in self.refusals(job):
             raise Refused(refusal)
-        return self._parts.journal.record(key)
+        return self._parts.journal.of_job(key)
 
     def _lock_all(self, attempt: Attempt) -> None:
         parts = self._parts
         deadline = parts.now() + parts.settings.lock_s
         started = {member.pid: member.started for member in attempt.members}
-        for pid in attempt.cuda:
+        for pid in attempt.facts.cuda_pids or ():
             left_ms = max(100, round((deadline - parts.now()) * 1000))
             parts.cuda.lock(pid, timeout_ms=left_ms, started=started[pid])
 
     def _checkpoint(self, attempt: Attempt) -> None:
-        for pid in attempt.cuda:
+        for pid in attempt.facts.cuda_pids or ():
             self._parts.cuda.checkpoint(pid)
         self._memory.moved(attempt.job)
 
-    def _outcome(self, attempt: Attempt) -> Suspension:
-        return Suspension(
-            key=attempt.record.key,
-            seq=attempt.seq,
-            phase=attempt.phase,
-            node=self._parts.node,
-            uid=attempt.job.uid,
-            mode=attempt.job.option.mode,
-            why=attempt.why,
-            gpus=attempt.gpus,
-            started_epoch=attempt.began,
-            phases=dict(attempt.phases),
-            image_bytes=attempt.image_bytes,
-            gpu_bytes=attempt.gpu_bytes,
-            failure=attempt.failure,
-        )
 
-
-def announce(parts: Parts, attempt: Attempt, phase: Phase, **facts: object) -> None:
+def announce(parts: Parts, attempt: Attempt, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
     """Write a phase to the journal before its step begins. Raises ``JournalError``: the step must not be taken."""
-    entry = attempt.record.write(phase, **facts)
-    attempt.phases.setdefault(phase.value, entry.time_epoch)
+    attempt.journal.write(phase, facts)
     attempt.phase = phase
     parts.registry.set_phase(attempt.job.job_id, phase)
 
 
-def _facts(attempt: Attempt) -> dict[str, object]:
-    """Return the facts with which a journal begins."""
-    job, slurm = attempt.job, attempt.job.slurm
+def first_facts(
+    parts: Parts, job: WatchedJob, why: str, members: Iterable[Member], cuda: tuple[int, ...]
+) -> SuspensionFacts:
+    """Return the facts of a suspension that begins now, in any mode. ``cuda``: the processes that use CUDA."""
+    slurm = job.slurm
     assert slurm is not None  # noqa: S101 - it is the current record
-    return {
-        "job_id": job.job_id, "restarts": job.restarts, "uid": job.uid, "gid": job.gid, "why": attempt.why,
-        "began": attempt.began, "init_pid": job.init_pid, "init_started": job.init_started,
-        "cuda": list(attempt.cuda), "stopped": list(stopped(attempt.members)), "option": str(job.option),
-        "gpus": attempt.gpus, "gpu_bytes": attempt.gpu_bytes, "gpu_model": attempt.gpu_model,
-        "shown": slurm.id, "user": slurm.user, "account": slurm.account, "name": slurm.name,
-        "partition": slurm.partitions[0] if slurm.partitions else None, **attempt.facts,
-    }  # fmt: skip
+    return SuspensionFacts(
+        job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, user=slurm.user, account=slurm.account,
+        partition=slurm.partitions[0] if slurm.partitions else None, job_name=slurm.name, shown=slurm.id,
+        option=job.option, why=why, began_epoch=parts.now(), init_pid=job.init_pid, init_started=job.init_started,
+        cuda_pids=cuda, stopped_pids=stopped(members),
+    )  # fmt: skip
 
 
 def _job_facts(job: Job) -> JobFacts:

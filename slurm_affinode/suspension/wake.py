@@ -234,9 +234,7 @@ class JobWaker:
         parts.log.info("job %s: released", job.job_id)
         now = parts.now()
         parts.notes.write(replace(note, released_epoch=now))
-        parts.ledger.write(
-            LedgerEntry(note.cluster, note.job_id, note.submit, note.began_ms, released_ms=round(now * 1000))
-        )
+        parts.ledger.write(replace(LedgerEntry.of(note.key, note.began_ms), released_ms=round(now * 1000)))
         return True
 
     def _begin(self, note: Note) -> None:

@@ -39,7 +39,8 @@ from slurm_affinode.model.suspension import (
     SuspendOption,
     Versions,
 )
-from slurm_affinode.suspension import journal, prefetch, promises, shared_state, wake
+from slurm_affinode.suspension import journal, prefetch, promises, record, shared_state, wake
+from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.wake import Lease
 
 
@@ -285,24 +286,35 @@ def _journal() -> Iterator[Check]:
         entries, end, damage = journal.parse(data)
         if not 0 <= end <= len(data) or (damage is not None and not isinstance(damage, str)):
             raise Wrong(f"{end} of {len(data)}, {damage!r}")
-        if not all(isinstance(one.phase, Phase) and math.isfinite(one.time_epoch) for one in entries):
-            raise Wrong(f"{entries}")
+        for one in entries:
+            if not isinstance(one.phase, Phase) or not math.isfinite(one.time_epoch):
+                raise Wrong(f"{one}")
+            if record.decode(json.loads(json.dumps(record.encode(one.facts)))) != one.facts:
+                raise Wrong(f"{one.facts} are others when they are written and read again")
         again = journal.parse(data[:end])
         if again != (entries, end, None):
             raise Wrong(f"{again} of what was read as {entries}")
+        with contextlib.suppress(journal.JournalError):
+            job = journal.JobJournal(JobKey("main", 7, 1700000000), Path("main.7.1700000000.jsonl"), entries)
+            _sound(job.record.ledger_entry("c1"))
+            _sound(job.record.note("c1", 1700000000.5))
+            job.record.mail("suspended", "c1", 1700000000.5)
+            Sleeper.of(job)
         return bool(entries)
 
     yield check
 
 
+_JOURNALS = [
+    [json.loads(line) for line in path.read_text().splitlines()]
+    for path in sorted((Path(__file__).parents[1] / "data" / "suspension" / "journal").iterdir())
+]
+
+
 def _journal_lines(rng: Random) -> bytes:
-    line = {
-        "version": 1,
-        "phase": "locked",
-        "time": 1700000000.5,
-        "facts": {"seq": 1, "pids": [1, 2], "how": "signals"},
-    }
-    lines = [mutated_json(rng, line | {"phase": some(rng, list(Phase))}) for _ in range(1 + int(rng.random() * 4))]
+    values = [line | {"phase": some(rng, list(Phase))} for line in some(rng, _JOURNALS)[: 1 + int(rng.random() * 4)]]
+    changed = some(rng, range(len(values)))
+    lines = [mutated_json(rng, one) if at == changed else json.dumps(one).encode() for at, one in enumerate(values)]
     return mutated(rng, b"\n".join(lines) + b"\n", (b"\n", b"\r\n", b"\x85"))
 
 

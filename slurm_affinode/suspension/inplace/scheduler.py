@@ -34,7 +34,7 @@ from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.journal import JournalError, Record
+from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.notify import mail_owner
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.registry import WatchedJob
@@ -214,7 +214,7 @@ class Wishes:
         """Return the request for a job since its suspension began, and remove it."""
         with self._lock:
             at, wish = self._of_jobs.pop(sleeper.job_id, (0.0, None))
-            began = float(sleeper.record.facts["began"])
+            began = sleeper.journal.record.began_epoch
             if wish is not None and at >= began - (_HANDLED_S if wish.let_go else 0):
                 return wish
             return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
@@ -332,15 +332,15 @@ class Director:
         self._line.changed()
         self._poke.set()
 
-    def take_up(self, record: Record, *, ask: str = "") -> None:
+    def take_up(self, journal: JobJournal, *, ask: str = "") -> None:
         """Take over a job that slept under the last agent.
 
         Unless it is to wake, it is frozen again: its freeze may have been interrupted.
         """
-        sleeper = Sleeper.of(record)
+        sleeper = Sleeper.of(journal)
         ask = ask or self._waking.freeze_again(sleeper)
-        self._parts.registry.set_phase(sleeper.job_id, record.phase)
-        self.adopt(sleeper, ask=ask or str(record.facts.get("asked_why") or ""))
+        self._parts.registry.set_phase(sleeper.job_id, journal.phase)
+        self.adopt(sleeper, ask=ask or journal.record.asked_why or "")
 
     def _refresh(self, sleeper: Sleeper) -> None:
         try:
@@ -361,7 +361,7 @@ class Director:
         """Handle a reconnected shepherd of a job that has started before."""
         with self._lock:
             if (sleeper := self._sleepers.get(job_id)) is not None:
-                self._parts.registry.set_phase(job_id, sleeper.record.phase)
+                self._parts.registry.set_phase(job_id, sleeper.journal.phase)
                 return
         self._comments.check(job_id)
 
@@ -369,7 +369,7 @@ class Director:
         """Return the phase of a job that sleeps or wakes; ``None`` for any other job."""
         with self._lock:
             sleeper = self._sleepers.get(job_id)
-            return None if sleeper is None else sleeper.record.phase
+            return None if sleeper is None else sleeper.journal.phase
 
     def wake(self, job_id: int, who: str) -> None:
         """Wake a job at the request of ``who``. Idempotent. Raises ``Refused``."""
@@ -416,8 +416,8 @@ class Director:
                 self._poke.set()
                 return
             sleeper.turn = self._line.turn()
-            before = sleeper.record.facts.get("asked")
-            sleeper.asked_epoch, sleeper.asked_why = self._parts.now() if before is None else float(before), why
+            before = sleeper.journal.record.asked_epoch
+            sleeper.asked_epoch, sleeper.asked_why = self._parts.now() if before is None else before, why
             sleeper.noted = before is not None
             if lasting:
                 self._note(sleeper)
@@ -519,7 +519,7 @@ class Director:
         if isinstance(one, StartingJob):
             self._let_in(one)
         elif isinstance(one, Sleeper):
-            mail_owner(self._parts, one.record, "failed", why=why, ended=self._rules.end_on_deadline)
+            mail_owner(self._parts, one.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
             if self._rules.end_on_deadline:
                 self._aside.submit(self._waking.end, one, why)
 
@@ -564,7 +564,7 @@ class Director:
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = sleeper.failed(why, self._parts.now())
-        mail_owner(self._parts, sleeper.record, "failed", why=why)
+        mail_owner(self._parts, sleeper.journal.record, "failed", why=why)
         self._parts.log.error("job %s: not woken: %s; tried again in %g s", sleeper.job_id, why, pause)
         self._comments.set(sleeper.job_id, messages.not_woken(why))
         self._line.look_at_deadline(sleeper, why, self._parts.now(), self._late)

@@ -11,7 +11,8 @@ from slurm_affinode.model.suspension import Phase, SuspendOption
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
 from slurm_affinode.suspension.inplace.sockets import Look, Own, from_note
-from slurm_affinode.suspension.journal import Record
+from slurm_affinode.suspension.journal import JobJournal, JournalError
+from slurm_affinode.suspension.record import SuspensionFacts
 
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
@@ -20,8 +21,10 @@ _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 class Sleeper:
     """One job, from the moment at which its GPU memory may have been moved out."""
 
-    record: Record
+    journal: JobJournal
     job_id: int
+    shown: str
+    """The ID shown to users: ``123_4`` for an array task, since its raw ID may be that of the whole array."""
     uid: int
     init_pid: int
     init_started: int
@@ -84,7 +87,7 @@ class Sleeper:
     @property
     def frozen(self) -> bool:
         """Whether its processes are stopped, as far as known, and are not about to be thawed."""
-        return self.record.phase is Phase.FROZEN and not self.thawed and not self.waking
+        return self.journal.phase is Phase.FROZEN and not self.thawed and not self.waking
 
     @property
     def can_be_asked(self) -> bool:
@@ -97,24 +100,20 @@ class Sleeper:
         return messages.asleep(self.why, self.gpu_bytes, self.shown, on_request=self.can_be_asked)
 
     @property
-    def shown(self) -> str:
-        """The ID shown to users: ``123_4`` for an array task, since its raw ID may be that of the whole array."""
-        return str(self.record.facts.get("shown") or self.job_id)
-
-    @property
     def gpu_bytes(self) -> int:
         """Bytes of GPU memory that were moved out."""
         return sum(self.held.values())
 
     @property
-    def asking(self) -> dict[str, object]:
+    def asking(self) -> SuspensionFacts:
         """Time and reason of the wake request, for the journal."""
-        return {} if self.asked_epoch is None else {"asked": self.asked_epoch, "asked_why": self.asked_why}
+        why = None if self.asked_epoch is None else self.asked_why
+        return SuspensionFacts(asked_epoch=self.asked_epoch, asked_why=why)
 
     def note(self) -> None:
         """Record the wake request in the journal, for the next agent. Raises ``JournalError``; not retried."""
         self.noted = True
-        self.record.write(self.record.phase, **self.asking)
+        self.journal.write(self.journal.phase, self.asking)
 
     def failed(self, why: str, now: float) -> float:
         """Record a failed wake; return the delay of the retry in seconds, longer each time."""
@@ -147,24 +146,17 @@ class Sleeper:
         }
 
     @classmethod
-    def of(cls, record: Record) -> Sleeper:
-        """Load it from its journal. Raises ``KeyError`` and ``ValueError`` if that is not of a suspension in place."""
-        facts = record.facts
+    def of(cls, journal: JobJournal) -> Sleeper:
+        """Load it from its journal. Raises ``JournalError`` if that is not of a suspension in place."""
+        record = journal.record
+        if record.cuda_pids is None or record.held_bytes is None:
+            raise JournalError(f"{journal.path}: not of a suspension in place")
         return cls(
-            record=record,
-            job_id=record.key.job_id,
-            uid=int(facts["uid"]),
-            init_pid=int(facts["init_pid"]),
-            init_started=int(facts["init_started"]),
-            option=SuspendOption.parse(facts["option"]),
-            cuda=tuple(int(pid) for pid in facts["cuda"]),
-            held={str(uuid): int(count) for uuid, count in facts["held"].items()},
-            why=str(facts.get("why") or ""),
-            how=str(facts.get("how") or SIGNALS),
-            stay=frozenset(int(pid) for pid in facts.get("stopped", ())),
-            calls=frozenset((int(pid), int(number)) for pid, number in facts.get("calls", ())),
-            since_epoch=record.phases.get(Phase.PARKED.value, float(facts["began"])),
-            on_request=bool(facts.get("on_request", True)),
-            before=from_note(facts.get("sockets", {})),
-            told=Phase.FROZEN.value in record.phases,
-        )
+            journal=journal, job_id=record.key.job_id, shown=record.called, uid=record.uid, init_pid=record.init_pid,
+            init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held=record.held_bytes,
+            why=record.why or "", how=record.how or SIGNALS, stay=frozenset(record.stopped_pids or ()),
+            calls=frozenset(record.calls or ()),
+            since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
+            on_request=True if record.on_request is None else record.on_request,
+            before=from_note(record.sockets or {}), told=Phase.FROZEN in record.phases,
+        )  # fmt: skip

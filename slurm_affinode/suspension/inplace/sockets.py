@@ -11,11 +11,12 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from slurm_affinode.base.pidfd import PROC, processes
 from slurm_affinode.base.text import span
 from slurm_affinode.suspension.inplace.sock_diag import NetSpace, Sock, SockDiag, SockDiagError, socket_inodes
+from slurm_affinode.suspension.record import SocketState, SuspensionRecord
 
 Look = Mapping[int, Sock]
 """Inode -> socket, for one job at one moment."""
@@ -328,28 +329,24 @@ def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:
     return {inode: dump[inode] for inode in inodes if inode in dump}
 
 
-def unnoticed(sockets: Sockets, facts: Mapping[str, Any]) -> str | None:
-    """Return what may have been read uncounted since a suspension with these ``facts`` began; ``None``: nothing.
+def unnoticed(sockets: Sockets, record: SuspensionRecord) -> str | None:
+    """Return what may have been read uncounted since a suspension began; ``None``: nothing.
 
     Only for a frozen job: a thread of a running one may be elsewhere for a moment, and return.
     """
-    before = {int(thread): str(place) for thread, place in facts.get("waits", {}).items()}
-    if before and went_on(before, sockets.waits(facts["readers"])):
+    if record.waits and went_on(record.waits, sockets.waits(record.reader_pids or ())):
         return "something may have been read on a UNIX socket"
     return None
 
 
-def noted(look: Look) -> dict[str, list[object]]:
+def noted(look: Look) -> dict[int, SocketState]:
     """Return a look in the form used by the journal."""
     return {
-        str(sock.inode): [sock.family, sock.state, sock.waiting, sock.port, sock.received] for sock in look.values()
+        sock.inode: SocketState(sock.family, sock.state, sock.waiting, sock.port, sock.received)
+        for sock in look.values()
     }
 
 
-def from_note(note: Mapping[str, list[object]]) -> Look:
-    """Return a look from the journal. Raises ``ValueError`` if it is malformed."""
-    found: dict[int, Sock] = {}
-    for inode, (family, *rest) in note.items():
-        state, waiting, port, received = (int(str(one)) for one in rest)
-        found[int(inode)] = Sock(int(inode), str(family), state, waiting, port, received)
-    return found
+def from_note(states: Mapping[int, SocketState]) -> Look:
+    """Return a look from the journal."""
+    return {inode: Sock(inode, *state) for inode, state in states.items()}

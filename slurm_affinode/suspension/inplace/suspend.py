@@ -23,14 +23,15 @@ from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, noted, unnoticed
 from slurm_affinode.suspension.interface import Refused, TakenBack, reason
-from slurm_affinode.suspension.journal import Record
+from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
-from slurm_affinode.suspension.notify import Aftermath, entry_of, mail_owner
+from slurm_affinode.suspension.notify import Aftermath, mail_owner
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
+from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import steps_of
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.rollback import Undo
-from slurm_affinode.suspension.suspend import Attempt, Ending, announce
+from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
 
 _LOOKS_APART_S = 0.25
 """Bytes that stay unread for this long in a running process are not about to be read."""
@@ -118,7 +119,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     # --- the sequence
 
-    def begin(self, job: WatchedJob, record: Record, why: str) -> FreezeAttempt:
+    def begin(self, job: WatchedJob, journal: JobJournal, why: str) -> FreezeAttempt:
         """See ``Ending``. Raises ``Refused`` if a request to the job is pending."""
         parts = self._parts
         rest = self._at_rest(job)
@@ -127,16 +128,16 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
         held = gpu_memory(parts, cuda)
         models = {device.uuid: device.model for device in parts.gpus.devices()}
-        return FreezeAttempt(
-            job=job, record=record, why=why, began=parts.now(), members=members, cuda=cuda, held=held,
+        facts = replace(
+            first_facts(parts, job, why, members, cuda),
             gpus=len(held), gpu_model=next((models[uuid] for uuid in held if uuid in models), None),
-            facts={
-                "held": dict(held), "in_place": True, "sockets": noted(rest.look),
-                "on_request": sockets.can_be(rest.look), "readers": list(rest.readers),
-                "waits": {str(thread): place for thread, place in rest.waits.items()}, "calls": sorted(rest.calls),
-            },
-            before=rest.look, known=there.union(cuda),
+            gpu_bytes=sum(held.values()), in_place=True, held_bytes=held, sockets=noted(rest.look),
+            on_request=sockets.can_be(rest.look), reader_pids=rest.readers, waits=rest.waits,
+            calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
+        return FreezeAttempt(
+            job=job, journal=journal, members=members, facts=facts, before=rest.look, known=there.union(cuda)
+        )
 
     def _at_rest(self, job: WatchedJob) -> _Rest:
         """Return the state of its sockets. Raises ``Refused`` if there is a pending request."""
@@ -168,23 +169,24 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         """See ``Ending``."""
         self._freeze(attempt)
         self._look_for_new(attempt)
-        came = self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record.facts)
+        came = self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
         parts, record = self._parts, attempt.record
-        sleeper = Sleeper.of(record)
+        sleeper = Sleeper.of(attempt.journal)
         sleeper.told = not came
-        parts.ledger.write(entry_of(record, parts.node))
+        parts.ledger.write(record.ledger_entry(parts.node))
         if sleeper.told:
-            mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN.value), why=attempt.why)
+            mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
         self._caretaker.adopt(sleeper, ask=came or "")
 
     def _freeze(self, attempt: FreezeAttempt) -> None:
         job = attempt.job
         members = self._freezer.members(job.init_pid, job.init_started)
-        facts: dict[str, object] = {"how": self._freezer.how(members, job.init_pid)}
+        how = self._freezer.how(members, job.init_pid)
+        facts = SuspensionFacts(how=how)
         if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
-            facts["stopped"] = list(stopped(members))  # its script may have continued one since
-        announce(self._parts, attempt, Phase.FROZEN, **facts)
-        self._freezer.freeze(job.init_pid, job.init_started, str(facts["how"]), timeout_s=self._freeze_s)
+            facts = replace(facts, stopped_pids=stopped(members))  # its script may have continued one since
+        announce(self._parts, attempt, Phase.FROZEN, facts)
+        self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
 
     def _look_for_new(self, attempt: FreezeAttempt) -> None:
         """Raise ``TakenBack`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
@@ -199,17 +201,17 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def roll_back(self, attempt: FreezeAttempt, error: AffinodeError | OSError) -> None:
         """See ``Ending``. Once memory may have moved, the job is woken when there is room."""
-        parts, record, job_id = self._parts, attempt.record, attempt.job.job_id
+        parts, journal, job_id = self._parts, attempt.journal, attempt.job.job_id
         attempt.failure = why = reason(error)
         parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
         if attempt.phase is not Phase.LOCKING:
-            sleeper = Sleeper.of(record)
+            sleeper = Sleeper.of(journal)
             sleeper.told = False
-            parts.ledger.write(replace(entry_of(record, parts.node), failure=why))
+            parts.ledger.write(replace(journal.record.ledger_entry(parts.node), failure=why))
             self._caretaker.adopt(sleeper, ask=f"its suspension failed: {why}")
-        elif self._undo.resume(record):
+        elif self._undo.resume(journal):
             parts.registry.set_phase(job_id, Phase.RUNNING)
-            self._aftermath.ran_on(record, why)
+            self._aftermath.ran_on(journal, why)
             attempt.phase = Phase.RUNNING
         else:
-            self._caretaker.adopt(Sleeper.of(record), ask=why)
+            self._caretaker.adopt(Sleeper.of(journal), ask=why)

@@ -23,9 +23,10 @@ from slurm_affinode.suspension.inplace.freezer import FreezeError, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
-from slurm_affinode.suspension.journal import JournalError, Record
-from slurm_affinode.suspension.notify import entry_of, mail_owner
+from slurm_affinode.suspension.journal import JobJournal, JournalError
+from slurm_affinode.suspension.notify import mail_owner
 from slurm_affinode.suspension.process_tree import stopped
+from slurm_affinode.suspension.record import SuspensionFacts
 
 _ATTEMPTS = 3
 _PAUSE_S = 0.5
@@ -54,7 +55,7 @@ class Waking:
         self._sharing = sharing
         self._sockets = sockets
         self._freeze_s = freeze_s
-        self._open: list[Record] = []
+        self._open: list[JobJournal] = []
         """Journals of running jobs that could not be closed."""
 
     def freeze_again(self, sleeper: Sleeper) -> str:
@@ -64,7 +65,7 @@ class Waking:
         and may be handling a signal.
         """
         pids = self._before_a_freeze(sleeper)
-        frozen_s = self._parts.now() - sleeper.record.phases[Phase.FROZEN.value]
+        frozen_s = self._parts.now() - sleeper.journal.record.phases[Phase.FROZEN]
         if frozen_s > self._freeze_s and self._freezer.moving(pids, sleeper.how) is not None:
             sleeper.signalled = True
             return "its processes were let go while there was no agent"
@@ -72,7 +73,7 @@ class Waking:
             self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
         except FreezeError as error:
             return f"it could not be frozen again: {error}"
-        return unnoticed(self._sockets, sleeper.record.facts) or ""
+        return unnoticed(self._sockets, sleeper.journal.record) or ""
 
     def _before_a_freeze(self, sleeper: Sleeper) -> tuple[int, ...]:
         """Return its processes. Those that run now were not stopped by the job: they are thawed with the others."""
@@ -99,7 +100,7 @@ class Waking:
         """Thaw the processes without children, and those with GPU memory to restore. ``turning`` is held."""
         if sleeper.thawed or sleeper.ahead:
             return
-        self._mark(sleeper, Phase.WAKING, **sleeper.asking)
+        self._mark(sleeper, Phase.WAKING, sleeper.asking)
         members = self._freezer.members(sleeper.init_pid, sleeper.init_started)
         pids = {member.pid for member in members}
         above = {member.parent for member in members} & pids - set(sleeper.cuda)
@@ -195,12 +196,12 @@ class Waking:
                     parts.cuda.checkpoint(pid)
             except CheckpointError as error:
                 parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
-        parts.ledger.write(replace(entry_of(sleeper.record, parts.node), restore_failure=messages.one(why)))
+        parts.ledger.write(replace(sleeper.journal.record.ledger_entry(parts.node), restore_failure=messages.one(why)))
         with sleeper.turning:
             if sleeper.signalled:  # its signal handlers run
                 return
             self._before_a_freeze(sleeper)
-            self._mark(sleeper, Phase.FROZEN, stopped=sorted(sleeper.stay))
+            self._mark(sleeper, Phase.FROZEN, SuspensionFacts(stopped_pids=tuple(sorted(sleeper.stay))))
             try:
                 self._freezer.freeze(sleeper.init_pid, sleeper.init_started, sleeper.how, timeout_s=self._freeze_s)
             except FreezeError as error:
@@ -214,13 +215,13 @@ class Waking:
             sleeper.pids = tuple(one.pid for one in self._freezer.members(sleeper.init_pid, sleeper.init_started))
 
     def _told(self, sleeper: Sleeper, began: float) -> None:
-        parts, record = self._parts, sleeper.record
+        parts, record = self._parts, sleeper.journal.record
         parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)
         asked = began if sleeper.asked_epoch is None else sleeper.asked_epoch
         now = parts.now()
         parts.ledger.write(
             replace(
-                entry_of(record, parts.node),
+                record.ledger_entry(parts.node),
                 released_ms=round(asked * 1000),
                 restoring_ms=round(began * 1000),
                 restored_ms=round(now * 1000),
@@ -229,7 +230,7 @@ class Waking:
         )
         if sleeper.told:
             mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
-        self._close(record)
+        self._close(sleeper.journal)
         parts.log.info(
             "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,
             span(asked - sleeper.since_epoch), (now - asked) * 1000, sleeper.asked_why or "no reason given",
@@ -238,9 +239,9 @@ class Waking:
     def gone(self, sleeper: Sleeper) -> None:
         """Record in the ledger that its processes have ended, and close the journal."""
         parts = self._parts
-        entry = entry_of(sleeper.record, parts.node)
+        entry = sleeper.journal.record.ledger_entry(parts.node)
         parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
-        self._close(sleeper.record)
+        self._close(sleeper.journal)
 
     def end(self, sleeper: Sleeper, why: str) -> None:
         """Cancel a job that has waited too long."""
@@ -260,26 +261,26 @@ class Waking:
 
     def tidy(self) -> None:
         """Close the journals that could not be closed before."""
-        for record in tuple(self._open):
+        for journal in tuple(self._open):
             with suppress(JournalError):
-                record.close()
-                self._open.remove(record)
+                journal.close()
+                self._open.remove(journal)
 
-    def _close(self, record: Record) -> None:
+    def _close(self, journal: JobJournal) -> None:
         try:
-            record.close()
+            journal.close()
         except JournalError as error:
-            self._open.append(record)
-            self._parts.log.warning("job %s: runs, but its journal cannot be closed yet: %s", record.key.job_id, error)
+            self._open.append(journal)
+            self._parts.log.warning("job %s: runs, but its journal cannot be closed yet: %s", journal.key.job_id, error)
 
-    def _mark(self, sleeper: Sleeper, phase: Phase, **facts: object) -> None:
+    def _mark(self, sleeper: Sleeper, phase: Phase, facts: SuspensionFacts) -> None:
         """Record the phase in the journal, if possible: a full disk must not keep a job from its GPU.
 
         The next agent also wakes jobs from the phases before ``waking``.
         """
         try:
-            if sleeper.record.phase is not phase:
-                sleeper.record.write(phase, **facts)
+            if sleeper.journal.phase is not phase:
+                sleeper.journal.write(phase, facts)
         except JournalError as error:
             self._parts.log.warning("job %s: continues without its journal: %s", sleeper.job_id, error)
         self._parts.registry.set_phase(sleeper.job_id, phase)

@@ -11,8 +11,9 @@ from agent_world import FakeLink
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.workers import Slots, Work
-from slurm_affinode.model.suspension import Notice, Refusal, SuspendOption, Suspension
+from slurm_affinode.model.suspension import Notice, Refusal, SuspendOption
 from slurm_affinode.suspension.interface import Arrival, LookAgain, Refused
+from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.shepherd import Hello, Reply, Restored
 
@@ -109,7 +110,7 @@ class Suspender:
         self.computed += 1
         return [Refusal("srun-steps", "it runs srun steps")]
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> Suspension:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
         raise Refused(self.refusals(job)[0])
 
 

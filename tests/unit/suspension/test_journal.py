@@ -29,10 +29,10 @@ def journal(tmp_path):
 
 def test_written_records_are_read_again(journal):
     """Phase, facts and times of every step are read; later facts replace earlier ones."""
-    record = journal.record(KEY)
+    record = journal.of_job(KEY)
     record.write(Phase.LOCKING, replace(FIRST, cuda_pids=(7,), seq=1))
     record.write(Phase.LOCKED, SuspensionFacts(seq=2))
-    again = journal.record(KEY)
+    again = journal.of_job(KEY)
     assert (again.phase, again.record.cuda_pids, again.record.seq, again.record.phases) == (
         Phase.LOCKED, (7,), 2, {"locking": 1000.0, "locked": 1001.0},
     )  # fmt: skip
@@ -41,20 +41,20 @@ def test_written_records_are_read_again(journal):
 
 
 def test_job_without_journal_is_running(journal):
-    assert journal.record(KEY).phase is Phase.RUNNING
-    assert journal.open_records() == []
+    assert journal.of_job(KEY).phase is Phase.RUNNING
+    assert journal.open_journals() == []
 
 
 def test_torn_last_line_is_overwritten(journal):
     """The next record starts at the offset of the torn one."""
-    record = journal.record(KEY)
+    record = journal.of_job(KEY)
     record.write(Phase.LOCKING)
     with record.path.open("ab") as file:
         file.write(b'{"version":1,"phase":"dum')
-    again = journal.record(KEY)
+    again = journal.of_job(KEY)
     assert (again.phase, again.damage) == (Phase.LOCKING, None)
     again.write(Phase.LOCKED)
-    assert [entry.phase for entry in journal.record(KEY).entries] == [Phase.LOCKING, Phase.LOCKED]
+    assert [entry.phase for entry in journal.of_job(KEY).entries] == [Phase.LOCKING, Phase.LOCKED]
 
 
 @pytest.mark.parametrize(
@@ -68,12 +68,12 @@ def test_torn_last_line_is_overwritten(journal):
 )
 def test_record_of_another_release_is_reported_and_kept(journal, line, why):
     """It is complete: its step was carried out, so the records before it are obsolete."""
-    record = journal.record(KEY)
+    record = journal.of_job(KEY)
     record.write(Phase.LOCKING)
     with record.path.open("ab") as file:
         file.write(line)
     before = record.path.read_bytes()
-    again = journal.record(KEY)
+    again = journal.of_job(KEY)
     assert (again.phase, again.entries, again.unreadable) == (Phase.RUNNING, [], True)
     assert again.damage == f"line 2 is of another release of slurm-affinode ({why}): its job is left alone"
     with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: line 2 is of another release"):
@@ -82,9 +82,9 @@ def test_record_of_another_release_is_reported_and_kept(journal, line, why):
 
 
 def test_journal_that_is_not_of_a_suspension_is_reported(journal):
-    journal.record(KEY).write(Phase.LOCKING, SuspensionFacts(uid=2001))
+    journal.of_job(KEY).write(Phase.LOCKING, SuspensionFacts(uid=2001))
     with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: not of a suspension: restarts is missing"):
-        _ = journal.record(KEY).record
+        _ = journal.of_job(KEY).record
 
 
 def test_facts_of_a_later_release_are_ignored():
@@ -94,36 +94,36 @@ def test_facts_of_a_later_release_are_ignored():
 
 
 def test_damage_is_reported_and_records_before_it_count(journal):
-    record = journal.record(KEY)
+    record = journal.of_job(KEY)
     record.write(Phase.LOCKING)
     record.write(Phase.LOCKED)
     record.write(Phase.PARKED)
     lines = record.path.read_bytes().splitlines(keepends=True)
     record.path.write_bytes(lines[0] + b"\0" * len(lines[1].rstrip()) + b"\n" + lines[2])
-    again = journal.record(KEY)
+    again = journal.of_job(KEY)
     assert again.phase is Phase.LOCKING
     assert "line 2" in (again.damage or "")
 
 
 def test_closed_records_are_not_listed(journal, tmp_path):
     other = JobKey("alpha", 3, 5)
-    journal.record(KEY).write(Phase.LOCKING)
-    journal.record(other).write(Phase.RESTORING)
+    journal.of_job(KEY).write(Phase.LOCKING)
+    journal.of_job(other).write(Phase.RESTORING)
     (tmp_path / "journal" / "README").write_text("not a journal")
-    assert [record.key for record in journal.open_records()] == [other, KEY]
-    journal.record(other).close()
-    assert [record.key for record in journal.open_records()] == [KEY]
-    journal.record(other).close()
+    assert [record.key for record in journal.open_journals()] == [other, KEY]
+    journal.of_job(other).close()
+    assert [record.key for record in journal.open_journals()] == [KEY]
+    journal.of_job(other).close()
 
 
 def test_reused_job_id_has_its_own_journal(journal):
-    journal.record(KEY).write(Phase.LOCKING)
-    assert journal.record(JobKey("alpha", 12, 1_700_000_001)).phase is Phase.RUNNING
+    journal.of_job(KEY).write(Phase.LOCKING)
+    assert journal.of_job(JobKey("alpha", 12, 1_700_000_001)).phase is Phase.RUNNING
 
 
 def test_full_disk_leaves_journal_unchanged(journal, monkeypatch):
     """The error names the file; the journal is unchanged."""
-    record = journal.record(KEY)
+    record = journal.of_job(KEY)
     record.write(Phase.LOCKING)
 
     def full(_fd):
@@ -134,16 +134,16 @@ def test_full_disk_leaves_journal_unchanged(journal, monkeypatch):
         with pytest.raises(JournalError, match="No space left"):
             record.write(Phase.LOCKED)
     assert record.phase is Phase.LOCKING
-    assert journal.record(KEY).phase is Phase.LOCKING
+    assert journal.of_job(KEY).phase is Phase.LOCKING
     record.write(Phase.LOCKED)
-    assert journal.record(KEY).phase is Phase.LOCKED
+    assert journal.of_job(KEY).phase is Phase.LOCKED
 
 
 def test_symbolic_link_is_not_followed(journal, tmp_path):
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / "alpha.12.1700000000.jsonl").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(JournalError):
-        journal.record(KEY).write(Phase.LOCKING)
+        journal.of_job(KEY).write(Phase.LOCKING)
 
 
 @given(st.binary(max_size=60), st.integers(0, 300))
@@ -164,9 +164,9 @@ def test_journal_writable_by_others_is_rejected(tmp_path, mode):
     directory.chmod(mode)
     journal = Journal(directory)
     with pytest.raises(JournalError, match="others than user"):
-        journal.open_records()
+        journal.open_journals()
     with pytest.raises(JournalError, match="others than user"):
-        journal.record(JobKey("alpha", 7, 1))
+        journal.of_job(JobKey("alpha", 7, 1))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
@@ -174,4 +174,4 @@ def test_journal_of_another_user_is_rejected(tmp_path):
     (tmp_path / "journal").mkdir(mode=0o700)
     os.chown(tmp_path / "journal", 12345, 12345)
     with pytest.raises(JournalError, match="it is of 12345"):
-        Journal(tmp_path / "journal").open_records()
+        Journal(tmp_path / "journal").open_journals()

@@ -217,7 +217,7 @@ def test_restore_ended_by_slurm_is_not_a_failure(world, monkeypatch, fresh, then
     assert isinstance(agent.restore(), Hold)
     assert (world.state, world.restarts, world.comment) == (*then, comment)
     assert mails == []
-    assert not agent.parts.journal.open_records()
+    assert not agent.parts.journal.open_journals()
     assert ledger(world).restore_failure is None
     if then[0] == "PENDING":
         agent.imager.fails = None

@@ -10,8 +10,9 @@ from agent_sequences import check, go_on_at_c2, ledger, recovered
 from agent_site import STEPS, Crash
 from agent_world import Agent
 
-from slurm_affinode.model.suspension import JobKey, Phase
+from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
+from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.shepherd import Restored, Start
 
 SUSPEND_EFFECTS = ["lock", "checkpoint", "dump", "requeue", "kill"]
@@ -27,7 +28,7 @@ def test_suspended_job_resumes_on_another_node(world):
     assert world.effect_log == SUSPEND_EFFECTS
     assert world.held
     check(world)
-    assert agent.parts.journal.open_records() == []
+    assert agent.parts.journal.open_journals() == []
     [sleeping] = Agent(world, "c2").keeper.suspended()
     assert (sleeping.where, sleeping.why, sleeping.node) == ("shared", "idle 15m", "c1")
     go_on_at_c2(world)
@@ -100,8 +101,11 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
     """Its timeout is long, and shepherds wait while the agent starts; when it responds, every job is queried."""
     agent = Agent(world, "c1")
     for job_id in (11, 12, 13):
-        agent.parts.journal.record(JobKey("alpha", job_id, 1)).write(
-            Phase.LOCKING, restarts=0, uid=os.getuid(), init_pid=1, init_started=1, began=1.0
+        agent.parts.journal.of_job(JobKey("alpha", job_id, 1)).write(
+            Phase.LOCKING,
+            SuspensionFacts(
+                restarts=0, uid=os.getuid(), gid=0, option=SuspendOption(), began_epoch=1.0, init_pid=1, init_started=1
+            ),
         )
     asked = []
 
@@ -171,7 +175,7 @@ def test_unreadable_image_is_not_treated_as_missing(world, monkeypatch, number):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", fails)
         recovered(world)
-    assert Agent(world, "c1").parts.journal.open_records() != []
+    assert Agent(world, "c1").parts.journal.open_journals() != []
     recovered(world)
     check(world)
     go_on_at_c2(world)
@@ -191,7 +195,7 @@ def test_agent_killed_during_restore_recovers(world, at):
     again = recovered(world, "c2")
     assert again.restore() == Restored(2)
     check(world)
-    assert again.parts.journal.open_records() == []
+    assert again.parts.journal.open_journals() == []
 
 
 def test_three_consecutive_suspensions(world):

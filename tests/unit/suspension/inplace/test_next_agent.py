@@ -135,10 +135,10 @@ def test_job_lost_with_its_node_is_reported(world, at):
     world.answers = False
     after = Node(world)
     after.recover()
-    assert len(after.agent.parts.journal.open_records()) == 1
+    assert len(after.agent.parts.journal.open_journals()) == 1
     world.answers = True
     after.recover()
-    assert after.agent.parts.journal.open_records() == []
+    assert after.agent.parts.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     assert world.comment.startswith("lost: its processes on c1 ended while it was suspended (idle 15m)")
 
@@ -150,7 +150,7 @@ def test_job_canceled_without_agent_is_forgotten(world, node):
     world.state = "CANCELLED"
     after = Node(world)
     after.recover()
-    assert after.agent.parts.journal.open_records() == []
+    assert after.agent.parts.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     assert world.comment == ""
 

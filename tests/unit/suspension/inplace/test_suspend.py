@@ -40,7 +40,7 @@ def test_request_wakes_suspended_job(world, node):
     node.round()
     assert world.effect_log == OUT + BACK
     assert (awake(world), node.phase(), node.director.view(7)) == (True, Phase.RUNNING, None)
-    assert node.agent.parts.journal.open_records() == []
+    assert node.agent.parts.journal.open_journals() == []
     [entry] = entries(world)
     times = [entry.began_ms, entry.locked_ms, entry.parked_ms, entry.released_ms, entry.restoring_ms, entry.restored_ms]
     assert times == sorted(times)
@@ -76,7 +76,7 @@ def test_agent_killed_before_each_effect_and_during_recovery(world, node, first,
     node.round()
     assert awake(world)
     assert node.phase() is Phase.RUNNING
-    assert node.agent.parts.journal.open_records() == []
+    assert node.agent.parts.journal.open_journals() == []
     node.sockets.now = dict(QUIET)
     assert node.sleep().phase is Phase.FROZEN
 
@@ -125,7 +125,7 @@ def test_busy_job_is_unlocked(world, node):
     assert done.failure == "it is not idle any more: GPU 0: utilization 40"
     assert (awake(world), node.phase()) == (True, Phase.RUNNING)
     assert [entry.failure for entry in entries(world)] == [done.failure]
-    assert node.agent.parts.journal.open_records() == []
+    assert node.agent.parts.journal.open_journals() == []
 
 
 def test_failed_freeze_is_rolled_back(world, node):

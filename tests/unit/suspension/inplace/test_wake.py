@@ -16,7 +16,7 @@ from slurm_affinode.suspension.inplace.freezer import FreezeError
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.inplace.sock_diag import Sock
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.journal import JournalError, Record
+from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.process_tree import TreeGoneError
 
 
@@ -276,7 +276,7 @@ def test_ended_job_is_forgotten(world, node):
     node.lose_job()
     node.round()
     assert node.director.view(7) is None
-    assert node.agent.parts.journal.open_records() == []
+    assert node.agent.parts.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     with pytest.raises(Refused, match="does not sleep"):
         node.director.wake(7, "alice")
@@ -334,15 +334,15 @@ def test_full_disk_does_not_prevent_wake(world, node, monkeypatch):
         raise JournalError("/var/lib/journal: cannot be written: No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Record, "write", full)
-        patch.setattr(Record, "close", full)
+        patch.setattr(JobJournal, "write", full)
+        patch.setattr(JobJournal, "close", full)
         node.round()
         assert (awake(world), node.director.view(7)) == (True, None)
         node.round()
         assert node.director._waking.unfinished
-    assert len(node.agent.parts.journal.open_records()) == 1
+    assert len(node.agent.parts.journal.open_journals()) == 1
     node.round()
-    assert node.agent.parts.journal.open_records() == []
+    assert node.agent.parts.journal.open_journals() == []
     assert not node.director._waking.unfinished
 
 
