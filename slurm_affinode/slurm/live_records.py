@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
-from slurm_affinode.model.cluster import GpuCount, NodeGpus
+from slurm_affinode.model.cluster import ENDED_STATES, PENDING_STATES, GpuCount, Job, NodeGpus
 from slurm_affinode.slurm import hostlist, units
 
 FLAG_ORDER = (
@@ -29,6 +30,41 @@ def state(words: Sequence[str]) -> str:
     """Return the one word that squeue prints for a base state and its flags."""
     flagged = next((flag for flag in FLAG_ORDER if flag in words), None)
     return flagged or (words[0] if words else "UNKNOWN")
+
+
+def job(
+    *,
+    state: str,
+    priority: int | None,
+    start: object,
+    end: object,
+    tres_allocated: Mapping[str, str],
+    gpus_allocated: GpuCount | None,
+    nodes_expected: tuple[str, ...] = (),
+    by_admin: bool = False,
+    **fields: Any,
+) -> Job:
+    """Return a job of either backend, with what follows from its state.
+
+    ``start``, ``end``: epoch seconds. ``by_admin``: Slurm's reason says that an administrator holds it. ``fields``: the
+    other fields of ``Job``.
+    """
+    pending, over = state in PENDING_STATES, state in ENDED_STATES or state == "COMPLETING"
+    held = pending and priority == 0
+    begins = moment(start)
+    return Job(
+        state=state,
+        priority=priority,
+        held=held,
+        held_by_admin=held and by_admin,
+        start=None if pending else begins,
+        end=moment(end) if over else None,
+        expected_start=begins if pending else None,
+        tres_allocated={} if pending else tres_allocated,
+        gpus_allocated=None if pending else gpus_allocated,
+        nodes_expected=nodes_expected if pending else (),
+        **fields,
+    )
 
 
 def word(value: object) -> str | None:

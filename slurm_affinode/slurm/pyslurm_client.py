@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.process import Child, ChildEndedError, Helper, of_module
-from slurm_affinode.model.cluster import ENDED_STATES, GpuCount, Job, Node, Partition, Step
+from slurm_affinode.model.cluster import GpuCount, Job, Node, Partition, Step
 from slurm_affinode.slurm import identifiers, interface, live_records
 from slurm_affinode.slurm.commands_client import CommandsClient, environment
 from slurm_affinode.slurm.interface import SignalTo
@@ -42,15 +42,12 @@ def nodes(records: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
 
 
 def _job(job: Mapping[str, Any]) -> Job:
-    state = str(job["state"] or "UNKNOWN")
-    pending, ended = state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), state in ENDED_STATES
     array, het = job["array_id"] or None, job["heterogeneous_id"] or None
     tasks = live_records.word(job["array_tasks_waiting"]) if array else None
     limit = _minutes(job["time_limit"])
-    start, end = live_records.moment(job["start_time"]), live_records.moment(job["end_time"])
     requested, allocated = _tres(job["tres_requested"]), _tres(job["tres_allocated"])
     found = job.get("steps")
-    return Job(
+    return live_records.job(
         job_id=job["id"],
         array_job_id=array,
         array_task_id=job["array_task_id"] if array else None,
@@ -64,20 +61,18 @@ def _job(job: Mapping[str, Any]) -> Job:
         account=live_records.word(job["account"]),
         partitions=tuple(part for part in str(job["partition"] or "").split(",") if part),
         qos=live_records.word(job["qos"]),
-        state=state,
+        state=str(job["state"] or "UNKNOWN"),
         reason=live_records.word(job["state_reason"]),
         priority=job["priority"],
-        held=pending and job["priority"] == 0,
         submit=live_records.moment(job["submit_time"]),
         eligible=live_records.moment(job["eligible_time"]),
-        start=None if pending else start,
-        end=end if ended or state == "COMPLETING" else None,
-        expected_start=start if pending else None,
+        start=job["start_time"],
+        end=job["end_time"],
         time_limit_s=limit,
         nodes=live_records.nodes(_joined(job["allocated_nodes"])),
         nodes_required=live_records.nodes(_joined(job.get("required_nodes"))),
         nodes_excluded=live_records.nodes(_joined(job.get("excluded_nodes"))),
-        nodes_expected=live_records.nodes(_joined(job.get("scheduled_nodes"))) if pending else (),
+        nodes_expected=live_records.nodes(_joined(job.get("scheduled_nodes"))),
         batch_host=live_records.word(job["batch_host"]),
         node_count=job["num_nodes"],
         cpus=job["cpus"],

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.model.cluster import ENDED_STATES, GpuCount, Job, Node, NodeGpus, Partition, Step
+from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus, Partition, Step
 from slurm_affinode.slurm import identifiers, live_records, units
 
 ARGV = ("scontrol", "--all", "--oneliner", "--details", "show", "jobs")
@@ -117,20 +117,16 @@ def nodes(records: Iterable[Mapping[str, Any]]) -> tuple[Node, ...]:
 
 
 def _job(job: Mapping[str, Any]) -> Job:
-    state = live_records.state(_words(job.get("job_state")))
-    pending, ended = _phase(state)
     array_id = _number(job.get("array_job_id")) or None
     het_id = _number(job.get("het_job_id")) or None
     tasks = live_records.word(job.get("array_task_string"))
     # Tasks without a record of their own have no output yet: the path that Slurm shows has an invalid task number.
     waiting = array_id is not None and tasks is not None
     limit = _number(job.get("time_limit"))
-    start, end = live_records.moment(_number(job.get("start_time"))), live_records.moment(_number(job.get("end_time")))
     requested, allocated = live_records.tres(job.get("tres_req_str")), live_records.tres(job.get("tres_alloc_str"))
     names = live_records.nodes(job.get("nodes"))
-    priority = _number(job.get("priority"))
     details = job.get("gres_detail")
-    return Job(
+    return live_records.job(
         job_id=job["job_id"],
         array_job_id=array_id,
         array_task_id=None if array_id is None else _number(job.get("array_task_id")),
@@ -144,16 +140,14 @@ def _job(job: Mapping[str, Any]) -> Job:
         account=live_records.word(job.get("account")),
         partitions=_list(job.get("partition")),
         qos=live_records.word(job.get("qos")),
-        state=state,
+        state=live_records.state(_words(job.get("job_state"))),
         reason=live_records.word(job.get("state_description")) or live_records.word(job.get("state_reason")),
-        priority=priority,
-        held=pending and priority == 0,
-        held_by_admin=pending and priority == 0 and job.get("state_reason") == live_records.BY_ADMIN,
+        priority=_number(job.get("priority")),
+        by_admin=job.get("state_reason") == live_records.BY_ADMIN,
         submit=live_records.moment(_number(job.get("submit_time"))),
         eligible=live_records.moment(_number(job.get("eligible_time"))),
-        start=None if pending else start,
-        end=end if ended or state == "COMPLETING" else None,
-        expected_start=start if pending else None,
+        start=_number(job.get("start_time")),
+        end=_number(job.get("end_time")),
         time_limit_s=None if limit is None else limit * 60,
         nodes=names,
         batch_host=live_records.word(job.get("batch_host")),
@@ -174,13 +168,9 @@ def _job(job: Mapping[str, Any]) -> Job:
         stderr=None if waiting else job.get("standard_error") or None,
         batch=bool(job.get("batch_flag")),
         nodes_required=live_records.nodes(job.get("required_nodes") or None),
-        nodes_expected=live_records.nodes(job.get("scheduled_nodes") or None) if pending else (),
+        nodes_expected=live_records.nodes(job.get("scheduled_nodes") or None),
         nodes_excluded=live_records.nodes(job.get("excluded_nodes") or None),
     )
-
-
-def _phase(state: str) -> tuple[bool, bool]:
-    return state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), state in ENDED_STATES
 
 
 def _step(step: Mapping[str, Any]) -> Step | None:

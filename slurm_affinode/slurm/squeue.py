@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.model.cluster import ENDED_STATES, Job
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.slurm import live_records, scontrol
 
 FIELDS = (
@@ -55,13 +55,9 @@ def jobs(data: bytes, mark: str) -> Iterator[Job]:
 
 def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> Job:
     values = dict(zip(FIELDS, row, strict=False))
-    state = values["State"]
-    pending, ended = state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), state in ENDED_STATES
     task, het = values["ArrayTaskID"], _number(values["HetJobID"])
     array = _number(values["ArrayJobID"]) if task and task != "N/A" else None
     several, _, limit = task.partition("%")
-    start, end = (live_records.moment(_number(values[key])) for key in ("StartTime", "EndTime"))
-    priority = _number(values["PriorityLong"])
     # Thousands of jobs share these values: parse and store each only once.
     tres = _once(known, ("tres", values["tres-alloc"]), live_records.tres)
     gpus = _once(known, ("gpus", values["tres-alloc"]), lambda text: live_records.gpus(live_records.tres(text)))
@@ -72,7 +68,7 @@ def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> 
     word = {
         key: _once(known, ("word", values[key]), live_records.word) for key in ("UserName", "Account", "QOS", "Reason")
     }
-    return Job(
+    return live_records.job(
         job_id=int(values["JobID"]),
         array_job_id=array,
         array_task_id=_number(task) if array is not None else None,
@@ -86,15 +82,13 @@ def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> 
         account=word["Account"],
         partitions=partitions,
         qos=word["QOS"],
-        state=_once(known, ("state", state), str),
+        state=_once(known, ("state", values["State"]), str),
         reason=word["Reason"],
-        priority=priority,
-        held=pending and priority == 0,
+        priority=_number(values["PriorityLong"]),
         submit=live_records.moment(_number(values["SubmitTime"])),
         eligible=live_records.moment(_number(values["EligibleTime"])),
-        start=None if pending else start,
-        end=end if ended or state == "COMPLETING" else None,
-        expected_start=start if pending else None,
+        start=_number(values["StartTime"]),
+        end=_number(values["EndTime"]),
         time_limit_s=_once(known, ("span", values["TimeLimit"]), scontrol.span_s),
         nodes=nodes,
         batch_host=_once(known, ("word", values["BatchHost"]), live_records.word),
@@ -103,9 +97,9 @@ def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> 
         requeue=values["Requeue"] == "1",
         restarts=_number(values["RestartCnt"]) or 0,
         tres_requested=tres,
-        tres_allocated={} if pending else tres,
+        tres_allocated=tres,
         gpus_requested=gpus,
-        gpus_allocated=None if pending else gpus,
+        gpus_allocated=gpus,
         node_gpus=None,
         features=_once(known, ("word", values["Feature"]), live_records.word),
         reservation=_once(known, ("word", values["Reservation"]), live_records.word),
