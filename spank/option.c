@@ -21,6 +21,7 @@ const struct suspend_option option_builtin = {
     .signal = "",
     .before_s = 0,
     .io_uring = false,
+    .steps = STEPS_SLURM,
 };
 
 const struct option_limits option_builtin_limits = {
@@ -32,6 +33,7 @@ const struct option_limits option_builtin_limits = {
 static const char *const mode_names[MODES] = {"requeue", "inplace"};
 static const char *const when_names[WHENS] = {"pressure", "always"};
 static const char *const io_uring_names[2] = {"deny", "allow"};
+static const char *const steps_names[STEPS] = {"slurm", "local"};
 
 /* The values of signal=. KILL and STOP are missing, as they cannot be caught. */
 static const char *const signal_names[] = {"HUP",  "INT",  "QUIT", "ABRT", "USR1", "USR2",  "ALRM",
@@ -120,9 +122,9 @@ static bool refuse(char *error, size_t size, const char *key, const char *value,
     return false;
 }
 
-enum key { KEY_UTIL, KEY_MODE, KEY_WAKE, KEY_WHEN, KEY_SIGNAL, KEY_IO_URING, KEYS };
+enum key { KEY_UTIL, KEY_MODE, KEY_WAKE, KEY_WHEN, KEY_SIGNAL, KEY_IO_URING, KEY_STEPS, KEYS };
 
-static const char *const key_names[KEYS] = {"util", "mode", "wake", "when", "signal", "io_uring"};
+static const char *const key_names[KEYS] = {"util", "mode", "wake", "when", "signal", "io_uring", "steps"};
 
 static bool set_key(enum key key, char *value, struct suspend_option *option, char *error, size_t size)
 {
@@ -165,6 +167,12 @@ static bool set_key(enum key key, char *value, struct suspend_option *option, ch
             return refuse(error, size, "io_uring", given, "are deny, allow");
         option->io_uring = found == 1;
         return true;
+    case KEY_STEPS:
+        found = index_of(value, steps_names, STEPS);
+        if (found < 0)
+            return refuse(error, size, "steps", given, "are slurm, local");
+        option->steps = (enum suspend_steps)found;
+        return true;
     case KEYS:
         break;
     }
@@ -180,7 +188,8 @@ static bool parse_pair(char *item, unsigned *given, struct suspend_option *optio
         *equals = '\0';
     key = index_of(item, key_names, KEYS);
     if (key < 0)
-        return refuse(error, size, "unknown key", item, "are util=, mode=, wake=, when=, signal=, io_uring= after WINDOW");
+        return refuse(error, size, "unknown key", item,
+                      "are util=, mode=, wake=, when=, signal=, io_uring=, steps= after WINDOW");
     if (equals == NULL || equals[1] == '\0') {
         snprintf(error, size, "%s has no value: write %s=VALUE", key_names[key], key_names[key]);
         return false;
@@ -265,4 +274,7 @@ void option_format(const struct suspend_option *option, char *text, size_t size)
     used = strlen(text);
     if (option->signal[0] != '\0')
         snprintf(text + used, size - used, ",signal=%s@%" PRIu32, option->signal, option->before_s);
+    used = strlen(text);
+    if (option->steps != STEPS_SLURM) /* an agent of an earlier version does not know the key */
+        snprintf(text + used, size - used, ",steps=%s", steps_names[option->steps]);
 }

@@ -17,12 +17,14 @@
 
 enum suspend_mode { MODE_REQUEUE, MODE_INPLACE, MODES };
 enum suspend_when { WHEN_PRESSURE, WHEN_ALWAYS, WHENS };
+enum suspend_steps { STEPS_SLURM, STEPS_LOCAL, STEPS };
 
 struct suspend_option {
     uint32_t window_s;
     uint32_t util_centi; /* hundredths of a percent */
     enum suspend_mode mode;
     enum suspend_when when;
+    enum suspend_steps steps; /* srun in the script: Slurm's, or the launcher */
     char wake[32];     /* "auto", "hold", or a time in the format of scontrol */
     char signal[12];   /* name without SIG; empty: none */
     uint32_t before_s; /* time from the signal to the suspension */
@@ -47,7 +49,7 @@ bool option_parse(const char *text, const struct suspend_option *defaults, struc
 /* False: OPTION exceeds a limit of the site; ERROR has it. */
 bool option_check(const struct suspend_option *option, const struct option_limits *limits, char *error, size_t size);
 
-/* "window=900,util=0,mode=requeue,wake=auto,when=pressure[,signal=USR1@10]". SIZE is at least OPTION_TEXT_BYTES. */
+/* "window=900,util=0,mode=requeue,wake=auto,when=pressure[,signal=USR1@10][,steps=local]". SIZE is at least OPTION_TEXT_BYTES. */
 void option_format(const struct suspend_option *option, char *text, size_t size);
 
 /* Index of TEXT among the mode names, -1: none. */

@@ -38,6 +38,8 @@ SPANK_PLUGIN(slurm_affinode, 1)
 #pragma GCC visibility pop
 
 #define NUMBER_BYTES 12
+#define PATH_VARIABLE_BYTES 16384
+#define REAL_SRUN "SLURM_AFFINODE_SRUN"
 
 #define STORES_MS 3000
 #define REQUEUE_RETRY_S 10
@@ -130,7 +132,9 @@ static struct spank_option the_option = {
              "util=PCT: GPU utilization up to PCT is idle (0). mode=requeue|inplace: give the GPUs back (default), or "
              "move GPU memory to host memory and keep them. wake=auto|hold|TIME: when to resume. when=pressure|always: "
              "only if a pending job could use the GPUs (default), or at once. signal=NAME@SECONDS: send the job a signal "
-             "first. io_uring=allow: do not deny io_uring, with which a job cannot be checkpointed. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch jobs; slurm-affinode status JOBID "
+             "first. io_uring=allow: do not deny io_uring, with which a job cannot be checkpointed. "
+             "steps=slurm|local: run srun steps of the script under Slurm (default), or below the script, so that they can "
+             "be suspended. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch jobs; slurm-affinode status JOBID "
              "shows more.",
     .has_arg = 2,
     .val = 0,
@@ -361,6 +365,42 @@ static int prepend_shepherd(const struct plugin_state *state, spank_t spank)
     return (int)spank_prepend_task_argv(spank, SHEPHERD_ARGUMENTS, arguments);
 }
 
+/* Finds the first srun in PATH that is not LAUNCHER. */
+static bool find_srun(const char *path, const char *launcher, char *srun, size_t size)
+{
+    for (const char *directory = path; *directory != '\0';) {
+        size_t length = strcspn(directory, ":");
+
+        if (length > 0 && snprintf(srun, size, "%.*s/srun", (int)length, directory) < (int)size &&
+            strcmp(srun, launcher) != 0 && access(srun, X_OK) == 0)
+            return true;
+        directory += length;
+        directory += *directory == ':';
+    }
+    return false;
+}
+
+/* steps=local: the script finds the launcher as srun, and the launcher finds Slurm's in a variable. */
+static void prepend_launcher(const struct plugin_state *state, spank_t spank)
+{
+    const char *launcher = state->settings.srun;
+    int length = (int)(strrchr(launcher, '/') - launcher);
+    char path[PATH_VARIABLE_BYTES];
+    char made[PATH_VARIABLE_BYTES];
+    char srun[PATH_VARIABLE_BYTES];
+
+    if (state->option.steps != STEPS_LOCAL)
+        return;
+    if (access(launcher, X_OK) != 0 || spank_getenv(spank, "PATH", path, sizeof(path)) != ESPANK_SUCCESS ||
+        snprintf(made, sizeof(made), "%.*s:%s", length, launcher, path) >= (int)sizeof(made) ||
+        spank_setenv(spank, "PATH", made, 1) != ESPANK_SUCCESS) {
+        slurm_error("--" OPTION_NAME ": steps=local has no effect: %s cannot be run, or PATH is missing or too long", launcher);
+        return;
+    }
+    if (find_srun(path, launcher, srun, sizeof(srun)))
+        spank_setenv(spank, REAL_SRUN, srun, 1);
+}
+
 /* Requeues and holds a job with an image that cannot be restored here for lack of a shepherd: a start from the beginning
  * would lose its work. Does not return then: the task waits until Slurm ends it. */
 static void requeue_held(const struct plugin_state *state, spank_t spank)
@@ -411,6 +451,7 @@ static int remote_task_init(struct plugin_state *state, spank_t spank)
         slurm_error("--" OPTION_NAME " has no effect: the shepherd cannot be started");
         return ESPANK_SUCCESS;
     }
+    prepend_launcher(state, spank);
     fcntl(state->keeper_fd, F_SETFD, 0);
     return ESPANK_SUCCESS;
 }

@@ -9,6 +9,9 @@
 #ifndef SHEPHERD
 #define SHEPHERD "/usr/local/libexec/slurm-affinode-shepherd"
 #endif
+#ifndef LAUNCHER
+#define LAUNCHER "/usr/local/libexec/slurm-affinode-steps/srun"
+#endif
 #define SOCKET "/run/slurm-affinode/shepherd.sock"
 #define LONGEST_SOCKET 107 /* sun_path without the final NUL */
 
@@ -97,6 +100,17 @@ static bool set_path(const char **path, const char *value, size_t longest, char 
     return true;
 }
 
+/* The script calls it as srun. */
+static bool set_launcher(const char **path, const char *value, char *error, size_t size)
+{
+    const char *slash = strrchr(value, '/');
+
+    if (slash != NULL && slash != value && strcmp(slash, "/srun") == 0)
+        return set_path(path, value, 4000, error, size);
+    snprintf(error, size, "not the path of a program named srun");
+    return false;
+}
+
 static bool set_one(struct settings *settings, const char *key, const char *value, char *error, size_t size)
 {
     if (strcmp(key, "default") == 0)
@@ -111,6 +125,8 @@ static bool set_one(struct settings *settings, const char *key, const char *valu
         return set_partitions(settings, value, error, size);
     if (strcmp(key, "shepherd") == 0)
         return set_path(&settings->shepherd, value, 4000, error, size);
+    if (strcmp(key, "srun") == 0)
+        return set_launcher(&settings->srun, value, error, size);
     if (strcmp(key, "scontrol") == 0)
         return set_path(&settings->scontrol, value, 4000, error, size);
     if (strcmp(key, "socket") == 0)
@@ -128,7 +144,7 @@ static bool set_one(struct settings *settings, const char *key, const char *valu
         return true;
     }
     snprintf(error, size, "unknown; known are default, min_window, max_window, modes, partitions, store, shepherd, socket, "
-                          "scontrol, agent_wait");
+                          "scontrol, srun, agent_wait");
     return false;
 }
 
@@ -142,6 +158,7 @@ void settings_read(struct settings *settings, int argc, char **argv, settings_co
     *settings = (struct settings){.defaults = option_builtin,
                                   .limits = option_builtin_limits,
                                   .shepherd = SHEPHERD,
+                                  .srun = LAUNCHER,
                                   .socket = SOCKET,
                                   .agent_wait_s = 300};
     for (int i = 0; i < argc; i++) {

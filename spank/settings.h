@@ -16,6 +16,7 @@ struct settings {
     const char *stores[SETTINGS_STORES];     /* store=, may be repeated */
     int store_count;
     const char *shepherd;                    /* shepherd= */
+    const char *srun;                        /* srun=: the launcher of local steps */
     const char *socket;                      /* socket= */
     const char *scontrol;                    /* scontrol= */
     uint32_t agent_wait_s;                   /* agent_wait= */

@@ -88,6 +88,15 @@ class Pressure(StrEnum):
     ALWAYS = "always"
 
 
+class Steps(StrEnum):
+    """The program that the batch script runs as ``srun``."""
+
+    SLURM = "slurm"
+    """Slurm's: the job cannot be suspended while a step runs."""
+    LOCAL = "local"
+    """The launcher (``spank/srun.py``), whose steps belong to the script's process tree."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """The signal sent to a job before it is suspended."""
@@ -109,6 +118,7 @@ class SuspendOption:
     """``auto``, ``hold``, or a time in a format of ``scontrol update StartTime=``."""
     when: Pressure = Pressure.PRESSURE
     signal: Notice | None = None
+    steps: Steps = Steps.SLURM
 
     @classmethod
     def parse(cls, text: str) -> SuspendOption:
@@ -129,11 +139,12 @@ class SuspendOption:
             wake = _matched(_WAKE, "wake", given.get("wake", "auto"))[0]
             mode, when = Mode(given.get("mode", "requeue")), Pressure(given.get("when", "pressure"))
             notice = _notice(given["signal"]) if "signal" in given else None
+            steps = Steps(given.get("steps", "slurm"))
         except ValueError as error:
             raise ValueError(f"suspend option {text!r:.200}: {error}") from None
         if not 0 < window_s <= _LONGEST_WINDOW_S or not 0 <= util_pct <= 100:
             raise ValueError(f"suspend option {text!r:.200}: needs window from 1 s to 366 days and util from 0 to 100")
-        return cls(window_s, util_pct, mode, wake, when, notice)
+        return cls(window_s, util_pct, mode, wake, when, notice, steps)
 
     def __str__(self) -> str:
         """Return the format that ``parse`` reads."""
@@ -146,10 +157,12 @@ class SuspendOption:
         ]
         if self.signal is not None:
             parts.append(f"signal={self.signal.name}@{self.signal.before_s}")
+        if self.steps is not Steps.SLURM:
+            parts.append(f"steps={self.steps}")
         return ",".join(parts)
 
 
-_KEYS = ("window", "util", "mode", "wake", "when", "signal")
+_KEYS = ("window", "util", "mode", "wake", "when", "signal", "steps")
 
 
 def _notice(text: str) -> Notice:

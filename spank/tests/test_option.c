@@ -39,12 +39,15 @@ static const struct {
     {"15m,signal=USR1@60", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=USR1@60"},
     {"15m,io_uring=allow", "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
     {"15m,signal=SIGTERM@0", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=TERM@0"},
+    {"15m,steps=slurm", "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
+    {"15m,steps=local", "window=900,util=0,mode=requeue,wake=auto,when=pressure,steps=local"},
+    {"15m,steps=local,signal=USR1@60", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=USR1@60,steps=local"},
     {"1h,when=always,signal=USR2@5,util=1,wake=auto,mode=requeue",
      "window=3600,util=1,mode=requeue,wake=auto,when=always,signal=USR2@5"},
 };
 
 static const char windows[] = ": allowed 90s, 15m, 2h, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]";
-static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal=, io_uring= after WINDOW";
+static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal=, io_uring=, steps= after WINDOW";
 static const char wakes[] = ": allowed are auto, hold, or a time: 2h, now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, "
                             "midnight, noon, tomorrow";
 static const char percentages[] = ": allowed is a percentage from 0 to 100, such as 5 or 2.5";
@@ -95,6 +98,8 @@ static const struct {
     {"15m,mode=stop", "mode 'stop': allowed are requeue, inplace", ""},
     {"15m,io_uring=no", "io_uring 'no': allowed are deny, allow", ""},
     {"15m,when=never", "when 'never': allowed are pressure, always", ""},
+    {"15m,steps=remote", "steps 'remote': allowed are slurm, local", ""},
+    {"15m,steps", "steps has no value: write steps=VALUE", ""},
     {"15m,wake=soon", "wake 'soon'", wakes},
     {"15m,wake=25:00", "wake '25:00'", wakes},
     {"15m,wake=2030-13-01", "wake '2030-13-01'", wakes},
@@ -160,6 +165,9 @@ static void site_defaults_apply(void)
     CHECK_TEXT(text, "window=300,util=1,mode=requeue,wake=auto,when=always");
     CHECK(option_parse(NULL, &site, &option, error, sizeof(error)));
     CHECK(option.window_s == 1800);
+    CHECK(option_parse("30m,steps=local", &option_builtin, &site, error, sizeof(error)));
+    CHECK(option_parse("5m", &site, &option, error, sizeof(error)) && option.steps == STEPS_LOCAL);
+    CHECK(option_parse("5m,steps=slurm", &site, &option, error, sizeof(error)) && option.steps == STEPS_SLURM);
 }
 
 static void site_limits_are_reported(void)
@@ -198,7 +206,7 @@ static void random_values_are_safe(void)
     static const char *const pieces[] = {"15m",    ",",       "=",        "util",   "util=5", "mode=",  "requeue", "inplace", "wake=",
                                          "auto",   "hold",    "when=",    "always", "signal", "USR1@6", "-",       ":",       "0",
                                          "9",      "1",       "now+",     "T",      "%",      ".",      "\x01",    "\xff",    " ",
-                                         "s",      "m",       "h",        "d",      "@",      "2030-1", "12:30",   "1-2:3",   "99999999999"};
+                                         "steps=local", "m",  "h",        "d",      "@",      "2030-1", "12:30",   "1-2:3",   "99999999999"};
     unsigned state = 1;
     unsigned accepted = 0;
 

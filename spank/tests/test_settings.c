@@ -44,7 +44,8 @@ static void every_argument_is_applied(void)
 {
     const char *words[] = {"default=20m,util=2", "min_window=5m",     "max_window=1-0",        "modes=requeue",
                            "partitions=gpu,big", "partitions=extra",  "store=/a",              "store=/b",
-                           "shepherd=/s",        "socket=/run/x.sock", "scontrol=/bin/scontrol", "agent_wait=90s"};
+                           "shepherd=/s",        "socket=/run/x.sock", "scontrol=/bin/scontrol", "agent_wait=90s",
+                           "srun=/opt/x/srun"};
     struct settings settings;
     char list[64];
 
@@ -60,6 +61,7 @@ static void every_argument_is_applied(void)
     CHECK(settings.store_count == 2);
     CHECK_TEXT(settings.stores[1], "/b");
     CHECK_TEXT(settings.shepherd, "/s");
+    CHECK_TEXT(settings.srun, "/opt/x/srun");
     CHECK_TEXT(settings.scontrol, "/bin/scontrol");
     CHECK(settings.agent_wait_s == 90);
 }
@@ -67,7 +69,8 @@ static void every_argument_is_applied(void)
 static void invalid_argument_is_reported_and_ignored(void)
 {
     const char *words[] = {"nonsense",   "min_window=soon", "modes=requeue,fly", "store=relative",
-                           "colour=red", "default=5m,x=1",  "=",                 "agent_wait=30"};
+                           "colour=red", "default=5m,x=1",  "=",                 "agent_wait=30",
+                           "srun=/opt/x/launcher"};
     struct settings settings;
 
     read_words(&settings, sizeof(words) / sizeof(*words), words);
@@ -76,6 +79,7 @@ static void invalid_argument_is_reported_and_ignored(void)
     CHECK(strstr(complaints, "'modes=requeue,fly' is left out: allowed are requeue, inplace") != NULL);
     CHECK(strstr(complaints, "'store=relative' is left out: not an absolute path") != NULL);
     CHECK(strstr(complaints, "'colour=red' is left out: unknown; known are default") != NULL);
+    CHECK(strstr(complaints, "'srun=/opt/x/launcher' is left out: not the path of a program named srun") != NULL);
     CHECK(strstr(complaints, "'default=5m,x=1' is left out: unknown key 'x'") != NULL);
     CHECK(settings.agent_wait_s == 1800 && settings.limits.min_window_s == 60 && settings.defaults.window_s == 900);
     CHECK(settings.limits.modes == (1U << MODES) - 1U && settings.store_count == 0);

@@ -85,9 +85,11 @@ class _Option(ctypes.Structure):
         ("util_centi", ctypes.c_uint32),
         ("mode", ctypes.c_int),
         ("when", ctypes.c_int),
+        ("steps", ctypes.c_int),
         ("wake", ctypes.c_char * 32),
         ("signal", ctypes.c_char * 12),
         ("before_s", ctypes.c_uint32),
+        ("io_uring", ctypes.c_bool),
     )
 
 
@@ -100,6 +102,7 @@ _SEEDS = (
     b"5,wake=2024-02-29",
     b"1d,util=33.33%",
     b"60s,wake=teatime,signal=SIGPWR@0",
+    b"1h,steps=local,when=always",
 )
 _WORDS = (
     b"now+",
@@ -107,6 +110,7 @@ _WORDS = (
     b"wake=",
     b"util=",
     b"signal=",
+    b"steps=",
     b"SIG",
     b"@",
     b"T24:00",
@@ -152,7 +156,15 @@ def _parity() -> Iterator[Check]:
             text = formatted.value.decode("ascii")
             found = SuspendOption.parse(text)
             signal = None if found.signal is None else (found.signal.name, found.signal.before_s)
-            mine = (found.window_s, round(found.util_pct * 100), found.mode.value, found.when.value, found.wake, signal)
+            mine = (
+                found.window_s,
+                round(found.util_pct * 100),
+                found.mode.value,
+                found.when.value,
+                found.wake,
+                signal,
+                found.steps.value,
+            )
             its = (
                 option.window_s,
                 option.util_centi,
@@ -160,6 +172,7 @@ def _parity() -> Iterator[Check]:
                 ("pressure", "always")[option.when],
                 option.wake.decode(),
                 (option.signal.decode(), option.before_s) if option.signal else None,
+                ("slurm", "local")[option.steps],
             )
             if mine != its:
                 raise Wrong(f"{text}: {mine} is not {its}")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import JobKey, LiveRun, Mode, Notice, Pressure, SuspendOption
+from slurm_affinode.model.suspension import JobKey, LiveRun, Mode, Notice, Pressure, Steps, SuspendOption
 
 OPTIONS = st.builds(
     SuspendOption,
@@ -21,6 +21,7 @@ OPTIONS = st.builds(
     wake=st.sampled_from(["auto", "hold", "2026-11-21T08:00:00", "now+2hours"]),
     when=st.sampled_from(Pressure),
     signal=st.none() | st.builds(Notice, st.sampled_from(["USR1", "TERM"]), st.integers(0, 600)),
+    steps=st.sampled_from(Steps),
 )
 
 
@@ -36,9 +37,18 @@ def test_missing_keys_have_defaults() -> None:
     assert SuspendOption.parse("signal=SIGusr1@10").signal == Notice("USR1", 10)
 
 
+def test_option_of_an_earlier_version_is_readable() -> None:
+    """The key of steps is written only where it is not the default, so that earlier agents read it, too."""
+    text = "window=900,util=0,mode=requeue,wake=auto,when=pressure"
+    assert SuspendOption.parse(text).steps is Steps.SLURM
+    assert str(SuspendOption.parse(text)) == text
+    assert str(SuspendOption.parse(f"{text},steps=local")) == f"{text},steps=local"
+
+
 @pytest.mark.parametrize(
     "text",
     [
+        "steps=mine",
         "window",
         "window=",
         "window=0",
