@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -25,14 +27,12 @@ from slurm_affinode.cli.options import (
     When,
     clock,
     config_options,
-    intake_options,
     json_option,
     print_json,
     print_table,
     progress,
     prometheus_options,
     warn,
-    warn_of_problems,
     zone,
 )
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, Upserted
@@ -51,10 +51,82 @@ from slurm_affinode.slurm.accounting.allocations import RecordedAllocations
 from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.accounting.schema import Accounting
 
+F = TypeVar("F", bound=Callable[..., Any])
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def store_unless(dry_run: bool, config: Config) -> AbstractContextManager[Repository | None]:
-    """Open the configured database, and create it if necessary; ``None`` in a dry run."""
-    return nullcontext() if dry_run else Repository.open(config.db_url)
+
+@dataclass(frozen=True, slots=True)
+class IngestRun:
+    """The options of all ``ingest`` commands."""
+
+    config: Config
+    dry_run: bool
+    shown: int
+    """Problems printed for each input."""
+    as_json: bool
+
+    def store(self) -> AbstractContextManager[Repository | None]:
+        """Open the configured database, and create it if necessary; ``None`` in a dry run."""
+        return nullcontext() if self.dry_run else Repository.open(self.config.db_url)
+
+    def zone(self, timezone: str | None) -> str:
+        """Return the zone of times without an offset: ``--timezone``, else the configured or local one."""
+        return times.zone_name(timezone or self.config.cluster.timezone)
+
+    def warn_of_problems(self, source: str, lines: Iterable[str], count: int) -> None:
+        """Print the first problems of an input, and the number of the ``count`` that are omitted."""
+        for line in islice(lines, self.shown):
+            warn(line)
+            count -= 1
+        if count > 0:
+            warn(f"{source}: {count:,} more problems (--problems N prints more)")
+
+    def say_dry(self) -> None:
+        """Print that nothing was stored, in a dry run."""
+        if self.dry_run:
+            click.echo("dry run: nothing was stored")
+
+
+def ingest_options(*own: Option, connection: Sequence[Option] = ()) -> Callable[[F], F]:
+    """Add the options of all ``ingest`` commands; the command receives them in ``run: IngestRun``.
+
+    ``own``: options that are listed before ``--json``; ``connection``: options that are added below ``config_options``.
+    """
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def wrapper(*, config: Config, dry_run: bool, shown: int, as_json: bool, **kwargs: Any) -> Any:
+            return function(run=IngestRun(config, dry_run, shown, as_json), **kwargs)
+
+        decorated: Callable[..., Any] = wrapper
+        for option in reversed((*_SHARED, *own, json_option, config_options, *connection)):
+            decorated = option(decorated)
+        return decorated  # type: ignore[return-value]
+
+    return decorate
+
+
+_SHARED: tuple[Option, ...] = (
+    click.option("--dry-run", is_flag=True, help="Read and report, store nothing"),
+    click.option(
+        "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
+        help="Print at most N problems per input",
+    ),
+)  # fmt: skip
+
+
+def _cluster(text: str) -> Option:
+    return click.option("--cluster", metavar="NAME", help=text)
+
+
+def _timezone(which: str) -> Option:
+    return click.option(
+        "--timezone", metavar="ZONE", help=f"Set the IANA zone of times {which} [default: configuration, local]"
+    )
+
+
+def _strict(unit: str) -> Option:
+    return click.option("--strict", is_flag=True, help=f"Reject {unit}")
 
 
 _ALLOCATIONS_EPILOG = """\b
@@ -73,34 +145,27 @@ A GPU is a UUID, a PCI address, or an index on its node. Examples:
 
 @command(epilog=_ALLOCATIONS_EPILOG)
 @click.argument("files", nargs=-1, required=True, metavar="FILE|-...", type=click.Path(path_type=Path, allow_dash=True))
-@click.option("--cluster", metavar="NAME", help="Assign records without a cluster to NAME [default: configuration]")
-@click.option(
-    "--timezone", metavar="ZONE", help="Set the IANA zone of times without an offset [default: configuration, local]"
-)
-@click.option("--strict", is_flag=True, help="Reject an input at its first bad record")
-@intake_options
-@json_option
-@config_options
+@_cluster("Assign records without a cluster to NAME [default: configuration]")
+@_timezone("without an offset")
+@_strict("an input at its first bad record")
+@ingest_options()
 def ingest_allocations(
     *,
     files: tuple[Path, ...],
     cluster: str | None,
     timezone: str | None,
     strict: bool,
-    dry_run: bool,
-    shown: int,
-    as_json: bool,
-    config: Config,
+    run: IngestRun,
 ) -> int:
     """Ingest the GPUs of jobs, for GPU metrics without job labels.
 
     Ingesting the same input twice is a no-op. Job IDs are raw IDs (SLURM_JOB_ID), also for array tasks.
     """
-    zone = times.zone_name(timezone or config.cluster.timezone)
+    zone = run.zone(timezone)
     results: list[tuple[str, RecordedAllocations, Counts | None]] = []
-    with store_unless(dry_run, config) as repository:
+    with run.store() as repository:
         known = () if repository is None else repository.counts().clusters
-        name = cluster or config.cluster.name or (known[0] if len(known) == 1 else UNNAMED_CLUSTER)
+        name = cluster or run.config.cluster.name or (known[0] if len(known) == 1 else UNNAMED_CLUSTER)
         for path in files:
             started = datetime.now(UTC)
             data = _content(path)
@@ -113,7 +178,7 @@ def ingest_allocations(
                 )
             counts = None if repository is None else _store_allocations(repository, str(path), data, found, started)
             results.append((str(path), found, counts))
-    _report_allocations(results, shown, as_json=as_json, dry_run=dry_run)
+    _report_allocations(results, run)
     return 0
 
 
@@ -153,9 +218,7 @@ def _store_allocations(
     return counts
 
 
-def _report_allocations(
-    results: list[tuple[str, RecordedAllocations, Counts | None]], shown: int, *, as_json: bool, dry_run: bool
-) -> None:
+def _report_allocations(results: list[tuple[str, RecordedAllocations, Counts | None]], run: IngestRun) -> None:
     columns = ("source", "records", "jobs", "gpus", "new", "unchanged", "bad records")
     rows = [
         (
@@ -169,7 +232,7 @@ def _report_allocations(
         )
         for source, found, counts in results
     ]
-    if as_json:
+    if run.as_json:
         keys = [name.replace(" ", "_") for name in columns]
         sources = [
             {
@@ -179,18 +242,17 @@ def _report_allocations(
             }
             for row, (_, found, _) in zip(rows, results, strict=True)
         ]
-        print_json({"dry_run": dry_run, "sources": sources})
+        print_json({"dry_run": run.dry_run, "sources": sources})
         return
     for source, found, _ in results:
         lines = (f"{source}:{problem.line}: {problem}" for problem in found.problems)
-        warn_of_problems(source, lines, len(found.problems), shown)
+        run.warn_of_problems(source, lines, len(found.problems))
         for note in found.notes:
             warn(f"{source}: {note}")
     cells = [["-" if value is None else value if index == 0 else f"{value:,}" for index, value in enumerate(row)]
              for row in rows]  # fmt: skip
     print_table(columns, cells, right=columns[1:])
-    if dry_run:
-        click.echo("dry run: nothing was stored")
+    run.say_dry()
 
 
 _GPU_EPILOG = """\b
@@ -223,29 +285,24 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 @click.option(
     "--format", "format_", type=click.Choice(FORMATS), help="Set the format of every file [default: by content]"
 )
-@click.option(
-    "--cluster", metavar="NAME", help="Set the cluster of every sample [default: from the file, else configuration]"
-)
+@_cluster("Set the cluster of every sample [default: from the file, else configuration]")
 @click.option("--node", metavar="NAME", help="Set the node of samples without one [default: file or directory name]")
-@click.option(
-    "--timezone", metavar="ZONE", help="Set the IANA zone of times without one [default: configuration, local]"
-)
+@_timezone("without one")
 @click.option("--start", metavar="TIME", help="Set the time of the first sample in files without times")
 @click.option(
     "--interval", type=Span(), metavar="SPAN", help="Set the sampling interval in files without times, such as 30s"
 )
 @click.option("--fields", metavar="LIST", help="Set the columns of a table without a header (list of --query-gpu)")
-@click.option("--strict", is_flag=True, help="Reject a file at its first bad line")
+@_strict("a file at its first bad line")
 @click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
-@intake_options
-@click.option(
-    "--since", type=When(), metavar="TIME",
-    help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
+@ingest_options(
+    click.option(
+        "--since", type=When(), metavar="TIME",
+        help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
+    ),
+    click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME"),
+    connection=(prometheus_options,),
 )  # fmt: skip
-@click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME")
-@json_option
-@config_options
-@prometheus_options
 def ingest_gpu(
     *,
     paths: tuple[str, ...],
@@ -258,13 +315,10 @@ def ingest_gpu(
     fields: str | None,
     strict: bool,
     again: bool,
-    dry_run: bool,
-    shown: int,
     since: datetime | None,
     until: datetime,
-    as_json: bool,
-    config: Config,
     asked: bool,
+    run: IngestRun,
 ) -> int:
     """Ingest GPU metrics from files, directories, globs, standard input (-) or a Prometheus server.
 
@@ -274,7 +328,7 @@ def ingest_gpu(
     """
     if paths and (asked or since is not None):
         raise click.UsageError("files and Prometheus are read one after the other: give PATH... or --prometheus URL")
-    if not paths and config.prometheus.url is None:
+    if not paths and run.config.prometheus.url is None:
         raise click.UsageError("nothing to read: give PATH... or --prometheus URL")
     if not paths:
         of_files = {"--format": format_, "--timezone": timezone, "--start": start, "--interval": interval,
@@ -283,37 +337,36 @@ def ingest_gpu(
             if value:
                 raise click.UsageError(f"{name} is for files, not for Prometheus")
     options = ingest.read_options(
-        config, cluster=cluster, node=node, zone=timezone, start=start, interval_s=interval,
+        run.config, cluster=cluster, node=node, zone=timezone, start=start, interval_s=interval,
         fields=[name for name in (fields or "").split(",") if name.strip()], strict=strict,
     )  # fmt: skip
     if not paths:
-        return _from_prometheus(config, options, since, until, dry_run=dry_run, shown=shown, as_json=as_json)
-    with store_unless(dry_run, config) as repository, _with_stdin(paths) as given:
+        return _from_prometheus(run, options, since, until)
+    with run.store() as repository, _with_stdin(paths) as given:
         total = sum(inputs.size(path) for path in inputs.expand(given)[0])
-        with progress("reading", total=total, quiet=as_json, of_bytes=True) as advance:
+        with progress("reading", total=total, quiet=run.as_json, of_bytes=True) as advance:
             summary = ingest.ingest_gpu_samples(
-                config, repository, given, options, format=format_, again=again, dry_run=dry_run, advance=advance
+                run.config, repository, given, options, format=format_, again=again, dry_run=run.dry_run,
+                advance=advance,
             )  # fmt: skip
-    _report_gpu(summary, shown, as_json=as_json)
+    _report_gpu(summary, run)
     return 2 if summary.failed else 0
 
 
-def _from_prometheus(
-    config: Config, options: ReadOptions, since: datetime | None, until: datetime, *, dry_run: bool, shown: int,
-    as_json: bool,
-) -> int:  # fmt: skip
-    settings = config.prometheus
+def _from_prometheus(run: IngestRun, options: ReadOptions, since: datetime | None, until: datetime) -> int:
+    settings = run.config.prometheus
     server = Server.of(settings)
     if server.exposed:
         warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
-    with store_unless(dry_run, config) as repository:
+    with run.store() as repository:
         begin = since or ingest.next_since(repository, settings, options, datetime.now(UTC))
         whole = round((until - begin).total_seconds() * 1000)
-        with progress("reading", total=max(0, whole), quiet=as_json, of_time=True) as advance:
+        with progress("reading", total=max(0, whole), quiet=run.as_json, of_time=True) as advance:
             outcome = ingest.ingest_prometheus(
-                config, repository, begin, until, options, dry_run=dry_run, advance=advance, client=Client(server)
-            )
-    _report_gpu(outcome.summary, shown, as_json=as_json, failure=outcome.failure)
+                run.config, repository, begin, until, options, dry_run=run.dry_run, advance=advance,
+                client=Client(server),
+            )  # fmt: skip
+    _report_gpu(outcome.summary, run, failure=outcome.failure)
     if outcome.failure is None:
         return 0
     warn(f"slurm-affinode: {outcome.failure}")
@@ -336,21 +389,18 @@ def _with_stdin(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [str(held) if path == "-" else path for path in paths]
 
 
-def _report_gpu(
-    summary: IngestSummary, shown: int, *, as_json: bool, failure: AffinodeError | None = None
-) -> None:  # fmt: skip
-    if as_json:
+def _report_gpu(summary: IngestSummary, run: IngestRun, *, failure: AffinodeError | None = None) -> None:
+    if run.as_json:
         print_json({**_gpu_as_json(summary), "error": None if failure is None else str(failure)})
         return
     for one in summary.files:
-        _print_gpu_problems(one, shown)
+        _print_gpu_problems(one, run)
     if summary.first is not None:
         for name, text in _rows(summary):
             click.echo(printable(f"{name:<11} {text}"))
     elif not summary.failed:
         click.echo(f"nothing new: {len(summary.files):,} files were ingested before and are unchanged")
-    if summary.dry_run:
-        click.echo("dry run: nothing was stored")
+    run.say_dry()
 
 
 def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
@@ -386,14 +436,14 @@ def _unknown(summary: IngestSummary) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
 
-def _print_gpu_problems(one: FileOutcome, shown: int) -> None:
+def _print_gpu_problems(one: FileOutcome, run: IngestRun) -> None:
     if one.error is not None:
         warn(f"slurm-affinode: {one.error}")
         if one.hint:
             warn(f"  {one.hint}")
         return
     lines = (f"{one.path}{'' if p.line is None else f':{p.line}'}: {p.reason}" for p in one.problems)
-    warn_of_problems(one.path, lines, one.problem_count, shown)
+    run.warn_of_problems(one.path, lines, one.problem_count)
     for what, count in one.decisions:
         warn(f"{one.path}: {count:,} {what}")
 
@@ -464,23 +514,14 @@ class Intake:
 @click.argument("files", nargs=-1, metavar="[FILE|-]...", type=click.Path(path_type=Path, allow_dash=True))
 @click.option("--since", type=When(), metavar="TIME", help="Query sacct from TIME [default: end of the last run]")
 @click.option("--until", type=When(), metavar="TIME", help="Query sacct until TIME [default: now]")
-@click.option(
-    "--cluster", metavar="NAME",
-    help="Assign records without a cluster to NAME; without FILE, query this cluster [default: " "configuration]",
-)  # fmt: skip
+@_cluster("Assign records without a cluster to NAME; without FILE, query this cluster [default: configuration]")
 @click.option("--all-clusters", is_flag=True, help="Query every cluster of the accounting database (without FILE)")
-@click.option(
-    "--timezone",
-    metavar="ZONE",
-    help="Set the IANA zone of times without an offset in FILE [default: configuration, local]",
-)
+@_timezone("without an offset in FILE")
 @click.option(
     "--delimiter", metavar="TEXT", help="Set the delimiter of FILE, such as '\\t' or '\\x1f' [default: detected]"
 )
-@click.option("--strict", is_flag=True, help="Reject an input at its first bad record")
-@intake_options
-@json_option
-@config_options
+@_strict("an input at its first bad record")
+@ingest_options()
 def ingest_sacct(
     *,
     files: tuple[Path, ...],
@@ -491,10 +532,7 @@ def ingest_sacct(
     timezone: str | None,
     delimiter: str | None,
     strict: bool,
-    dry_run: bool,
-    shown: int,
-    as_json: bool,
-    config: Config,
+    run: IngestRun,
 ) -> int:
     """Ingest accounting: output of sacct -P or sacct --json, or run sacct.
 
@@ -506,26 +544,26 @@ def ingest_sacct(
     if not files and (timezone or delimiter):
         raise click.UsageError("--timezone and --delimiter are about FILE: which file?")
     how = SacctReading(
-        cluster=cluster or config.cluster.name_or_default,
-        zone=times.zone_name(timezone or config.cluster.timezone) if files else "UTC",
+        cluster=cluster or run.config.cluster.name_or_default,
+        zone=run.zone(timezone) if files else "UTC",
         delimiter=_unescape(delimiter),
         strict=strict,
     )
     done: list[Intake] = []
     failed: list[AffinodeError] = []
-    with store_unless(dry_run, config) as repository:
+    with run.store() as repository:
         if files:
             for source in _sources(files):
                 try:
-                    done.append(_one(source, how, repository, quiet=as_json))
+                    done.append(_one(source, how, repository, quiet=run.as_json))
                 except InputError as error:
                     failed.append(error)
         else:
             asked = _run_sacct(
-                repository, how, since=since, until=until, config=config, cluster=cluster, all_clusters=all_clusters
+                repository, how, since=since, until=until, config=run.config, cluster=cluster, all_clusters=all_clusters
             )
             done.append(asked)
-    _report_sacct(done, shown, as_json=as_json, dry_run=dry_run)
+    _report_sacct(done, run)
     if len(failed) == 1:
         raise failed[0]
     for failure in failed:
@@ -622,19 +660,18 @@ def _fingerprint(content: Path | bytes) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _report_sacct(done: Sequence[Intake], shown: int, *, as_json: bool, dry_run: bool) -> None:
-    if as_json:
-        print_json({"dry_run": dry_run, "sources": [_as_json(one) for one in done]})
+def _report_sacct(done: Sequence[Intake], run: IngestRun) -> None:
+    if run.as_json:
+        print_json({"dry_run": run.dry_run, "sources": [_as_json(one) for one in done]})
         return
     for one in done:
-        _print_problems(one, shown)
+        _print_problems(one, run)
     if not done:
         return
     count = ("records", "job runs", "steps", "new", "updated", "unchanged", "bad records")
     rows = [[one.source, *(f"{value:,}" if value is not None else "-" for value in _figures(one))] for one in done]
     print_table(("source", *count), rows, right=count)
-    if dry_run:
-        click.echo("dry run: nothing was stored")
+    run.say_dry()
 
 
 def _figures(one: Intake) -> list[int | None]:
@@ -649,13 +686,13 @@ def _figures(one: Intake) -> list[int | None]:
     ]
 
 
-def _print_problems(one: Intake, shown: int) -> None:
+def _print_problems(one: Intake, run: IngestRun) -> None:
     accounting = one.accounting
     lines = (f"{_where(one, problem.line)}: {problem}" for problem in accounting.problems)
-    warn_of_problems(one.source, lines, len(accounting.problems), shown)
-    for decision in accounting.decisions[:shown]:
+    run.warn_of_problems(one.source, lines, len(accounting.problems))
+    for decision in accounting.decisions[: run.shown]:
         warn(f"{_where(one, decision.line)}: {decision}")
-    if (rest := len(accounting.decisions) - shown) > 0:
+    if (rest := len(accounting.decisions) - run.shown) > 0:
         warn(f"{one.source}: {rest:,} more times were decided in the same way")
     for note in accounting.notes:
         warn(f"{one.source}: {note}")
@@ -698,25 +735,23 @@ Examples:
 
 @command(epilog=_SUSPENSIONS_EPILOG)
 @click.argument("paths", nargs=-1, metavar="[DIR|FILE]...", type=click.Path(path_type=Path))
-@intake_options
-@json_option
-@config_options
-def ingest_suspensions(*, paths: tuple[Path, ...], dry_run: bool, shown: int, as_json: bool, config: Config) -> int:
+@ingest_options()
+def ingest_suspensions(*, paths: tuple[Path, ...], run: IngestRun) -> int:
     """Ingest the ledgers of suspended jobs, for the report's section on GPUs given back.
 
     Ingesting the same input twice is a no-op.
     """
-    chosen = paths or ((config.ledger_dir,) if config.ledger_dir is not None else ())
+    chosen = paths or ((run.config.ledger_dir,) if run.config.ledger_dir is not None else ())
     if not chosen:
         raise ConfigError("no ledger is named", hint="give its directory, or set [suspend] ledger or shared_store")
-    with store_unless(dry_run, config) as store:
+    with run.store() as store:
         results = [one for path in chosen for one in ingest.ingest_ledgers(store, path)]
-    _report_suspensions(results, shown, as_json=as_json)
+    _report_suspensions(results, run)
     return 0
 
 
-def _report_suspensions(results: list[LedgerIntake], shown: int, *, as_json: bool) -> None:
-    if as_json:
+def _report_suspensions(results: list[LedgerIntake], run: IngestRun) -> None:
+    if run.as_json:
         print_json(
             [
                 {
@@ -741,7 +776,7 @@ def _report_suspensions(results: list[LedgerIntake], shown: int, *, as_json: boo
         print_table(columns, rows, right=columns[1:])
     for one in results:
         lines = (f"{one.source}:{problem.line}: {problem.reason}" for problem in one.problems)
-        warn_of_problems(one.source, lines, len(one.problems), shown)
+        run.warn_of_problems(one.source, lines, len(one.problems))
 
 
 def _three(counts: Counts) -> tuple[int, int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import math
 import os
@@ -162,16 +161,6 @@ def slurm_options(function: F) -> F:
 json_option = click.option("--json", "as_json", is_flag=True, help="Output JSON")
 
 
-def intake_options(function: F) -> F:
-    """Add the options of all ``ingest`` commands: ``--dry-run``, and ``--problems`` (``shown``)."""
-    dry_run = click.option("--dry-run", is_flag=True, help="Read and report, store nothing")
-    problems = click.option(
-        "--problems", "shown", type=click.IntRange(0), default=10, show_default=True, metavar="N",
-        help="Print at most N problems per input",
-    )  # fmt: skip
-    return dry_run(problems(function))
-
-
 class When(click.ParamType[datetime]):
     """A time as users type it; the value is an aware UTC ``datetime``."""
 
@@ -293,15 +282,6 @@ def warn_if_exposed(path: Path | None) -> None:
     line = None if path is None else configuration.exposed(path)
     if line is not None:
         warn(f"slurm-affinode: {line}")
-
-
-def warn_of_problems(source: str, lines: Iterable[str], count: int, shown: int) -> None:
-    """Print the first ``shown`` problems of an input, and the number of the ``count`` that are omitted."""
-    for line in itertools.islice(lines, shown):
-        warn(line)
-        count -= 1
-    if count > 0:
-        warn(f"{source}: {count:,} more problems (--problems N prints more)")
 
 
 @contextlib.contextmanager
