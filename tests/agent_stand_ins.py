@@ -24,10 +24,11 @@ from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
-from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration, SuspendedJob
+from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.shared_state import SuspendedJob
 from slurm_affinode.suspension.shepherd import Reply, Restored
 
 NOW = datetime.now(UTC)

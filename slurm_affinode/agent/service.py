@@ -20,8 +20,9 @@ from slurm_affinode.base.text import one_line
 from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
-from slurm_affinode.suspension.interface import Orchestration, SuspendedJob
+from slurm_affinode.suspension.interface import Orchestration
 from slurm_affinode.suspension.registry import Registry, WatchedJob
+from slurm_affinode.suspension.shared_state import SuspendedJob
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Phase, SuspendOption
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.activity import name_of
-from slurm_affinode.suspension.interface import SuspendedJob
 from slurm_affinode.suspension.registry import WatchedJob
+from slurm_affinode.suspension.shared_state import SuspendedJob
 
 
 def watched(

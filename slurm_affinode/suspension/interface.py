@@ -19,6 +19,7 @@ from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
+from slurm_affinode.suspension.shared_state import SuspendedJob
 from slurm_affinode.suspension.shepherd import Hello, Reply
 
 LookAgain = Callable[[], str | None]
@@ -66,37 +67,6 @@ class Arrival:
     def init(self) -> Id:
         """The shepherd's identity; its namespaces are held (``pidfd.namespace``)."""
         return Id(self.init_pid, self.init_started)
-
-
-@dataclass(frozen=True, slots=True)
-class SuspendedJob:
-    """A suspended job with a checkpoint image, as shown by ``status``."""
-
-    key: JobKey
-    uid: int
-    node: str
-    """The node on which it was suspended."""
-    seq: int
-    since_epoch: float
-    image_bytes: int
-    gpu_bytes: int
-    gpus: int
-    where: str
-    """``shared``: any node can restore it; ``node``: only ``node`` can, so far."""
-    wake: str
-    """``auto``, ``hold``, or the time at which it wakes."""
-    why: str
-    failure: str | None = None
-    """The reason why its last restore failed."""
-    passed: str | None = None
-    """Tiers that did not accept its image, and why."""
-    shown: str | None = None
-    """The job ID shown to its owner if it differs from the raw ID: ``123_4``."""
-
-    @property
-    def called(self) -> str:
-        """The job ID shown to its owner."""
-        return self.shown or str(self.key.job_id)
 
 
 class Suspender(Protocol):

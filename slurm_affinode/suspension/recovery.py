@@ -17,7 +17,6 @@ from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, Wo
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import SuspendedJob
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -25,7 +24,7 @@ from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, Silent
 from slurm_affinode.suspension.rollback import Undo
-from slurm_affinode.suspension.shared_state import NO_NOTE, Note
+from slurm_affinode.suspension.shared_state import NO_NOTE, Note, SuspendedJob
 from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
 
 UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
@@ -41,15 +40,8 @@ def asleep(parts: Parts) -> list[SuspendedJob]:
         here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
         if not here and not note.given_up:
             continue
-        found.append(
-            SuspendedJob(
-                key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
-                image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
-                wake=note.wake if note.failure is None else "hold", why=note.why,
-                failure=UNKNOWN if note.key.name in unknown else note.problem,
-                passed=note.passed, shown=note.shown,
-            )
-        )  # fmt: skip
+        failure = UNKNOWN if note.key.name in unknown else note.problem
+        found.append(SuspendedJob.of(note, where, failure=failure))
     return found
 
 

@@ -108,6 +108,47 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class SuspendedJob:
+    """A suspended job with a checkpoint image, as shown by ``status``."""
+
+    key: JobKey
+    uid: int
+    node: str
+    """The node on which it was suspended."""
+    seq: int
+    since_epoch: float
+    image_bytes: int
+    gpu_bytes: int
+    gpus: int
+    where: str
+    """``shared``: any node can restore it; ``node``: only ``node`` can, so far."""
+    wake: str
+    """``auto``, ``hold``, or the time at which it wakes."""
+    why: str
+    failure: str | None = None
+    """The reason why its last restore failed."""
+    passed: str | None = None
+    """Tiers that did not accept its image, and why."""
+    shown: str | None = None
+    """The job ID shown to its owner if it differs from the raw ID: ``123_4``."""
+
+    @property
+    def called(self) -> str:
+        """The job ID shown to its owner."""
+        return self.shown or str(self.key.job_id)
+
+    @classmethod
+    def of(cls, note: Note, where: str, *, failure: str | None) -> SuspendedJob:
+        """Return the job of a note. ``where``, ``failure``: see above."""
+        return cls(
+            key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
+            image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
+            wake=note.wake if note.failure is None else "hold", why=note.why, failure=failure, passed=note.passed,
+            shown=note.shown,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class StartPlan:
     """Where and when Slurm expects to start a job."""
 

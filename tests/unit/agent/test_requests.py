@@ -24,7 +24,7 @@ from slurm_affinode.agent.listeners import listen_unix
 from slurm_affinode.agent.requests import Caller
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
-from slurm_affinode.suspension.interface import SuspendedJob
+from slurm_affinode.suspension.shared_state import SuspendedJob
 
 
 def asleep(job_id: int = 8, uid: int = 2001) -> SuspendedJob:
