@@ -40,6 +40,8 @@ _NOTE, _CLAIMED, _PLAN = "note", "claim", "start plan"
 """Purposes of signatures."""
 _WHO = re.compile(r"[A-Za-z0-9_.-]{1,255}/\d{1,10}/\d{1,20}")
 """NODE/PID/STARTED of a shepherd, the whole content of a claim of an older release."""
+_VERSION = 1
+"""Of the format of notes; those of releases without one are of version 1."""
 _MOST_OF_PLAN = 16 << 20
 _CLAIMS_TRIED = 8
 _STALE_S = 60.0
@@ -195,7 +197,8 @@ class Notes:
         # Also above the revision of a removed note that this node has not seen.
         known = max(note.revision, seen[2] if seen[:2] == (note.submit, note.seq) else 0)
         revision = max(known + 1, round(time.time() * 1000))
-        text = self._signer.encode(_NOTE, path.name, asdict(replace(note, revision=revision)))
+        value = {"version": _VERSION, **asdict(replace(note, revision=revision))}
+        text = self._signer.encode(_NOTE, path.name, value)
 
         def put() -> None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -430,6 +433,8 @@ def _file(root: Path, cluster: str, job_id: int) -> Path:
 
 def _note(path: Path, value: Mapping[str, Any]) -> Note:
     """Parse a note. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
+    if (version := value.get("version", _VERSION)) != _VERSION:
+        raise ValueError(f"it is of version {version!r:.60}, not {_VERSION}")
     known = {one.name for one in fields(Note)}
     note: Note = built(Note, {name: one for name, one in value.items() if name in known})
     if path.name != f"{note.key.name}.json":

@@ -59,7 +59,7 @@ def of_older_release(world: World) -> dict[str, object]:
         path.with_name("manifest.hmac").write_text(former_signature(path.read_bytes(), KEY) + "\n")
     path = world.root / "shared" / "asleep" / "alpha.7.json"
     value = json.loads(path.read_text())
-    former = {key: one for key, one in value.items() if key not in ("revision", "name", "signed_by", "hmac")}
+    former = {key: one for key, one in value.items() if key not in ("version", "revision", "name", "signed_by", "hmac")}
     path.write_text(json.dumps(former) + "\n")
     return former
 
@@ -143,6 +143,18 @@ def test_forged_note_is_ignored_and_reported(notes: Notes, tmp_path: Path, attac
     reader.write(NOTE)
     assert reader.read("alpha", 7) == NOTE
     assert not signer.refused()
+
+
+def test_note_of_another_version_is_ignored_and_reported(notes: Notes, tmp_path: Path) -> None:
+    """A note without a version is of version 1."""
+    path = tmp_path / "asleep" / "alpha.7.json"
+    assert json.loads(path.read_text())["version"] == 1
+    path.write_text(Signer(KEY, "c1").encode("note", path.name, asdict(NOTE)))
+    assert again(tmp_path).read("alpha", 7) == NOTE
+    path.write_text(Signer(KEY, "c1").encode("note", path.name, {"version": 2, **asdict(NOTE)}))
+    signer = Signer(KEY, "c2")
+    assert Notes(tmp_path, signer).read("alpha", 7) is None
+    assert signer.refused() == {str(path): "is not a note: it is of version 2, not 1"}
 
 
 def test_replayed_note_is_ignored(notes: Notes, tmp_path: Path) -> None:
