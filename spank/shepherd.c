@@ -25,10 +25,12 @@
 #define ANSWER_NS (2 * SECOND_NS)      /* timeout of an agent that accepts the connection and does not respond */
 #define HOLD_RETRY_NS (30 * SECOND_NS) /* retry of a failed scontrol: slurmctld may not respond */
 #define HELD_NS (120 * SECOND_NS)      /* Slurm ends a held job long before */
+#define END_NS (5 * SECOND_NS)         /* for other processes of a canceled job, after its script; KillWait is longer */
+#define SIGNAL_NS (SECOND_NS / 5)      /* Slurm signals the processes of a job one after the other */
 #define RESIGN_MS 10000
 #define REAPED 64
 
-enum phase { WAITING, RUNNING, HELD };
+enum phase { WAITING, RUNNING, ENDING, HELD };
 
 struct shepherd {
     struct shepherd_options options;
@@ -42,6 +44,9 @@ struct shepherd {
     pid_t root;
     int64_t answer_ns; /* WAITING without an image: when the wait for the agent times out */
     int64_t hold_ns;   /* WAITING for an image: when the job is held. HELD: when the shepherd exits. */
+    bool terminated;   /* Slurm has sent a signal that ends most processes */
+    int64_t end_ns;    /* ENDING: when the remaining processes are killed */
+    int status;        /* ENDING: wait status of the script */
     struct {
         pid_t pid;
         int status;
@@ -65,7 +70,7 @@ static void finish(struct shepherd *shepherd, int status)
     struct packet packet = {.kind = PACKET_STATUS, .number = status};
     char text[MESSAGE_BYTES];
 
-    if (shepherd->phase == RUNNING)
+    if (shepherd->phase == RUNNING || shepherd->phase == ENDING)
         link_send(&shepherd->link, text, message_exit(status, text), now_ns());
     channel_send(shepherd->options.keeper_fd, &packet);
     _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1); /* the kernel kills the rest of the namespace */
@@ -191,7 +196,7 @@ static void connect_if_due(struct shepherd *shepherd)
 {
     struct hello hello = hello_of(shepherd);
 
-    if (shepherd->phase == HELD)
+    if (shepherd->phase == HELD || shepherd->phase == ENDING)
         return;
     if (!link_try(&shepherd->link, &hello, now_ns()) && shepherd->phase == WAITING && !shepherd->options.image &&
         !shepherd->gated)
@@ -205,6 +210,8 @@ static void check_deadlines(struct shepherd *shepherd)
 
     if (shepherd->phase == HELD && now >= shepherd->hold_ns)
         finish(shepherd, 1 << 8);
+    if (shepherd->phase == ENDING && now >= shepherd->end_ns)
+        finish(shepherd, shepherd->status);
     if (shepherd->phase != WAITING)
         return;
     if (shepherd->options.image && now >= shepherd->hold_ns) {
@@ -234,20 +241,32 @@ static void read_packets(struct shepherd *shepherd)
         _exit(1); /* the keeper has ended */
 }
 
+/* The script of a canceled job, such as a shell, may end before its children, which have got the same signal and are removing
+ * their files: the end of PID 1 would kill them. Slurm would not, or later. The script may even end before the signal gets
+ * here. */
+static void end(struct shepherd *shepherd, int status)
+{
+    shepherd->phase = ENDING;
+    shepherd->status = status;
+    shepherd->end_ns = now_ns() + (shepherd->terminated ? END_NS : SIGNAL_NS);
+}
+
 static void reap(struct shepherd *shepherd)
 {
     int status;
     pid_t pid;
 
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-        if (pid == shepherd->root)
-            finish(shepherd, status);
+        if (pid == shepherd->root && shepherd->phase == RUNNING)
+            end(shepherd, status);
         if (shepherd->phase == WAITING) {
             shepherd->reaped[shepherd->reaped_count % REAPED].pid = pid;
             shepherd->reaped[shepherd->reaped_count % REAPED].status = status;
             shepherd->reaped_count++;
         }
     }
+    if (shepherd->phase == ENDING && pid < 0) /* no process is left */
+        finish(shepherd, shepherd->status);
 }
 
 /* Frozen processes handle only SIGKILL: the agent resumes the job on a signal. */
@@ -264,6 +283,15 @@ static bool ends_waiting(int number)
     return number == SIGTERM || number == SIGINT || number == SIGHUP || number == SIGQUIT;
 }
 
+static void terminate(struct shepherd *shepherd, int number)
+{
+    if (shepherd->phase == ENDING && !shepherd->terminated)
+        shepherd->end_ns = now_ns() + END_NS;
+    shepherd->terminated = true;
+    if (shepherd->phase == WAITING || shepherd->phase == HELD)
+        finish(shepherd, number);
+}
+
 static void handle_signals(struct shepherd *shepherd)
 {
     struct signalfd_siginfo info;
@@ -275,8 +303,8 @@ static void handle_signals(struct shepherd *shepherd)
         if (info.ssi_code == SI_USER && info.ssi_pid == 0) {
             relay_direct(&shepherd->relay, (int)info.ssi_signo, now_ns());
             report_signal(shepherd, (int)info.ssi_signo);
-            if (shepherd->phase != RUNNING && ends_waiting((int)info.ssi_signo))
-                finish(shepherd, (int)info.ssi_signo);
+            if (ends_waiting((int)info.ssi_signo))
+                terminate(shepherd, (int)info.ssi_signo);
         }
     }
     reap(shepherd);
@@ -284,8 +312,9 @@ static void handle_signals(struct shepherd *shepherd)
         if (shepherd->phase == RUNNING) {
             kill(group ? -shepherd->root : shepherd->root, number);
             report_signal(shepherd, number);
-        } else if (ends_waiting(number))
-            finish(shepherd, number);
+        }
+        if (ends_waiting(number))
+            terminate(shepherd, number);
     }
 }
 
@@ -300,9 +329,11 @@ static int next_timeout_ms(const struct shepherd *shepherd)
     int64_t due = relay_due_ns(&shepherd->relay);
     int64_t left;
 
-    if (shepherd->phase != RUNNING)
+    if (shepherd->phase == ENDING)
+        set_earlier(&due, shepherd->end_ns);
+    else if (shepherd->phase != RUNNING)
         set_earlier(&due, shepherd->options.image || shepherd->phase == HELD ? shepherd->hold_ns : shepherd->answer_ns);
-    if (shepherd->link.fd < 0 && shepherd->phase != HELD)
+    if (shepherd->link.fd < 0 && shepherd->phase != HELD && shepherd->phase != ENDING)
         set_earlier(&due, shepherd->link.retry_ns);
     if (due == 0)
         return -1;

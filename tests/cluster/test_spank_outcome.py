@@ -159,6 +159,59 @@ def test_outcome_and_output_are_the_same(cluster: Cluster, case: Case) -> None:
     assert with_option == without
 
 
+SHM = "/dev/shm"  # noqa: S108 - of the node
+CLEANS_UP = """#!/bin/bash
+#SBATCH --nodelist=c1
+python3 - <<'CHILD'
+import os, signal, time
+path = "/dev/shm/kept-" + os.environ["SLURM_JOB_ID"]
+open(path, "w").close()
+def clean_up(number, frame):
+    time.sleep(1)
+    os.unlink(path)
+    os._exit(0)
+signal.signal(signal.SIGTERM, clean_up)
+if IGNORED:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    time.sleep(60)
+CHILD
+"""
+
+
+def test_child_of_canceled_job_cleans_up(cluster: Cluster) -> None:
+    """A shell ends at once on SIGTERM; its child gets the same signal, and the time to remove its shared memory."""
+    pair = submit_pair(cluster, CLEANS_UP.replace("IGNORED", "False"), "--partition=gpu")
+    for job in pair.both:
+        cluster.wait_for_output(job, "ready")
+        cluster.exec("login", "scancel", job, user="alice")
+    expected, found = outcomes(cluster, pair)
+    assert found == expected
+    assert found.state == "CANCELLED"
+    for job in pair.both:
+        wait_until(
+            f"the shared memory of job {job} is removed",
+            lambda job=job: cluster.run("c1", "ls", SHM).stdout.split(),  # type: ignore[misc]
+            lambda names, job=job: f"kept-{job}" not in names,
+        )
+
+
+def test_child_that_ignores_signals_ends_with_canceled_job(cluster: Cluster) -> None:
+    """It is killed after a few seconds, even if Slurm's process tracking would let it escape."""
+    script = CLEANS_UP.replace("IGNORED", "True")
+    job = cluster.submit("--partition=gpu", "--gpu-suspend-idle", script=script)
+    cluster.wait_for_output(job, "ready")
+    cluster.exec("login", "scancel", job, user="alice")
+    assert outcome(cluster, job).state == "CANCELLED"
+    wait_until(
+        "its child is gone",
+        lambda: cluster.run("c1", "pgrep", "-u", "alice", "python3").stdout,
+        lambda pids: pids == "",
+    )
+    cluster.shell("c1", "rm /dev/shm/kept-*")
+
+
 @pytest.mark.slow
 def test_time_limit_is_enforced(cluster: Cluster) -> None:
     """SIGTERM at the limit, SIGKILL after KillWait: TIMEOUT, and the trap has run."""
