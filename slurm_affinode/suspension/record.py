@@ -28,8 +28,8 @@ class SocketState(NamedTuple):
     received: int
 
 
-def _called(key: str) -> Any:
-    """Return a field that has another name in the journal."""
+def _stored_as(key: str) -> Any:
+    """Return a field that is called ``key`` in the journal."""
     return field(default=None, metadata={"key": key})
 
 
@@ -49,21 +49,21 @@ class SuspensionFacts:
     user: str | None = None
     account: str | None = None
     partition: str | None = None
-    job_name: str | None = _called("name")
+    job_name: str | None = _stored_as("name")
     shown: str | None = None
     """ID as shown to users: ``123_4``."""
     option: SuspendOption | None = None
     why: str | None = None
-    began_epoch: float | None = _called("began")
+    began_epoch: float | None = _stored_as("began")
     init_pid: int | None = None
     """The shepherd, PID 1 of the job's namespace: since ``restoring``, that of the new attempt."""
     init_started: int | None = None
     """Its start time, in ticks since boot."""
-    root_pid: int | None = _called("root")
+    root_pid: int | None = _stored_as("root")
     """The batch script."""
-    cuda_pids: tuple[int, ...] | None = _called("cuda")
+    cuda_pids: tuple[int, ...] | None = _stored_as("cuda")
     """Processes with a CUDA checkpoint, in restore order."""
-    stopped_pids: tuple[int, ...] | None = _called("stopped")
+    stopped_pids: tuple[int, ...] | None = _stored_as("stopped")
     """Processes that were stopped before the suspension, and remain so."""
     gpus: int | None = None
     gpu_model: str | None = None
@@ -81,13 +81,13 @@ class SuspensionFacts:
     run: int | None = None
     """Restart count of the attempt for which the image is restored."""
     in_place: bool | None = None
-    held_bytes: Mapping[str, int] | None = _called("held")
+    held_bytes: Mapping[str, int] | None = _stored_as("held")
     """In place: UUID of a GPU -> memory held there."""
     sockets: Mapping[int, SocketState] | None = None
     """In place: inode -> state before the locks."""
     on_request: bool | None = None
     """In place: a request from outside the job can arrive on its sockets."""
-    reader_pids: tuple[int, ...] | None = _called("readers")
+    reader_pids: tuple[int, ...] | None = _stored_as("readers")
     """In place: processes that may read a request unnoticed, and those that would compute for it."""
     waits: Mapping[int, str] | None = None
     """In place: thread of these processes -> where it waited in the kernel; empty: it ran."""
@@ -95,7 +95,7 @@ class SuspensionFacts:
     """In place: (PID, signal) of signals that were pending when it began."""
     how: str | None = None
     """In place: how the processes are frozen."""
-    asked_epoch: float | None = _called("asked")
+    asked_epoch: float | None = _stored_as("asked")
     """In place: time of the wake request."""
     asked_why: str | None = None
 

@@ -10,7 +10,7 @@ from typing import Any
 from slurm_affinode.model.suspension import Phase, SuspendOption
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
-from slurm_affinode.suspension.inplace.sockets import Look, Own, from_note
+from slurm_affinode.suspension.inplace.sockets import Look, Own, look_of
 from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.record import SuspensionFacts
 
@@ -25,7 +25,6 @@ class Sleeper:
     job_id: int
     shown: str
     """The ID shown to users: ``123_4`` for an array task, since its raw ID may be that of the whole array."""
-    uid: int
     init_pid: int
     init_started: int
     option: SuspendOption
@@ -152,11 +151,11 @@ class Sleeper:
         if record.cuda_pids is None or record.held_bytes is None:
             raise JournalError(f"{journal.path}: not of a suspension in place")
         return cls(
-            journal=journal, job_id=record.key.job_id, shown=record.called, uid=record.uid, init_pid=record.init_pid,
+            journal=journal, job_id=record.key.job_id, shown=record.called, init_pid=record.init_pid,
             init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held=record.held_bytes,
             why=record.why or "", how=record.how or SIGNALS, stay=frozenset(record.stopped_pids or ()),
             calls=frozenset(record.calls or ()),
             since_epoch=record.phases.get(Phase.PARKED, record.began_epoch),
             on_request=True if record.on_request is None else record.on_request,
-            before=from_note(record.sockets or {}), told=Phase.FROZEN in record.phases,
+            before=look_of(record.sockets or {}), told=Phase.FROZEN in record.phases,
         )  # fmt: skip

@@ -339,7 +339,7 @@ def unnoticed(sockets: Sockets, record: SuspensionRecord) -> str | None:
     return None
 
 
-def noted(look: Look) -> dict[int, SocketState]:
+def states_of(look: Look) -> dict[int, SocketState]:
     """Return a look in the form used by the journal."""
     return {
         sock.inode: SocketState(sock.family, sock.state, sock.waiting, sock.port, sock.received)
@@ -347,6 +347,6 @@ def noted(look: Look) -> dict[int, SocketState]:
     }
 
 
-def from_note(states: Mapping[int, SocketState]) -> Look:
+def look_of(states: Mapping[int, SocketState]) -> Look:
     """Return a look from the journal."""
     return {inode: Sock(inode, *state) for inode, state in states.items()}

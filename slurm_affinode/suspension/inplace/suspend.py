@@ -21,7 +21,7 @@ from slurm_affinode.suspension.inplace.gpu_sharing import holders
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
-from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, noted, unnoticed
+from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
 from slurm_affinode.suspension.interface import Refused, TakenBack, reason
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
@@ -131,7 +131,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         facts = replace(
             first_facts(parts, job, why, members, cuda),
             gpus=len(held), gpu_model=next((models[uuid] for uuid in held if uuid in models), None),
-            gpu_bytes=sum(held.values()), in_place=True, held_bytes=held, sockets=noted(rest.look),
+            gpu_bytes=sum(held.values()), in_place=True, held_bytes=held, sockets=states_of(rest.look),
             on_request=sockets.can_be(rest.look), reader_pids=rest.readers, waits=rest.waits,
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip

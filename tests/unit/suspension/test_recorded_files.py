@@ -17,7 +17,7 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import JobKey, Phase
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
-from slurm_affinode.suspension.inplace.sockets import noted
+from slurm_affinode.suspension.inplace.sockets import states_of
 from slurm_affinode.suspension.journal import JobJournal, Journal
 from slurm_affinode.suspension.notify import mail_owner
 from slurm_affinode.suspension.record import encode
@@ -28,7 +28,7 @@ EXPECTED = json.loads((DATA / "expected.json").read_text())
 JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
 LATER = 1760009999.0
 IN_PLACE = sorted(name for name, one in EXPECTED.items() if one["sleeper"] is not None)
-OF_A_SLEEPER = ("job_id", "uid", "init_pid", "init_started", "why", "how", "since_epoch", "on_request", "told")
+OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "how", "since_epoch", "on_request", "told")
 
 
 def journal_of(directory: Path, lines: bytes) -> JobJournal:
@@ -83,7 +83,7 @@ def test_recorded_journal_in_place_is_taken_over(tmp_path, name):
     assert (str(sleeper.option), dict(sleeper.held)) == (expected["option"], expected["held"])
     assert (list(sleeper.cuda), sorted(sleeper.stay)) == (expected["cuda"], expected["stay"])
     assert sorted(sleeper.calls) == [tuple(call) for call in expected["calls"]]
-    assert json.loads(json.dumps(noted(sleeper.before))) == expected["before"]
+    assert json.loads(json.dumps(states_of(sleeper.before))) == expected["before"]
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in (DATA / "ledger").iterdir()))

@@ -28,7 +28,7 @@ from slurm_affinode.model.gpu import Device, ProcessUtilization
 from slurm_affinode.model.suspension import Mode, Phase, Refusal, SuspendOption
 from slurm_affinode.suspension.activity import Watch
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, NetSpace, Sock, SockDiagError
-from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own, from_note, noted
+from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own, look_of, states_of
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.registry import WatchedJob
@@ -369,5 +369,5 @@ def test_each_namespace_is_queried_once() -> None:
     assert sockets.looks({}) == {}
     assert all(diag.closed for diag in opened if diag.socks is not None)
     sockets.close()
-    assert from_note(noted({5: sock})) == {5: sock}
+    assert look_of(states_of({5: sock})) == {5: sock}
     assert (bool(one), bool(Own())) == (True, False)
