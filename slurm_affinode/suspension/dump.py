@@ -8,7 +8,7 @@ Until the requeue, the job can continue unharmed. From then on, its verified ima
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,7 +24,7 @@ from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Refused, TakenBack, reason
 from slurm_affinode.suspension.journal import JobJournal
-from slurm_affinode.suspension.memory import cuda_users, gpu_memory
+from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import Member
 from slurm_affinode.suspension.record import SuspensionFacts
@@ -104,28 +104,13 @@ class RequeueEnding(Ending[DumpAttempt]):
             text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
             raise Refused(Refusal("gpu-numbers", text))
         held = gpu_memory(parts, cuda)
-        gpus = self._gpu_facts(job, held) if cuda else ()
+        gpus = visible_gpus(parts, job.devices or (), held) if cuda else ()
         facts = replace(
             first_facts(parts, job, why, members, cuda),
             root_pid=root.pid, gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None,
             gpu_bytes=sum(held.values()),
         )  # fmt: skip
         return DumpAttempt(job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus)
-
-    def _gpu_facts(self, job: WatchedJob, held_bytes: Mapping[str, int]) -> tuple[GpuFact, ...]:
-        """Return every GPU that the driver reports, in its order."""
-        by_uuid = {device.uuid: device for device in self._parts.gpus.devices() if device.mig is None}
-        held = {device.uuid for device in job.devices or ()}
-        return tuple(
-            GpuFact(
-                uuid,
-                (by_uuid[uuid].model if uuid in by_uuid else None) or "unknown",
-                round((by_uuid[uuid].memory_mib or 0) * 2**20) if uuid in by_uuid else 0,
-                allocated=uuid in held,
-                held_bytes=held_bytes.get(uuid, 0),
-            )
-            for uuid in self._parts.cuda.devices()
-        )
 
     def finish(self, attempt: DumpAttempt) -> None:
         """See ``Ending``."""

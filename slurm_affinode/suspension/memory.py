@@ -18,6 +18,8 @@ from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost
 from slurm_affinode.gpu.interface import GpuError
+from slurm_affinode.model.gpu import Device
+from slurm_affinode.model.suspension import GpuFact
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.refusals import SlurmFacts
@@ -68,6 +70,27 @@ def held_by(by_uuid: Mapping[str, Mapping[int, int]], pids: Iterable[int]) -> di
 def gpu_memory(parts: Parts, pids: Collection[int]) -> dict[str, int]:
     """Return UUID -> bytes of GPU memory that these processes hold. Raises ``GpuError``."""
     return held_by(parts.gpus.processes(), pids) if pids else {}
+
+
+def visible_gpus(
+    parts: Parts, allocated: Iterable[Device], held: Mapping[str, int] | None = None
+) -> tuple[GpuFact, ...]:
+    """Return every GPU that the CUDA driver lists, in its order. Raises ``CheckpointError`` and ``GpuError``.
+
+    ``allocated``: the GPUs of the job; ``held``: UUID -> bytes that it holds.
+    """
+    known = {device.uuid: device for device in parts.gpus.devices() if device.mig is None}
+    mine = {device.uuid for device in allocated}
+    return tuple(
+        GpuFact(
+            uuid,
+            (known[uuid].model if uuid in known else None) or "unknown",
+            round((known[uuid].memory_mib or 0) * MIB) if uuid in known else 0,
+            allocated=uuid in mine,
+            held_bytes=(held or {}).get(uuid, 0),
+        )
+        for uuid in parts.cuda.devices()
+    )
 
 
 class HostMemory:

@@ -19,6 +19,7 @@ import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
@@ -37,9 +38,9 @@ from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, MailKind, 
 from slurm_affinode.suspension import mail, messages, notify
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import Arrival
+from slurm_affinode.suspension.interface import Arrival, reason
 from slurm_affinode.suspension.journal import JobJournal, JournalError
-from slurm_affinode.suspension.memory import shortage
+from slurm_affinode.suspension.memory import shortage, visible_gpus
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.requeue import patiently
 from slurm_affinode.suspension.shared_state import Note
@@ -49,7 +50,7 @@ from slurm_affinode.suspension.streams import STREAMS, say
 _PAUSE_S = 1.0
 
 
-def find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
+def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
     """Return the copies of the newest image, the fastest first. Raises ``ImageDamaged`` if it is not intact.
 
     Waits for a file server that is unavailable for some time: that is no reason to hold the job.
@@ -57,14 +58,14 @@ def find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
     deadline = parts.now() + parts.settings.restore_s
     while True:
         try:
-            return _find(parts, run, job)
+            return _copies_of(parts, run, job)
         except ImageUnanswered:
             if parts.now() >= deadline:
                 raise
         parts.sleep(_PAUSE_S)
 
 
-def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
+def _copies_of(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
     copies, damage = parts.tiers.copies(run)
     newest = max((copy.image.manifest.seq for copy in copies), default=0)
     first = copies[0].image.manifest if copies else None
@@ -76,7 +77,7 @@ def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
     if damage is not None and not unneeded and (note is None or newest < note.seq):
         # A damaged copy does not matter if another store has that image; an older image is no substitute.
         raise damage
-    if note is not None and sleeps(note, run) and (newest < note.seq or note.given_up):
+    if note is not None and _sleeps(note, run) and (newest < note.seq or note.given_up):
         return []  # an older image would lose the job's progress
     return [copy for copy in copies if copy.image.manifest == first]
 
@@ -86,23 +87,9 @@ def _last(parts: Parts, image: Manifest, run: LiveRun, job: Job) -> bool:
     return image.restarts + 1 == run.restarts and job.batch_host in (None, parts.node)
 
 
-def sleeps(note: Note, run: LiveRun) -> bool:
+def _sleeps(note: Note, run: LiveRun) -> bool:
     """Return whether a note belongs to an earlier attempt."""
     return note.uid == run.uid and note.restarts < run.restarts
-
-
-def claim(parts: Parts, image: Image, run: LiveRun, job: Job, who: str) -> str | None:
-    """Claim the restore of an attempt; return another claimant or ``None``.
-
-    Raises ``AffinodeError`` if that cannot be determined.
-    """
-    try:
-        return parts.notes.claim(run, who, former=image.former)
-    except NoAnswerError as error:
-        if not _last(parts, image.manifest, run, job):
-            raise ImageUnanswered(f"its restore cannot be claimed: {error.strerror}") from None
-        parts.log.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +109,16 @@ class _Placing:
         return self.copies[0].image.manifest
 
 
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A process tree that is restored, except for its GPU memory."""
+
+    pid: int
+    """Of its root, in its namespace."""
+    gpus: dict[str, str] | None
+    """UUID of each GPU that it had -> UUID of the one that it has now; ``None`` if it does not use CUDA."""
+
+
 class JobRestorer:
     """``Restorer`` for the agent."""
 
@@ -137,40 +134,63 @@ class JobRestorer:
         if run is None:
             raise AffinodeError("Slurm does not say when the job was submitted")
         try:
-            found = find(parts, run, job)
-        except ImageDamaged as error:
+            copies = self._copies(arrival, run, job)
+            if not copies:
+                return self._without_image(arrival, run, job)
+            image = copies[0].image
+            placing = _Placing(arrival, job, copies, parts.journal.of_job(image.manifest.key), began)
+            self._claim(arrival, run, job, image)
+        except RestoreFailed as error:
             return self._failed(arrival, job, None, str(error))
-        if not found:
-            return self._without_image(arrival, run, job)
-        if arrival.foreign:
-            names = ", ".join(arrival.foreign)
-            return self._failed(arrival, job, None, f"Slurm has put it into namespaces of its own ({names})")
-        journal = parts.journal.of_job(found[0].image.manifest.key)
-        placing = _Placing(arrival, job, found, journal, began)
-        who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
-        other = claim(parts, found[0].image, run, job, who)
-        if other is not None:
-            return self._failed(arrival, job, None, f"its image is being restored elsewhere ({other})")
         # Set first: Slurm accepts no comment for an ended job, and this one may be canceled meanwhile.
         notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
         try:
-            pid = self._place(placing)
+            again = self._begin(placing)
+            # The image must not leave its tier until it is restored.
+            with parts.tiers.pinned(copies[0]):
+                placed = parts.tiers.sound(copies, partial(self._place, placing, again=again))
+            self._restore_cuda(placing, placed.gpus)
         except (AffinodeError, OSError) as error:
-            why = str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
             self._clean(arrival)
-            return self._cut_short(placing, why) or self._failed(arrival, job, placing, why)
-        for copy in placing.copies:
-            deleted_files.gone(copy.tier.store, copy.image, arrival.init)
-        note = parts.notes.read(run.key.cluster, run.key.job_id)
-        self._told(placing)
-        return Restored(pid, None if note is None else note.trouble)
+            return self._cut_short(placing, reason(error)) or self._failed(arrival, job, placing, reason(error))
+        return self._complete(placing, placed.pid)
+
+    # --- before the restore
+
+    def _copies(self, arrival: Arrival, run: LiveRun, job: Job) -> list[Copy]:
+        """Return the copies of its image, the fastest first. Raises ``RestoreFailed`` if none can be restored."""
+        try:
+            copies = _find(self._parts, run, job)
+        except ImageDamaged as error:
+            raise RestoreFailed(str(error)) from None
+        if copies and arrival.foreign:
+            names = ", ".join(arrival.foreign)
+            raise RestoreFailed(f"Slurm has put it into namespaces of its own ({names})")
+        return copies
+
+    def _claim(self, arrival: Arrival, run: LiveRun, job: Job, image: Image) -> None:
+        """Claim the restore of the attempt. Raises ``RestoreFailed`` if another shepherd has claimed it.
+
+        Raises ``AffinodeError`` if that cannot be determined.
+        """
+        parts = self._parts
+        who = f"{parts.node}/{arrival.init_pid}/{arrival.init_started}"
+        try:
+            other = parts.notes.claim(run, who, former=image.former)
+        except NoAnswerError as error:
+            if not _last(parts, image.manifest, run, job):
+                raise ImageUnanswered(f"its restore cannot be claimed: {error.strerror}") from None
+            parts.log.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
+            return
+        if other is not None:
+            raise RestoreFailed(f"its image is being restored elsewhere ({other})")
 
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Return the reply for a job with data in a store, but no image for this attempt."""
         note = self._parts.notes.read(run.key.cluster, run.key.job_id)
         if note is not None and note.given_up:
             self._parts.notes.remove(run.key.cluster, run.key.job_id)
-        elif note is not None and sleeps(note, run):
+        elif note is not None and _sleeps(note, run):
             # It is suspended, but its image is not here (yet): a fresh start would lose it.
             return self._hold(arrival, job, f"its image is still on {note.node}", note)
         elif messages.sleeps(job.comment):
@@ -180,10 +200,11 @@ class JobRestorer:
             notify.comment(self._parts, arrival.job_id, None)
         return Start()
 
-    # --- the sequence
+    # --- the restore
 
-    def _place(self, placing: _Placing) -> int:
-        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+    def _begin(self, placing: _Placing) -> bool:
+        """Announce the restore; return whether an earlier one of this attempt was interrupted."""
+        arrival, manifest = placing.arrival, placing.manifest
         facts = SuspensionFacts(
             job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq, restarts=manifest.restarts,
             run=placing.job.restarts, init_pid=arrival.init_pid, init_started=arrival.init_started,
@@ -191,18 +212,10 @@ class JobRestorer:
         )  # fmt: skip
         again = placing.journal.phase is Phase.RESTORING and _init_of(placing.journal.record) == _init_of(facts)
         placing.journal.write(Phase.RESTORING, facts)
-        # The image must not leave its tier until it is restored.
-        with parts.tiers.pinned(placing.copies[0]):
-            pid, pairs = parts.tiers.sound(
-                placing.copies, lambda copy, pages: self._place_copy(placing, copy, pages, again=again)
-            )
-        self._cuda(arrival, manifest, pairs)
-        return pid
+        return again
 
-    def _place_copy(
-        self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool
-    ) -> tuple[int, dict[str, str] | None]:
-        """Restore the tree without its GPU memory; return the PID of its root, and the new GPU for each old one."""
+    def _place(self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool) -> _Placed:
+        """Restore the process tree from one copy, without its GPU memory."""
         parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
         self._clean(arrival)
         self._check(arrival)
@@ -233,7 +246,7 @@ class JobRestorer:
                 shared=copy.tier.shared,
                 ready=lambda: self._announce(placing, fds),
             )
-        return pid, pairs
+        return _Placed(pid, pairs)
 
     def _clean(self, arrival: Arrival) -> None:
         """Kill the processes that an interrupted attempt has left in the namespace."""
@@ -252,28 +265,17 @@ class JobRestorer:
         if not manifest.cuda_pids:
             return None
         parts = self._parts
-        devices = parts.gpus.devices()
-        held = self._held(placing.job, devices)
-        by_uuid = {device.uuid: device for device in devices if device.mig is None}
-        new = [
-            GpuFact(
-                uuid,
-                (by_uuid[uuid].model if uuid in by_uuid else None) or "unknown",
-                round((by_uuid[uuid].memory_mib or 0) * 2**20) if uuid in by_uuid else 0,
-                allocated=any(device.uuid == uuid for device in held),
-            )
-            for uuid in parts.cuda.devices()
-        ]
-        pairs = pair_gpus(manifest.gpus, new)
+        held = self._held(placing.job)
+        pairs = pair_gpus(manifest.gpus, visible_gpus(parts, held))
         if isinstance(pairs, Refusal):
             raise RestoreFailed(pairs.text)
         self._wait_for_memory(held, manifest.gpus, pairs)
         return pairs
 
-    def _held(self, job: Job, devices: Sequence[Device]) -> tuple[Device, ...]:
+    def _held(self, job: Job) -> tuple[Device, ...]:
         """Return the GPUs of the new allocation on this node."""
         indices = self._parts.gpus_of(job)
-        found = by_index(devices, indices) if indices else None
+        found = by_index(self._parts.gpus.devices(), indices) if indices else None
         if found is None:
             raise RestoreFailed("Slurm does not say which GPUs of this node the job has")
         return found
@@ -294,8 +296,8 @@ class JobRestorer:
                 raise RestoreFailed(f"its GPU memory does not fit: {why}")
             parts.sleep(_PAUSE_S)
 
-    def _cuda(self, arrival: Arrival, manifest: Manifest, pairs: dict[str, str] | None) -> None:
-        parts = self._parts
+    def _restore_cuda(self, placing: _Placing, pairs: Mapping[str, str] | None) -> None:
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
         members = parts.processes.members(arrival.init_pid, arrival.init_started)
         by_number = {member.pid_ns: member.pid for member in members}
         missing = [number for number in manifest.cuda_pids if number not in by_number]
@@ -325,8 +327,11 @@ class JobRestorer:
 
     # --- outcome
 
-    def _told(self, placing: _Placing) -> None:
+    def _complete(self, placing: _Placing, pid: int) -> Restored:
         parts, manifest = self._parts, placing.manifest
+        for copy in placing.copies:
+            deleted_files.gone(copy.tier.store, copy.image, placing.arrival.init)
+        note = parts.notes.read(manifest.key.cluster, manifest.key.job_id)
         parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
         parts.tiers.demand.requested(manifest.key.name, parts.now())
         parts.ledger.write(
@@ -344,6 +349,7 @@ class JobRestorer:
             placing.journal.close()
         except JournalError as error:
             parts.log.warning("%s", error)
+        return Restored(pid, None if note is None else note.trouble)
 
     def _cut_short(self, placing: _Placing, why: str) -> Reply | None:
         """Return a reply if Slurm has ended or requeued the attempt meanwhile; ``None`` if the restore has failed."""
