@@ -105,7 +105,7 @@ def locked(job_fd: int, name: str) -> bool:
 
 
 class ImageWriter:
-    """Implementation of ``Writer`` in a directory."""
+    """A checkpoint image being written, invisible to readers. Leaving the context without ``commit`` deletes it."""
 
     def __init__(self, place: Place, seq: int, fds: tuple[int, int]) -> None:
         """``fds``: the descriptors from ``begin_directory``."""
@@ -146,13 +146,13 @@ class ImageWriter:
         return at
 
     def follow(self) -> None:
-        """Start digesting CRIU's files and writing them to disk while they grow."""
+        """Start digesting CRIU's files and writing them to disk while they grow, which shortens ``commit``."""
         if self._follower is None:
             self._follower = digest.Follower(self.criu_fd, self._kind)
             self._writeback = Writeback(self.criu_fd)
 
     def commit(self, facts: Manifest) -> Image:
-        """Complete the image: digests, signed manifest, sync to disk, rename."""
+        """Complete the image: digests, signed manifest, sync to disk, rename. ``manifest.files`` is filled in."""
         try:
             files = self._files()
             complete = replace(facts, seq=self.seq, files=files, digest=self._kind.name, schema=manifest.SCHEMA)

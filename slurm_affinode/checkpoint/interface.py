@@ -1,7 +1,7 @@
 """Interfaces, errors and value types for checkpointing and restoring a job.
 
-Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``image_writer.py`` (``Writer``),
-``image_verifier.py`` (``Pages``). Checkpoint images are stored by ``image_store.DirectoryStore``.
+Implementations: ``cuda.py`` (``CudaDriver``), ``criu.py`` (``Imager``), ``image_verifier.py`` (``Pages``). Checkpoint
+images are written by ``image_writer.py`` and stored by ``image_store.DirectoryStore``.
 
 PIDs are those of the agent's PID namespace, except names with ``_ns`` (the job's namespace). Sizes are in bytes.
 """
@@ -321,35 +321,3 @@ class Usage:
     by_user: Mapping[int, int]
     """UID -> bytes."""
     images: int
-
-
-class Writer(Protocol):
-    """A checkpoint image being written, invisible to readers. Leaving the context without ``commit`` deletes it."""
-
-    seq: int
-    criu_fd: int
-    """Descriptor of the directory for CRIU's files."""
-
-    def save(self, name: str, source_fd: int, size: int) -> int:
-        """Copy the first ``size`` bytes of an open file to ``name`` and return the number of bytes copied."""
-        ...
-
-    def follow(self) -> None:
-        """Start digesting CRIU's files and writing them to disk while they grow, which shortens ``commit``."""
-        ...
-
-    def commit(self, manifest: Manifest) -> Image:
-        """Complete the image: digests, signed manifest, sync to disk, rename. ``manifest.files`` is filled in."""
-        ...
-
-    def abandon(self) -> None:
-        """Delete the unfinished image."""
-        ...
-
-    def __enter__(self) -> Writer:
-        """Return the writer."""
-        ...
-
-    def __exit__(self, *exc: object) -> None:
-        """Abandon the image unless it was committed."""
-        ...

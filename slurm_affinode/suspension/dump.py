@@ -17,7 +17,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree, Writer
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
 from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
 from slurm_affinode.suspension import messages
@@ -186,7 +186,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             newest = max(newest, 0 if image is None else image.manifest.seq)
         return newest + 1
 
-    def _manifest(self, attempt: DumpAttempt, outputs: tuple[SavedOutput, ...], writer: Writer) -> Manifest:
+    def _manifest(self, attempt: DumpAttempt, outputs: tuple[SavedOutput, ...], writer: ImageWriter) -> Manifest:
         parts, job, record = self._parts, attempt.job, attempt.record
         numbers = {member.pid: member.pid_ns for member in attempt.members}
         return Manifest(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.threads import surviving
@@ -17,6 +16,7 @@ from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, Wo
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
 from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -71,22 +71,10 @@ _SWEEP_S = 60.0
 _YOUNG_S = 30.0
 
 
-class Sleepers(Protocol):
-    """The part of ``inplace.scheduler.Director`` that recovery uses."""
-
-    def take_up(self, journal: JobJournal, *, ask: str = "") -> None:
-        """Take over a job that slept under the last agent; ``ask``: wake it, for this reason."""
-        ...
-
-    def back(self, job_id: int) -> None:
-        """Handle a reconnected shepherd of a job that runs or sleeps in place."""
-        ...
-
-
 class JobKeeper:
     """``Keeper`` for the agent."""
 
-    def __init__(self, parts: Parts, aftermath: Aftermath, in_place: Sleepers | None = None) -> None:
+    def __init__(self, parts: Parts, aftermath: Aftermath, in_place: Director | None = None) -> None:
         """``in_place`` takes over the jobs that sleep in place; ``None``: there cannot be any."""
         self._parts = parts
         self._aftermath = aftermath

@@ -249,3 +249,50 @@ def test_public_class_names_are_unique() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places.setdefault(node.name, []).append(name)
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+ELSEWHERE = {"Hash"}
+"""Protocols whose second implementation is not in this repository: the hash objects of ``hashlib``."""
+
+
+def is_protocol(node: ast.ClassDef) -> bool:
+    return any(ast.unparse(base).startswith("Protocol") for base in node.bases)
+
+
+def is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def members(node: ast.ClassDef, classes: Mapping[str, list[ast.ClassDef]]) -> set[str]:
+    """Return the methods and attributes of a class and of its bases, which are found by name."""
+    found = {one.name for one in node.body if isinstance(one, ast.FunctionDef)}
+    of_class = {id(one) for statement in node.body for one in ast.iter_child_nodes(statement)}
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store) and id(one) in of_class:
+            found.add(one.id)
+        elif isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store) and is_self(one.value):
+            found.add(one.attr)
+    for base in node.bases:
+        name = re.sub(r"\[.*", "", ast.unparse(base)).rpartition(".")[2]
+        for one in classes.get(name, []) if name != node.name else ():
+            found |= members(one, classes)
+    return found
+
+
+def test_protocols_have_two_implementations() -> None:
+    """One of them may be a fake of the tests. The type of a function (``__call__`` alone) needs none."""
+    trees = [*modules().values(), *(ast.parse(file.read_bytes(), str(file)) for file in (ROOT / "tests").rglob("*.py"))]
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        classes.setdefault(node.name, []).append(node)
+    everything = [node for named in classes.values() for node in named]
+    has = {id(node): members(node, classes) for node in everything}
+    defined = (node for tree in modules().values() for node in tree.body if isinstance(node, ast.ClassDef))
+    rare = {
+        node.name
+        for node in defined
+        if is_protocol(node)
+        and has[id(node)] != {"__call__"}
+        and sum(has[id(node)] <= has[id(one)] for one in everything if not is_protocol(one)) < 2
+    }
+    assert rare == ELSEWHERE
