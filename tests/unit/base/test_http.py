@@ -137,6 +137,16 @@ def test_proxy_may_be_named_without_scheme(monkeypatch: pytest.MonkeyPatch) -> N
         assert get("http://prometheus.invalid:9090/").body == b"by proxy"
 
 
+def test_proxy_that_refuses_a_tunnel_is_an_error_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    with replying(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n") as proxy:
+        monkeypatch.setenv("https_proxy", proxy.replace("http://", "http://me:pw@"))
+        with pytest.raises(HttpError, match="407 Proxy Authentication Required") as caught:
+            get("https://prometheus.invalid:9090/")
+    assert caught.value.fault == "connection"
+    assert "pw" not in str(caught.value)
+
+
 @pytest.mark.parametrize("proxy", ["socks5://127.0.0.1:1", "ftp://me:pw@127.0.0.1:1", "http://me:pw@[::1"])
 def test_unusable_proxy_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
     monkeypatch.delenv("no_proxy", raising=False)

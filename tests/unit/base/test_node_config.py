@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.base.config import parse
 from slurm_affinode.base.errors import AffinodeError, ConfigError
-from slurm_affinode.base.node_config import LimitConfig, listen_address
+from slurm_affinode.base.node_config import AgentConfig, LimitConfig, SuspendConfig, listen_address
 from slurm_affinode.base.text import parse_size, size
 
 
@@ -93,6 +94,16 @@ def test_mistake_is_reported_with_its_key(text: str, said: str) -> None:
     """The message has file and key."""
     with pytest.raises(ConfigError, match=said):
         parse(text, where="c.toml")
+
+
+@pytest.mark.parametrize(("section", "kind"), [("agent", AgentConfig), ("suspend", SuspendConfig)])
+def test_paths_are_absolute(section: str, kind: type[AgentConfig | SuspendConfig]) -> None:
+    """The agent is root, and its working directory is not the administrator's."""
+    paths = [name for name, declared in get_type_hints(kind).items() if "Path" in str(declared)]
+    assert len(paths) > 2
+    for name in paths:
+        with pytest.raises(ConfigError, match=rf"{section}\.{name}: x is not an absolute path"):
+            parse(f"[{section}]\n{name} = 'x'\n", where="c.toml")
 
 
 def test_listen_addresses_are_parsed() -> None:
