@@ -31,6 +31,8 @@ _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 # CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE) or nothing. A file below
 # /proc/PID would belong to another process, and access to it depends on the process that opens it.
 _WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+(/.*)?")
+_OF_ITSELF = ("batch", "extern", "interactive")
+"""Steps that Slurm itself starts."""
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
 _SOME_GPUS = (575, 57, 8)
 """The first driver that can checkpoint and restore a process with access to only some GPUs (its release notes)."""
@@ -48,6 +50,12 @@ class JobFacts:
     heterogeneous: bool = False
     steps: tuple[str, ...] = ()
     """Steps that run now, without ``batch``, ``extern`` and ``interactive``."""
+
+    @classmethod
+    def of(cls, job: Job) -> JobFacts:
+        """Return the facts in Slurm's record of a job."""
+        steps = tuple(step.id for step in job.steps or () if step.step not in _OF_ITSELF)
+        return cls(job.batch, job.requeue, job.node_count or 1, job.het_job_id is not None, steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +129,28 @@ def of_job(job: JobFacts) -> list[Refusal]:
     found = []
     if not job.batch:
         found.append(Refusal("interactive", "it is interactive: only batch jobs can be requeued"))
+    found += of_nodes(job)
+    if job.batch and not job.requeue:
+        found.append(Refusal("no-requeue", "it may not be requeued: submit it with --requeue"))
+    return [*found, *of_steps(job)]
+
+
+def of_nodes(job: JobFacts) -> list[Refusal]:
+    """Return why a job has processes that are not on this node."""
+    found = []
     if job.heterogeneous:
         found.append(Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one"))
     if job.nodes > 1:
         found.append(Refusal("multi-node", f"it runs on {job.nodes} nodes: only jobs on one node can be suspended"))
-    if job.batch and not job.requeue:
-        found.append(Refusal("no-requeue", "it may not be requeued: submit it with --requeue"))
-    if job.steps:
-        names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")
-        found.append(Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script"))
     return found
+
+
+def of_steps(job: JobFacts, harm: str = "") -> list[Refusal]:
+    """Return why a job has processes that are not below its script. ``harm``: what would become of them."""
+    if not job.steps:
+        return []
+    names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")
+    return [Refusal("srun-steps", f"it runs srun steps ({names}), which are not below its script{harm}")]
 
 
 def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
@@ -242,14 +262,8 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else (0, 0)
 
 
-_OF_ITSELF = ("batch", "extern", "interactive")
 _ASK_AGAIN_S = 600.0
 """Maximum age of the configuration."""
-
-
-def steps_of(job: Job) -> tuple[str, ...]:
-    """Return the running steps started with ``srun``, without those that every job has."""
-    return tuple(step.id for step in job.steps or () if step.step not in _OF_ITSELF)
 
 
 class SlurmFacts:

@@ -18,7 +18,6 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.inspection import TreeFacts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.context import Parts
@@ -128,7 +127,7 @@ class JobSuspender:
             used = sum(held.values())
             mig = any(device.mig is not None for device in job.devices or ())
             found += refusals.refusals(
-                _job_facts(job.slurm),
+                JobFacts.of(job.slurm),
                 tree,
                 GpuUseFacts(parts.cuda.capabilities(), users, used, mig, self._slurm.some_gpus(job)),
                 self._memory.of(job, tree),
@@ -269,13 +268,3 @@ def _with_remedy(found: Sequence[Refusal], option: SuspendOption) -> list[Refusa
         return list(found)
     remedy = "steps=local in --gpu-suspend-idle runs steps on one node below the script"
     return [replace(one, text=f"{one.text}; {remedy}") if one.code == "srun-steps" else one for one in found]
-
-
-def _job_facts(job: Job) -> JobFacts:
-    return JobFacts(
-        batch=job.batch,
-        requeue=job.requeue,
-        nodes=job.node_count or 1,
-        heterogeneous=job.het_job_id is not None,
-        steps=refusals.steps_of(job),
-    )

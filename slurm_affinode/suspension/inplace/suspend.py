@@ -28,7 +28,7 @@ from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import Aftermath, mail_owner
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
 from slurm_affinode.suspension.record import SuspensionFacts
-from slurm_affinode.suspension.refusals import steps_of
+from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.rollback import Undo
 from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
@@ -80,19 +80,11 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     # --- refusals
 
     def of_job(self, job: WatchedJob) -> Iterable[Refusal]:
-        """Yield why a job of this kind has processes that are not below its script on this node."""
-        slurm = job.slurm
-        if slurm is None:
-            return
-        if slurm.het_job_id is not None:
-            yield Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one")
-        if (slurm.node_count or 1) > 1:
-            yield Refusal("multi-node", f"it runs on {slurm.node_count} nodes: only jobs on one node can be suspended")
-        steps = steps_of(slurm)
-        if steps:
-            names = ", ".join(steps[:3]) + (", ..." if len(steps) > 3 else "")
-            text = f"it runs srun steps ({names}), which are not below its script and would run on"
-            yield Refusal("srun-steps", text)
+        """Return why a job of this kind has processes that are not below its script on this node."""
+        if job.slurm is None:
+            return ()
+        facts = JobFacts.of(job.slurm)
+        return (*of_nodes(facts), *of_steps(facts, " and would run on"))
 
     def of_processes(self, job: WatchedJob, members: Iterable[Member]) -> Iterable[Refusal]:
         """See ``Ending``."""
