@@ -9,6 +9,7 @@ import click
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import clock, config_options, json_option, print_json, print_table, zone
+from slurm_affinode.db import migrations
 from slurm_affinode.db.repository import Repository
 
 _EPILOG = """\b
@@ -35,8 +36,8 @@ def db() -> None:
 def upgrade(config: Config, as_json: bool) -> None:
     """Apply pending migrations. Idempotent; safe to run concurrently."""
     with Repository.open(config.db_url, upgrade=False) as repository:
-        applied = repository.upgrade()
-        version = repository.schema().version
+        applied = migrations.upgrade(repository.engine)
+        version = migrations.status(repository.engine).version
         where = repository.where
     if as_json:
         print_json({"store": where, "version": version, "applied": [migration.name for migration in applied]})
@@ -55,7 +56,7 @@ def status(config: Config, as_json: bool) -> None:
     Exit status 1 if migrations are pending.
     """
     with Repository.open(config.db_url, upgrade=False, create=False) as repository:
-        schema = repository.schema()
+        schema = migrations.status(repository.engine)
         counts = repository.counts() if not schema.pending else None
         where = repository.where
     pending = [migration.name for migration in schema.pending]

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import polars as pl
 from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, exists, func, or_, select, true, update
@@ -365,35 +365,143 @@ def _move(connection: Connection, names: pl.DataFrame, revision: int) -> None:
             upsert_stored(connection, tables.steps, STEPS, moved, revision)
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Runs that have started and overlap ``[since, until)``; an empty filter matches all of them."""
+class RunFilters(TypedDict, total=False):
+    """Names that select runs; an empty or missing filter matches all of them."""
 
-    since: datetime
-    until: datetime
-    clusters: Sequence[str] = ()
-    partitions: Sequence[str] = ()
-    accounts: Sequence[str] = ()
-    users: Sequence[str] = ()
-    gpu_only: bool = False
-    """Exclude runs that are known to have had no GPU (``gpus`` 0)."""
+    clusters: Sequence[str]
+    partitions: Sequence[str]
+    accounts: Sequence[str]
+    users: Sequence[str]
 
-    def condition(self) -> ColumnElement[bool]:
-        """Return the condition on ``tables.jobs``."""
+
+class AccountingQueries:
+    """Queries of runs, steps and allocated GPUs. Each is one transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def jobs(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        gpu_only: bool = False,
+        columns: Sequence[str] | None = None,
+        **filters: Unpack[RunFilters],
+    ) -> pl.DataFrame:
+        """Return runs that have started and overlap ``[since, until)``, as ``JOBS``.
+
+        ``gpu_only`` excludes runs known to have had no GPU (``gpus`` 0); ``columns`` selects columns of ``JOBS``.
+        """
         job = tables.jobs.c
-        since_s, until_s = floor_s(self.since), ceil_s(self.until)
-        # A run that ends at ``since`` is outside; a run of zero length counts at its start.
-        conditions = [job.start < until_s, or_(job.end.is_(None), job.end > since_s, job.start >= since_s)]
-        filters = (
-            (job.cluster, self.clusters),
-            (job.partition, self.partitions),
-            (job.account, self.accounts),
-            (job.user, self.users),
+        selected = _selected(since, until, filters)
+        if gpu_only:
+            selected = and_(selected, or_(job.gpus.is_(None), job.gpus != 0))
+        return self._frame(tables.jobs, _columns(columns), selected)
+
+    def pending(
+        self, before: datetime, *, columns: Sequence[str] | None = None, since: datetime | None = None
+    ) -> pl.DataFrame:
+        """Return runs submitted before ``before`` that were pending when accounting was ingested, as ``JOBS``.
+
+        With ``since``, also runs that started at ``before`` or later, and runs that were canceled after ``since``
+        while pending.
+        """
+        job = tables.jobs.c
+        waits = and_(job.state == "PENDING", job.start.is_(None))
+        if since is not None:
+            gave_up = and_(job.start.is_(None), job.end > floor_s(since))
+            waits = or_(waits, job.start >= ceil_s(before), gave_up)
+        return self._frame(tables.jobs, _columns(columns), and_(waits, job.submit < ceil_s(before)))
+
+    def find_job(self, job_id: int, *, cluster: str | None = None) -> pl.DataFrame:
+        """Return every stored run of a job, of the tasks of an array or of heterogeneous components, as ``JOBS``."""
+        job = tables.jobs.c
+        condition = or_(job.job_id == job_id, job.array_job_id == job_id, job.het_job_id == job_id)
+        if cluster is not None:
+            condition = and_(condition, job.cluster == cluster)
+        return self._frame(tables.jobs, JOBS, condition)
+
+    def steps(self, since: datetime, until: datetime, **filters: Unpack[RunFilters]) -> pl.DataFrame:
+        """Return all steps of the runs that ``jobs`` returns, as ``STEPS``."""
+        job, step = tables.jobs.c, tables.steps.c
+        same = and_(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
+        return self._frame(tables.steps, STEPS, exists().where(same, _selected(since, until, filters)))
+
+    def allocation_gpus(self, since: datetime, until: datetime, **filters: Unpack[RunFilters]) -> pl.DataFrame:
+        """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``ALLOCATION_GPUS``.
+
+        If accounting has a single cluster, records without a cluster belong to it, and so do records of a single other
+        name: a prolog seldom knows Slurm's name of the cluster.
+        """
+        job, gpu = tables.jobs.c, tables.allocation_gpus.c
+        only = self._only(job.cluster)
+        same: ColumnElement[bool] = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+        if only is not None:
+            unnamed = gpu.cluster.in_((only, UNNAMED_CLUSTER)) if self._only(gpu.cluster) is None else true()
+            same = and_(unnamed, job.job_id == gpu.job_id)
+        selected = exists().where(same, _selected(since, until, filters))
+        frame = self._frame(tables.allocation_gpus, ALLOCATION_GPUS, selected)
+        known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
+        return frame.with_columns(
+            pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
+            pl.when(known).then("start"),
+            pl.when(pl.col("node") != "").then("node"),
         )
-        conditions += [column.in_(list(wanted)) for column, wanted in filters if wanted]
-        if self.gpu_only:
-            conditions.append(or_(job.gpus.is_(None), job.gpus != 0))
-        return and_(*conditions)
+
+    def newest_times(self) -> dict[str, datetime]:
+        """Return the time up to which accounting is known, by cluster.
+
+        It is the latest submission, start, end, or time up to which a running job had run. The eligible time does not
+        count: it can be in the future.
+        """
+        job = tables.jobs.c
+        times = (func.max(job.submit), func.max(job.start), func.max(job.start + job.elapsed_s))
+        # No time of an ended run is later than its end, and ends are indexed, so no table is scanned. Grouping by an
+        # expression keeps SQLite from using the index on clusters, which would read all rows of a cluster.
+        cluster = job.cluster.concat("")
+        going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
+        with reading(self._engine) as connection:
+            found = {name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)}
+            name = connection.execute(select(func.min(job.cluster))).scalar()
+            while name is not None:
+                ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
+                found.setdefault(name, []).extend(connection.execute(ended).scalars())
+                name = connection.execute(select(func.min(job.cluster)).where(job.cluster > name)).scalar()
+        return {name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in found.items()}
+
+    def _only(self, cluster: ColumnElement[str]) -> str | None:
+        """Return the value of a column of cluster names if it has only one, from both ends of its index."""
+        with reading(self._engine) as connection:
+            first, last = connection.execute(select(func.min(cluster), func.max(cluster))).one()
+        return first if first == last else None
+
+    def _frame(self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]) -> pl.DataFrame:
+        statement = select(*(table.c[name] for name in schema)).where(condition)
+        with reading(self._engine) as connection:
+            # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
+            rows = connection.execute(statement).cursor.fetchall()
+        return from_stored(from_rows(rows, schema), schema)
+
+
+def _columns(names: Sequence[str] | None) -> dict[str, pl.DataType]:
+    return JOBS if names is None else {name: JOBS[name] for name in names}
+
+
+def _selected(since: datetime, until: datetime, filters: RunFilters) -> ColumnElement[bool]:
+    """Return the condition on ``tables.jobs`` for runs that have started and overlap ``[since, until)``."""
+    job = tables.jobs.c
+    since_s, until_s = floor_s(since), ceil_s(until)
+    # A run that ends at ``since`` is outside; a run of zero length counts at its start.
+    conditions = [job.start < until_s, or_(job.end.is_(None), job.end > since_s, job.start >= since_s)]
+    wanted = (
+        (job.cluster, filters.get("clusters")),
+        (job.partition, filters.get("partitions")),
+        (job.account, filters.get("accounts")),
+        (job.user, filters.get("users")),
+    )
+    conditions += [column.in_(list(names)) for column, names in wanted if names]
+    return and_(*conditions)
 
 
 def floor_s(moment: datetime) -> int:
@@ -404,97 +512,3 @@ def floor_s(moment: datetime) -> int:
 def ceil_s(moment: datetime) -> int:
     """Return ``moment`` as seconds since 1970, rounded up."""
     return math.ceil(moment.timestamp())
-
-
-def jobs(engine: Engine, selection: Selection, columns: Sequence[str] | None = None) -> pl.DataFrame:
-    """Return the selected runs; ``columns`` selects columns of ``JOBS``."""
-    schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
-    return _frame(engine, tables.jobs, schema, selection.condition())
-
-
-def pending(
-    engine: Engine, before: datetime, columns: Sequence[str] | None = None, *, since: datetime | None = None
-) -> pl.DataFrame:
-    """Return runs submitted before ``before`` that have not started, as far as the database knows.
-
-    With ``since``, also runs that started at ``before`` or later, and runs that ended after ``since`` without a start.
-    """
-    schema = JOBS if columns is None else {name: JOBS[name] for name in columns}
-    job = tables.jobs.c
-    waits = and_(job.state == "PENDING", job.start.is_(None))
-    if since is not None:
-        gave_up = and_(job.start.is_(None), job.end > floor_s(since))
-        waits = or_(waits, job.start >= ceil_s(before), gave_up)
-    return _frame(engine, tables.jobs, schema, and_(waits, job.submit < ceil_s(before)))
-
-
-def find_job(engine: Engine, job_id: int, cluster: str | None) -> pl.DataFrame:
-    """Return every run of the job, of the tasks of the array, or of the components of the heterogeneous job."""
-    job = tables.jobs.c
-    condition = or_(job.job_id == job_id, job.array_job_id == job_id, job.het_job_id == job_id)
-    if cluster is not None:
-        condition = and_(condition, job.cluster == cluster)
-    return _frame(engine, tables.jobs, JOBS, condition)
-
-
-def steps(engine: Engine, selection: Selection) -> pl.DataFrame:
-    """Return all steps of the selected runs."""
-    job, step = tables.jobs.c, tables.steps.c
-    same = and_(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
-    return _frame(engine, tables.steps, STEPS, exists().where(same, selection.condition()))
-
-
-def allocation_gpus(engine: Engine, selection: Selection) -> pl.DataFrame:
-    """Return the recorded GPUs of the selected jobs.
-
-    If accounting has a single cluster, records without a cluster belong to it, and so do records of a single other
-    name: a prolog seldom knows Slurm's name of the cluster.
-    """
-    job, gpu = tables.jobs.c, tables.allocation_gpus.c
-    only = _only(engine, job.cluster)
-    same: ColumnElement[bool] = and_(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
-    if only is not None:
-        unnamed = gpu.cluster.in_((only, UNNAMED_CLUSTER)) if _only(engine, gpu.cluster) is None else true()
-        same = and_(unnamed, job.job_id == gpu.job_id)
-    frame = _frame(engine, tables.allocation_gpus, ALLOCATION_GPUS, exists().where(same, selection.condition()))
-    known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
-    return frame.with_columns(
-        pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
-        pl.when(known).then("start"),
-        pl.when(pl.col("node") != "").then("node"),
-    )
-
-
-def _only(engine: Engine, cluster: ColumnElement[str]) -> str | None:
-    """Return the value of a column of cluster names if it has only one, from both ends of its index."""
-    with reading(engine) as connection:
-        first, last = connection.execute(select(func.min(cluster), func.max(cluster))).one()
-    return first if first == last else None
-
-
-def newest_times(engine: Engine) -> dict[str, datetime]:
-    """Return the latest submission, start, end, or time up to which a running job had run, by cluster."""
-    job = tables.jobs.c
-    times = (func.max(job.submit), func.max(job.start), func.max(job.start + job.elapsed_s))
-    # No time of an ended run is later than its end, and ends are indexed, so no table is scanned. Grouping by an
-    # expression keeps SQLite from using the index on clusters, which would read all rows of a cluster.
-    cluster = job.cluster.concat("")
-    going = select(cluster, *times).where(job.end.is_(None)).group_by(cluster)
-    with reading(engine) as connection:
-        found = {name: [one for one in latest if one is not None] for name, *latest in connection.execute(going)}
-        name = connection.execute(select(func.min(job.cluster))).scalar()
-        while name is not None:
-            ended = select(job.end).where(cluster == name, job.end.is_not(None)).order_by(job.end.desc()).limit(1)
-            found.setdefault(name, []).extend(connection.execute(ended).scalars())
-            name = connection.execute(select(func.min(job.cluster)).where(job.cluster > name)).scalar()
-    return {name: datetime.fromtimestamp(max(int(one) for one in latest), UTC) for name, latest in found.items()}
-
-
-def _frame(
-    engine: Engine, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]
-) -> pl.DataFrame:
-    statement = select(*(table.c[name] for name in schema)).where(condition)
-    with reading(engine) as connection:
-        # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
-        rows = connection.execute(statement).cursor.fetchall()
-    return from_stored(from_rows(rows, schema), schema)

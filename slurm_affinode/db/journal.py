@@ -1,13 +1,14 @@
-"""Journal of ingests, list of reports, single values: small rows, read and written on the caller's connection."""
+"""Journal of ingests, list of reports, single values: small rows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection
 from datetime import UTC, datetime
 
-from sqlalchemy import Connection, and_, delete, insert, or_, select, update
+from sqlalchemy import Connection, Engine, and_, delete, insert, or_, select, update
 
+from slurm_affinode.db.engine import reading, write
 from slurm_affinode.db.records import IngestProblem, IngestRecord, ReportRecord
 from slurm_affinode.db.tables import ingest_problems, meta
 from slurm_affinode.db.tables import ingests as ingests_table
@@ -44,81 +45,6 @@ def put(connection: Connection, name: str, value: str) -> None:
         connection.execute(update(meta).where(meta.c.name == name).values(value=storable(value)))
 
 
-def record_ingest(connection: Connection, record: IngestRecord) -> int:
-    """Add ``record`` with its first problems; return its number."""
-    # Counted in ``meta``, so that numbers are not reused after old entries were deleted.
-    number = int(get(connection, "ingests") or 0) + 1
-    put(connection, "ingests", str(number))
-    connection.execute(
-        insert(ingests_table).values(
-            id=number,
-            kind=record.kind,
-            source=storable(record.source),
-            fingerprint=record.fingerprint,
-            started=_seconds(record.started),
-            finished=_seconds(record.finished),
-            first=None if record.first is None else _seconds(record.first),
-            last=None if record.last is None else _seconds(record.last),
-            records=record.records,
-            new=record.new,
-            updated=record.updated,
-            unchanged=record.unchanged,
-            bad=record.bad,
-            notes=json.dumps([storable(note) for note in record.notes]),
-        )
-    )
-    kept = record.problems[:KEPT_PROBLEMS]
-    if kept:
-        rows = [
-            {"ingest_id": number, "number": position, "line": problem.line, "reason": storable(problem.reason)}
-            for position, problem in enumerate(kept, start=1)
-        ]
-        connection.execute(insert(ingest_problems), rows)
-    return number
-
-
-def ingests(connection: Connection, *, since: datetime | None = None, kind: str | None = None) -> list[IngestRecord]:
-    """Return the entries, oldest first."""
-    table = ingests_table.c
-    conditions = [table.finished >= _seconds(since)] if since is not None else []
-    if kind is not None:
-        conditions.append(table.kind == kind)
-    rows = connection.execute(select(ingests_table).where(and_(True, *conditions)).order_by(table.id)).all()
-    problems: dict[int, list[IngestProblem]] = {}
-    if rows:
-        problem = ingest_problems.c
-        query = select(problem.ingest_id, problem.line, problem.reason).where(problem.ingest_id >= rows[0].id)
-        for ingest_id, line, reason in connection.execute(query.order_by(problem.ingest_id, problem.number)):
-            problems.setdefault(ingest_id, []).append(IngestProblem(reason, line))
-    return [
-        IngestRecord(
-            kind=row.kind,
-            source=row.source,
-            started=datetime.fromtimestamp(row.started, UTC),
-            finished=datetime.fromtimestamp(row.finished, UTC),
-            records=row.records,
-            new=row.new,
-            updated=row.updated,
-            unchanged=row.unchanged,
-            bad=row.bad,
-            problems=tuple(problems.get(row.id, ())),
-            notes=tuple(json.loads(row.notes)),
-            fingerprint=row.fingerprint,
-            first=moment(row.first),
-            last=moment(row.last),
-            id=row.id,
-        )
-        for row in rows
-    ]
-
-
-def fingerprints(connection: Connection, kind: str) -> frozenset[str]:
-    """Return the fingerprints of the entries of ``kind``."""
-    table = ingests_table.c
-    query = select(table.fingerprint).where(table.kind == kind, table.fingerprint.is_not(None)).distinct()
-    return frozenset(connection.execute(query).scalars())
-
-
 def delete_ingests(connection: Connection, before_s: int) -> None:
     """Delete entries finished before ``before_s``."""
     old = select(ingests_table.c.id).where(ingests_table.c.finished < before_s)
@@ -126,46 +52,145 @@ def delete_ingests(connection: Connection, before_s: int) -> None:
     connection.execute(delete(ingests_table).where(ingests_table.c.finished < before_s))
 
 
-def record_report(connection: Connection, record: ReportRecord) -> None:
-    """Add ``record``, replacing an earlier one of the same period and label."""
-    delete_reports(connection, [(record.period, record.label)])
-    connection.execute(
-        insert(reports_table).values(
-            period=record.period,
-            label=record.label,
-            since=_seconds(record.since),
-            until=_seconds(record.until),
-            path=storable(record.path),
-            rendered=_seconds(record.rendered),
-            fingerprint=record.fingerprint,
-            summary=json.dumps(dict(record.summary)),
-        )
-    )
+class IngestJournal:
+    """Journal of ingests, list of reports, single values. Each method is one transaction."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def record_ingest(self, record: IngestRecord) -> int:
+        """Write ``record`` to the journal and return its number. Only the first problems are kept."""
+
+        def work(connection: Connection) -> int:
+            # Counted in ``meta``, so that numbers are not reused after old entries were deleted.
+            number = int(get(connection, "ingests") or 0) + 1
+            put(connection, "ingests", str(number))
+            connection.execute(
+                insert(ingests_table).values(
+                    id=number,
+                    kind=record.kind,
+                    source=storable(record.source),
+                    fingerprint=record.fingerprint,
+                    started=_seconds(record.started),
+                    finished=_seconds(record.finished),
+                    first=None if record.first is None else _seconds(record.first),
+                    last=None if record.last is None else _seconds(record.last),
+                    records=record.records,
+                    new=record.new,
+                    updated=record.updated,
+                    unchanged=record.unchanged,
+                    bad=record.bad,
+                    notes=json.dumps([storable(note) for note in record.notes]),
+                )
+            )
+            kept = record.problems[:KEPT_PROBLEMS]
+            if kept:
+                rows = [
+                    {"ingest_id": number, "number": position, "line": problem.line, "reason": storable(problem.reason)}
+                    for position, problem in enumerate(kept, start=1)
+                ]
+                connection.execute(insert(ingest_problems), rows)
+            return number
+
+        return write(self._engine, work)
+
+    def ingests(self, *, since: datetime | None = None, kind: str | None = None) -> list[IngestRecord]:
+        """Return journal entries of ``kind`` that finished at or after ``since``, oldest first."""
+        table = ingests_table.c
+        conditions = [table.finished >= _seconds(since)] if since is not None else []
+        if kind is not None:
+            conditions.append(table.kind == kind)
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(ingests_table).where(and_(True, *conditions)).order_by(table.id)).all()
+            problems: dict[int, list[IngestProblem]] = {}
+            if rows:
+                problem = ingest_problems.c
+                query = select(problem.ingest_id, problem.line, problem.reason).where(problem.ingest_id >= rows[0].id)
+                for ingest_id, line, reason in connection.execute(query.order_by(problem.ingest_id, problem.number)):
+                    problems.setdefault(ingest_id, []).append(IngestProblem(reason, line))
+        return [
+            IngestRecord(
+                kind=row.kind,
+                source=row.source,
+                started=datetime.fromtimestamp(row.started, UTC),
+                finished=datetime.fromtimestamp(row.finished, UTC),
+                records=row.records,
+                new=row.new,
+                updated=row.updated,
+                unchanged=row.unchanged,
+                bad=row.bad,
+                problems=tuple(problems.get(row.id, ())),
+                notes=tuple(json.loads(row.notes)),
+                fingerprint=row.fingerprint,
+                first=moment(row.first),
+                last=moment(row.last),
+                id=row.id,
+            )
+            for row in rows
+        ]
+
+    def fingerprints(self, kind: str) -> frozenset[str]:
+        """Return the fingerprints of the ingested inputs of ``kind``."""
+        table = ingests_table.c
+        query = select(table.fingerprint).where(table.kind == kind, table.fingerprint.is_not(None)).distinct()
+        with reading(self._engine) as connection:
+            return frozenset(connection.execute(query).scalars())
+
+    def record_report(self, record: ReportRecord) -> None:
+        """Record a rendered report, replacing an earlier one of the same period and label."""
+
+        def work(connection: Connection) -> None:
+            _delete_reports(connection, [record])
+            connection.execute(
+                insert(reports_table).values(
+                    period=record.period,
+                    label=record.label,
+                    since=_seconds(record.since),
+                    until=_seconds(record.until),
+                    path=storable(record.path),
+                    rendered=_seconds(record.rendered),
+                    fingerprint=record.fingerprint,
+                    summary=json.dumps(dict(record.summary)),
+                )
+            )
+
+        write(self._engine, work)
+
+    def reports(self) -> list[ReportRecord]:
+        """Return the records of rendered reports, oldest period first."""
+        table = reports_table.c
+        with reading(self._engine) as connection:
+            rows = connection.execute(select(reports_table).order_by(table.since, table.until)).all()
+        return [
+            ReportRecord(
+                period=row.period,
+                label=row.label,
+                since=datetime.fromtimestamp(row.since, UTC),
+                until=datetime.fromtimestamp(row.until, UTC),
+                path=row.path,
+                rendered=datetime.fromtimestamp(row.rendered, UTC),
+                fingerprint=row.fingerprint,
+                summary=json.loads(row.summary),
+            )
+            for row in rows
+        ]
+
+    def delete_reports(self, records: Collection[ReportRecord]) -> None:
+        """Delete ``records``; deleting the files is left to the caller."""
+        if records:
+            write(self._engine, lambda connection: _delete_reports(connection, records))
+
+    def get(self, name: str) -> str | None:
+        """Return the value of ``name``, or None if it was never set."""
+        with reading(self._engine) as connection:
+            return get(connection, name)
+
+    def set(self, name: str, value: str) -> None:
+        """Set the value of ``name``."""
+        write(self._engine, lambda connection: put(connection, name, value))
 
 
-def reports(connection: Connection) -> list[ReportRecord]:
-    """Return all reports, oldest period first."""
+def _delete_reports(connection: Connection, records: Collection[ReportRecord]) -> None:
     table = reports_table.c
-    return [
-        ReportRecord(
-            period=row.period,
-            label=row.label,
-            since=datetime.fromtimestamp(row.since, UTC),
-            until=datetime.fromtimestamp(row.until, UTC),
-            path=row.path,
-            rendered=datetime.fromtimestamp(row.rendered, UTC),
-            fingerprint=row.fingerprint,
-            summary=json.loads(row.summary),
-        )
-        for row in connection.execute(select(reports_table).order_by(table.since, table.until))
-    ]
-
-
-def delete_reports(connection: Connection, keys: Sequence[tuple[str, str]]) -> None:
-    """Delete the records of the reports with these periods and labels."""
-    if not keys:
-        return
-    table = reports_table.c
-    connection.execute(
-        delete(reports_table).where(or_(*(and_(table.period == p, table.label == name) for p, name in keys)))
-    )
+    mine = (and_(table.period == record.period, table.label == record.label) for record in records)
+    connection.execute(delete(reports_table).where(or_(*mine)))

@@ -33,10 +33,10 @@ from sqlalchemy import (
 
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.db import accounting, journal, migrations, tables
-from slurm_affinode.db.accounting import Selection, ceil_s, floor_s
+from slurm_affinode.db.accounting import AccountingQueries, ceil_s, floor_s
 from slurm_affinode.db.engine import connect, parse_url, reading, shown, translated, write
-from slurm_affinode.db.journal import storable
-from slurm_affinode.db.records import Counts, IngestRecord, ReportRecord, StoreCounts, Upserted
+from slurm_affinode.db.journal import IngestJournal, storable
+from slurm_affinode.db.records import Counts, StoreCounts, Upserted
 from slurm_affinode.db.tables import suspensions as table
 from slurm_affinode.model.ledger import COLUMNS, KEY, TEXTS, LedgerEntry
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS
@@ -172,11 +172,8 @@ T = TypeVar("T")
 _REVISION = "revision"
 
 
-class Repository:
+class Repository(AccountingQueries, IngestJournal):
     """An open database. Use it as a context manager, or ``close`` it."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
 
     @classmethod
     def open(cls, url: str, *, upgrade: bool = True, create: bool = True) -> Self:
@@ -249,73 +246,6 @@ class Repository:
 
         return self._change(work)
 
-    def jobs(
-        self,
-        since: datetime,
-        until: datetime,
-        *,
-        clusters: Sequence[str] = (),
-        partitions: Sequence[str] = (),
-        accounts: Sequence[str] = (),
-        users: Sequence[str] = (),
-        gpu_only: bool = False,
-        columns: Sequence[str] | None = None,
-    ) -> pl.DataFrame:
-        """Return runs that have started and overlap ``[since, until)``, as ``JOBS``. Empty filters match all runs.
-
-        ``gpu_only`` excludes runs known to have had no GPU (``gpus`` 0); ``columns`` selects columns of ``JOBS``.
-        """
-        selection = Selection(since, until, clusters, partitions, accounts, users, gpu_only)
-        return accounting.jobs(self._engine, selection, columns)
-
-    def pending(
-        self, before: datetime, *, columns: Sequence[str] | None = None, since: datetime | None = None
-    ) -> pl.DataFrame:
-        """Return runs submitted before ``before`` that were pending when accounting was ingested, as ``JOBS``.
-
-        With ``since``, also runs that started at ``before`` or later, and runs that were canceled after ``since``
-        while pending.
-        """
-        return accounting.pending(self._engine, before, columns, since=since)
-
-    def find_job(self, job_id: int, *, cluster: str | None = None) -> pl.DataFrame:
-        """Return every stored run of a job, of the tasks of an array or of heterogeneous components, as ``JOBS``."""
-        return accounting.find_job(self._engine, job_id, cluster)
-
-    def steps(
-        self,
-        since: datetime,
-        until: datetime,
-        *,
-        clusters: Sequence[str] = (),
-        partitions: Sequence[str] = (),
-        accounts: Sequence[str] = (),
-        users: Sequence[str] = (),
-    ) -> pl.DataFrame:
-        """Return all steps of the runs that ``jobs`` returns, as ``STEPS``."""
-        return accounting.steps(self._engine, Selection(since, until, clusters, partitions, accounts, users))
-
-    def allocation_gpus(
-        self,
-        since: datetime,
-        until: datetime,
-        *,
-        clusters: Sequence[str] = (),
-        partitions: Sequence[str] = (),
-        accounts: Sequence[str] = (),
-        users: Sequence[str] = (),
-    ) -> pl.DataFrame:
-        """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``ALLOCATION_GPUS``."""
-        return accounting.allocation_gpus(self._engine, Selection(since, until, clusters, partitions, accounts, users))
-
-    def newest_times(self) -> dict[str, datetime]:
-        """Return the time up to which accounting is known, by cluster.
-
-        It is the latest submission, start, end, or time up to which a running job had run. The eligible time does not
-        count: it can be in the future.
-        """
-        return accounting.newest_times(self._engine)
-
     def fingerprint(self, since: datetime, until: datetime) -> str:
         """Return a fingerprint of the runs overlapping ``[since, until)`` and their GPUs."""
         with reading(self._engine) as connection:
@@ -334,45 +264,6 @@ class Repository:
         """Return suspensions that began before ``until`` and were not over before ``since``, oldest first."""
         with reading(self._engine) as connection:
             return overlapping(connection, since, until)
-
-    # journal, reports, single values ---------------------------------------------------------------------------------
-
-    def record_ingest(self, record: IngestRecord) -> int:
-        """Write ``record`` to the journal and return its number. Only the first problems are kept."""
-        return write(self._engine, lambda connection: journal.record_ingest(connection, record))
-
-    def ingests(self, *, since: datetime | None = None, kind: str | None = None) -> list[IngestRecord]:
-        """Return journal entries of ``kind`` that finished at or after ``since``, oldest first."""
-        with reading(self._engine) as connection:
-            return journal.ingests(connection, since=since, kind=kind)
-
-    def fingerprints(self, kind: str) -> frozenset[str]:
-        """Return the fingerprints of the ingested inputs of ``kind``."""
-        with reading(self._engine) as connection:
-            return journal.fingerprints(connection, kind)
-
-    def record_report(self, record: ReportRecord) -> None:
-        """Record a rendered report, replacing an earlier one of the same period and label."""
-        write(self._engine, lambda connection: journal.record_report(connection, record))
-
-    def reports(self) -> list[ReportRecord]:
-        """Return the records of rendered reports, oldest period first."""
-        with reading(self._engine) as connection:
-            return journal.reports(connection)
-
-    def delete_reports(self, records: Iterable[ReportRecord]) -> None:
-        """Delete ``records``; deleting the files is left to the caller."""
-        keys = [(record.period, record.label) for record in records]
-        write(self._engine, lambda connection: journal.delete_reports(connection, keys))
-
-    def get(self, name: str) -> str | None:
-        """Return the value of ``name``, or None if it was never set."""
-        with reading(self._engine) as connection:
-            return journal.get(connection, name)
-
-    def set(self, name: str, value: str) -> None:
-        """Set the value of ``name``."""
-        write(self._engine, lambda connection: journal.put(connection, name, value))
 
     # upkeep ----------------------------------------------------------------------------------------------------------
 
@@ -397,14 +288,6 @@ class Repository:
         """Return the totals of the database."""
         with reading(self._engine) as connection:
             return counts(connection)
-
-    def schema(self) -> migrations.Status:
-        """Return the version of the schema and the pending migrations."""
-        return migrations.status(self._engine)
-
-    def upgrade(self) -> tuple[migrations.Migration, ...]:
-        """Apply pending migrations and return them."""
-        return migrations.upgrade(self._engine)
 
     # -----------------------------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from slurm_affinode.checkpoint import cuda_features, yama
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import LIBRARY
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
+from slurm_affinode.db import migrations
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.nvml import NvmlDriver
@@ -368,7 +369,7 @@ def _probe(directory: Path) -> Iterator[None]:
 
 def _store(config: Config, now: datetime) -> list[Check]:
     with Repository.open(config.db_url, upgrade=False, create=False) as store:
-        schema = store.schema()
+        schema = migrations.status(store.engine)
         if schema.pending:
             names = ", ".join(migration.name for migration in schema.pending)
             detail = f"{store.where}: migrations are pending: {names}"

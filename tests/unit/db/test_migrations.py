@@ -60,9 +60,9 @@ def test_second_upgrade_applies_nothing(engine):
 
 def test_database_opened_without_upgrade_is_unchanged(store_url):
     with Repository.open(store_url, upgrade=False) as repository:
-        assert repository.schema().version == 0
-        assert repository.upgrade()
-        assert repository.schema().pending == ()
+        assert migrations.status(repository.engine).version == 0
+        assert migrations.upgrade(repository.engine)
+        assert migrations.status(repository.engine).pending == ()
 
 
 def test_changed_migration_is_an_error(engine, tmp_path):

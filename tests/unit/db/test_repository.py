@@ -9,6 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from slurm_affinode.base.errors import AffinodeError, InputError
+from slurm_affinode.db import migrations
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, ReportRecord
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, STEPS, empty
@@ -283,7 +284,7 @@ def test_reopened_database_has_the_written_rows(store_url, jobs):
         assert "affinode" in first.where
     with Repository.open(store_url) as second:
         assert second.jobs(EARLY, LATE).height == 1
-        assert second.schema().pending == ()
+        assert migrations.status(second.engine).pending == ()
 
 
 def test_unexpected_database_error_is_one_line(repository):
