@@ -22,7 +22,7 @@ from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import Refused, TakenBack, reason
+from slurm_affinode.suspension.interface import AbortedError, Refused, reason
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import Aftermath
@@ -31,7 +31,7 @@ from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import ImageFacts, estimate
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer
-from slurm_affinode.suspension.rollback import Undo
+from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.streams import StreamsError
 from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
 
@@ -59,7 +59,7 @@ class RequeueEnding(Ending[DumpAttempt]):
     def __init__(self, parts: Parts, aftermath: Aftermath) -> None:
         self._parts = parts
         self._aftermath = aftermath
-        self._undo = Undo(parts)
+        self._rollback = Rollback(parts)
         self._requeuer = Requeuer(parts)
 
     # --- refusals
@@ -157,7 +157,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             )
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
-            raise TakenBack(str(error)) from None
+            raise AbortedError(str(error)) from None
         except NoRoom as error:
             attempt.traced.close()
             attempt.trouble = f"its image did not fit where it was dumped to first: {error}"
@@ -221,8 +221,8 @@ class RequeueEnding(Ending[DumpAttempt]):
             self._aftermath.later(attempt.journal)
             return
         parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
-        self._undo.drop_image(attempt.journal)  # first: a new agent would requeue the job with it
-        self._undo.resume(attempt.journal)
+        self._rollback.drop_image(attempt.journal)  # first: a new agent would requeue the job with it
+        self._rollback.resume(attempt.journal)
         parts.registry.set_phase(job_id, Phase.RUNNING)
         self._aftermath.ran_on(attempt.journal, why)
         attempt.phase, attempt.failure = Phase.RUNNING, why

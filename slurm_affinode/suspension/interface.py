@@ -28,7 +28,7 @@ under the CUDA lock. A signal that cannot be read does not count as idle. For a 
 ``None``."""
 
 
-class TakenBack(AffinodeError):  # noqa: N818 - names what is the case
+class AbortedError(AffinodeError):
     """A suspension in progress was aborted; the text states the reason."""
 
 

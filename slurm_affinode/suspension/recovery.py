@@ -22,8 +22,8 @@ from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, Silent
-from slurm_affinode.suspension.rollback import Undo
+from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, UnresponsiveError
+from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.shared_state import NO_NOTE, Note, SuspendedJob
 from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
 
@@ -79,7 +79,7 @@ class JobKeeper:
         self._parts = parts
         self._aftermath = aftermath
         self._in_place = in_place
-        self._undo = Undo(parts)
+        self._rollback = Rollback(parts)
         self._requeuer = Requeuer(parts)
         self._silent = False
         """slurmctld did not respond in this round."""
@@ -215,9 +215,9 @@ class JobKeeper:
         """Execute one action; ``False``: it has to wait."""
         parts, record = self._parts, journal.record
         if action is RecoveryAction.RESUME:
-            return self._undo.resume(journal)
+            return self._rollback.resume(journal)
         if action is RecoveryAction.DROP_IMAGE:
-            self._undo.drop_image(journal)
+            self._rollback.drop_image(journal)
         elif action is RecoveryAction.KILL_TREE:
             return parts.processes.end(record.init_pid, record.init_started, timeout_s=parts.settings.kill_s)
         elif action is RecoveryAction.REQUEUE:
@@ -249,7 +249,7 @@ class JobKeeper:
         with parts.processes.hold(members):
             try:
                 self._requeuer.requeue(job_id, record.restarts)
-            except Silent:
+            except UnresponsiveError:
                 self._silent = True
                 return False
             except NotRequeued as error:
@@ -263,8 +263,8 @@ class JobKeeper:
                 journal.write(Phase.QUEUED)
                 self._aftermath.queued(journal)
                 return True
-        self._undo.drop_image(journal)
-        self._undo.resume(journal)
+        self._rollback.drop_image(journal)
+        self._rollback.resume(journal)
         self._aftermath.ran_on(journal, back)
         return True
 

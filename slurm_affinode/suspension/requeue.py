@@ -8,7 +8,7 @@ from typing import TypeVar
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.core.suspension import JobFact
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.slurm.interface import ControllerDownError, InvalidStateError, SlurmError, UnknownJobError
+from slurm_affinode.slurm.interface import ControllerDownError, SlurmError, UnknownJobError
 from slurm_affinode.suspension.context import Parts
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ class NotRequeued(AffinodeError):  # noqa: N818 - names what is the case
     """Slurm has certainly not requeued the job, and will not."""
 
 
-class Silent(AffinodeError):  # noqa: N818
+class UnresponsiveError(AffinodeError):
     """Slurm does not respond: whether it has requeued the job is unknown."""
 
 
@@ -40,7 +40,7 @@ def fact_of(job: Job, restarts: int) -> JobFact:
     return JobFact.QUEUED if job.pending else JobFact.THIS_RUN
 
 
-def patiently(parts: Parts, what: str, call: Callable[[], T]) -> T:
+def retry(parts: Parts, what: str, call: Callable[[], T]) -> T:
     """Return the result of ``call``, retried while Slurm does not respond. Raises ``AffinodeError``."""
     deadline = parts.now() + parts.settings.slurm_s
     while True:
@@ -94,7 +94,10 @@ class Requeuer:
             return False
 
     def requeue(self, job_id: int, restarts: int) -> None:
-        """Return when the job is queued and held, or was requeued before. Raises ``NotRequeued`` and ``Silent``."""
+        """Return when the job is queued and held, or was requeued before.
+
+        Raises ``NotRequeued`` and ``UnresponsiveError``.
+        """
         parts = self._parts
         deadline = parts.now() + parts.settings.slurm_s
         refused: SlurmError | None = None
@@ -120,16 +123,13 @@ class Requeuer:
                     parts.slurm.requeue(job_id, hold=True, running=True)
                     asked += 1
                     continue
-                except InvalidStateError as error:
-                    refused = error  # it may be queued by now: check again
-                    continue
                 except ControllerDownError as error:
                     parts.log.warning("job %s: %s", job_id, error)
                 except SlurmError as error:
-                    refused = error
+                    refused = error  # it may be queued by now: check again
                     continue
             if parts.now() >= deadline:
-                raise Silent(f"slurmctld did not respond for {parts.settings.slurm_s:g} s")
+                raise UnresponsiveError(f"slurmctld did not respond for {parts.settings.slurm_s:g} s")
             parts.sleep(_PAUSE_S)
 
     def _hold(self, job_id: int) -> None:

@@ -42,7 +42,7 @@ from slurm_affinode.suspension.interface import Arrival, reason
 from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.memory import shortage, visible_gpus
 from slurm_affinode.suspension.record import SuspensionFacts
-from slurm_affinode.suspension.requeue import patiently
+from slurm_affinode.suspension.requeue import retry
 from slurm_affinode.suspension.shared_state import Note
 from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start
 from slurm_affinode.suspension.streams import STREAMS, say
@@ -129,7 +129,7 @@ class JobRestorer:
         """See ``interface.Restorer``."""
         parts = self._parts
         began = parts.now()
-        job = patiently(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
+        job = retry(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
         run = LiveRun.of(parts.cluster, job, uid=arrival.uid)
         if run is None:
             raise AffinodeError("Slurm does not say when the job was submitted")
@@ -425,7 +425,7 @@ class JobRestorer:
             self._parts, arrival.job_id, messages.held(f"{text}; try again with: slurm-affinode wake {job.id}")
         )
         try:
-            patiently(parts, "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True))
+            retry(parts, "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True))
         except AffinodeError as error:
             # The plugin requeues the job when the shepherd ends without having started anything.
             parts.log.warning("job %s: %s", arrival.job_id, error)

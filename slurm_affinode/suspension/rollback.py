@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_affinode.checkpoint import deleted_files
-from slurm_affinode.checkpoint.interface import CheckpointError, CudaState, HelperLost
+from slurm_affinode.checkpoint.interface import CheckpointError, CudaState
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -12,7 +12,7 @@ _ATTEMPTS = 5
 _PAUSE_S = 1.0
 
 
-class Undo:
+class Rollback:
     """Rolls back a suspension from its journal alone, so that this also works after a crash, and repeatedly."""
 
     def __init__(self, parts: Parts) -> None:
@@ -37,12 +37,12 @@ class Undo:
         there = {member.pid for member in members}
         # Restore all before unlocking any: they may wait for each other.
         pids = [pid for pid in record.cuda_pids or () if pid in there]
-        restored = [self._patiently(record.key.job_id, pid, CudaState.CHECKPOINTED) for pid in pids]
-        unlocked = [self._patiently(record.key.job_id, pid, CudaState.LOCKED) for pid in pids]
+        restored = [self._leave(record.key.job_id, pid, CudaState.CHECKPOINTED) for pid in pids]
+        unlocked = [self._leave(record.key.job_id, pid, CudaState.LOCKED) for pid in pids]
         return all((*restored, *unlocked))
 
-    def _patiently(self, job_id: int, pid: int, state: CudaState) -> bool:
-        """Move the process out of ``state`` if it is in that state."""
+    def _leave(self, job_id: int, pid: int, state: CudaState) -> bool:
+        """Move the process out of ``state`` if it is in that state; return whether that succeeded."""
         cuda = self._parts.cuda
         why: CheckpointError | None = None
         for attempt in range(_ATTEMPTS):
@@ -55,8 +55,6 @@ class Undo:
                     cuda.restore(pid)
                 else:
                     cuda.unlock(pid)
-            except HelperLost as error:
-                why = error
             except CheckpointError as error:
                 why = error
             else:

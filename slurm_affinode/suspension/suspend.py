@@ -21,7 +21,7 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import LookAgain, Refused, TakenBack
+from slurm_affinode.suspension.interface import AbortedError, LookAgain, Refused
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
@@ -80,7 +80,7 @@ class Ending(ABC, Generic[A]):
         """Collect the facts for the journal. Raises ``Refused`` and ``AffinodeError``; changes nothing."""
 
     def recheck(self, attempt: A) -> None:
-        """Raise ``TakenBack`` if the job is in use, apart from its GPUs. Called under the CUDA locks."""
+        """Raise ``AbortedError`` if the job is in use, apart from its GPUs. Called under the CUDA locks."""
 
     @abstractmethod
     def finish(self, attempt: A) -> None:
@@ -177,7 +177,7 @@ class JobSuspender:
             try:
                 self._lock_all(attempt)
                 if (seen := look_again()) is not None:
-                    raise TakenBack(f"it is not idle any more: {seen}")
+                    raise AbortedError(f"it is not idle any more: {seen}")
                 ending.recheck(attempt)
                 announce(self._parts, attempt, Phase.LOCKED)
                 self._checkpoint(attempt)

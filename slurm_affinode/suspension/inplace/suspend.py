@@ -22,7 +22,7 @@ from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
-from slurm_affinode.suspension.interface import Refused, TakenBack, reason
+from slurm_affinode.suspension.interface import AbortedError, Refused, reason
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import Aftermath, mail_owner
@@ -30,7 +30,7 @@ from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stoppe
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
 from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.rollback import Undo
+from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
 
 _LOOKS_APART_S = 0.25
@@ -75,7 +75,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         self._sockets = sockets
         self._caretaker = caretaker
         self._freeze_s = freeze_s
-        self._undo = Undo(parts)
+        self._rollback = Rollback(parts)
 
     # --- refusals
 
@@ -155,7 +155,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         """See ``Ending``."""
         came = self._meanwhile(attempt)
         if came is not None:  # answering now is faster than moving its memory out and back
-            raise TakenBack(f"a request is waiting: {came}")
+            raise AbortedError(f"a request is waiting: {came}")
 
     def finish(self, attempt: FreezeAttempt) -> None:
         """See ``Ending``."""
@@ -181,10 +181,10 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
 
     def _look_for_new(self, attempt: FreezeAttempt) -> None:
-        """Raise ``TakenBack`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
+        """Raise ``AbortedError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
         new = {one.pid for one in self._members(attempt.job)} & holders(self._parts.gpus.processes()) - attempt.known
         if new:
-            raise TakenBack(f"process {min(new)} has begun to use a GPU meanwhile")
+            raise AbortedError(f"process {min(new)} has begun to use a GPU meanwhile")
 
     def _meanwhile(self, attempt: FreezeAttempt) -> str | None:
         """Return what has arrived since the look before the locks."""
@@ -201,7 +201,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             sleeper.told = False
             parts.ledger.write(replace(journal.record.ledger_entry(parts.node), failure=why))
             self._caretaker.adopt(sleeper, ask=f"its suspension failed: {why}")
-        elif self._undo.resume(journal):
+        elif self._rollback.resume(journal):
             parts.registry.set_phase(job_id, Phase.RUNNING)
             self._aftermath.ran_on(journal, why)
             attempt.phase = Phase.RUNNING
