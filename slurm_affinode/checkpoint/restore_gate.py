@@ -175,7 +175,8 @@ _SETS = {"CapInh": 9, "CapPrm": 10, "CapEff": 11, "CapBnd": 12, "CapAmb": 19}
 """Capability set in ``/proc/PID/status`` -> field of ``images/creds.proto`` in CRIU 4.1."""
 _UIDS, _GIDS = (1, 3, 5, 7), (2, 4, 6, 8)
 _GROUPS, _SECUREBITS, _NO_NEW_PRIVS = 14, 13, 18
-_THREAD_CORE, _CREDS, _SECCOMP = 5, 10, 11  # images/core.proto
+_TASK_CORE, _THREAD_CORE, _CREDS, _SECCOMP = 3, 5, 10, 11  # images/core.proto
+_FILTER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,12 +223,16 @@ def of_image(directory_fd: int, number: int) -> Credentials | None:
     def bits(field: int) -> int:
         return sum(word << 32 * at for at, word in enumerate(repeated(creds, field)))
 
+    # CRIU records filters that all threads share with the main thread only, and sets them for all threads at once. The
+    # kernel's values are checked before the process tree runs.
+    unrecorded = 0 if _TASK_CORE in core else _FILTER
     return Credentials(
         frozenset(integer(creds, field) for field in _UIDS),
         frozenset(integer(creds, field) for field in _GIDS),
         frozenset(repeated(creds, _GROUPS)),
         {name: bits(field) for name, field in _SETS.items()},
-        bool(integer(creds, _NO_NEW_PRIVS, 0)), integer(thread, _SECCOMP, 0), integer(creds, _SECUREBITS, 0),
+        bool(integer(creds, _NO_NEW_PRIVS, 0)), integer(thread, _SECCOMP, unrecorded),
+        integer(creds, _SECUREBITS, 0),
     )  # fmt: skip
 
 

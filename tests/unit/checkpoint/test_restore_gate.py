@@ -18,6 +18,8 @@ from slurm_affinode.checkpoint import restore_gate
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.restore_gate import Gate, work_directory
 
+from .criu_files import Field, image, message
+
 PRE_RESUME = {"CRTOOLS_SCRIPT_ACTION": "pre-resume", "PATH": os.environ["PATH"]}
 
 
@@ -206,3 +208,22 @@ def test_work_directory_is_writable_and_allows_programs(tmp_path: Path, monkeypa
     finally:
         for place in mounted:
             subprocess.run(["umount", "-l", place], check=False)
+
+
+def test_filter_of_all_threads_is_recorded_with_the_main_thread(tmp_path: Path) -> None:
+    """CRIU leaves it out of the other threads; a main thread without a filter is not restored where one is needed."""
+    numbers = [(field, 0) for field in (*range(1, 9), 13, 14)]
+    for number, task, seccomp in ((2, True, 2), (3, False, None), (4, True, None)):
+        thread = message((10, message(*numbers)), *([] if seccomp is None else [(11, seccomp)]))
+        fields: list[Field] = [(1, 1), (5, thread), *([(3, message((1, 1)))] if task else [])]
+        (tmp_path / f"core-{number}.img").write_bytes(image(message(*fields)))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        leader, thread, unfiltered = (restore_gate.of_image(directory, number) for number in (2, 3, 4))
+    finally:
+        os.close(directory)
+    assert leader is not None
+    assert thread is not None
+    assert unfiltered is not None
+    assert restore_gate.excess(thread, leader) is None
+    assert "seccomp" in str(restore_gate.excess(unfiltered, leader))
