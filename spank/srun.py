@@ -134,7 +134,7 @@ def real_srun(env: dict[str, str], own: str) -> tuple[str, dict[str, str]]:
 def become_real(env: dict[str, str], own: str, arguments: list[str]) -> None:
     path, rest = real_srun(env, own)
     default_signals()
-    os.execve(path, [path, *arguments], rest)
+    os.execve(path, ["srun", *arguments], rest)
 
 
 def default_signals() -> None:
