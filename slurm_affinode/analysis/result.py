@@ -119,6 +119,13 @@ class WasteQuery:
     """Cluster -> time up to which accounting is known; jobs last seen running are counted up to it. A cluster that is
     not listed has no such limit."""
 
+    @property
+    def filters(self) -> Mapping[str, tuple[str, ...]]:
+        """Column of ``JOBS`` -> names that select runs."""
+        return {
+            "cluster": self.clusters, "partition": self.partitions, "account": self.accounts, "user": self.users,
+        }  # fmt: skip
+
     def end_of(self, cluster: str | None) -> datetime:
         """Return the latest time up to which a running job of ``cluster`` is counted."""
         return min(self.until, self.known_until.get(cluster or "", self.until))

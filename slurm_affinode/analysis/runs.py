@@ -70,13 +70,9 @@ def epoch_ms(moment: datetime) -> int:
 
 
 def _wanted(query: WasteQuery) -> pl.Expr:
-    asked = {
-        "cluster": query.clusters,
-        "partition": query.partitions,
-        "account": query.accounts,
-        "user": query.users,
-    }
-    conditions = [pl.col(name).is_in(list(values)).fill_null(value=False) for name, values in asked.items() if values]
+    conditions = [
+        pl.col(name).is_in(list(values)).fill_null(value=False) for name, values in query.filters.items() if values
+    ]
     return pl.all_horizontal(conditions) if conditions else pl.lit(value=True)
 
 

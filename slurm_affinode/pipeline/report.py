@@ -156,13 +156,7 @@ def _advance(say: Step) -> Callable[[int, int], None]:
 
 def _check_filters(jobs: pl.DataFrame, query: WasteQuery) -> None:
     """Reject a name that no job of the interval has: a typo must not look like "no waste"."""
-    asked = {
-        "cluster": query.clusters,
-        "partition": query.partitions,
-        "account": query.accounts,
-        "user": query.users,
-    }
-    for column, names in asked.items():
+    for column, names in query.filters.items():
         there = set(jobs[column].drop_nulls().unique())
         for name in names:
             if name not in there:
