@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -12,7 +11,7 @@ from typing import Any
 
 from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.toml_lines import syntax_fault
+from slurm_affinode.base.toml_lines import parsed
 
 _INSTANCE = re.compile(r"(?:^| )(?:mig (\d+)g\b|(\d+)g\.\d+gb\b)")
 _BETWEEN_MODELS = re.compile(r"\+(?!me|gfx)")
@@ -109,11 +108,7 @@ def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable
 
 def parse(text: str, *, where: str) -> PriceTable:
     """Parse a price table from TOML text. ``where``: its origin, for errors. Raises ``ConfigError``."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        fault = syntax_fault(error, text)
-        raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
+    data = parsed(text, where=where)
     unknown = sorted(set(data) - {"currency", "source", "as_of", "default_per_hour", "gpu"})
     if unknown:
         raise ConfigError(

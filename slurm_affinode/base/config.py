@@ -9,7 +9,6 @@ import os
 import re
 import select
 import stat
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from slurm_affinode.base.config_values import (
 )
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
 from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
-from slurm_affinode.base.toml_lines import syntax_fault
+from slurm_affinode.base.toml_lines import parsed
 from slurm_affinode.base.urls import checked_url
 
 DEFAULT_PATH = Path("/etc/slurm-affinode/config.toml")
@@ -420,12 +419,7 @@ def policy_path(config: Config) -> Path:
 
 def parse(text: str, *, where: str) -> Config:
     """Build a ``Config`` from TOML text; ``where`` names its origin in errors. Raises ``ConfigError``."""
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        fault = syntax_fault(error, text)
-        raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
-    config = build(Config, data, where)
+    config = build(Config, parsed(text, where=where), where)
     idle, inplace = config.idle, config.inplace
     if not 0 <= idle.idle_pct <= idle.low_pct <= 100:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")

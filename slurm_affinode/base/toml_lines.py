@@ -6,8 +6,9 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.errors import AffinodeError, ConfigError
 from slurm_affinode.base.times import parse_span_s
 
 Path = tuple[str | int, ...]
@@ -46,6 +47,15 @@ class Lines:
             if found is not None:
                 return found
         return 1
+
+
+def parsed(text: str, *, where: str) -> dict[str, Any]:
+    """Parse a TOML text; ``where``: its origin, for errors. Raises ``ConfigError`` with the line."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        fault = syntax_fault(error, text)
+        raise ConfigError(f"{where}:{fault.line}: {fault.message}", hint=fault.hint) from error
 
 
 def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
