@@ -73,11 +73,16 @@ def texts(value: Any) -> tuple[str, ...]:
     raise ValueError(f'{value!r} is not a list of texts: write for example ["a", "b"]')
 
 
-def patterns(value: Any) -> tuple[str, ...]:
-    """Return names or patterns (``*``, ``?``), at least one. Rejects values that match nothing, or all, by mistake."""
+def _some(value: Any, whole_set: str) -> tuple[str, ...]:
     found = texts(value)
     if not found:
-        raise ValueError("the list is empty: leave the key out where everything is meant")
+        raise ValueError(f"the list is empty: leave the key out where {whole_set} is meant")
+    return found
+
+
+def patterns(value: Any) -> tuple[str, ...]:
+    """Return names or patterns (``*``, ``?``), at least one. Rejects values that match nothing, or all, by mistake."""
+    found = _some(value, "everything")
     for one in found:
         if one != one.strip() or any(char in "[]," or not char.isprintable() for char in one):
             raise ValueError(f'{one!r} is no name: each stands by itself, ["a", "b*"]; patterns are * and ?')
@@ -95,19 +100,14 @@ def job_patterns(value: Any) -> tuple[str, ...]:
 
 def host_lists(value: Any) -> tuple[str, ...]:
     """Return node names, patterns, or host lists (``gpu[01-04,7]``), at least one."""
-    found = texts(value)
-    if not found:
-        raise ValueError("the list is empty: leave the key out where every node is meant")
-    return found
+    return _some(value, "every node")
 
 
 def texts_of(*known: str) -> Kind:
     """Return a converter for lists of at least one string, all among ``known``."""
 
     def convert(value: Any) -> tuple[str, ...]:
-        found = texts(value)
-        if not found:
-            raise ValueError("the list is empty: leave the key out where everything is meant")
+        found = _some(value, "everything")
         for one in found:
             if one not in known:
                 raise ValueError(f"{one!r} is none; known: {', '.join(known)}")
