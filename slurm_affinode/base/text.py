@@ -67,8 +67,8 @@ def span(seconds: float) -> str:
 
 
 def counted(number: int, one: str) -> str:
-    """Return ``1 GPU``, ``2 GPUs``, ``0 GPUs``; ``one``: the singular of a noun with a plural in ``s``."""
-    return f"{number} {one}" if number == 1 else f"{number} {one}s"
+    """Return ``1 GPU``, ``1,200 GPUs``, ``0 GPUs``; ``one``: the singular of a noun with a plural in ``s``."""
+    return f"{number:,} {one}" if number == 1 else f"{number:,} {one}s"
 
 
 _JOINERS = "\N{ZERO WIDTH JOINER}\N{ZERO WIDTH NON-JOINER}"

@@ -23,7 +23,7 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError, UnreachableError
 from slurm_affinode.base.files import delivering
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import printable, span
+from slurm_affinode.base.text import counted, printable, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import LazyGroup, command, group
 from slurm_affinode.cli.options import (
@@ -93,7 +93,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
     ``explain``: options with which ``zombies explain`` uses the same data; ``None``: there are none.
     """
     out = console()
-    jobs, gpus = _several(found.jobs, "GPU job"), _several(found.gpus, "GPU")
+    jobs, gpus = counted(found.jobs, "GPU job"), counted(found.gpus, "GPU")
     looked = f"{jobs}, {gpus}, {clock(found.since)} to {clock(found.until)} ({zone()})"
     if not found.findings:
         out.print(Text(f"Nothing found: {looked} ({found.source})."))
@@ -184,10 +184,6 @@ def _nodes_of(one: Finding) -> str:
     return f"{one.nodes[0]}{more}{of}"
 
 
-def _several(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' if count != 1 else ''}"
-
-
 def evidence_table(rows: Sequence[Evidence]) -> Table:
     """Return a table of the evidence: measured values, thresholds and weights."""
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -248,7 +244,7 @@ def print_explanation(page: Explanation) -> None:
     limit = "" if job.time_limit_s is None else f" of at most {span(job.time_limit_s)}"
     ran = span((page.until - page.since).total_seconds())
     where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
-    gpus = _several(page.allocated_gpus or 0, "GPU")
+    gpus = counted(page.allocated_gpus or 0, "GPU")
     out.print(Text(printable(f"{gpus} on {where}; looked at {ran}{limit}")))
     if not page.findings:
         out.print()
@@ -321,7 +317,7 @@ def print_signatures(where: Path, file: SignatureFile) -> None:
         count = sum(example.signature == one.name for example in file.examples)
         table.add_row(one.name, one.kind, span(one.time.longer_than_s), f"{one.min_score:g}", str(count), str(one.line))
     out = console()
-    out.print(Text(printable(f"{where}: {_several(len(file.signatures), 'signature')}, nothing wrong.")))
+    out.print(Text(printable(f"{where}: {counted(len(file.signatures), 'signature')}, nothing wrong.")))
     out.print(table)
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import counted, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.toml_lines import syntax_fault
 from slurm_affinode.model.finding import Evidence
@@ -229,7 +229,7 @@ def _compute(rule: Compute, gpu: GpuFacts) -> Evidence:
         return _unknown("compute", "%", threshold, rule.weight, "activity was not measured")
     known = {name: value for name, value in gpu.peaks_pct.items() if value is not None}
     busiest = max(known, key=lambda name: known[name])
-    names = f"{len(known)} signal{'s' if len(known) != 1 else ''}: {', '.join(known)}"
+    names = f"{counted(len(known), 'signal')}: {', '.join(known)}"
     text = (
         f"no signal above {peak:.2g} % ({names})"
         if peak <= rule.at_most_pct

@@ -24,6 +24,7 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.process import Helper
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.resources import asset_dir
+from slurm_affinode.base.text import counted
 from slurm_affinode.checkpoint import cuda_features, yama
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import LIBRARY
@@ -397,9 +398,7 @@ def _history(config: Config, now: datetime) -> Check:
         span, days = history.span(), len(history.days())
     if span is None:
         return Check("GPU history", PROBLEM, f"{config.history_dir}: empty", "slurm-affinode ingest gpu PATH...")
-    said = (
-        f"{config.history_dir}: {days:,} day{'' if days == 1 else 's'}, the newest sample {_ago(span[1], now, config)}"
-    )
+    said = f"{config.history_dir}: {counted(days, 'day')}, the newest sample {_ago(span[1], now, config)}"
     if now - span[1] > STALE:
         return Check("GPU history", PROBLEM, said, "slurm-affinode ingest gpu PATH..., or set nightly.gpu_paths")
     return Check("GPU history", OK, said)

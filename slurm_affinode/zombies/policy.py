@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_affinode.base.config import Config, policy_path, read_small
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import span
+from slurm_affinode.base.text import counted, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.core.cleanup_policy import PolicyFault, parse_policy, read_policy
@@ -140,7 +140,7 @@ def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
             continue
         if name == "interactive":
             most = "none left alone" if value.max_run_s is None else (
-                f"up to {span(value.max_run_s)} and {value.max_gpus} GPU{'s' if value.max_gpus != 1 else ''} left alone"
+                f"up to {span(value.max_run_s)} and {counted(value.max_gpus, 'GPU')} left alone"
             )  # fmt: skip
             words.append(f"interactive: {most}, others {span(value.extra_s)} more")
             continue

@@ -19,7 +19,7 @@ def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
 
 
 def test_count_has_singular_and_plural() -> None:
-    assert [counted(number, "GPU") for number in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert [counted(number, "GPU") for number in (0, 1, 1200)] == ["0 GPUs", "1 GPU", "1,200 GPUs"]
 
 
 @pytest.mark.parametrize(
