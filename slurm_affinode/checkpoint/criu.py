@@ -25,6 +25,7 @@ from pathlib import Path
 from slurm_affinode.base import kernel_text, pidfd, process
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Id, Namespace, Process
+from slurm_affinode.base.text import last_line
 from slurm_affinode.checkpoint import (
     criu_launcher,
     deleted_files,
@@ -387,7 +388,7 @@ class Criu:
         said = failure(text)
         if text or not done.stderr.strip():
             return said
-        return done.stderr.strip().splitlines()[-1]
+        return last_line(done.stderr)
 
 
 def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_ours: bool = False) -> list[Path]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config, policy_path
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import last_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.model.suspension import JobKey, SuspensionMail
 
@@ -175,8 +176,8 @@ def mailer(config: Config) -> Mailer:
         argv = process.of_module("slurm_affinode.pipeline.suspension_mail")
         done = process.run(argv, timeout_s=_SEND_S, stdin=json.dumps(request).encode(), group=True, check=False)
         if done.returncode != 0:
-            said = done.stderr.strip().splitlines()
-            raise AffinodeError(said[-1] if said else f"the mail's process ended with status {done.returncode}")
+            said = last_line(done.stderr)
+            raise AffinodeError(said or f"the mail's process ended with status {done.returncode}")
 
     marks = suspend.journal.parent / "mailed"
     return Mailer(send, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)
