@@ -126,14 +126,27 @@ start_agent() {
   done'
 }
 
+# Device files as the driver's, which CRIU cannot dump: a character device that everybody may open
+# (FUSE), and one that can be mapped, an unused loop device. Where the kernel lacks them: /dev/null, and none.
+make_devices() { # NUMBER
+  local index kind=(c 10 229)
+  mknod -m 0666 /dev/probe "${kind[@]}"
+  (: <>/dev/probe) 2>/dev/null || kind=(c 1 3)
+  rm /dev/probe
+  for ((index = 0; index < $1; index++)); do
+    [ -e "/dev/nvidia$index" ] || mknod -m 0666 "/dev/nvidia$index" "${kind[@]}"
+  done
+  [ -e /dev/nvidia-uvm ] || mknod -m 0444 /dev/nvidia-uvm b 7 7
+  (: </dev/nvidia-uvm) 2>/dev/null || rm /dev/nvidia-uvm
+  sed 's/^Character devices:$/&\n 10 nvidia\n  7 nvidia-uvm/' /proc/devices >/run/devices
+  mount --bind /run/devices /proc/devices
+}
+
 role_compute() {
-  local index
   start_munge
   install -d -m 0755 /var/spool/slurmd /var/lib/slurm-affinode
   if [ "${GPUS:-0}" -gt 0 ]; then
-    for ((index = 0; index < GPUS; index++)); do
-      [ -e "/dev/nvidia$index" ] || mknod -m 0666 "/dev/nvidia$index" c 1 3
-    done
+    make_devices "$GPUS"
     # Equal on every start, different on every node.
     gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)" --sample-period-ms 200
     start_exporter

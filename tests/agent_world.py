@@ -161,6 +161,9 @@ class FakeImager:
     def check(self) -> str:
         return "4.1.1"
 
+    def why_no_device_files(self) -> str | None:
+        return None
+
     def dump(self, tree, directory_fd: int, *, timeout_s: float) -> DumpResult:  # type: ignore[no-untyped-def]
         assert not self.world.kept_stopped  # CRIU stops the tree itself
         self.world.effect("dump")

@@ -45,7 +45,8 @@ class TiersConfig:
 DEFAULT_PORT = 9403
 RUN_DIR = Path("/run/slurm-affinode")
 SHEPHERD = Path("/usr/local/libexec/slurm-affinode-shepherd")
-"""Installed by ``make install`` in ``spank/``."""
+CRIU_PLUGIN = Path("/usr/local/libexec/slurm-affinode-criu/device_files.so")
+"""Both are installed by ``make install`` in ``spank/``."""
 
 
 def listen_address(text: str) -> tuple[str, int]:
@@ -157,6 +158,8 @@ class SuspendConfig:
     """The installed shepherd; a process that executes another program is not accepted as one."""
     criu: str = "criu"
     """The program, as a path or to be found in ``PATH``."""
+    criu_plugin: AbsolutePath = CRIU_PLUGIN
+    """The installed plugin of CRIU for forked workers, alone in a directory that only root may change."""
     criu_sockets: bool = False
     """Network sockets are dumped even if CRIU's version on this kernel indicates no support: for a patched CRIU."""
     on_restore_failure: Annotated[str, either("hold", "fresh")] = "hold"

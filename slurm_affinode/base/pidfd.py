@@ -30,6 +30,8 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # linux/nsfs.h
 _SYS_PIDFD_GETFD = 438
+_SYS_KCMP = {"x86_64": 312, "aarch64": 272, "ppc64le": 354, "riscv64": 272}
+_KCMP_FILE = 0
 _SEIZE = 0x4206
 _INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of linux/proc_ns.h
 _END_S = 10.0
@@ -246,6 +248,23 @@ class Process:
             with _gone(self.pid):
                 raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
         return found
+
+    def shares(self, number: int, other: Process, theirs: int) -> bool:
+        """Return whether a descriptor has the open file description of a descriptor of another process (``kcmp(2)``).
+
+        False if one of the descriptors is closed. Raises ``ProcessGoneError``, ``OSError``.
+        """
+        call = _SYS_KCMP.get(os.uname().machine)
+        if call is None:
+            raise OSError(errno.ENOSYS, "the number of kcmp(2) on this machine is not known")
+        libc = ctypes.CDLL(None, use_errno=True)
+        found = int(libc.syscall(call, self.pid, other.pid, _KCMP_FILE, number, theirs))
+        code = ctypes.get_errno()
+        for process in (self, other):
+            process.check()  # not ended, so the PIDs were theirs during the call
+        if found < 0 and code != errno.EBADF:
+            raise OSError(code, os.strerror(code), f"descriptor {number} of process {self.pid}")
+        return found == 0
 
 
 @dataclass(frozen=True, slots=True)

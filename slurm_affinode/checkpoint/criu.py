@@ -2,8 +2,9 @@
 
 CRIU runs inside the job's PID and mount namespaces, so that it sees the job's PIDs: ``criu_launcher.py`` enters them by
 descriptors held since the shepherd's hello, and executes CRIU by descriptor. CRIU gets nothing that a user can choose:
-a fixed environment, no configuration file, no plugins, and image and work directories as inherited descriptors
-(``/proc/self/fd/N``), so no path is resolved where a job could have placed a file.
+a fixed environment, no configuration file, and image and work directories as inherited descriptors
+(``/proc/self/fd/N``), so no path is resolved where a job could have placed a file. It loads a plugin only for a dump of
+forked workers (``device_files.py``).
 
 CRIU's exit status alone is not trusted: the files of a dump and the restored process tree are checked too.
 """
@@ -16,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,11 +25,13 @@ from pathlib import Path
 
 from slurm_affinode.base import kernel_text, pidfd, process
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.pidfd import Id, Namespace, Process
+from slurm_affinode.base.node_config import CRIU_PLUGIN
+from slurm_affinode.base.pidfd import Id, Namespace, Process, ProcessGoneError
 from slurm_affinode.base.text import last_line
 from slurm_affinode.checkpoint import (
     criu_launcher,
     deleted_files,
+    device_files,
     inet_sockets,
     local_files,
     memory_map,
@@ -109,6 +112,7 @@ class Criu:
         self,
         *,
         program: str = "criu",
+        plugin: Path = CRIU_PLUGIN,
         runner: Runner = process.run,
         cgroup_root: Path = _CGROUPS,
         verbosity: int = 2,
@@ -120,6 +124,7 @@ class Criu:
         """
         self._hold = hold
         self._program = program
+        self._plugin = plugin
         self._run = runner
         self._cgroup_root = cgroup_root
         self._verbosity = verbosity
@@ -145,6 +150,10 @@ class Criu:
             self._version = f"{match[1]}.{match[2]}{match[3]}"
         return self._version
 
+    def why_no_device_files(self) -> str | None:
+        """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
+        return device_files.why_not(self._plugin)
+
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
         """Dump the process tree to the directory and leave it stopped.
 
@@ -155,7 +164,7 @@ class Criu:
         space = self._space(tree.init, DumpFailed)
         arguments = [
             "dump", f"--tree={tree.root_pid_ns}",
-            "--images-dir=/proc/self/fd/" + str(directory_fd), "--libdir=/proc/self/fd/" + str(directory_fd),
+            "--images-dir=/proc/self/fd/" + str(directory_fd),
             "--log-file=dump.log", f"-v{self._verbosity}",
             "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
         ]  # fmt: skip
@@ -164,10 +173,16 @@ class Criu:
         if owner is not None:
             deleted_files.give_names(processes, owner)
         try:
-            with self._launched(space, arguments) as (argv, fds):
-                done = self._run(
-                    argv, timeout_s=timeout_s, env=_ENVIRONMENT, check=False, pass_fds=(directory_fd, *fds), group=True
+            with ExitStack() as stack:
+                plugins, variables = (
+                    stack.enter_context(self._plugins(space, tree)) if tree.forked else (directory_fd, {})
                 )
+                arguments.append(f"--libdir=/proc/self/fd/{plugins}")
+                argv, fds = stack.enter_context(self._launched(space, arguments))
+                done = self._run(
+                    argv, timeout_s=timeout_s, env={**_ENVIRONMENT, **variables}, check=False,
+                    pass_fds=(*sorted({directory_fd, plugins}), *fds), group=True,
+                )  # fmt: skip
         except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was given up: {error}") from None
         if done.returncode != 0:
@@ -189,6 +204,21 @@ class Criu:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
         kept = local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd)
         return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
+
+    @contextmanager
+    def _plugins(self, space: Namespace, tree: Tree) -> Iterator[tuple[int, Mapping[str, str]]]:
+        """Yield the directory of the plugin for device files, and its environment.
+
+        The plugin accepts such files of any process. Raises ``DumpFailed`` if another process than ``tree.forked`` has
+        one, which the image would lose, ``UnreachableError`` and ``OSError``.
+        """
+        majors = device_files.majors()
+        for _, one in space.processes():
+            with contextlib.suppress(ProcessGoneError):
+                if one.id not in tree.forked and (name := device_files.held(one, majors)) is not None:
+                    raise DumpFailed(f"process {one.pid} has {name} open, and has not inherited it")
+        with device_files.opened(self._plugin) as fd:
+            yield fd, device_files.environment(majors)
 
     def _space(self, init: Id, kind: type[CheckpointError]) -> Namespace:
         """Hold the namespaces of a shepherd. Raises ``kind``."""

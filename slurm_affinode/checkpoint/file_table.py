@@ -4,6 +4,9 @@ CRIU writes one entry for each open file description (``files.img``, ``images/fd
 refer to the entries: descriptors (``fdinfo-N.img``), mappings and executables (``mm-PID.img``), working and root
 directories (``fs-PID.img``). If the entry of a regular file has ``ext`` set, CRIU uses the inherited descriptor with
 the entry's name as its key instead of opening the path (``open_path`` in ``criu/files-reg.c``).
+
+Device files of forked workers (``device_files.py``) are entries of external files, and mappings marked as those of a
+plugin. Both become entries of inherited regular files, so that a restore needs no plugin.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ _MAGICS = 8  # bytes
 READ, WRITE, SEARCH = os.R_OK, os.W_OK, os.X_OK
 _ACCESS = {os.O_RDONLY: READ, os.O_WRONLY: WRITE}
 _FILE_PRIVATE, _FILE_SHARED, _MEMFD = 1 << 6, 1 << 7, 1 << 14  # status flags of a mapping, criu/include/image.h
+_BY_PLUGIN = 1 << 27
 _ID_LIMIT = 1 << 32
 LISTEN, ESTABLISHED = 10, 1
 DATAGRAM = 2
@@ -46,12 +50,13 @@ class Type(IntEnum):
     PACKETSK = 10
     TTY = 11
     NETLINKSK = 13
+    EXTERNAL = 16
     TIMERFD = 17
     MEMFD = 18
     PIDFD = 20
 
 
-_BODY = {Type.REG: 3, Type.INOTIFY: 13, Type.UNIXSK: 16, Type.FIFO: 17, Type.TTY: 19}
+_BODY = {Type.REG: 3, Type.INOTIFY: 13, Type.EXTERNAL: 15, Type.UNIXSK: 16, Type.FIFO: 17, Type.TTY: 19}
 """Fields of ``file_entry`` that are decoded."""
 
 
@@ -171,6 +176,8 @@ class FileTable:
     terminals: frozenset[int]
     """Entries with the names of terminals."""
     watches: tuple[InotifyWatch, ...]
+    external: frozenset[int]
+    """Entries of device files that were dumped with the plugin."""
     _data: bytes = field(repr=False)
 
     @classmethod
@@ -181,6 +188,7 @@ class FileTable:
         fifos: dict[int, int] = {}
         terminals: set[int] = set()
         watches: list[InotifyWatch] = []
+        external: set[int] = set()
         for body in bodies(data):
             kind, inner = _entry(body)
             if kind is Type.REG:
@@ -199,25 +207,42 @@ class FileTable:
                 terminals.add(integer(facts, 6, integer(facts, 1)))
             elif kind is Type.INOTIFY:
                 watches += _watches(inner)
-        return cls(regular, tuple(sockets), fifos, frozenset(terminals), tuple(watches), data)
+            elif kind is Type.EXTERNAL:
+                external.add(integer(message(inner), 1))
+        if not external.isdisjoint(regular):
+            raise BadImage(f"{FILES}: a regular file has the number of an external one")
+        return cls(regular, tuple(sockets), fifos, frozenset(terminals), tuple(watches), frozenset(external), data)
 
-    def rewritten(self, names: Mapping[int, str], inherited: Collection[int] = ()) -> bytes:
-        """Return the table with new names for regular files, which are inherited, and without paths of UNIX sockets.
+    def rewritten(
+        self, names: Mapping[int, str], inherited: Collection[int] = (), replaced: Collection[int] = ()
+    ) -> bytes:
+        """Return the table with new names for files, which are inherited, and without paths of UNIX sockets.
 
-        ``names``: entry -> new name. ``inherited``: sockets that CRIU inherits, for which it neither connects nor
-        creates a peer.
+        ``names``: entry -> new name, of regular files, and of external ones, which become regular files. ``inherited``:
+        sockets that CRIU inherits, for which it neither connects nor creates a peer. ``replaced``: regular files for
+        which another file is inherited, so that CRIU must not compare it.
         """
         made = bytearray(self._data[:_MAGICS])
         for body in bodies(self._data):
             kind, inner = _entry(body)
+            changes: dict[int, int | bytes | None] = {}
             if kind is Type.REG:
                 one = _regular(inner)
                 if one.id in names:
-                    new = _with(inner, {2: one.flags & ~os.O_NOFOLLOW, 6: os.fsencode(names[one.id]), 9: 1})
-                    body = _with(body, {_BODY[kind]: new})  # noqa: PLW2901 - the same entry
+                    changes |= {2: one.flags & ~os.O_NOFOLLOW, 6: os.fsencode(names[one.id]), 9: 1}
+                    if one.id in replaced:
+                        changes |= dict.fromkeys(_OF_CONTENTS)
+                    body = _with(body, {_BODY[kind]: _with(inner, changes)})  # noqa: PLW2901 - the same entry
+            elif kind is Type.EXTERNAL:
+                facts = message(inner)
+                number = integer(facts, 1)
+                if number in names:
+                    owner = (5, _text(facts, 5))  # the same field in both
+                    fields = ((1, number), (2, os.O_RDWR), (3, 0), owner, (6, os.fsencode(names[number])), (9, 1))
+                    new = b"".join(encoded(*one) for one in fields)
+                    body = _with(body, {1: Type.REG, _BODY[kind]: None, _BODY[Type.REG]: new})  # noqa: PLW2901
             elif kind is Type.UNIXSK:
                 sk = _socket(inner)
-                changes: dict[int, int | bytes | None] = {}
                 if sk.path is not None or sk.directory is not None or sk.id in inherited:
                     # Keep an abstract name that CRIU binds itself.
                     name = sk.name if sk.path is None and sk.id not in inherited else b""
@@ -228,6 +253,21 @@ class FileTable:
                     body = _with(body, {_BODY[kind]: _with(inner, changes)})  # noqa: PLW2901
             made += framed(body)
         return bytes(made)
+
+
+_OF_CONTENTS = (8, 10, 11, 12, 13, 14)
+"""Fields of ``reg_file_entry``: size, mode, build ID and checksums."""
+
+
+def with_regular_files(data: bytes, external: Collection[int]) -> bytes:
+    """Return a ``fdinfo-N.img`` whose descriptors of external files are those of regular files."""
+    made = bytearray(data[:_MAGICS])
+    for body in bodies(data):
+        facts = message(body)
+        if integer(facts, 3) == Type.EXTERNAL and integer(facts, 1) in external:
+            body = _with(body, {3: Type.REG})  # noqa: PLW2901 - the same entry
+        made += framed(body)
+    return bytes(made)
 
 
 def remaps(data: bytes) -> list[Remap]:
@@ -282,7 +322,7 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
                 name = table.fifos[number]
                 need(name)
                 need(name, _access_of(table.regular[name]))
-            elif kind == Type.REG:
+            elif kind == Type.REG or (kind == Type.EXTERNAL and number not in table.external):
                 raise BadImage(f"{FILES}: there is no file {number:#x}")
     for data in memories:
         for body in bodies(data):
@@ -293,7 +333,7 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
                     raise BadImage("a mapping is no message")
                 one = message(area)
                 status = integer(one, 7)
-                if status & (_FILE_PRIVATE | _FILE_SHARED) and not status & _MEMFD:
+                if status & (_FILE_PRIVATE | _FILE_SHARED) and not status & (_MEMFD | _BY_PLUGIN):
                     access, protection = _access_of_mapping(one), integer(one, 5)
                     need(integer(one, 4), access, run=bool(protection & 4))
     for data in places:
@@ -301,6 +341,20 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
             facts = message(body)
             need(integer(facts, 1), SEARCH)
             need(integer(facts, 2), SEARCH, root=True)
+    return found
+
+
+def device_mappings(memories: Collection[bytes]) -> set[int]:
+    """Return the entries of device files that are mapped and were dumped with the plugin. Raises ``BadImage``."""
+    found = set()
+    for data in memories:
+        for body in bodies(data):
+            for area in message(body).get(14, []):
+                if not isinstance(area, bytes):
+                    raise BadImage("a mapping is no message")
+                one = message(area)
+                if integer(one, 7) & _BY_PLUGIN:
+                    found.add(integer(one, 4))
     return found
 
 

@@ -11,12 +11,13 @@ import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes
 from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.checkpoint import device_files
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.interface import CheckpointError
 
@@ -52,6 +53,19 @@ class ProcessFacts:
     deleted_files: int = 0
     """Size of open files that were deleted, which are stored in the image."""
     mps: bool = False
+    started: int = 0
+    """Start time in ticks since boot."""
+    heir_of: tuple[int, ...] = ()
+    """Ancestors from which it has all of its NVIDIA device files (``device_files.inherited``)."""
+
+    @property
+    def has_gpu_files(self) -> bool:
+        """Whether it has device files of the NVIDIA driver open or mapped."""
+        return any(map(device_files.NVIDIA.fullmatch, (*self.files, *self.mapped_devices)))
+
+    def is_forked_worker(self, cuda_users: Collection[int]) -> bool:
+        """Return whether it does not use CUDA, and has its device files from a process that does."""
+        return self.pid not in cuda_users and not set(cuda_users).isdisjoint(self.heir_of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,11 @@ class TreeFacts:
     def memory(self) -> int:
         """Size of an image in bytes, without GPU memory."""
         return sum(one.memory + one.deleted_files for one in self.processes)
+
+
+def forked_workers(tree: TreeFacts, cuda_users: Collection[int]) -> frozenset[Id]:
+    """Return the processes with device files that they have inherited from a process that uses CUDA, and do not use."""
+    return frozenset(Id(one.pid, one.started) for one in tree.processes if one.is_forked_worker(cuda_users))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +134,7 @@ def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
     return TreeFacts(
         init.pid,
         root.pid,
-        members,
+        tuple(_with_ancestors(one, proc) if one.has_gpu_files else one for one in members),
         _namespaces(init),
         _facts_of_all([one for one in strangers if one not in late], proc),
         _has_inet(members, root),
@@ -171,6 +190,17 @@ def _facts_of_all(found: Iterable[Id], proc: Path) -> tuple[ProcessFacts, ...]:
     return tuple(told)
 
 
+def _with_ancestors(one: ProcessFacts, proc: Path) -> ProcessFacts:
+    """Add the ancestors from which a process has its device files; none if it has ended."""
+    found = []
+    with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
+        for ancestor in ancestors(process, proc=proc):
+            with contextlib.suppress(OSError):
+                if device_files.inherited(process, ancestor):
+                    found.append(ancestor.pid)
+    return replace(one, heir_of=tuple(found))
+
+
 def process_facts(pid: int, *, proc: Path = PROC) -> ProcessFacts | None:
     """Return facts about a process, or ``None`` if it has ended."""
     try:
@@ -200,6 +230,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         _memory(process, status),
         deleted,
         _uses_mps(process, uids, proc),
+        process.started,
     )
 
 

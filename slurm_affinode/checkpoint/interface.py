@@ -200,6 +200,8 @@ class Tree:
     init: Id
     root_pid: int
     root_pid_ns: int
+    forked: frozenset[Id] = frozenset()
+    """Processes with device files of the NVIDIA driver that they have inherited and do not use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +257,10 @@ class Imager(Protocol):
 
     def check(self) -> str:
         """Return the version of CRIU. Raises ``CheckpointError`` if CRIU is missing, too old or unusable here."""
+        ...
+
+    def why_no_device_files(self) -> str | None:
+        """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         ...
 
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:

@@ -50,9 +50,11 @@ from slurm_affinode.checkpoint.file_table import (
     Remap,
     RemapKind,
     access_of,
+    device_mappings,
     needs,
     packets,
     remaps,
+    with_regular_files,
 )
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.checkpoint.private_image import PrivateImage
@@ -115,6 +117,7 @@ _ANSWER_S = 30.0
 _TERMINALS = re.compile(r"/dev/(ptmx|tty|pts/ptmx|pts/\d{1,7})")
 _MEMORY_DEVICES = {os.makedev(1, minor) for minor in (3, 5, 7, 8, 9)}
 """null, zero, full, random and urandom: opening them has no effect and needs no privilege. CRIU restores no others."""
+_NULL = os.makedev(1, 3)
 _PROC, _SYSFS, _CGROUP, _CGROUP2 = 0x9FA0, 0x62656572, 0x27E0EB, 0x63677270
 _KERNELS = {
     _PROC, _SYSFS, 0x64626720, 0x74726163, 0x73636673, 0xCAFE4A11, 0xF97CFF8C, 0x6165676C, 0xDE5E81E4, 0x62656570,
@@ -231,6 +234,7 @@ class Inheritance:
         table = FileTable.parse(image.read(FILES))
         gone = {one.id: one for one in remaps(image.read(REMAPS))} if REMAPS in names else {}
         kinds = {kind: [image.read(name) for name in names if name.startswith(kind)] for kind in _USES}
+        mapped = device_mappings(kinds["mm-"])
         used = needs(table, descriptors=kinds["fdinfo-"], memories=kinds["mm-"], places=kinds["fs-"])
         keys = {one.key for one in self.given}
         given_names = _named_for_dump(image, names)
@@ -256,16 +260,40 @@ class Inheritance:
         inos = {one.id: one.ino for one in table.sockets}
         for number, made in sockets.items():
             self._pass(made.detach(), f"socket:[{inos[number]}]")
+        if not mapped <= table.regular.keys() - used.keys():
+            raise RestoreFailed("it has a file mapped as a device, and as something else")
+        for number in sorted(table.external | mapped):
+            renamed[number] = f"/~{secret}.{number:x}"
+            self._pass(self._null() if number in table.external else _empty(), renamed[number][1:])
+        if table.external:
+            for name in names:
+                if name.startswith("fdinfo-"):
+                    image.replace(name, with_regular_files(image.read(name), table.external))
         passed = [one.key for one in self.fds]
         if len(set(passed)) < len(passed):
             raise RestoreFailed("two of its files have the same name in the image")
-        image.replace(FILES, table.rewritten(renamed, sockets.keys()))
+        image.replace(FILES, table.rewritten(renamed, sockets.keys(), mapped))
         if gone:
             image.replace(REMAPS, None)
 
     def _pass(self, fd: int, key: str) -> None:
         self._stack.callback(os.close, fd)
         self.fds.append(InheritFd(fd, key))
+
+    # --- device files of forked workers
+
+    def _null(self) -> int:
+        """Return a descriptor of ``/dev/null``, which replaces an inherited descriptor. Raises ``RestoreFailed``."""
+        try:
+            fd = root_directory.open_place(self._root, "/dev/null", os.O_NOFOLLOW)
+        except OSError as error:
+            raise RestoreFailed(f"/dev/null: cannot be opened: {error.strerror}") from None
+        with root_directory.closed_on_error(fd):
+            facts = os.fstat(fd)
+            if not stat.S_ISCHR(facts.st_mode) or facts.st_rdev != _NULL:
+                raise RestoreFailed("/dev/null: is another device, or none")
+            self.rights[facts.st_dev, facts.st_ino] = READ | WRITE
+        return fd
 
     # --- files
 
@@ -491,6 +519,14 @@ class Inheritance:
             links, root = list(self._links), os.dup(self._root)
             with suppress(OSError):
                 Patience(None, look_s=_ANSWER_S)(lambda: as_user(self.user, remove))
+
+
+def _empty() -> int:
+    """Return a memory file that stays empty, which replaces a mapped device: an access to the mapping is a SIGBUS."""
+    fd = os.memfd_create("inherited-device", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with root_directory.closed_on_error(fd):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+    return fd
 
 
 def _named_for_dump(image: PrivateImage, names: Collection[str]) -> set[str]:

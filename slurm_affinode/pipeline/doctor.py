@@ -25,7 +25,7 @@ from slurm_affinode.base.process import Helper
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted
-from slurm_affinode.checkpoint import cuda_features, yama
+from slurm_affinode.checkpoint import cuda_features, device_files, yama
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import LIBRARY
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
@@ -315,6 +315,8 @@ def examine(
     checks += _guarded("reports", lambda: [_directory("reports", config.reports_dir)])
     if config.suspend.shared_store is not None:
         checks.append(tracing())
+        if device_files.majors():
+            checks.append(forked_workers(config.suspend.criu_plugin))
     return checks
 
 
@@ -323,6 +325,15 @@ def tracing(sysctl: Path = yama.SYSCTL) -> Check:
     scope = yama.scope(sysctl)
     statuses = {yama.PtraceVerdict.SOUND: OK, yama.PtraceVerdict.ADVISED: SKIPPED, yama.PtraceVerdict.REFUSED: PROBLEM}
     return Check("process tracing", statuses[yama.judge(scope)], yama.describe(scope), yama.hint(scope))
+
+
+def forked_workers(plugin: Path) -> Check:
+    """Check whether jobs whose processes have forked workers, such as data loaders, can be suspended."""
+    try:
+        with device_files.opened(plugin):
+            return Check("forked workers", OK, f"can be suspended with the CRIU plugin {plugin}")
+    except UnreachableError as error:
+        return Check("forked workers", PROBLEM, str(error), error.hint)
 
 
 def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import Id
 from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.image_writer import ImageWriter
-from slurm_affinode.checkpoint.inspection import TreeFacts
+from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
 from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
@@ -45,6 +46,8 @@ class DumpAttempt(Attempt):
 
     root: Member
     gpu_facts: tuple[GpuFact, ...]
+    forked: frozenset[Id]
+    """Forked workers, found while their parents still have the device files that they share."""
     trouble: str | None = None
     """A problem that was resolved on the way."""
     passed: list[str] = field(default_factory=list)
@@ -75,6 +78,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             self._criu(),
             "" if self._parts.settings.criu_sockets else os.uname().release,
             self._no_room(job, estimate(tree, gpu_bytes, _OUTPUT_BYTES)),
+            self._parts.imager.why_no_device_files(),
         )
 
     def _criu(self) -> str | None:
@@ -110,7 +114,10 @@ class RequeueEnding(Ending[DumpAttempt]):
             root_pid=root.pid, gpus=_gpu_count(job), gpu_model=gpus[0].model if gpus else None,
             gpu_bytes=sum(held.values()),
         )  # fmt: skip
-        return DumpAttempt(job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus)
+        return DumpAttempt(
+            job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus,
+            forked=forked_workers(parts.look(job.init_pid, root.pid), cuda),
+        )  # fmt: skip
 
     def finish(self, attempt: DumpAttempt) -> None:
         """See ``Ending``."""
@@ -146,7 +153,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         removed = deleted_files.ahead([member.id for member in self._members(attempt)])
         announce(parts, attempt, Phase.DUMPING, SuspensionFacts(seq=writer.seq, removed=removed))
         writer.follow()
-        tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns)
+        tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns, attempt.forked)
         try:
             parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
             # Slurm continues and ends the processes of a job that it requeues, also for others: dumped processes must

@@ -21,7 +21,6 @@ from slurm_affinode.suspension.registry import WatchedJob
 MARGIN = 256 << 20
 """Host memory to spare once GPU memory has moved in; also disk space for CRIU's small files and the manifest."""
 
-_NVIDIA = re.compile(r"/dev/nvidia(\d+|ctl|-uvm(-tools)?|-modeset|-caps/.*)")
 _RDMA = re.compile(r"/dev/infiniband/.*|anon_inode:\[?infinibandevent\]?")
 _STUCK = re.compile(
     r"anon_inode:\[?(perf_event|bpf-map|bpf-prog|bpf_link|kvm-\w+|fanotify|secretmem)\]?|/dev/(fuse|kvm)"
@@ -82,6 +81,8 @@ class ImageFacts:
     """Release of the kernel; empty if CRIU may dump network sockets on any kernel."""
     room: str | None = None
     """Why no store can accept the image."""
+    no_device_files: str | None = None
+    """Why processes with inherited device files cannot be dumped."""
 
 
 def needs_all_gpus(capabilities: Capabilities) -> bool:
@@ -111,7 +112,7 @@ def refusals(
     if image is not None:
         found += of_job(job)
         found += of_criu(image, tree)
-        found += of_tree(tree, gpu.users, uid)
+        found += of_tree(tree, gpu.users, uid, image.no_device_files)
     found += of_gpu(gpu, tree)
     found += of_memory(gpu.used_bytes, memory)
     if image is not None and image.room is not None:
@@ -164,8 +165,10 @@ def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
     return []
 
 
-def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refusal]:
-    """Return why CRIU cannot dump or restore the job's processes."""
+def of_tree(
+    tree: TreeFacts, cuda_users: Collection[int], uid: int, no_device_files: str | None = None
+) -> list[Refusal]:
+    """Return why CRIU cannot dump or restore the job's processes. ``no_device_files``: see ``ImageFacts``."""
     found: list[Refusal] = []
 
     def refuse(code: str, what: str, guilty: list[ProcessFacts]) -> None:
@@ -196,8 +199,12 @@ def of_tree(tree: TreeFacts, cuda_users: Collection[int], uid: int) -> list[Refu
     if foreign and tree.processes:
         text = f"Slurm has put it into namespaces of its own ({', '.join(foreign)}), which a restore would not"
         found.append(Refusal("namespaces", text))
-    refuse("gpu-file", "holds the GPU's device files without using CUDA (a fork, or a monitor)",
-           [one for one in having(_NVIDIA) if one.pid not in cuda_users])  # fmt: skip
+    holders = [one for one in tree.processes if one.has_gpu_files and one.pid not in cuda_users]
+    refuse("gpu-file", "holds the GPU's device files, and neither it nor its parent uses CUDA with them (a monitor)",
+           [one for one in holders if not one.is_forked_worker(cuda_users)])  # fmt: skip
+    if no_device_files is not None:
+        refuse("gpu-file", f"holds the GPU's device files that it has inherited by a fork, and {no_device_files}",
+               [one for one in holders if one.is_forked_worker(cuda_users)])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
     refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a file below /proc/PID)",

@@ -40,6 +40,7 @@ FEATURES = (
     "output",
     "gpu",
     "gpus",
+    "forked",
 )
 
 
@@ -122,7 +123,7 @@ def test_restored_tree_resumes_where_it_stopped(drive: Callable[..., Drive], fea
     """With its memory, files, shared memory, pipes, sockets, timers, children or GPUs."""
     on = drive()
     on("start", [feature])
-    assert on("park")["users"] == {"gpu": 1, "gpus": 2}.get(feature, 0)
+    assert on("park")["users"] == {"gpu": 1, "gpus": 2, "forked": 1}.get(feature, 0)
     on("dump")
     on("restore")
     done = on("finish")
@@ -232,6 +233,16 @@ def test_driver_fault_leaves_job_running(drive: Callable[..., Drive], fault: tup
     assert caught.value.kind == error
     on("resume")
     assert on("finish")["found"] == whole(("gpu", "gpus"))
+
+
+def test_forked_worker_is_unchanged_after_aborted_suspension(drive: Callable[..., Drive]) -> None:
+    """It still has the device files that it has inherited."""
+    on = drive()
+    on("start", ["forked_kept"])
+    on("park")
+    on("dump")
+    on("resume")
+    assert on("finish")["found"] == whole(("forked_kept",))
 
 
 def test_failed_restore_can_be_retried(drive: Callable[..., Drive]) -> None:

@@ -11,6 +11,9 @@ static void reset_in_child(void)
 {
     cuda.forked = cuda.initialized;
     cuda.state = NULL;
+    forget_devices();
+    vram_close();
+    vram_table_close();
 }
 
 __attribute__((constructor)) static void register_fork_handler(void)

@@ -16,11 +16,11 @@ from typing import Any
 
 import pynvml
 
-from slurm_affinode.base.pidfd import Namespace, Process
+from slurm_affinode.base.pidfd import Id, Namespace, Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.inspection import collect, memory_facts, process_facts
+from slurm_affinode.checkpoint.inspection import collect, forked_workers, memory_facts, process_facts
 from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
@@ -77,6 +77,7 @@ class Session:
         self.runs = 0
         self.stopped: set[int] = set()
         self.root = 0
+        self.forked: frozenset[Id] = frozenset()
         self.groups: list[int] = []
         """Supplementary groups of the next attempt."""
 
@@ -129,6 +130,7 @@ class Session:
     def park(self) -> dict[str, Any]:
         """Move all GPU memory of the tree to host memory."""
         users = self.users()
+        self.forked = forked_workers(collect(self.init, min(members(self.init).items())[1]), users)
         for pid in users:
             self.cuda.lock(pid, timeout_ms=5000)
         for pid in users:
@@ -144,7 +146,8 @@ class Session:
         root_ns = min(pids)
         with self.store.begin(JOB, uid=UID, estimate=1 << 20) as writer:
             writer.follow()
-            done = self.criu.dump(Tree(Process(self.init).id, pids[root_ns], root_ns), writer.criu_fd, timeout_s=60)
+            tree = Tree(Process(self.init).id, pids[root_ns], root_ns, self.forked)
+            done = self.criu.dump(tree, writer.criu_fd, timeout_s=60)
             image = writer.commit(
                 Manifest(
                     key=JOB, seq=0, uid=UID, gid=UID, node=os.uname().nodename, restarts=0,

@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import json
 import mmap
+import multiprocessing
 import os
 import random
 import select
@@ -371,6 +372,71 @@ def gpus(_: Path) -> Iterator[Check | str]:
     yield check
 
 
+def device_files() -> tuple[dict[int, str], list[int]]:
+    """Return this process's descriptors of NVIDIA device files, and the addresses at which such files are mapped."""
+    opened = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            opened[int(link.name)] = str(link.readlink())
+    lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if "/dev/nvidia" in line]
+    opened = {fd: path for fd, path in opened.items() if path.startswith("/dev/nvidia")}
+    return opened, [int(line.partition("-")[0], 16) for line in lines]
+
+
+def replaced(fds: dict[int, str], mapped: list[int]) -> str:
+    """Check, in a worker, that its device files have become /dev/null and memory that cannot be accessed."""
+    targets = {str(Path(f"/proc/self/fd/{fd}").readlink()) for fd in fds}
+    if device_files() != ({}, []) or targets - {"/dev/null"}:
+        return wrong((device_files(), targets))
+    for address in mapped:
+        child = os.fork()
+        if child == 0:
+            ctypes.string_at(address, 1)
+            os._exit(0)
+        if os.waitpid(child, 0)[1] != signal.SIGBUS:
+            return wrong(f"{address:#x} can be read")
+    return "ok"
+
+
+def _with_worker(*, restored: bool) -> Iterator[Check | str]:
+    equal = fill(0, 5)
+    context = multiprocessing.get_context("fork")
+    asked, answered = context.Queue(), context.Queue()
+
+    def work() -> None:
+        before = device_files()
+        answered.put("ok" if all(before) else wrong(f"inherited {before}"))
+        while asked.get():
+            changed = restored and os.major(Path("/dev/nvidia0").stat().st_rdev) != 1  # CRIU dumps /dev/null itself
+            answered.put(replaced(*before) if changed else "ok" if device_files() == before else wrong(device_files()))
+
+    worker = context.Process(target=work)
+    worker.start()
+    began = answered.get(timeout=20)
+    descriptors = sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
+
+    def check() -> str:
+        asked.put(True)
+        found, now = answered.get(timeout=20), sorted(Path(f"/proc/{worker.pid}/fd").iterdir())
+        asked.put(False)
+        worker.join(20)
+        if (now, worker.exitcode, equal()) != (descriptors, 0, True):
+            return wrong((now, descriptors, worker.exitcode))
+        return str(found)
+
+    yield check if began == "ok" else str(began)
+
+
+def forked(_: Path) -> Iterator[Check | str]:
+    """A worker forked by a process that uses CUDA, as those of a data loader: without device files after a restore."""
+    yield from _with_worker(restored=True)
+
+
+def forked_kept(_: Path) -> Iterator[Check | str]:
+    """The same worker after a suspension that was rolled back: with its device files."""
+    yield from _with_worker(restored=False)
+
+
 def keys(_: Path) -> Iterator[Check | str]:
     """No key of other users is reachable after the restore."""
 
@@ -384,7 +450,10 @@ def keys(_: Path) -> Iterator[Check | str]:
 
 FEATURES = {
     f.__name__: f
-    for f in (memory, threads, files, shm, named, pipes, sockets, timers, children, daemons, output, gpu, gpus, keys)
+    for f in (
+        memory, threads, files, shm, named, pipes, sockets, timers, children, daemons, output, gpu, gpus, forked,
+        forked_kept, keys,
+    )
 }  # fmt: skip
 
 

@@ -64,6 +64,11 @@ def unix(
     return message((1, 5), (2, number), (16, body))
 
 
+def external(number: int) -> bytes:
+    """Return an entry of a file that was dumped with a plugin."""
+    return message((1, 16), (2, number), (15, message((1, number), (5, OWNER))))
+
+
 def inotify(number: int, *watches: tuple[int, int, str | None]) -> bytes:
     """Return an entry of an inotify descriptor; a watch is device, inode and path."""
     fields: list[Field] = [(1, number), (2, 0), (4, OWNER)]

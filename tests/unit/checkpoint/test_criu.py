@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from namespace_job import EmptyNamespace
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.pidfd import Id
+from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.process import Completed
-from slurm_affinode.checkpoint import root_directory
+from slurm_affinode.checkpoint import device_files, root_directory
 from slurm_affinode.checkpoint.criu import Criu, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
@@ -174,6 +174,24 @@ def test_criu_gets_no_input_chosen_by_a_user(image: tuple[Path, int]) -> None:
     assert any(word.startswith("--libdir=/proc/self/fd/") for word in argv)
     assert set(options["env"]) == {"PATH", "LC_ALL", "HOME"}
     assert options["pass_fds"] == (image[1], int(argv[4]), 0, 0)
+
+
+def test_plugin_is_loaded_for_forked_workers_only(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its own directory, with the major numbers of the driver, and only if no other process has a device file."""
+    program, own = Program(), Process(os.getpid())
+    monkeypatch.setattr(device_files, "majors", lambda: {195, 507})
+    monkeypatch.setattr(device_files, "opened", lambda plugin: contextlib.nullcontext(77))
+    monkeypatch.setattr(device_files, "held", lambda process, majors: "/dev/nvidia0" if 195 in majors else None)
+    monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, own)]))
+    with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
+        made(program).dump(Tree(ID, os.getpid(), 5, frozenset({own.id})), image[1], timeout_s=5)
+    ((argv, options),) = program.calls
+    assert "--libdir=/proc/self/fd/77" in argv
+    assert options["env"]["SLURM_AFFINODE_DEVICE_MAJORS"] == "195,507"
+    assert {image[1], 77} <= set(options["pass_fds"])
+    with pytest.raises(DumpFailed, match="has /dev/nvidia0 open, and has not inherited it"):
+        made(program).dump(Tree(ID, os.getpid(), 5, frozenset({Id(1, 1)})), image[1], timeout_s=5)
+    assert len(program.calls) == 1
 
 
 def test_failed_dump_reports_the_cause(image: tuple[Path, int]) -> None:

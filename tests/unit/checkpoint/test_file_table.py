@@ -28,6 +28,7 @@ from . import criu_files as made
 
 SHARED = 1 << 7
 MEMFD = 1 << 14
+BY_PLUGIN = 1 << 27
 TABLE = made.image(
     made.root(1),
     made.regular(2, "/home/a/out", os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW, stat.S_IFREG | 0o644),
@@ -79,6 +80,47 @@ def test_rewritten_table_has_no_path_of_the_user() -> None:
     assert [body for body in bodies(data) if message(body)[1] in ([3], [8], [11])] == untouched
 
 
+def test_device_files_become_inherited_files() -> None:
+    """A descriptor becomes one of a regular file; a mapped device keeps no size, mode or checksum to be compared."""
+    mapped = made.message(
+        (1, 2),
+        (2, os.O_RDWR),
+        (3, 0),
+        (5, made.OWNER),
+        (6, b"/dev/nvidia0"),
+        (8, 0),
+        (10, stat.S_IFCHR | 0o666),
+        (12, 5),
+    )
+    table = FileTable.parse(
+        made.image(made.root(1), made.message((1, 1), (2, 2), (3, mapped)), made.external(3), made.external(4))
+    )
+    assert table.external == {3, 4}
+    data = table.rewritten({2: "/~b", 3: "/~c", 4: "/~d"}, (), {2})
+    again = [message(body) for body in bodies(data)]
+    assert [(one[1], one[2], 15 in one) for one in again] == [([1], [number], False) for number in (1, 2, 3, 4)]
+    files = [message(one[3][0]) for one in again]  # type: ignore[arg-type]
+    assert [one[6] for one in files[1:]] == [[b"/~b"], [b"/~c"], [b"/~d"]]
+    assert all(one[9] == [1] and one[5] == [made.OWNER] for one in files[1:])
+    assert not files[1].keys() & {8, 10, 12}
+    assert files[2][2] == [os.O_RDWR]
+    assert files[0].keys() >= {10}
+    fds = made.descriptors((1, 1), (3, 16), (9, 16))
+    assert [message(body)[3] for body in bodies(file_table.with_regular_files(fds, {3}))] == [[1], [1], [16]]
+
+
+def test_mapped_devices_are_no_needs() -> None:
+    """They are listed separately, and an external file that is not in the table is refused."""
+    table = FileTable.parse(made.image(made.root(1), made.regular(2, "/bin/true"), made.regular(3, "/dev/nvidia0")))
+    memory = made.memory(2, made.mapping(3, status=SHARED | BY_PLUGIN, flags=os.O_RDWR))
+    assert needs(table, descriptors=[], memories=[memory], places=[]) == {2: Needs(program=True)}
+    assert file_table.device_mappings([memory]) == {3}
+    with pytest.raises(BadImage, match="there is no file 0x9"):
+        needs(table, descriptors=[made.descriptors((9, 16))], memories=[], places=[])
+    with pytest.raises(BadImage, match="has the number of an external one"):
+        FileTable.parse(made.image(made.root(1), made.external(1)))
+
+
 def test_accepted_connection_loses_its_name_and_is_not_inherited() -> None:
     """CRIU does not bind it, and would remove the file of that name."""
     data = FileTable.parse(made.image(made.unix(8, b"/tmp/s", state=1, peer=5))).rewritten({})
@@ -91,7 +133,8 @@ def test_accepted_connection_loses_its_name_and_is_not_inherited() -> None:
     ("entry", "why"),
     [
         (made.message((1, 14), (2, 1)), "of the kind 14"),
-        (made.message((1, 16), (2, 1), (15, b"")), "of the kind 16"),
+        (made.message((1, 12), (2, 1), (14, b"")), "of the kind 12"),
+        (made.message((1, 16), (2, 1), (15, b"")), "field 1 is missing"),
         (made.message((1, 99), (2, 1)), "of the kind 99 open"),
         (made.message((1, 1), (2, 1)), "is empty"),
         (made.message((1, 1), (2, 9), (3, made.message((1, 1)))), "numbers of an entry differ"),

@@ -277,6 +277,30 @@ def test_block_device_is_refused(job: Job) -> None:
         job.pass_on([made.regular(FIRST, str(path), os.O_RDONLY, stat.S_IFBLK | 0o666)])
 
 
+def test_device_files_of_a_forked_worker_are_replaced(job: Job) -> None:
+    """A descriptor with /dev/null, and a mapping with an empty file that cannot grow; the device is not opened."""
+    entries = (made.external(FIRST), made.regular(FIRST + 1, "/dev/nvidia0", os.O_RDWR, stat.S_IFCHR | 0o666))
+    area = made.mapping(FIRST + 1, status=1 << 7 | 1 << 27, protection=3, flags=os.O_RDWR)
+    inherited, image = job.pass_on(entries, used=[(FIRST, 16)], areas=[area])
+    null, empty = os.fstat(passed(inherited, FIRST)), passed(inherited, FIRST + 1)
+    assert (stat.S_ISCHR(null.st_mode), null.st_rdev) == (True, os.makedev(1, 3))
+    assert inherited.rights[null.st_dev, null.st_ino] == os.R_OK | os.W_OK
+    assert where(empty).startswith("/memfd:")
+    with pytest.raises(PermissionError):
+        os.ftruncate(empty, 1)
+    kinds = [message(body)[3] for body in bodies(image.read("fdinfo-2.img"))]
+    assert kinds == [[1]]
+    assert b"nvidia" not in image.read("files.img")
+
+
+def test_file_mapped_as_device_and_otherwise_is_refused(job: Job) -> None:
+    """The replacement would be passed for a file that the user has to be able to open."""
+    path = job.file("data")
+    areas = [made.mapping(FIRST, status=status) for status in (1 << 7 | 1 << 27, 1 << 7)]
+    with pytest.raises(RestoreFailed, match="mapped as a device, and as something else"):
+        job.pass_on([made.regular(FIRST, str(path), mode=FILE)], used=[], areas=areas)
+
+
 def test_fifo_is_passed_unopened(job: Job) -> None:
     """Opening it would wait for the other end."""
     path = job.work / "fifo"

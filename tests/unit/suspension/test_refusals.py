@@ -14,7 +14,14 @@ from namespace_job import Job, needs_root
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint import inspection
-from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts, collect, memory_facts
+from slurm_affinode.checkpoint.inspection import (
+    MemoryFacts,
+    ProcessFacts,
+    TreeFacts,
+    collect,
+    forked_workers,
+    memory_facts,
+)
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.model.suspension import Mode, Refusal
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, estimate, of_mode, of_tree, refusals
@@ -74,6 +81,15 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("namespaces", {"tree": replace(TREE, node_namespaces={"user": frozenset({"user:[2]", "user:[3]"})})}),
     ("gpu-file", {"tree": with_process(files=("/dev/nvidia0",))}),
     ("gpu-file", {"tree": with_process(files=("/dev/nvidia-uvm",))}),
+    ("gpu-file", {"tree": with_process(mapped_devices=("/dev/nvidiactl",))}),
+    ("gpu-file", {"tree": with_process(files=("/dev/nvidia0",), heir_of=(100,))}),
+    (
+        "gpu-file",
+        {
+            "tree": with_process(files=("/dev/nvidia0",), heir_of=(101,)),
+            "image": replace(IMAGE, no_device_files="the CRIU plugin /p cannot be used"),
+        },
+    ),
     ("undumpable", {"tree": with_process(files=("anon_inode:[perf_event]",))}),
     ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
@@ -111,6 +127,17 @@ def test_resources_of_driver_are_no_refusal() -> None:
     """Files of GPUs, and the userfaultfd of an emulated driver, are closed by the checkpoint."""
     files = ("/dev/nvidia0", "anon_inode:[userfaultfd]")
     assert told(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
+
+
+def test_forked_worker_of_cuda_process_is_no_refusal() -> None:
+    """It has inherited its device files; a plugin that cannot be used matters only to jobs with such processes."""
+    tree = with_process(files=("/dev/nvidia0",), mapped_devices=("/dev/nvidiactl",), heir_of=(100, 101), started=7)
+    assert told(tree=tree) == []
+    assert forked_workers(tree, GPU.users) == {Id(102, 7)}
+    assert forked_workers(tree, {102}) == frozenset()
+    no_plugin = replace(IMAGE, no_device_files="the CRIU plugin /p cannot be used (install it)")
+    assert told(image=no_plugin) == []
+    assert told(tree=tree, image=no_plugin)[0].text.endswith("and the CRIU plugin /p cannot be used (install it)")
 
 
 def test_refusals_give_numbers() -> None:
