@@ -27,6 +27,7 @@ from slurm_affinode.model.suspension import Mode, SavedOutput, SuspendOption, Ve
 from slurm_affinode.suspension.context import Parts, SuspendSettings
 from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.interface import Arrival
+from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import SILENT, Mailer
@@ -262,6 +263,7 @@ class Agent:
             versions=lambda: Versions("1", "6", "4.1.1"),
             look=self.look,
             memory=lambda pid: MemoryFacts(1 << 40),
+            environments=JobEnvironments(disk / "environment"),
             settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0),
             now=world.now,
             sleep=world.sleep,

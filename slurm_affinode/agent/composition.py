@@ -38,6 +38,8 @@ from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
+from slurm_affinode.suspension.job_environment import DIRECTORY as ENVIRONMENTS
+from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import mailer
@@ -135,7 +137,7 @@ def build(context: AgentContext) -> Orchestration:
         LOG.warning("%s", warning)
     gpus = DriverGpus(context.gpus)
     cuda = Cuda(driver_version=gpus.version, held=gpus.held)
-    criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin)
+    criu = Criu(program=suspend.criu)
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
     demand = suspend.journal.parent / "demand.json"
@@ -167,6 +169,7 @@ def build(context: AgentContext) -> Orchestration:
         look=Looker(),
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
+        environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
         settings=SuspendSettings.of(suspend),
         mailer=mailer(config),
     )

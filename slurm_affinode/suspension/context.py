@@ -25,6 +25,7 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import SavedOutput, Versions
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import SILENT, Mailer
@@ -180,6 +181,7 @@ class Parts:
     memory: Callable[[int], MemoryFacts]
     """Host memory still available to the job of a process (PID)."""
     versions: Callable[[], Versions]
+    environments: JobEnvironments
     settings: SuspendSettings = SuspendSettings()
     gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """See ``AgentContext``."""

@@ -128,6 +128,7 @@ class Aftermath:
 
     def _leave(self, record: SuspensionRecord) -> None:
         """Remove the job's files in ``/dev/shm`` and ``/tmp`` from this node: the image has them."""
+        self._parts.environments.remove(record.key.job_id)
         if record.seq is None:
             return
         for store in self._parts.tiers.stores:

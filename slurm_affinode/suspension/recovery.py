@@ -315,6 +315,7 @@ class JobKeeper:
 
     def ended(self, job_id: int, *, requeued: bool) -> None:
         """See ``interface.Keeper``. Removes the images of a job that has ended."""
+        self._parts.environments.remove(job_id)
         if requeued:
             return
         parts = self._parts
@@ -356,6 +357,8 @@ class JobKeeper:
         self._swept = parts.now()
         try:
             forget_awake(parts)
+            restoring = {journal.key.job_id for journal in parts.journal.open_journals()}
+            parts.environments.keep(restoring | {job.job_id for job in parts.registry.jobs()})
             if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
                 return  # no images on this node, and another node sweeps the shared store
             shared = parts.shared

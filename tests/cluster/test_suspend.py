@@ -443,3 +443,26 @@ def test_io_uring_is_denied_before_and_after_a_suspension(cluster: Cluster) -> N
     lines = [line for line in cluster.output(job).splitlines() if line.startswith("step")]
     assert {line.partition(" ring ")[2] for line in lines} == {"-1 errno 38"}
     assert "NoNewPrivs:\t0\n" in status
+
+
+def test_current_environment_is_in_a_file(cluster: Cluster) -> None:
+    """The variables of a restored process are those of its first attempt; the file has those of the new one."""
+    script = """#!/bin/bash
+#SBATCH --partition=gpu --gres=gpu:1
+file=/run/slurm-affinode/environment/$SLURM_JOB_ID
+for number in $(seq 1 1000); do
+  [ -r "$file" ] && . "$file"
+  echo "step number=$number on $SLURMD_NODENAME of $SLURM_JOB_NODELIST restarts ${SLURM_RESTART_COUNT:-none}"
+  sleep 0.5
+done
+"""
+    job = asleep(cluster, script, BY_HAND, "--nodelist=c1")
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "on c2 of c2 restarts 1")
+    assert "on c1 of c1 restarts none" in cluster.output(job)
+    file = f"/run/slurm-affinode/environment/{job}"
+    assert cluster.run("c2", "cat", file, user="bob").returncode == 1
+    assert "SLURM_JOB_END_TIME" in cluster.exec("c2", "cat", file, user="alice")
+    cluster.exec("login", "scancel", job, user="alice")
+    wait_until(f"{file} is removed", lambda: cluster.run("c2", "test", "-e", file).returncode, lambda code: code == 1)

@@ -31,6 +31,7 @@ from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
+from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.notify import Aftermath
@@ -154,7 +155,7 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, None),
         processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
         ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
-        absences=Absences(work, signer, keep_s=0),
+        absences=Absences(work, signer, keep_s=0), environments=JobEnvironments(work / "environment"),
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
     calls = DaemonCalls(lambda job_id: made.idle_s(job_id))  # noqa: PLW0108 - it is made below

@@ -1,0 +1,65 @@
+"""Slurm's variables of the current attempt of a restored job, in a file that its programs can read.
+
+The memory of a restored process has the environment of the first attempt: ``SLURM_JOB_NODELIST``, ``SLURMD_NODENAME``,
+``SLURM_JOB_END_TIME`` and ``SLURM_RESTART_COUNT`` are out of date. The shepherd of the new attempt has the current
+values, as slurmstepd has set them. The file is one ``export NAME='value'`` per line, for a shell to source and for
+``shlex`` to split. It is written by root and readable for the primary group of the job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from slurm_affinode.base import files
+from slurm_affinode.base.pidfd import Id, Process
+
+DIRECTORY = "environment"
+"""Below the directory of the agent's sockets."""
+_NAME = re.compile(rb"SLURM[A-Z0-9_]{0,80}")
+_LIMIT = 1 << 20
+
+
+class JobEnvironments:
+    """The files of a node, one for each restored job, named by its ID."""
+
+    def __init__(self, directory: Path) -> None:
+        """``directory``: created with the first file; its parent belongs to root."""
+        self._directory = directory
+
+    def write(self, job_id: int, gid: int, shepherd: Id) -> None:
+        """Write the variables of a job's shepherd. Raises ``OSError``."""
+        with Process(shepherd.pid, started=shepherd.started) as process:
+            text = exports(process.read("environ", _LIMIT))
+            process.check()
+        files.make_open(self._directory)
+        with files.replacing(self._directory / str(job_id), mode=0o440) as file:
+            file.write_bytes(text)
+            os.chown(file, -1, gid)
+
+    def remove(self, job_id: int) -> None:
+        """Remove the file of a job that has left the node. Never raises."""
+        with suppress(OSError):
+            (self._directory / str(job_id)).unlink()
+
+    def keep(self, job_ids: Collection[int]) -> None:
+        """Remove the files of all other jobs. Never raises."""
+        with suppress(OSError):
+            for path in list(self._directory.iterdir()):
+                if not path.name.isdecimal() or int(path.name) not in job_ids:
+                    path.unlink(missing_ok=True)
+
+
+def exports(environ: bytes) -> bytes:
+    """Return Slurm's variables in ``/proc/PID/environ`` as commands of a shell, sorted by name."""
+    found = {}
+    for entry in environ.split(b"\0"):
+        name, equals, value = entry.partition(b"=")
+        if equals and _NAME.fullmatch(name):
+            found[name] = value
+    lines = (f"export {os.fsdecode(name)}={shlex.quote(os.fsdecode(value))}\n" for name, value in sorted(found.items()))
+    return os.fsencode("".join(lines))

@@ -1,0 +1,80 @@
+"""Slurm's variables of a restored job: those of its new attempt, for its group, in a form that a shell can source."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.base.pidfd import Id, Process, ProcessGoneError
+from slurm_affinode.suspension.job_environment import JobEnvironments, exports
+
+ODD = "a 'quoted' $(touch /nonexistent/x) `name`\nof two lines \\ "
+
+
+@pytest.fixture
+def shepherd() -> Iterator[Id]:
+    """Return a process with variables of Slurm and others."""
+    environment = {
+        "SLURM_JOB_NODELIST": "c2",
+        "SLURMD_NODENAME": "c2",
+        "SLURM_JOB_NAME": ODD,
+        "SECRET": "x",
+        "PATH": "/bin",
+    }
+    process = subprocess.Popen(["/bin/sleep", "60"], env=environment)
+    yield Process(process.pid).id
+    process.kill()
+    process.wait()
+
+
+def test_shell_gets_current_values(tmp_path: Path, shepherd: Id) -> None:
+    """Any value, unchanged; variables that are not Slurm's are left out; others than the job's group cannot read it."""
+    environments = JobEnvironments(tmp_path / "environment")
+    environments.write(7, os.getgid(), shepherd)
+    path = tmp_path / "environment" / "7"
+    assert path.stat().st_mode & 0o777 == 0o440
+    assert path.parent.stat().st_mode & 0o777 == 0o755
+    shell = f". {path}; env -0 | grep -z ^SLURM | sort -z"
+    found = subprocess.run(["/bin/sh", "-c", shell], env={}, check=True, capture_output=True, text=True).stdout
+    assert found.split("\0")[:-1] == ["SLURMD_NODENAME=c2", f"SLURM_JOB_NAME={ODD}", "SLURM_JOB_NODELIST=c2"]
+    assert "SECRET" not in path.read_text()
+    environments.remove(7)
+    environments.remove(7)
+    assert not path.exists()
+
+
+def test_only_files_of_jobs_on_node_are_kept(tmp_path: Path, shepherd: Id) -> None:
+    """Those of ended jobs, and anything else that is left there, are removed."""
+    environments = JobEnvironments(tmp_path / "environment")
+    environments.keep({7})
+    for job in (7, 8):
+        environments.write(job, os.getgid(), shepherd)
+    (tmp_path / "environment" / ".7.tmp").touch()
+    environments.keep({7})
+    assert [path.name for path in (tmp_path / "environment").iterdir()] == ["7"]
+
+
+def test_environment_of_another_process_is_not_written(tmp_path: Path, shepherd: Id) -> None:
+    """The shepherd has ended, and another process may have its PID."""
+    environments = JobEnvironments(tmp_path / "environment")
+    with pytest.raises(ProcessGoneError):
+        environments.write(7, os.getgid(), Id(shepherd.pid, shepherd.started + 1))
+    assert not (tmp_path / "environment").exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        (b"", b""),
+        (b"SLURM_X=1\0SLURM_X=2\0", b"export SLURM_X=2\n"),
+        (b"SLURM_A;rm -rf /=1\0SLURM=\xff\0NO=1\0SLURM_B", b"export SLURM='\xff'\n"),
+        (b"SLURM_" + b"A" * 90 + b"=1\0", b""),
+    ],
+)
+def test_names_are_names_of_variables(environ: bytes, found: bytes) -> None:
+    """The environment is chosen by the user: nothing but names and quoted values gets into the file."""
+    assert exports(environ) == found
