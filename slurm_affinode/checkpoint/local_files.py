@@ -23,6 +23,7 @@ import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from slurm_affinode.base import json_values
@@ -305,9 +306,7 @@ def leave(directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PRO
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for path, identity in originals.items():
-                if _unlinked(
-                    root, path, lambda facts, own=identity: _identity(facts) == own and _inode(facts) not in used
-                ):
+                if _unlinked(root, path, partial(_is_unused, identity, used)):
                     removed.append(path)
         finally:
             os.close(root)
@@ -334,8 +333,8 @@ def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
     """Remove the files that ``put_back`` has created, after a failed restore. Never raises."""
 
     def call() -> None:
-        for path, inode in reversed(made.items()):
-            _unlinked(root, path, lambda facts, own=inode: _inode(facts) == own)
+        for path in reversed(list(made)):
+            _unlinked(root, path, partial(_is, made[path]))
 
     with suppress(OSError):
         with Process(init.pid, started=init.started) as process:
@@ -367,6 +366,14 @@ def _identity(facts: os.stat_result) -> list[int]:
 
 def _inode(facts: os.stat_result) -> tuple[int, int]:
     return facts.st_dev, facts.st_ino
+
+
+def _is(inode: tuple[int, int], facts: os.stat_result) -> bool:
+    return _inode(facts) == inode
+
+
+def _is_unused(identity: Sequence[int], used: Collection[tuple[int, int]], facts: os.stat_result) -> bool:
+    return _identity(facts) == identity and _inode(facts) not in used
 
 
 def _used(places: Sequence[str], proc: Path) -> set[tuple[int, int]]:
