@@ -272,9 +272,10 @@ class Agent:
             absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
         )
         self.aftermath = Aftermath(self.parts)
-        self.suspender = JobSuspender(self.parts, {Mode.REQUEUE: RequeueEnding(self.parts, self.aftermath)})
-        self.restorer = JobRestorer(self.parts)
         self.keeper = JobKeeper(self.parts, self.aftermath)
+        ending = RequeueEnding(self.parts, self.aftermath, self.keeper.wait)
+        self.suspender = JobSuspender(self.parts, {Mode.REQUEUE: ending})
+        self.restorer = JobRestorer(self.parts)
         self.waker = JobWaker(self.parts, Lease(shared / "waker.json", signer))
 
     def look(self, init_pid: int, root_pid: int) -> TreeFacts:

@@ -189,7 +189,9 @@ def build(context: AgentContext) -> Orchestration:
         prefetcher.tick()
 
     waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
-    suspender = JobSuspender(parts, {Mode.REQUEUE: RequeueEnding(parts, aftermath), Mode.INPLACE: sleeping})
+    suspender = JobSuspender(
+        parts, {Mode.REQUEUE: RequeueEnding(parts, aftermath, keeper.wait), Mode.INPLACE: sleeping}
+    )
     return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, aftermath.stop)
 
 

@@ -8,7 +8,7 @@ Until the requeue, the job can continue unharmed. From then on, its verified ima
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -59,9 +59,11 @@ class DumpAttempt(Attempt):
 class RequeueEnding(Ending[DumpAttempt]):
     """The ending of jobs with ``mode=requeue``."""
 
-    def __init__(self, parts: Parts, aftermath: Aftermath) -> None:
+    def __init__(self, parts: Parts, aftermath: Aftermath, wait: Callable[[JobJournal], None]) -> None:
+        """``wait``: hands a suspension over to recovery, since Slurm does not respond."""
         self._parts = parts
         self._aftermath = aftermath
+        self._wait = wait
         self._rollback = Rollback(parts)
         self._requeuer = Requeuer(parts)
 
@@ -225,7 +227,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         if attempt.phase is Phase.REQUEUEING and not isinstance(error, NotRequeued):
             # Slurm may have requeued it: recovery queries Slurm first, and only recovery may decide on the job.
             parts.log.warning("job %s: %s; continued when Slurm responds", job_id, why)
-            self._aftermath.later(attempt.journal)
+            self._wait(attempt.journal)
             return
         parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
         self._rollback.drop_image(attempt.journal)  # first: a new agent would requeue the job with it

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -69,15 +68,6 @@ class Aftermath:
         self._turn = threading.Semaphore(_COPIES_AT_ONCE)
         self._copies: list[threading.Thread] = []
         self._stop = threading.Event()
-        self._later: Callable[[JobJournal], None] = lambda journal: None
-
-    def on_later(self, call: Callable[[JobJournal], None]) -> None:
-        """Set the handler of suspensions that have to wait for Slurm."""
-        self._later = call
-
-    def later(self, journal: JobJournal) -> None:
-        """Hand a suspension over to recovery, since Slurm does not respond."""
-        self._later(journal)
 
     def stop(self) -> None:
         """Stop all attempts; the journal records the remaining work."""

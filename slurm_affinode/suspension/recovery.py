@@ -92,7 +92,6 @@ class JobKeeper:
         self._unknown: dict[str, Absence] = {}
         """Jobs that Slurm did not know in the last sweep."""
         self._said: dict[JobKey, str] = {}
-        aftermath.on_later(self._wait)
 
     # --- recovery
 
@@ -128,7 +127,8 @@ class JobKeeper:
         self._stop.set()
         self._aftermath.stop()
 
-    def _wait(self, journal: JobJournal) -> None:
+    def wait(self, journal: JobJournal) -> None:
+        """Take over a suspension that has to wait until Slurm responds."""
         with self._lock:
             self._waiting[journal.key] = journal
         self._start()

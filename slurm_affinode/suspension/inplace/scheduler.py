@@ -23,7 +23,7 @@ from slurm_affinode.core.inplace import GpuLoad
 from slurm_affinode.core.wake_time import wake_time
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
-from slurm_affinode.suspension import interface, messages
+from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Gpus, Parts
 from slurm_affinode.suspension.inplace import sockets
 from slurm_affinode.suspension.inplace.freezer import Freezer
@@ -33,7 +33,7 @@ from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
-from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.interface import DaemonCalls, Refused
 from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.notify import mail_owner
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -229,7 +229,7 @@ _MOST_OF_TIME = 20.0
 """A round is followed by a pause of at least this many times its CPU time; time spent waiting does not count."""
 
 
-_NO_DAEMON = interface.DaemonCalls()
+_NO_DAEMON = DaemonCalls()
 
 
 class Director:
@@ -237,7 +237,7 @@ class Director:
 
     def __init__(
         self, parts: Parts, freezer: Freezer, sockets: Sockets, gpus: Gpus, rules: Rules,
-        *, calls: interface.DaemonCalls = _NO_DAEMON, unheard: Unheard = lambda pids: {},
+        *, calls: DaemonCalls = _NO_DAEMON, unheard: Unheard = lambda pids: {},
         workers: Workers | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """``unheard``: see ``Sharing``; ``clock``: see ``Line``. ``workers`` run beside the scheduler's thread."""

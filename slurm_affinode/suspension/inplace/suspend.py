@@ -66,14 +66,14 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     needs_slurm = False
 
     def __init__(
-        self, parts: Parts, aftermath: Aftermath, caretaker: Director, *, freezer: Freezer, sockets: Sockets,
+        self, parts: Parts, aftermath: Aftermath, director: Director, *, freezer: Freezer, sockets: Sockets,
         freeze_s: float,
     ) -> None:  # fmt: skip
         self._parts = parts
         self._aftermath = aftermath
         self._freezer = freezer
         self._sockets = sockets
-        self._caretaker = caretaker
+        self._director = director
         self._freeze_s = freeze_s
         self._rollback = Rollback(parts)
 
@@ -99,7 +99,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be given back")
             return
         there = {uuid: sum(count.values()) for uuid, count in self._parts.gpus.processes().items()}
-        never = sleeps_forever(held, self._caretaker.cards(), there)
+        never = sleeps_forever(held, self._director.cards(), there)
         if never is not None:
             yield Refusal("awake-limit", f"it could not wake again: {never}")
 
@@ -168,7 +168,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         parts.ledger.write(record.ledger_entry(parts.node))
         if sleeper.told:
             mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
-        self._caretaker.adopt(sleeper, ask=came or "")
+        self._director.adopt(sleeper, ask=came or "")
 
     def _freeze(self, attempt: FreezeAttempt) -> None:
         job = attempt.job
@@ -200,10 +200,10 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             sleeper = Sleeper.of(journal)
             sleeper.told = False
             parts.ledger.write(replace(journal.record.ledger_entry(parts.node), failure=why))
-            self._caretaker.adopt(sleeper, ask=f"its suspension failed: {why}")
+            self._director.adopt(sleeper, ask=f"its suspension failed: {why}")
         elif self._rollback.resume(journal):
             parts.registry.set_phase(job_id, Phase.RUNNING)
             self._aftermath.ran_on(journal, why)
             attempt.phase = Phase.RUNNING
         else:
-            self._caretaker.adopt(Sleeper.of(journal), ask=why)
+            self._director.adopt(Sleeper.of(journal), ask=why)
