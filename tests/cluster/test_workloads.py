@@ -10,7 +10,7 @@ from cluster.driver import GPU_NODES, WORKLOADS, Cluster, GpuReading, wait_until
 pytestmark = pytest.mark.cluster
 
 ALL = ["busy", "idle_after", "bursty", "squatter", "leaking"]
-ALL += ["out_of_memory", "model_server", "multi_process", "task_array"]
+ALL += ["out_of_memory", "model_server", "multi_process", "task_array", "data_loader"]
 ON_C1 = ("--partition=gpu", "--nodelist=c1")
 
 

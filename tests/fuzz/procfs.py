@@ -25,6 +25,7 @@ from slurm_affinode.checkpoint import (
     criu,
     cuda,
     deleted_files,
+    device_files,
     inspection,
     local_files,
     open_files,
@@ -326,6 +327,10 @@ def _mappings() -> Iterator[Check]:
                     os.symlink("/dev/null", made[-1])
             with pidfd.Process(PID, proc=root) as process:
                 devices = inspection._mapped_devices(process)
+                try:
+                    mapped = {one.begin for one in device_files._mappings(process)}
+                except OSError:
+                    mapped = set()
             if damage is not None:
                 with contextlib.suppress(OSError):
                     list(_opened(root))
@@ -338,6 +343,7 @@ def _mappings() -> Iterator[Check]:
             }
             _expect("files", found, set(wanted.values()))
             _expect("devices", "/dev/nvidia0" in devices, any(path == "/dev/nvidia0" for *_, path in rows))
+            _expect("mappings", mapped, {begin for begin, *_, path in rows if path == "/dev/nvidia0"})
             return True
 
         yield check
