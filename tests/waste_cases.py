@@ -19,7 +19,7 @@ HOUR = 3600
 EUROS = PriceTable("EUR", (Price(("a100*",), 2.0),))
 
 both = pytest.mark.usefixtures("either_kernel")
-"""Run the test with each implementation of the join."""
+"""Run the test with the join as for few samples and as for many."""
 
 
 def every(start: float, end: float, step: float = 60) -> list[float]:

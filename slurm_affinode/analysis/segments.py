@@ -8,7 +8,6 @@ after it, and in between one per period in which the set of allocations does not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,6 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-Number = TypeVar("Number", np.int64, np.float64)
 
 FAR = 1 << 60
 """Later than any time."""
@@ -67,8 +65,6 @@ class Cells:
     device: Ints
     start: Ints
     end: Ints
-    key: Ints
-    """Ascending over all devices; see ``locate``."""
     inside: Flags
     """True if the cell lies in the interval of the query, on a participating device."""
     sharers: Ints
@@ -79,47 +75,11 @@ class Cells:
     earliest_start: Ints
     """Earliest start of its allocations; ``since`` if it has none; ``FAR`` outside the interval."""
     latest_start: Ints
-    share_clock: Floats
-    """Running sum of length / sharers (the time of one sharer) before the cell."""
     held: Flags
     """True if a counted run holds the cell."""
-    held_clock: Ints
-    """Running sum of the time held by counted runs before the cell."""
 
     def __len__(self) -> int:
         return len(self.start)
-
-    @property
-    def span(self) -> int:
-        """Distance between the keys of two consecutive devices."""
-        return self.until - self.since + 3
-
-    def keys(self, device: Ints, time: Ints) -> Ints:
-        """Return the keys of (device, time), comparable with ``key``."""
-        return device * self.span + (np.clip(time, self.since - 1, self.until + 1) - (self.since - 1))
-
-    def locate(self, device: Ints, time: Ints) -> Ints:
-        """Return the cell that contains each (device, time)."""
-        return np.searchsorted(self.key, self.keys(device, time), side="right") - 1
-
-    def held_between(self, device: Ints, start: Ints, end: Ints) -> Ints:
-        """Return, for each interval, the time for which a counted run held the device."""
-        return self._held(device, end) - self._held(device, start)
-
-    def _held(self, device: Ints, time: Ints) -> Ints:
-        cell = self.locate(device, time)
-        since_start = np.clip(time, self.since, self.until) - np.maximum(self.start[cell], self.since)
-        return self.held_clock[cell] + np.where(self.held[cell], np.maximum(since_start, 0), 0)
-
-    def shared_time(self, device: Ints, start: Ints, end: Ints) -> Floats:
-        """Return, for each interval, the time of one sharer: the integral of 1 / sharers."""
-        return self._share(device, end) - self._share(device, start)
-
-    def _share(self, device: Ints, time: Ints) -> Floats:
-        # At a boundary, the cell that ends at ``time`` and the one that starts there give the same result.
-        cell = self.locate(device, time)
-        into = np.clip(time, self.since, self.until) - np.maximum(self.start[cell], self.since)
-        return self.share_clock[cell] + np.maximum(into, 0) / np.maximum(self.sharers[cell], 1)
 
 
 def build(
@@ -161,7 +121,6 @@ def build(
     owner_offset, owners = _owners(cell[:count], cell[count : 2 * count], len(key))
     sharers = np.diff(owner_offset)
     earliest, latest = _owner_starts(allocations, owner_offset, owners, inside, since)
-    length = np.where(inside, end - start, 0)
     held = np.zeros(len(key), np.bool_)
     held[np.repeat(np.arange(len(key)), sharers)[allocations.counted[owners]]] = True
     return Cells(
@@ -170,7 +129,6 @@ def build(
         device=device,
         start=start,
         end=end,
-        key=key,
         inside=inside,
         sharers=sharers,
         owner_offset=owner_offset,
@@ -178,16 +136,7 @@ def build(
         earliest_start=earliest,
         latest_start=latest,
         held=held,
-        share_clock=_before(length / np.maximum(sharers, 1)),
-        held_clock=_before(np.where(held, length, 0)),
     )
-
-
-def _before(lengths: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Return the exclusive running sum. It runs over all devices, because only differences are used."""
-    running = np.zeros(len(lengths), lengths.dtype)
-    np.cumsum(lengths[:-1], out=running[1:])
-    return running
 
 
 def ranges(first: Ints, count: Ints) -> Ints:

@@ -1,91 +1,78 @@
-"""Numba compilation of the join's functions (extra ``fast``), and little-endian integers for compiled loops."""
+"""Compilation of loops with Numba, which is imported when they are compiled.
+
+A module marks its functions with ``compiled`` or ``inlined``. Its own names refer to the Python functions, so that it
+can be imported, and used for few rows, without Numba; ``machine_code`` returns the compiled ones.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-try:
-    # Untyped on purpose: type checking must not depend on whether Numba is installed.
-    numba: Any = importlib.import_module("numba")
-except ImportError:  # pragma: no cover - depends on what is installed
-    numba = None
+Function = Callable[..., Any]
+_MARKED: dict[Function, tuple[Function, bool]] = {}
+"""Function under its name in the module -> function to compile, and whether to inline it."""
 
 
-def compiled(function: Callable[..., Any], *, inline: bool = False) -> Callable[..., Any]:
-    """Return ``function``, compiled on its first call if Numba is installed. Compiled code does not check bounds.
+def compiled(function: Function) -> Function:
+    """Mark a function for compilation. Compiled code does not check bounds."""
+    _MARKED[function] = function, False
+    return function
 
-    Machine code is cached by the file of ``function``, so the functions that it calls must be in the same file, or
-    changes to them go unnoticed. The integer functions below are the exception: remove ``__pycache__`` after a change.
+
+def inlined(function: Function) -> Function:
+    """Mark a function to be compiled into its callers: passing arrays would cost more than the function itself."""
+    _MARKED[function] = function, True
+    return function
+
+
+def uncompiled(arrays: Function) -> Callable[[Function], Function]:
+    """Use ``arrays``, which gives the same results with array operations, unless the marked function is compiled."""
+
+    def replace(function: Function) -> Function:
+        _MARKED[arrays] = _MARKED.pop(function)
+        return arrays
+
+    return replace
+
+
+def rebuilt(module: ModuleType, build: Callable[[Function, bool], Function]) -> Any:
+    """Return the names of ``module`` with its marked functions built by ``build``; they call each other.
+
+    ``build`` gets a function and whether to inline it.
     """
-    if numba is None:  # pragma: no cover - depends on what is installed
-        return function
+    scope = dict(vars(module))
+    for name, known in vars(module).items():
+        if isinstance(known, FunctionType) and known in _MARKED:
+            function, inline = _MARKED[known]
+            copy = FunctionType(function.__code__, scope, name, function.__defaults__)
+            scope[name] = build(copy, inline)
+    return SimpleNamespace(**scope)
+
+
+@cache
+def machine_code(module: ModuleType) -> Any:
+    """Return the names of ``module`` with its marked functions compiled, on their first call or in an earlier process.
+
+    Numba's cache knows a function by its file, so the functions that it calls must be in the same file.
+    """
+    return rebuilt(module, _compiled)
+
+
+def _compiled(function: Function, inline: bool) -> Function:
+    # Imported here, because that takes half a second. Untyped, because its types have no option in a variable.
+    numba: Any = importlib.import_module("numba")
     # Sums may be reordered, but NaN must keep its meaning.
     options = {"nogil": True, "error_model": "numpy", "fastmath": {"reassoc", "contract", "nsz"}}
-    result: Callable[..., Any]
+    result: Function
     if inline:
         result = numba.njit(inline="always", **options)(function)
         return result
     try:
         result = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # pragma: no cover - nowhere to keep it
+    except RuntimeError:  # pragma: no cover - no directory for the cache
         result = numba.njit(**options)(function)
     return result
-
-
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile ``function`` inline into its callers: passing arrays would cost more than the function itself."""
-    return compiled(function, inline=True)
-
-
-Bytes = npt.NDArray[np.uint8]
-Int = Any
-"""A 64-bit integer: one type to Numba, sometimes a NumPy scalar to Python."""
-
-
-@inlined
-def varint(data: Bytes, at: Int, stop: Int) -> tuple[Int, Int]:
-    """Decode an unsigned varint (ULEB128) to an integer with the same 64 bits; return it and its end, or -1."""
-    value, shift = np.uint64(0), np.uint64(0)
-    behind = -1
-    while at < stop and shift < np.uint64(64):
-        byte = data[at]
-        value |= np.uint64(byte & np.uint8(127)) << shift
-        shift += np.uint64(7)
-        at += 1
-        if byte < 128:
-            behind = at
-            break
-    return np.int64(value), behind
-
-
-@inlined
-def zigzag(value: Int) -> Int:
-    """Decode a zigzag-encoded signed integer (sign in the lowest bit)."""
-    bits = np.uint64(value)
-    return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1))
-
-
-@inlined
-def load_eight(data: Bytes, at: np.uint64) -> np.uint64:
-    """Load eight bytes as a little-endian number. The compiler turns this into a single load."""
-    value = np.uint64(0)
-    for k in range(np.uint64(8)):
-        value |= np.uint64(data[at + k]) << (k * np.uint64(8))
-    return value
-
-
-@inlined
-def word(data: Bytes, at: Int) -> np.uint64:
-    """Load up to eight bytes as a little-endian number; bytes beyond the end count as 0."""
-    value, start = np.uint64(0), np.uint64(at)
-    if at + 8 <= len(data):
-        value = load_eight(data, start)
-    else:
-        for k in range(np.uint64(len(data) - at)):
-            value |= np.uint64(data[start + k]) << (k * np.uint64(8))
-    return value

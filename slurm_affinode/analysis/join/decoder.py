@@ -14,10 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from slurm_affinode.analysis.block import Float32s
-from slurm_affinode.analysis.join.compilation import Bytes, Int, compiled, inlined, load_eight, varint, word, zigzag
+from slurm_affinode.analysis.join.compilation import compiled, inlined
 from slurm_affinode.analysis.segments import Ints
+
+Bytes = npt.NDArray[np.uint8]
+Int = Any
+"""A 64-bit integer: one type to Numba, sometimes a NumPy scalar to Python."""
 
 MALFORMED = -1
 BEGIN, PACKED, LARGEST, OPTIONAL, CHUNK_WIDTH = range(5)
@@ -40,6 +45,50 @@ FIELDS = _NUMBERS + _DEEPEST
 _TRUE, _FALSE, _BYTE, _I16, _I64, _BINARY, _STRUCT = 1, 2, 3, 4, 6, 8, 12
 _ABSENT = -1
 _MOST = 1 << 31
+
+
+@inlined
+def varint(data: Bytes, at: Int, stop: Int) -> tuple[Int, Int]:
+    """Decode an unsigned varint (ULEB128) to an integer with the same 64 bits; return it and its end, or -1."""
+    value, shift = np.uint64(0), np.uint64(0)
+    behind = -1
+    while at < stop and shift < np.uint64(64):
+        byte = data[at]
+        value |= np.uint64(byte & np.uint8(127)) << shift
+        shift += np.uint64(7)
+        at += 1
+        if byte < 128:
+            behind = at
+            break
+    return np.int64(value), behind
+
+
+@inlined
+def zigzag(value: Int) -> Int:
+    """Decode a zigzag-encoded signed integer (sign in the lowest bit)."""
+    bits = np.uint64(value)
+    return np.int64(bits >> np.uint64(1)) ^ -np.int64(bits & np.uint64(1))
+
+
+@inlined
+def load_eight(data: Bytes, at: np.uint64) -> np.uint64:
+    """Load eight bytes as a little-endian number. The compiler turns this into a single load."""
+    value = np.uint64(0)
+    for k in range(np.uint64(8)):
+        value |= np.uint64(data[at + k]) << (k * np.uint64(8))
+    return value
+
+
+@inlined
+def word(data: Bytes, at: Int) -> np.uint64:
+    """Load up to eight bytes as a little-endian number; bytes beyond the end count as 0."""
+    value, start = np.uint64(0), np.uint64(at)
+    if at + 8 <= len(data):
+        value = load_eight(data, start)
+    else:
+        for k in range(np.uint64(len(data) - at)):
+            value |= np.uint64(data[start + k]) << (k * np.uint64(8))
+    return value
 
 
 @compiled

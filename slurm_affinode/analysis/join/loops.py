@@ -1,8 +1,12 @@
-"""The join as loops over samples, written for Numba.
+"""The join of samples and cells as loops over pieces, cells and samples, written for Numba.
 
-It computes the same sums and idle windows as ``array_join``, from the same arrays and by the same rules, device by
-device and cell by cell. It is slow as Python; compiled, it takes a fraction of the time needed to read the samples. The
-inner loops are simple and run on slices that begin at 0, so that the compiler vectorizes them (a factor of five).
+Samples are sorted by (device, time), and cells (``segments``) are few, so there is no hashing and no search per sample.
+Values are 32-bit floats, as stored; sums are 64-bit. The time in each activity class is the length of its stretches
+without a gap, exact in milliseconds.
+
+Compiled, the loops take a fraction of the time needed to read the samples. The inner loops are simple and run on slices
+that begin at 0, so that the compiler vectorizes them (a factor of five). Uncompiled, functions of ``arrays`` take the
+place of the loops over samples.
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_affinode.analysis.block import IDLE, Classes, Float32s, Int32s
-from slurm_affinode.analysis.join.compilation import compiled, inlined
+from slurm_affinode.analysis.join import arrays
+from slurm_affinode.analysis.join.compilation import compiled, inlined, uncompiled
 from slurm_affinode.analysis.segments import FAR, Flags, Floats, Ints
 
 _FAR = int(FAR)
@@ -49,6 +54,8 @@ class Stretches(NamedTuple):
     step: Ints
     limit: Floats
     next_time: Ints
+    first_time: Ints
+    reach: Ints
 
 
 class Timeline(NamedTuple):
@@ -109,23 +116,31 @@ class LoopBuffers(NamedTuple):
     """Idle time: rows of cell, begin, end, and the time since which an allocation must have held the device."""
 
 
-@compiled
-def in_order(times: Ints, row: int, ends: Ints) -> bool:
-    """Return whether the times of a block ascend within each piece.
+@uncompiled(arrays.ascends)
+@inlined
+def ascends(times: Ints, begin: int, stop: int) -> bool:
+    """Return whether each time is later than the one before it, in the rows ``begin`` to ``stop``."""
+    wrong = 0
+    for j in range(np.uint64(begin), np.uint64(stop - 1)):
+        wrong += times[j + np.uint64(1)] <= times[j]
+    return wrong == 0
 
-    The loops of this module rely on it; a damaged file may violate it. ``row``: number of the block's first row;
-    ``ends``: the rows after each piece.
+
+@compiled
+def in_order(times: Ints, row: int, p: Stretches) -> bool:
+    """Return whether the times of a block ascend within each piece, and lie within its interval.
+
+    The loops of this module rely on it; a damaged file may violate it. ``row``: number of the block's first row.
     """
     count, begin = len(times), 0
-    piece = np.searchsorted(ends, row, side="right")
+    piece = np.searchsorted(p.end, row, side="right")
     while begin < count:
-        if piece == len(ends):
+        if piece == len(p.end):
             return False
-        stop = min(ends[piece] - row, count)
-        wrong = 0
-        for j in range(np.uint64(begin), np.uint64(stop - 1)):
-            wrong += times[j + np.uint64(1)] <= times[j]
-        if wrong or times[begin] <= -_FAR or times[stop - 1] >= _FAR:
+        stop = min(p.end[piece] - row, count)
+        if not ascends(times, begin, stop) or times[begin] <= -_FAR or times[stop - 1] >= _FAR:
+            return False
+        if times[begin] < p.first_time[piece] or times[stop - 1] >= p.reach[piece]:
             return False
         begin = stop
         piece += 1
@@ -165,6 +180,7 @@ def add(  # noqa: PLR0917
 # that stays within one function costs nothing.
 
 
+@uncompiled(arrays.weigh)
 @compiled
 def weigh(times: Ints, first: int, size: int, out: Int32s) -> np.int32:
     """Write the distance of each of ``size`` times to the next one to ``out``; return the largest."""
@@ -177,6 +193,20 @@ def weigh(times: Ints, first: int, size: int, out: Int32s) -> np.int32:
     return most
 
 
+@uncompiled(arrays.mark_gaps)
+@compiled
+def mark_gaps(  # noqa: PLR0917
+    times: Ints, first: int, size: int, after_last: int, limit: float, step: int, weights: Int32s, kinds: Classes
+) -> None:
+    """Set the weight of each sample that is followed by a gap to ``step``, and add 128 to its class."""
+    for j in range(size):
+        after = times[first + j + 1] if j + 1 < size else after_last
+        if after - times[first + j] > limit:
+            weights[j] = step
+            kinds[j] += 128
+
+
+@uncompiled(arrays.classify)
 @compiled
 def classify(  # noqa: PLR0917
     v: Values, first: int, size: int, idle_pct: float, low_pct: float, floors: Float32s, out: Classes
@@ -204,6 +234,7 @@ def classify(  # noqa: PLR0917
         kind[j] = np.uint8(x <= idle_pct) + np.uint8(x <= low_pct) + np.uint8(x < 0)
 
 
+@uncompiled(arrays.sum_up)
 @inlined
 def sum_up(  # noqa: PLR0917
     values: Float32s,
@@ -235,6 +266,7 @@ def sum_up(  # noqa: PLR0917
     sums[cell, column + 2] += while_idle
 
 
+@uncompiled(arrays.sum_complete)
 @inlined
 def sum_complete(  # noqa: PLR0917
     values: Float32s,
@@ -258,6 +290,7 @@ def sum_complete(  # noqa: PLR0917
     sums[cell, column + 2] += while_idle
 
 
+@uncompiled(arrays.sum_plainly)
 @inlined
 def sum_plainly(  # noqa: PLR0917
     values: Float32s, low: int, high: int, offset: int, weights: Int32s, sums: Floats, cell: int
@@ -270,6 +303,7 @@ def sum_plainly(  # noqa: PLR0917
     sums[cell, UTIL] += total
 
 
+@uncompiled(arrays.sum_known)
 @inlined
 def sum_known(  # noqa: PLR0917
     values: Float32s, low: int, high: int, offset: int, weights: Int32s, sums: Floats, cell: int
@@ -286,6 +320,7 @@ def sum_known(  # noqa: PLR0917
     sums[cell, UTIL + 1] += known
 
 
+@uncompiled(arrays.raise_peak)
 @inlined
 def raise_peak(bits: Int32s, first: int, last: int, peaks: Int32s, cell: int) -> None:
     """Raise the peak of ``cell`` to the largest value in the rows ``first`` to ``last``.
@@ -299,6 +334,7 @@ def raise_peak(bits: Int32s, first: int, last: int, peaks: Int32s, cell: int) ->
     peaks[cell] = max(peaks[cell], most)
 
 
+@uncompiled(arrays.change)
 @inlined
 def change(kinds: Classes, words: Words, at: int, high: int) -> np.int64:
     """Return the first row from ``at`` on, before ``high``, with another class than row ``at - 1``, else ``high``."""
@@ -407,11 +443,7 @@ def fold(  # noqa: PLR0917, PLR0915
             weights[size - 1] = last_weight if last_weight <= limit else step
             classify(v, begin, size, idle_pct, low_pct, floors, kinds)
             if most > limit or last_weight > limit:
-                for j in range(size):
-                    after = times[begin + j + 1] if j + 1 < size else after_last
-                    if after - times[begin + j] > limit:
-                        weights[j] = step
-                        kinds[j] += 128
+                mark_gaps(times, begin, size, after_last, limit, step, weights, kinds)
             low = 0
             while low < size:
                 # Rows ``low`` to ``high`` of the chunk are in one cell.

@@ -1,4 +1,4 @@
-"""Row groups of the sample store for the compiled join, read and decoded by the thread that sums them.
+"""Row groups of the sample store for the compiled loops, read and decoded by the thread that sums them.
 
 Values pass from the file to the sums within one core's cache, in memory that is reused. A general reader would hand
 each block to another core in new memory, which costs more than decoding. The layout is the one that
@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn
 from slurm_affinode.analysis.join import decoder
-from slurm_affinode.analysis.join.compilation import Bytes
+from slurm_affinode.analysis.join.compilation import machine_code
+from slurm_affinode.analysis.join.decoder import Bytes
 from slurm_affinode.analysis.segments import FAR
 
 MOST_BYTES = 64 << 20
@@ -181,6 +182,7 @@ class Decoder:
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
         self._pages = np.empty((_MOST_PAGES, decoder.PAGE_WIDTH), np.int64)
         self._fields = np.empty(decoder.FIELDS, np.int64)
+        self._code = machine_code(decoder)
 
     def block(self, group: RowGroup, chunks: Mapping[str, Chunk]) -> Block:
         """Read and decode a row group. Raises ``LayoutError``, ``OSError`` and Arrow's errors."""
@@ -199,10 +201,11 @@ class Decoder:
         dictionary = self._array("dictionary", most // 4, np.float32)
         dense = self._array("dense", group.rows, np.float32)
         following, found = np.empty(1, np.int64), np.empty((metrics, 2), np.int64)
-        count = decoder.find(packed, table, self._pages, self._fields)
+        count = self._code.find(packed, table, self._pages, self._fields)
         _check(count >= 0)
         pages = self._pages[:count]
-        _check(decoder.row_group(packed, table, pages, unpacked, dictionary, dense, times, values, following, found))
+        buffers = unpacked, dictionary, dense, times, values, following, found
+        _check(self._code.row_group(packed, table, pages, *buffers))
         columns = {}
         for number, name in enumerate(COLUMNS[1:]):
             if name in chunks:
@@ -250,15 +253,3 @@ def _rounded(size: int) -> int:
 def _check(sound: bool) -> None:
     if not sound:
         raise LayoutError("a column")
-
-
-def warm_up() -> None:
-    """Compile the loops, or load their machine code."""
-    content, values, times = np.zeros(0, np.uint8), np.zeros(0, np.float32), np.zeros(0, np.int64)
-    packed = content[:]
-    packed.flags.writeable = False
-    chunks = np.zeros((0, decoder.CHUNK_WIDTH), np.int64)
-    pages, found = np.zeros((0, decoder.PAGE_WIDTH), np.int64), np.zeros((0, 2), np.int64)
-    decoder.find(packed, chunks, pages, times)
-    table = values.reshape(0, 0)
-    decoder.row_group(packed, chunks, pages, content.reshape(0, 0), values, values, times, table, times, found)

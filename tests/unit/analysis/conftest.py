@@ -129,8 +129,6 @@ def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
 
 @pytest.fixture(params=["array operations", "compiled loops"])
 def either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with each implementation of the join."""
+    """Run the test with the join as for few samples and as for many."""
     wanted = request.param == "compiled loops"
-    if wanted:
-        pytest.importorskip("numba")
     monkeypatch.setattr(kernel, "compiled", lambda _rows: wanted)

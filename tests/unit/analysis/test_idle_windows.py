@@ -6,6 +6,7 @@ import tempfile
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import polars as pl
@@ -13,9 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_affinode.analysis import samples
-from slurm_affinode.analysis.block import Scratch
 from slurm_affinode.analysis.idle_windows import NEVER, Pairs, follow
-from slurm_affinode.analysis.join import array_join
+from slurm_affinode.analysis.join import kernel, loops
 from slurm_affinode.analysis.result import SUMS, Thresholds
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, build
@@ -49,19 +49,19 @@ def store_of(root: Path, rows: list[tuple[int, float | None, float | None, float
     return store
 
 
-def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[array_join.Windows, dict[str, float]]:
-    """Return the idle windows that the join finds on the first GPU, and its sums."""
+def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[tuple[int, int] | None, dict[str, float]]:
+    """Return the last idle window that the join finds on the first GPU, and its sums."""
     allocations = Allocations.of([0], [0], [low], [high])
     taking_part = np.arange(len(index.devices)) == 0
     cells = build(allocations, taking_part=taking_part, since=BEGIN_MS, until=BEGIN_MS + 10_000_000)
-    found, sums = [], np.zeros((len(cells), len(SUMS)))
-    for block in samples.blocks(index):
-        folded = array_join.fold(block, index.pieces, allocations, cells, rules, Scratch())
-        found += [some for some in (folded.windows, folded.open_windows) if len(some)]
-        np.add.at(sums, folded.cell, folded.sums)
-        np.add.at(sums, folded.shared_cell, folded.shared_sums)
-    held = sums[cells.held].sum(axis=0)
-    return array_join.stitch(found), dict(zip(SUMS, held.tolist(), strict=True))
+    with mock.patch.object(loops, "end_all_windows", wraps=loops.end_all_windows) as ending:
+        totals = kernel.run_all(index, allocations, cells, rules)
+    sums = totals.sums.copy()
+    np.add.at(sums, totals.partly_cell, totals.partly_sums)
+    windows: loops.Open = ending.call_args.args[0]
+    last = int(windows.begin[0]), int(windows.end[0])
+    held = dict(zip(SUMS, sums[cells.held].sum(axis=0).tolist(), strict=True))
+    return (last if last[0] < last[1] else None), held
 
 
 @settings(max_examples=60, deadline=None)
@@ -92,8 +92,8 @@ def test_trailing_window_equals_last_idle_window_of_join(
         window = joined(index, since, high, rules)[1] if since != NEVER else None
     within = [ms for ms in (BEGIN_MS + one for one in times) if low <= ms < high]
     expected = None
-    if len(found) and within and found.start[-1] <= within[-1] < found.end[-1]:
-        expected = int(found.start[-1]), int(found.end[-1])
+    if found is not None and within and found[0] <= within[-1] < found[1]:
+        expected = found
     got = None if since == NEVER or seen.until[0] == since else (since, int(seen.until[0]))
     assert got == expected
     assert seen.measured_ms[0] == sums["busy"] + sums["low"] + sums["idle"]

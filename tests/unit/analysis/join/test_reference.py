@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import tempfile
 from collections import defaultdict
@@ -21,9 +20,9 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import measures, samples
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
-from slurm_affinode.analysis.join import array_join, compiled_join, loops, row_groups
-from slurm_affinode.analysis.join import compilation as compiling
-from slurm_affinode.analysis.result import SUMS, Thresholds, Totals
+from slurm_affinode.analysis.join import kernel, loops, row_groups
+from slurm_affinode.analysis.join.compilation import machine_code, rebuilt
+from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
 from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.metrics.parquet import parts
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -196,31 +195,28 @@ def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[H
     return sorted(found, key=lambda h: (h.device, h.start, h.run))
 
 
+def by_arrays(*arguments: Any) -> Totals:
+    """Run the join with array operations in place of loops over samples, as for few samples."""
+    return kernel.fold(*arguments, loops, workers=1)
+
+
 def by_plain_loop(*arguments: Any) -> Totals:
-    """Run the loop of ``loops`` as Python code, not compiled."""
-    with contextlib.ExitStack() as stack:
-        for module in (loops, loops):
-            for name, value in [*vars(module).items()]:
-                if hasattr(value, "py_func"):
-                    stack.enter_context(mock.patch.object(module, name, value.py_func))
-        stack.enter_context(mock.patch.object(loops, "CHUNK", 8))
-        return compiled_join.run(*arguments)
+    """Run the loops as Python code, not compiled."""
+    return kernel.fold(*arguments, rebuilt(loops, lambda function, _inline: function))
 
 
 def compiled(*arguments: Any) -> Totals:
-    """Run the compiled loop."""
-    if compiling.numba is None:
-        pytest.skip("Numba is not installed")
-    return compiled_join.run(*arguments)
+    """Run the compiled loops."""
+    return kernel.fold(*arguments, machine_code(loops))
 
 
 def decoded(*arguments: Any) -> Totals:
-    """Run the compiled loop; row groups are read by the thread that processes them."""
+    """Run the compiled loops; row groups are read by the thread that processes them."""
     return compiled(*arguments)
 
 
 @pytest.mark.parametrize(
-    "run", [array_join.run, by_plain_loop, compiled, decoded], ids=["arrays", "loop", "compiled", "decoded"]
+    "run", [by_arrays, by_plain_loop, compiled, decoded], ids=["arrays", "loop", "compiled", "decoded"]
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
@@ -258,7 +254,7 @@ def test_join_agrees_with_reference_implementation(run: Callable[..., Totals], d
             cut_time=np.tile(np.array(cuts, np.int64) + EPOCH_MS, len(order)),
         )
         blocks = row_groups.row_groups(index) if run is decoded else split(samples.blocks(index), size)
-        with mock.patch.object(array_join, "TILE_ROWS", data.draw(st.integers(1, 8))):
+        with mock.patch.object(loops, "CHUNK", data.draw(st.sampled_from([8, 16, 24]))):
             summed = run(blocks, index.pieces, allocated, cells, THRESHOLDS)
         store.close()
     # The sampling interval of each day has tests of its own.
@@ -277,13 +273,14 @@ def test_join_agrees_with_reference_implementation(run: Callable[..., Totals], d
         measured = row["busy"] + row["low"] + row["idle"] + row["unknown"]
         assert measured <= row["held_ms"] + 1e-3
     lengths = np.array([b - a for e in expected for a, b in e.spans], np.int64)
-    assert summed.window_counts.tolist() == np.bincount(array_join.window_bins(lengths), minlength=7).tolist()
+    bins = np.searchsorted(np.array(BOUNDS_S) * 1000, lengths, side="right")
+    assert summed.window_counts.tolist() == np.bincount(bins, minlength=7).tolist()
     assert np.isclose(summed.window_share_ms.sum(), sum(e.sums["idle"] for e in expected), atol=1e-3)
     unheld = summed.sums[cells.inside & (cells.sharers == 0), :4].sum()
     assert np.isclose(unheld, free, atol=1e-3)
 
 
-@pytest.mark.parametrize("run", [array_join.run, by_plain_loop], ids=["arrays", "loop"])
+@pytest.mark.parametrize("run", [by_arrays, by_plain_loop, compiled], ids=["arrays", "loop", "compiled"])
 def test_short_part_of_a_sample_in_a_cell_keeps_precision(run: Callable[..., Totals]) -> None:
     """561 W for the first of 30,007 ms: the product for all of them does not fit the 24 bits of a 32-bit float."""
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)

@@ -1,4 +1,4 @@
-"""Decoding of row groups by the compiled join: the same values as Polars, for any file."""
+"""Decoding of row groups for the compiled loops: the same values as Polars, for any file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numba
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import samples, waste
 from slurm_affinode.analysis.block import COLUMNS, Block, Pieces
-from slurm_affinode.analysis.join import compilation, compiled_join, decoder, kernel, row_groups
+from slurm_affinode.analysis.join import decoder, kernel, loops, row_groups
+from slurm_affinode.analysis.join.compilation import machine_code, rebuilt
 from slurm_affinode.analysis.result import Thresholds, WasteQuery
 from slurm_affinode.analysis.segments import FAR, Allocations, build
 from slurm_affinode.base.errors import UnreachableError
@@ -29,8 +31,6 @@ from slurm_affinode.metrics.parquet.parts import PartFiles
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import IDENTITY
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, empty
-
-pytestmark = pytest.mark.skipif(compilation.numba is None, reason="Numba is not installed")
 
 METRICS = COLUMNS[1:]
 DAY_MS = 1_793_577_600_000
@@ -183,59 +183,58 @@ def test_any_times_are_decoded(times: list[int], few: bool) -> None:
     out = np.empty(len(values), np.int64)
     # The page ends with the chunk; its start is found by trying each offset.
     for start in range(len(chunk)):
-        if decoder.deltas(chunk, start, len(values), out) == len(values) and out.tolist() == values:
+        if machine_code(decoder).deltas(chunk, start, len(values), out) == len(values) and out.tolist() == values:
             return
     raise AssertionError("not decoded")
 
 
 @pytest.fixture(scope="module")
-def checked() -> Iterator[None]:
-    """Compile the loops with bounds checking: an index outside an array is an error."""
-    strict = compilation.numba.njit(boundscheck=True, error_model="numpy")
-    decoding = ("unpack", "levels_end", "count_known", "spread", "look_up", "deltas", "times", "floats", "row_group")
-    loops = [(decoder, decoding), (decoder, ("header", "find"))]
-    with pytest.MonkeyPatch.context() as patch:
-        for module, names in loops:
-            for name in names:
-                patch.setattr(module, name, strict(getattr(module, name).py_func))
-        yield
+def checked() -> Iterator[Any]:
+    """Compile the decoder with bounds checking: an index outside an array is an error."""
+
+    def strict(function: Callable[..., Any], inline: bool) -> Callable[..., Any]:
+        return numba.njit(boundscheck=True, error_model="numpy", inline="always" if inline else "never")(function)
+
+    code = rebuilt(decoder, strict)
+    with mock.patch.object(row_groups, "machine_code", {decoder: code}.__getitem__):
+        yield code
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=12), st.integers(1, 120)), max_size=12))
-def test_lz4_blocks_are_decompressed(checked: None, pieces: list[tuple[bytes, int]]) -> None:
+def test_lz4_blocks_are_decompressed(checked: Any, pieces: list[tuple[bytes, int]]) -> None:
     """Covers literals and near, far and overlapping matches; a block with a wrong length is rejected."""
     content = b"".join(piece * times for piece, times in pieces)
     packed = np.frombuffer(pa.Codec("lz4_raw").compress(content, asbytes=True), np.uint8).copy()
     out = np.empty(len(content), np.uint8)
-    assert decoder.unpack(packed, out)
+    assert checked.unpack(packed, out)
     assert out.tobytes() == content
-    assert not decoder.unpack(packed, np.empty(len(content) + 1, np.uint8))
-    assert not len(content) or not decoder.unpack(packed, out[:-1])
+    assert not checked.unpack(packed, np.empty(len(content) + 1, np.uint8))
+    assert not len(content) or not checked.unpack(packed, out[:-1])
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
 @given(st.binary(max_size=80), st.integers(0, 300), st.integers(0, 6))
-def test_decoding_arbitrary_bytes_stays_in_bounds(checked: None, content: bytes, rows: int, entries: int) -> None:
+def test_decoding_arbitrary_bytes_stays_in_bounds(checked: Any, content: bytes, rows: int, entries: int) -> None:
     data = np.frombuffer(content, np.uint8).copy()
     out, times = np.empty(rows, np.float32), np.empty(rows, np.int64)
-    decoder.unpack(data, out.view(np.uint8))
-    known = decoder.count_known(data, 0, len(data), rows)
+    checked.unpack(data, out.view(np.uint8))
+    known = checked.count_known(data, 0, len(data), rows)
     assert decoder.MALFORMED <= known <= rows
     if known >= 0:
-        decoder.spread(data, 0, len(data), np.ones(known, np.float32), out)
+        checked.spread(data, 0, len(data), np.ones(known, np.float32), out)
         assert np.count_nonzero(out == 1) == known
-    assert decoder.look_up(data, 0, np.ones(entries, np.float32), out) in {decoder.MALFORMED, rows}
-    decoder.deltas(data, 0, rows, times)
+    assert checked.look_up(data, 0, np.ones(entries, np.float32), out) in {decoder.MALFORMED, rows}
+    checked.deltas(data, 0, rows, times)
     for header in (b"\x80\x01\x04", b"\x08\x01", b"\x80\x80\x04\x01"):
         front = header + bytes([rows & 127 | 128, rows >> 7])
         whole = np.frombuffer(front + content, np.uint8).copy()
-        assert decoder.deltas(whole, 0, rows, times) in {decoder.MALFORMED, rows}
+        assert checked.deltas(whole, 0, rows, times) in {decoder.MALFORMED, rows}
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
 @given(table(), st.data())
-def test_damaged_file_gives_values_or_one_error(checked: None, frame: pl.DataFrame, data: st.DataObject) -> None:
+def test_damaged_file_gives_values_or_one_error(checked: Any, frame: pl.DataFrame, data: st.DataObject) -> None:
     """Truncated or altered files never cause an out-of-bounds access, or an error other than ``UnreachableError``."""
     with tempfile.TemporaryDirectory() as directory, mock.patch.object(parts, "ROW_GROUP", 20):
         path = written(Path(directory), frame)
@@ -262,16 +261,17 @@ def test_row_count_mismatch_is_reported_as_damage(tmp_path: Path) -> None:
         list(row_groups.of_part(path, 0, 2))
 
 
-def test_unordered_times_are_reported_as_damage() -> None:
+@pytest.mark.parametrize("code_of", [lambda module: module, machine_code], ids=["arrays", "compiled"])
+def test_unordered_times_are_reported_as_damage(code_of: Callable[[Any], Any]) -> None:
     """The loops rely on the order of the times."""
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     held = Allocations.of(none, none, none, one)
     cells = build(held, taking_part=np.ones(1, np.bool_), since=0, until=1)
-    pieces = Pieces(none, none, one * 3, one, np.ones(1), one, none, one)
+    pieces = Pieces(none, none, one * 3, one, np.ones(1), one, none, one * FAR * 2)
     for times in ([1, 3, 2], [1, 1, 2], [1, 2, 1 << 61]):
         block = Block(0, np.array(times, np.int64), {}, int(FAR))
         with pytest.raises(UnreachableError, match="not in order"):
-            compiled_join.run([block], pieces, held, cells, Thresholds(), workers=1)
+            kernel.fold([block], pieces, held, cells, Thresholds(), code_of(loops))
 
 
 def test_damaged_part_raises_one_error_with_compiled_loops(
