@@ -29,6 +29,7 @@ BUFFER = 1 << 16
 MOST_INPUT = 1 << 20
 NO_ARRAY = "4294967294"
 GPU_LISTS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+GPU_COUNTS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 FORWARDED = (signal.SIGCONT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 WAITED = {signal.SIGCHLD, signal.SIGINT, *FORWARDED, *ENDING}
@@ -215,20 +216,16 @@ def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], li
         raise Elsewhere
     if ":" in rest:
         raise Elsewhere("a heterogeneous step")
-    return {**of_environment(env), **merged(given)}, rest
+    return merged(given, of_environment(env)), rest
 
 
-def merged(given: list[tuple[str, str]]) -> dict[str, str]:
-    """Let the last of several equal options apply; an option that replaces another removes it."""
-    found: dict[str, str] = {}
+def merged(given: list[tuple[str, str]], found: dict[str, str]) -> dict[str, str]:
+    """Apply the options of the command line, the last of equal ones, on top of those that variables have set."""
+    if any(name in GPU_COUNTS for name, _ in given):
+        for name in (*GPU_COUNTS, "gpu-bind", "tres-bind"):
+            found.pop(name, None)
     for name, value in given:
-        found[name] = value
-        if name in ("gres", "gpus", "gpus-per-node", "gpus-per-task") and not found.get("tres-per-task"):
-            found["tres-per-task"] = ""
-        if name == "cpus-per-task":
-            found["cpus-per-task"] = value
-        if name == "kill-on-bad-exit":
-            found[name] = value or "1"
+        found[name] = value or "1" if name == "kill-on-bad-exit" else value
     return found
 
 
@@ -794,6 +791,9 @@ class Streams:
                 whole = whole[os.write(out, whole) :]
             except BlockingIOError:
                 select.select([], [out], [])
+            except BrokenPipeError:
+                os.kill(os.getpid(), signal.SIGPIPE)  # forwarded to the tasks
+                break
             except OSError:
                 break
         if not data:
@@ -1025,8 +1025,10 @@ def run(step: Step, restarts: int) -> int:
     """Run the step; return the exit status of srun. Raises ``Fault`` and ``Elsewhere``."""
     with open("/proc/self/comm", "w") as file:
         file.write(COMM_OVERLAP if step.overlap else COMM)
+    # A signal ends a launcher that waits for resources.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     lock = allocate(step, restarts)
-    # Not before: a signal ends a launcher that waits for resources.
     signal.pthread_sigmask(signal.SIG_BLOCK, WAITED)
     if step.bound:
         os.sched_setaffinity(0, step.affinity)  # tells other launchers which CPUs are taken

@@ -353,6 +353,11 @@ def test_output_is_labelled(site: Site) -> None:
     assert site.run("SLURM_LABELIO=1 srun echo x").out == "0: x\n"
 
 
+def test_tasks_end_with_the_reader_of_their_output(site: Site) -> None:
+    """As without the launcher, which forwards SIGPIPE."""
+    assert site.run("srun -l yes | head -n1; srun -n2 yes | head -n1; srun yes | head -n1").out == "0: y\ny\ny\n"
+
+
 def test_lines_of_tasks_are_not_mixed(site: Site) -> None:
     """Without --unbuffered, each line of output stays whole."""
     writer = 'for i in range(300): sys.stdout.write("x" * 50); sys.stdout.flush(); sys.stdout.write("y" * 50 + chr(10))'
@@ -430,6 +435,25 @@ def test_ids_of_steps_differ_after_a_restore(site: Site) -> None:
     assert site.run(show, restarts=2, SLURM_RESTART_COUNT="2").out == "0\n"
 
 
+def test_options_of_gpus_replace_those_of_the_job(site: Site) -> None:
+    """A job with --gpus-per-task sets variables; an option of the step selects in their place."""
+    given = {"SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "gres/gpu=1,cpu=1", "SLURM_CPUS_PER_TASK": "1", **GPUS}
+    show = "bash -c 'echo $CUDA_VISIBLE_DEVICES $SLURM_CPUS_ON_NODE'"
+    assert sorted(site.run(f"srun -n2 {show}", **given).out.splitlines()) == ["0 2", "1 2"]
+    assert site.run(f"srun -n2 --gpus=2 {show}", **given).out == "0,1 2\n" * 2
+    assert site.run(f"srun -n1 --gres=gpu:1 {show}", **given).out == "0 1\n"
+
+
+def test_signal_ends_a_launcher_that_waits(site: Site) -> None:
+    script = """
+srun bash -c 'touch busy; while [ -e busy ]; do sleep 0.05; done' &
+while [ ! -e busy ]; do sleep 0.05; done
+bash -c 'trap - INT; exec srun true' & pid=$!
+sleep 0.5; kill -TERM $pid; wait $pid; echo $?; rm busy; wait
+"""
+    assert site.run(script) == Ended("143\n", "", 0)
+
+
 def test_file_of_another_user_is_not_used(site: Site) -> None:
     path = TMP / f".slurm-affinode-steps-0-{JOB}-0"
     path.touch()
@@ -449,8 +473,9 @@ def test_file_of_another_user_is_not_used(site: Site) -> None:
     "arguments",
     [
         "--pty bash", "-N2 hostname", "--het-group=0 x", "--mpi=pmix x", "--bcast=/x y", "--container=/x y",
-        "--unknown x", "--jobid=1 --overlap x", "-n99 x", "-nx y", "--nt=2 x", "a : b", "--gpus=3 x", "--gpu-bind=closest x", "-t 5 x",
-        "--multi-prog file", "--ntasks", "-w other x", "--gres=license:1 x", "--cpu-bind=map_cpu:0 x", "-Z x",
+        "--unknown x", "--jobid=1 --overlap x", "-n99 x", "-nx y", "--nt=2 x", "a : b", "--gpus=3 x", "-t 5 x", "-Z x",
+        "--gpu-bind=closest x", "--multi-prog file", "--ntasks", "-w other x", "--gres=license:1 x",
+        "--cpu-bind=map_cpu:0 x",
     ],
 )  # fmt: skip
 def test_other_steps_run_under_slurms_srun(site: Site, arguments: str) -> None:
