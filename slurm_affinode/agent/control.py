@@ -11,7 +11,6 @@ import contextlib
 import ipaddress
 import json
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -24,7 +23,7 @@ from typing import Any
 
 from slurm_affinode.agent import munge
 from slurm_affinode.agent.client import ROOTS
-from slurm_affinode.agent.listeners import listen_tcp, listen_unix
+from slurm_affinode.agent.listeners import AcceptLoop, listen_tcp, listen_unix
 from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.agent.throttle import Pace, Seats, Seldom
 from slurm_affinode.base.errors import AffinodeError
@@ -95,8 +94,6 @@ class ControlServer:
         self._seats_lock = threading.Lock()
         """Guards the seats of all connections."""
         self._open: set[_Connection] = set()
-        self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._tcp: socket.socket | None = None
         self._unix: list[socket.socket] = []
         try:
@@ -109,6 +106,7 @@ class ControlServer:
             for sock in self._unix:
                 sock.close()
             raise
+        self._loop = AcceptLoop(self._run, "control", self._seldom)
         # Prolog and epilog do not wait for users' requests, however many there are, and users of this node do not wait
         # for requests from the network.
         self._root, self._users, self._network = (
@@ -119,7 +117,6 @@ class ControlServer:
                 (MAX_NETWORK_CONNECTIONS, WORKERS, "control of the network"),
             )
         )
-        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     @property
     def port(self) -> int | None:
@@ -128,18 +125,11 @@ class ControlServer:
 
     def start(self) -> None:
         """Start accepting requests."""
-        for sock in self._unix:
-            self._selector.register(sock, selectors.EVENT_READ)
-        if self._tcp is not None:
-            self._selector.register(self._tcp, selectors.EVENT_READ)
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
-        self._thread.start()
+        self._loop.start([*self._unix, *(() if self._tcp is None else (self._tcp,))])
 
     def stop(self) -> None:
         """Close all connections and sockets."""
-        os.write(self._wake_w, b"x")
-        if self._thread.is_alive():
-            self._thread.join(5)
+        self._loop.stop()
         for pool in (self._root, self._users, self._network):
             pool.workers.shutdown(wait=False, cancel_futures=True)
         for connection in tuple(self._open):
@@ -147,9 +137,7 @@ class ControlServer:
         for sock in (*self._unix, self._tcp):
             if sock is not None:
                 sock.close()
-        self._selector.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        self._loop.close()
 
     # --- the accepting thread
 
@@ -157,9 +145,10 @@ class ControlServer:
         while True:
             first = min((one.opened for one in self._open), default=None)
             timeout = None if first is None else max(0.0, first + REQUEST_S - self._clock())
-            for key, _ in self._selector.select(timeout):
-                if key.fileobj == self._wake_r:
-                    return
+            ready = self._loop.wait(timeout)
+            if ready is None:
+                return
+            for key in ready:
                 if isinstance(key.fileobj, socket.socket) and key.data is None:
                     self._accept(key.fileobj)
                 elif key.data in self._open:  # else it was closed in favor of another connection
@@ -170,15 +159,10 @@ class ControlServer:
                 self._end(connection)
 
     def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, address = listener.accept()
-        except OSError as error:
-            if self._seldom.now("accept"):
-                log.warning("cannot accept a request: %s", error)
-            # Without descriptors the accept fails again at once: pause instead of spinning.
-            time.sleep(0.05)
+        accepted = self._loop.accept(listener, "a request")
+        if accepted is None:
             return
-        sock.setblocking(False)
+        sock, address = accepted
         try:
             uid = None if listener is self._tcp else peer_of(sock).uid
         except OSError:
@@ -194,7 +178,7 @@ class ControlServer:
             return
         connection = _Connection(sock, holder, self._clock(), uid, pool)
         self._open.add(connection)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._loop.selector.register(sock, selectors.EVENT_READ, connection)
 
     def _seated(self, pool: _Pool, holder: object, *, reserved: bool) -> bool:
         """Take a seat. If none is free, drop a connection without a request from a holder with more of them."""
@@ -244,7 +228,7 @@ class ControlServer:
     def _release(self, connection: _Connection) -> None:
         """Remove a connection from the accepting thread."""
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.sock)
+            self._loop.selector.unregister(connection.sock)
         self._open.discard(connection)
 
     def _end(self, connection: _Connection) -> None:

@@ -1,17 +1,27 @@
-"""Listening sockets in a directory that only root writes to."""
+"""Listening sockets in a directory that only root writes to, and the threads that accept connections on them."""
 
 from __future__ import annotations
 
 import array
 import contextlib
+import logging
 import os
+import selectors
 import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from slurm_affinode.agent.throttle import Seldom
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.files import make_open
 
+log = logging.getLogger(__name__)
+
 BACKLOG = 512
+STOP_S = 5.0
 
 
 def prepare_directory(path: Path) -> None:
@@ -90,3 +100,51 @@ def listen_tcp(host: str, port: int) -> socket.socket:
         sock.close()
         raise UnreachableError(f"{host}:{port}: cannot listen there: {error.strerror}") from error
     return sock
+
+
+class AcceptLoop:
+    """A thread that accepts and serves connections. ``seldom`` limits its warnings."""
+
+    def __init__(self, run: Callable[[], None], name: str, seldom: Seldom) -> None:
+        """``run`` is the thread's function; it calls ``wait`` until that returns ``None``."""
+        self.selector = selectors.DefaultSelector()
+        self.thread = threading.Thread(target=run, name=name, daemon=True)
+        self._seldom = seldom
+        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def start(self, listeners: Sequence[socket.socket]) -> None:
+        """Start the thread; connections come with ``data`` set, listeners without."""
+        for one in listeners:
+            self.selector.register(one, selectors.EVENT_READ)
+        self.selector.register(self._wake_r, selectors.EVENT_READ)
+        self.thread.start()
+
+    def wait(self, timeout_s: float | None) -> list[selectors.SelectorKey] | None:
+        """Return the sockets that can be read; ``None``: the thread is to end."""
+        ready = [key for key, _ in self.selector.select(timeout_s)]
+        return None if any(key.fileobj == self._wake_r for key in ready) else ready
+
+    def accept(self, listener: socket.socket, what: str) -> tuple[socket.socket, Any] | None:
+        """Return a new connection and its address, or ``None`` after a warning; ``what`` is the client, for it."""
+        try:
+            sock, address = listener.accept()
+        except OSError as error:
+            if self._seldom.now("accept"):
+                log.warning("cannot accept %s: %s", what, error)
+            # Without descriptors the accept fails again at once: pause instead of spinning.
+            time.sleep(0.05)
+            return None
+        sock.setblocking(False)
+        return sock, address
+
+    def stop(self) -> None:
+        """End the thread."""
+        os.write(self._wake_w, b"x")
+        if self.thread.is_alive():
+            self.thread.join(STOP_S)
+
+    def close(self) -> None:
+        """Release its descriptors; the thread has ended."""
+        self.selector.close()
+        os.close(self._wake_r)
+        os.close(self._wake_w)

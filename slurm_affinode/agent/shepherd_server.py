@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.agent.listeners import listen_unix, receive
+from slurm_affinode.agent.listeners import AcceptLoop, listen_unix, receive
 from slurm_affinode.agent.throttle import Seats, Seldom
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
@@ -125,37 +125,30 @@ class ShepherdServer:
         self._seats = Seats(MAX_CONNECTIONS, MAX_PER_USER)
         self._seldom = Seldom()
         self._connections: set[Connection] = set()
-        self._selector = selectors.DefaultSelector()
-        self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._listener = listen_unix(path, socket.SOCK_SEQPACKET)
-        self._thread = threading.Thread(target=self._run, name="shepherds", daemon=True)
+        self._loop = AcceptLoop(self._run, "shepherds", self._seldom)
 
     def start(self) -> None:
         """Start accepting connections."""
-        self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_r, selectors.EVENT_READ)
-        self._thread.start()
+        self._loop.start([self._listener])
 
     def stop(self) -> None:
         """Close everything. Shepherds reconnect to the next agent, which replaces the socket file."""
-        os.write(self._wake_w, b"x")
-        if self._thread.is_alive():
-            self._thread.join(5)
+        self._loop.stop()
         for connection in tuple(self._connections):
             connection.close()
         self._listener.close()
-        self._selector.close()
-        os.close(self._wake_r)
-        os.close(self._wake_w)
+        self._loop.close()
 
     def _run(self) -> None:
         while True:
             waiting = [one.opened + HELLO_S - self._clock() for one in self._connections if one.who is None]
-            for key, _ in self._selector.select(max(0.0, min(waiting)) if waiting else None):
+            ready = self._loop.wait(max(0.0, min(waiting)) if waiting else None)
+            if ready is None:
+                return
+            for key in ready:
                 if key.fileobj is self._listener:
                     self._accept()
-                elif key.fileobj == self._wake_r:
-                    return
                 else:
                     self._serve(key.data)
             late = self._clock() - HELLO_S
@@ -163,15 +156,10 @@ class ShepherdServer:
                 self._drop(connection, "it said nothing")
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except OSError as error:
-            if self._seldom.now("accept"):
-                log.warning("cannot accept a shepherd: %s", error)
-            # Without descriptors the accept fails again at once: pause instead of spinning.
-            time.sleep(0.05)
+        accepted = self._loop.accept(self._listener, "a shepherd")
+        if accepted is None:
             return
-        sock.setblocking(False)
+        sock, _ = accepted
         try:
             peer = peer_of(sock)
             pidfd = pidfd_of(sock, peer)
@@ -186,7 +174,7 @@ class ShepherdServer:
             return
         connection = Connection(sock, peer, pidfd, self._clock())
         self._connections.add(connection)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._loop.selector.register(sock, selectors.EVENT_READ, connection)
 
     def _serve(self, connection: Connection) -> None:
         peer = connection.peer
@@ -253,7 +241,7 @@ class ShepherdServer:
         if why is not None and self._seldom.now(peer.uid):
             log.warning("uid %d, process %d: connection closed: %s", peer.uid, peer.pid, one_line(why))
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.sock)
+            self._loop.selector.unregister(connection.sock)
         connection.close()
         self._connections.discard(connection)
         self._seats.leave(peer.uid)

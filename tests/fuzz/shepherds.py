@@ -246,7 +246,7 @@ def _behave(path: Path, server: ShepherdServer) -> None:
             raise Wrong(f"a shepherd that behaves is not served: {error!r}") from error
     if answer != b"start":
         raise Wrong(f"a shepherd that behaves is answered with {answer!r}")
-    if not server._thread.is_alive():
+    if not server._loop.thread.is_alive():
         raise Wrong("the thread of the server has ended")
     held = len(os.listdir("/proc/self/fd"))
     if held > 400:

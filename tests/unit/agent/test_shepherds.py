@@ -228,7 +228,7 @@ def test_garbage_does_not_affect_others(node: Node1, packets: list[bytes]) -> No
             assert sock.recv(100) == b""
         except (BrokenPipeError, ConnectionResetError):
             pass
-    assert node.daemon.shepherds._thread.is_alive()
+    assert node.daemon.shepherds._loop.thread.is_alive()
 
 
 def test_unexpected_descriptors_are_closed(node: Node1) -> None:
