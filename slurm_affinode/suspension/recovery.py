@@ -35,7 +35,10 @@ def asleep(parts: Parts) -> list[SuspendedJob]:
     shared = _present([] if parts.shared is None else parts.shared.images())
     local = _present([image for tier in parts.tiers.node for image in tier.store.images()])
     found, unknown = [], parts.absences.all()
-    for note in (*parts.notes.all(), *_without_note(parts)):
+    without = list(_without_note(parts))  # first: a note that is written meanwhile is read below
+    notes = parts.notes.all()
+    known = {note.key for note in notes}
+    for note in (*notes, *(one for one in without if one.key not in known)):
         where = "shared" if (note.key.name, note.seq) in shared else "node"
         here = where == "shared" or (note.key.name, note.seq) in local or note.node != parts.node
         if not here and not note.given_up:
