@@ -8,12 +8,13 @@ in a process of its own, and prints seconds, peak memory and ratios of one run:
              idle windows. The loops are compiled for many samples; that takes some seconds once, is cached, and is not
              timed.
 ``scan``     Polars reads the same columns of the same files on all cores and sums each: the limit.
+``blocks``   As ``ours``, but Polars decodes the columns instead of the join's threads. Not measured unless named.
 ``duckdb``   ASOF JOIN and GROUP BY: per allocation the number of samples, idle samples, sum and maximum of the
              framebuffer, sum of power. No idle windows and no time until the next sample: less work than ``ours``.
 ``pandas``   merge_asof and groupby, the same sums as DuckDB, a day at a time so that it fits in memory.
 
-Ours and the scan take turns; the fastest run of each counts, as other work on the machine only adds time. The ratio of
-the medians is printed as well.
+Ours, the scan and ``blocks`` take turns; the fastest run of each counts, as other work on the machine only adds time.
+The ratio of the medians is printed as well.
 
 Samples are exactly 30 s apart, and allocations begin and end on that grid, so that the number of samples is
 proportional to time: the sums of all peers must agree, which is checked. ``--samples 1000000000 --peers ''`` shows that
@@ -43,7 +44,7 @@ import numpy as np
 import polars as pl
 
 from slurm_affinode.analysis import measures, samples, segments
-from slurm_affinode.analysis.join import kernel
+from slurm_affinode.analysis.join import kernel, row_groups
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.metrics.identity import with_device
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -57,7 +58,7 @@ ACTIVITY = "greatest(s.util_pct, s.engine_active * 100, s.sm_active * 100, s.dra
 PER_NODE = 8
 GAP_SHARE = 0.2
 """Share of device-days that have a gap of half an hour."""
-TARGETS = {"pandas": 5.0, "duckdb": 2.5, "scan": 1 / 1.5}
+TARGETS = {"pandas": 5.0, "duckdb": 2.5, "scan": 1 / 1.5, "blocks": 0.0}
 """Minimum of the peer's seconds as a multiple of ours."""
 
 
@@ -184,6 +185,12 @@ def ours(directory: Path, plan: Plan) -> Sums:
     return {"seconds": time.perf_counter() - begin, **sums}
 
 
+def blocks(directory: Path, plan: Plan) -> Sums:
+    """Run the join of a report over columns decoded by Polars."""
+    with mock.patch.object(row_groups, "row_groups", samples.blocks):
+        return ours(directory, plan)
+
+
 def _join(directory: Path, plan: Plan) -> Sums:
     table = pl.read_parquet(directory / "allocations.parquet")
     index = samples.read_index(SampleStore(directory / "history"), START, plan.until, max_gap_steps=3)
@@ -269,7 +276,13 @@ def pandas(directory: Path, plan: Plan) -> Sums:
     return {"seconds": seconds, "rows": len(every), **{name: float(every[name].sum()) for name in every.columns}}
 
 
-WAYS: dict[str, Callable[[Path, Plan], Sums]] = {"ours": ours, "scan": scan, "duckdb": duckdb, "pandas": pandas}
+WAYS: dict[str, Callable[[Path, Plan], Sums]] = {
+    "ours": ours,
+    "scan": scan,
+    "blocks": blocks,
+    "duckdb": duckdb,
+    "pandas": pandas,
+}
 
 
 def measure(way: str, directory: Path, plan: Plan) -> dict[str, Any]:
@@ -300,7 +313,7 @@ def check(results: dict[str, dict[str, Any]]) -> list[str]:
     own = results["ours"]
     return [
         f"{peer} {name}: {results[peer][name]:.0f}, ours {own[name]:.0f}"
-        for peer in ("duckdb", "pandas")
+        for peer in ("blocks", "duckdb", "pandas")
         for name in ("samples", "idle", "fb", "power")
         if peer in results and not np.isclose(own[name], results[peer][name], rtol=1e-5)
     ]
@@ -311,7 +324,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=100_000_000)
     parser.add_argument("--allocations", type=int, default=265_000)
-    parser.add_argument("--peers", default="duckdb,pandas", help="peers (duckdb, pandas); the scan is always measured")
+    parser.add_argument(
+        "--peers", default="duckdb,pandas", help="peers (blocks, duckdb, pandas); the scan is always measured"
+    )
     parser.add_argument("--repeat", type=int, default=7, help="runs of ours and of the scan; the fastest counts")
     parser.add_argument("--dir", type=Path, help="directory for the samples, a few GB [default: a temporary directory]")
     parser.add_argument("--json", action="store_true")
@@ -327,9 +342,11 @@ def main() -> int:
         make(FEW_PLAN, directory / FEW)
         os.sync()  # otherwise it would be written to the disk during the first runs
         measure("ours", directory, plan)  # fills the page cache
-        runs = [(measure("scan", directory, plan), measure("ours", directory, plan)) for _ in range(options.repeat)]
-        results = {name: summary([run[i] for run in runs]) for i, name in enumerate(("scan", "ours"))}
-        results |= {peer: measure(peer, directory, plan) for peer in options.peers.split(",") if peer}
+        peers = [peer for peer in options.peers.split(",") if peer]
+        turns = ["scan", "ours", *(peer for peer in peers if peer == "blocks")]
+        runs = [[measure(name, directory, plan) for name in turns] for _ in range(options.repeat)]
+        results = {name: summary([run[i] for run in runs]) for i, name in enumerate(turns)}
+        results |= {peer: measure(peer, directory, plan) for peer in peers if peer not in turns}
     finally:
         shutil.rmtree(directory)
     return show(plan, samples_made, results, as_json=options.json)
