@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from slurm_affinode.analysis.segments import Flags, Floats, Ints
+from slurm_affinode.analysis.segments import Floats, Ints
 from slurm_affinode.base.errors import UnreachableError
 
 Float32s = npt.NDArray[np.float32]
@@ -82,31 +82,3 @@ class OutOfOrderError(UnreachableError):
             hint="remove the directory of the damaged day and take its files in again",
         )
         self.row = row
-
-
-class Scratch:
-    """Buffers for values per sample, reused for every block by one thread.
-
-    Returning memory to the system and allocating it again costs more than the computation.
-    """
-
-    def __init__(self) -> None:
-        self._arrays: dict[str, npt.NDArray[np.generic]] = {}
-
-    def floats(self, name: str, count: int) -> Float32s:
-        """Return an uninitialized array of ``count`` 32-bit floats."""
-        return self._array(name, count, np.float32)  # type: ignore[return-value]
-
-    def ints(self, name: str, count: int) -> Int32s:
-        """Return an uninitialized array of ``count`` 32-bit integers."""
-        return self._array(name, count, np.int32)  # type: ignore[return-value]
-
-    def flags(self, name: str, count: int) -> Flags:
-        """Return an uninitialized array of ``count`` booleans."""
-        return self._array(name, count, np.bool_)  # type: ignore[return-value]
-
-    def _array(self, name: str, count: int, dtype: type[np.generic]) -> npt.NDArray[np.generic]:
-        held = self._arrays.get(name)
-        if held is None or len(held) < count:
-            self._arrays[name] = held = np.empty(count, dtype)
-        return held[:count]
