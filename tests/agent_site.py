@@ -56,7 +56,7 @@ class World:
     restarts: int = 0
     held: bool = False
     kept_stopped: bool = False
-    """Its processes are held against signals."""
+    """Its processes are kept stopped even if they get SIGCONT."""
     comment: str = ""
     answers: bool = True
     clock: float = 1_760_000_000.0

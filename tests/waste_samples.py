@@ -227,7 +227,7 @@ def _quality(rng: random.Random, rows: Sequence[Mapping[str, Any]], measured: bo
     gaps = "Two samples were more than three steps apart. Was the exporter down on these nodes?"
     unmapped = "Record GPU ids in the prolog, or give the history job labels."
     issues = (
-        QualityIssue("gaps", "Gaps in the GPU history", gaps, 14, 61.2, ("node03, 2026-11-03 22:10 to 03:50",)),
+        QualityIssue("gaps", "Gaps in the GPU metrics", gaps, 14, 61.2, ("node03, 2026-11-03 22:10 to 03:50",)),
         QualityIssue("unmapped-gpus", "Jobs whose GPUs are not known", unmapped, 16, 88.0, ("job 40012", "job 40077")),
         QualityIssue("bad-records", "Records that could not be read", "They were left out.", 2, None, ("line 17",)),
     )

@@ -47,7 +47,7 @@ class Slots:
         """Run a call of a user as soon as there is a slot. Raises ``RuntimeError`` after ``close``."""
         with self._lock:
             if self._closed:
-                raise RuntimeError("no work is taken any more")
+                raise RuntimeError("the pool is closed")
             self._waiting.setdefault(uid, deque()).append(call)
             self._start()
 

@@ -78,7 +78,7 @@ class OutOfOrderError(UnreachableError):
     def __init__(self, row: int) -> None:
         """``row``: the number of the first row of the block."""
         super().__init__(
-            f"the GPU history is damaged: times of the samples from number {row:,} on are not in order",
+            f"the GPU metrics are damaged: sample times are not in order from sample {row:,} on",
             hint="remove the directory of the damaged day and take its files in again",
         )
         self.row = row

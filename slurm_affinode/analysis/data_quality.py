@@ -147,7 +147,7 @@ def _no_history(evidence: Coverage) -> QualityIssue | None:
         return None
     return QualityIssue(
         code="no-history",
-        title="No GPU history in this interval",
+        title="No GPU metrics in this interval",
         detail="Without samples all allocated time is unknown. Take history in with: slurm-affinode ingest gpu PATH",
         count=len(evidence.about),
         gpu_hours=_allocated_hours(evidence.rows),

@@ -137,7 +137,7 @@ def _finding(row: dict[str, Any], rule: LeftoverSearch) -> Finding:
                  f"{gib:.1f} GiB of GPU memory held", met=True),
         Evidence("job", "none", "", "none", 0.2, "no job has the GPU", met=True),
         Evidence("time", window_s, "s", f"at least {span(rule.window_s)}", 0.2, f"for {span(window_s)}", met=True),
-        Evidence("processes", None, "", "none", 0.2, "a history of GPUs does not show processes", unknown=True),
+        Evidence("processes", None, "", "none", 0.2, "recorded GPU metrics do not show processes", unknown=True),
         Evidence("xid", None if xid is None else float(xid), "", None, 0.0,
                  "no XID can be read" if xid is None else said, unknown=xid is None),
     )  # fmt: skip

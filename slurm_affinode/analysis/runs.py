@@ -59,7 +59,7 @@ def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
     if not found:
         return ""
     where = [f"{named(moment, query.zone)}{f' ({name})' if len(found) > 1 else ''}" for name, moment in found.items()]
-    rest = "jobs that ran then are counted up to there, later ones are missing"
+    rest = "jobs are counted until then, and later jobs are missing"
     return f"accounting is known up to {', '.join(where)}: {rest}"
 
 

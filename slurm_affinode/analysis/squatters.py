@@ -425,6 +425,6 @@ def _about_gpus(
     unmeasured = allocated - mapped + sum(not one.gpu.measured for one in seen)
     if unmeasured > 0:
         what = "GPU was" if unmeasured == 1 else "GPUs were"
-        text = f"{unmeasured} {what} not measured: nothing is held against it"
+        text = f"{unmeasured} {what} not measured, which does not count against the job"
         rows.append(Evidence("coverage", None, "", None, 0.0, text, unknown=True))
     return tuple(rows)

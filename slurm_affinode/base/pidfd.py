@@ -426,7 +426,7 @@ class Namespace:
                     yield int(process.status()["NSpid"].split()[-1]), process
 
     def everybody(self) -> Iterator[Process]:
-        """As ``processes``, including those in PID namespaces below this one (containers)."""
+        """Yield each process except PID 1, including those in PID namespaces below this one (containers)."""
         known = {self.identity: True}
         for process in processes(proc=self._proc):
             if process.pid == self.init.pid:

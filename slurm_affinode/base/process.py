@@ -191,7 +191,7 @@ class ChildEndedError(Exception):
 
 
 class Helper(Protocol):
-    """A running program that answers requests: a ``Child``, or a substitute for it."""
+    """A running program that answers requests (``Child``, or a fake in tests)."""
 
     def ask(self, line: bytes, *, timeout_s: float) -> bytes:
         """See ``Child.ask``."""

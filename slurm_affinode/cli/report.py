@@ -123,9 +123,9 @@ def _history(config: Config, query: WasteQuery, step: report_pipeline.Step) -> r
 def _print_headline(written: WrittenReport) -> None:
     print_table(("", "GPU-hours", "of allocated"), written.headline, right=("GPU-hours", "of allocated"))
     if not written.result.total.get("gpu_hours_measured"):
-        why = "no GPU history covers these jobs. To take some in: slurm-affinode ingest gpu PATH"
+        why = "there are no GPU metrics of these jobs; import them with slurm-affinode ingest gpu PATH"
         if written.result.quality.samples:
-            why = "the GPU history fits none of these jobs. The report says why, under data quality"
+            why = "the GPU metrics match none of these jobs; see the section on data quality in the report"
         warn(f"Nothing was measured: {why}")
     rows = [("report", str(written.report)), ("summary", str(written.summary_path))]
     if written.csv:

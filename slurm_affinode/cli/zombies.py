@@ -65,7 +65,7 @@ from slurm_affinode.zombies.find import Found
 from slurm_affinode.zombies.nodes import asker
 from slurm_affinode.zombies.sampling import Eyes
 
-NOTHING = "Nothing is held against this job."
+NOTHING = "There are no findings for this job."
 BLOCKS = "_▁▂▃▄▅▆▇█"
 UNKNOWN = "·"
 
@@ -190,7 +190,7 @@ def evidence_table(rows: Sequence[Evidence]) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("dimension", no_wrap=True)
     table.add_column("evidence", ratio=3, overflow="fold")
-    table.add_column("held against", ratio=2, overflow="fold")
+    table.add_column("threshold", ratio=2, overflow="fold")
     table.add_column("weight", justify="right", no_wrap=True)
     for one in rows:
         mark, style = ("?", "dim") if one.unknown else ("✓", "") if one.met else ("–", "dim")

@@ -101,7 +101,7 @@ def _common(function: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The parameters of a command."""
+    """Parameters of a clean-up command."""
 
     config: Config
     request: workflow.Request

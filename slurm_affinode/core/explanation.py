@@ -80,16 +80,16 @@ class Explanation:
             text = "; ".join(texts)
             return f"{text[:1].upper()}{text[1:]}."
         if self.job.running and self.job.state == "SUSPENDED":
-            return "Nothing is held against this job: it is SUSPENDED, and cannot compute."
+            return "There are no findings for this job: it is SUSPENDED, and cannot compute."
         dark = sum(not page.gpu.measured for page in self.gpus)
         if (self.gpus or self.allocated_gpus) and dark == len(self.gpus):
-            return "Nothing is held against this job: what its GPUs did was not measured."
+            return "There are no findings for this job: its GPUs were not measured."
         short = self._short()
         if short:
             return short
         were = "was" if dark == 1 else "were"
         more = f" {dark} of its {len(self.gpus)} GPUs {were} not measured." if dark else ""
-        return f"Nothing is held against this job.{more}"
+        return f"There are no findings for this job.{more}"
 
     def _short(self) -> str:
         """Return the text for a GPU that is idle but not for long enough; empty if there is none."""
@@ -98,12 +98,13 @@ class Explanation:
             return ""
         gpu, verdict = min(late, key=lambda one: one[1].signature.time.longer_than_s)
         name = f"GPU {gpu.gpu} on {gpu.node or '?'}"
-        asks = f"{span(verdict.signature.time.longer_than_s)} that {verdict.signature.name} asks for"
+        needed = f"{span(verdict.signature.time.longer_than_s)} that {verdict.signature.name} requires"
         looked = self.watched_s
         if looked is not None and (gpu.idle_s is None or gpu.idle_s <= looked + LOOK_S):
-            seen = "looked at once" if gpu.idle_s is None else f"seen for {span(gpu.idle_s)}"
-            return f"Not watched long enough: {name} does nothing now, {seen}, and not for the {asks}."
-        return f"Nothing is held against this job yet: {name} does nothing for {span(gpu.idle_s or 0.0)} of the {asks}."
+            seen = "sampled once" if gpu.idle_s is None else f"observed for {span(gpu.idle_s)}"
+            return f"Not observed long enough: {name} is idle now, {seen}, but not for the {needed}."
+        idle = span(gpu.idle_s or 0.0)
+        return f"There are no findings for this job yet: {name} has been idle for {idle} of the {needed}."
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation as JSON-compatible values."""

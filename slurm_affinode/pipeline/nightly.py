@@ -71,7 +71,7 @@ class Failure:
     """A part that failed; the others were done nevertheless."""
 
     part: str
-    """``accounting``, ``GPU history``, ``day 2026-11-20``, ``retention``, ``index``."""
+    """``accounting``, ``GPU metrics``, ``day 2026-11-20``, ``retention``, ``index``."""
     message: str
     hint: str | None = None
     exit_code: int = 2
@@ -214,13 +214,13 @@ def _prometheus(config: Config, store: Repository, now: datetime) -> Iterator[st
         since = ingest.next_since(store, config.prometheus, options, now)
         outcome = ingest.ingest_prometheus(config, store, since, now, options)
     except AffinodeError as error:
-        yield Failure("GPU history", str(error), error.hint, error.exit_code)
+        yield Failure("GPU metrics", str(error), error.hint, error.exit_code)
         return
     summary = outcome.summary
     yield f"{config.prometheus.url} from {utc(since)}: {summary.samples} samples ({summary.new} new)"
     if outcome.failure is not None:
         failure = outcome.failure
-        yield Failure("GPU history", str(failure), failure.hint, failure.exit_code)
+        yield Failure("GPU metrics", str(failure), failure.hint, failure.exit_code)
 
 
 def _gpu_files(config: Config, store: Repository) -> Iterator[str | Failure]:
@@ -230,7 +230,7 @@ def _gpu_files(config: Config, store: Repository) -> Iterator[str | Failure]:
     taken = sum(file.status == "taken" for file in summary.files)
     yield f"{taken} files with {summary.samples} samples ({summary.new} new), {unchanged} files unchanged"
     for file in summary.failed:
-        yield Failure("GPU history", file.error or f"{file.path}: failed", file.hint)
+        yield Failure("GPU metrics", file.error or f"{file.path}: failed", file.hint)
 
 
 def _content(path: Path) -> bytes:
@@ -376,7 +376,7 @@ class _Night:
             for one in ingest.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
                 changed = 0 if one.counts is None else one.counts.new + one.counts.updated
                 self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
-        with self.log.part("GPU history"):
+        with self.log.part("GPU metrics"):
             self.log.took(sources.gpu(self.store, self.now))
 
     def report(self, zone: ZoneInfo) -> None:

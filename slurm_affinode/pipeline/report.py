@@ -127,7 +127,7 @@ def analyse_stored(
         asleep = store.suspensions(query.since, query.until)
         ingests = store.ingests()
     with (history or _stored(config))() as samples:
-        say("joining with the GPU history")
+        say("joining with the GPU metrics")
         result = waste.analyse(
             query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
         )
@@ -149,7 +149,7 @@ def _stored(config: Config) -> History:
 def _advance(say: Step) -> Callable[[int, int], None]:
     def told(done: int, whole: int) -> None:
         share = fmt.percent(done / whole if whole else 1.0)
-        say(f"joining with the GPU history: {share} of {fmt.count(whole)} samples")
+        say(f"joining with the GPU metrics: {share} of {fmt.count(whole)} samples")
 
     return told
 

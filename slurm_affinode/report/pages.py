@@ -49,9 +49,9 @@ def answer(result: WasteResult) -> Answer:
     before = f"{of}{fmt.number(allocated)} {'' if of else 'GPU-hours '}were allocated to {_runs(total.get('jobs'))}. "
     idle, measured = known(total, "gpu_hours_idle"), known(total, "gpu_hours_measured")
     if idle is None or not measured:
-        why = (
-            "the GPU history fits none of these jobs" if result.quality.samples else "no GPU history covers these jobs"
-        )
+        why = "the GPU metrics match none of these jobs"
+        if not result.quality.samples:
+            why = "there are no GPU metrics of these jobs"
         return Answer(before, "How much of it was idle is unknown", f": {why}.")
     strong = f"{fmt.number(idle)} GPU-hours were idle"
     after = f", {fmt.percent(idle / allocated)} of the allocated"
@@ -190,7 +190,7 @@ def money_note(result: WasteResult) -> str:
 
 
 _MAPPING_WORDS = {
-    "labels": "job labels in the GPU history",
+    "labels": "job labels in the GPU metrics",
     "recorded": "GPU ids recorded for the allocation",
     "whole-node": "the whole node was the job's",
     "unknown": "not found: all its time is unknown",

@@ -25,7 +25,7 @@ _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORM
 
 
 class Runner(Protocol):
-    """``process.run``, or a substitute for it."""
+    """``process.run``, or a fake in tests."""
 
     def __call__(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True

@@ -40,7 +40,7 @@ _SETTING_PREFIXES = ("SCANCEL_", "SQUEUE_", "SINFO_")
 
 
 class CommandsClient:
-    """``SlurmClient`` that runs scontrol, scancel and squeue. ``run`` is ``process.run`` or a substitute for it."""
+    """``SlurmClient`` that runs scontrol, scancel and squeue. ``run`` is ``process.run``, or a fake in tests."""
 
     backend = "commands"
 

@@ -41,7 +41,7 @@ from slurm_affinode.zombies.sampling import LOOK_S, Eyes
 
 SLOTS = 60
 """Columns of a timeline."""
-WHICH_UNKNOWN = "which GPUs the job has is not known: nothing is held against it"
+WHICH_UNKNOWN = "the GPUs of the job are not known, so there can be no findings"
 
 
 class NoAttemptError(AffinodeError):

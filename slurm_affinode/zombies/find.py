@@ -50,7 +50,7 @@ from slurm_affinode.zombies.orphans import XIDS
 History = Callable[[], AbstractContextManager[SampleStore]]
 Slurm = Callable[[], SlurmClient]
 
-NO_HISTORY = "there is no GPU history: whether GPUs are idle is unknown"
+NO_HISTORY = "there are no GPU metrics: whether GPUs are idle is unknown"
 FRESH_S = 900.0
 """If the newest sample is older than this, a note says so."""
 HELD_S = 3600.0
@@ -209,7 +209,7 @@ def interval(config: Config, request: Request, history: SampleStore, now: dateti
             until = min(now, span_[1] + max(grace, timedelta(seconds=1)))
             if (now - until).total_seconds() > FRESH_S:
                 ago = span((now - until).total_seconds())
-                notes.append(f"the GPU history ends {ago} ago: this is how it was at {named(until, zone)}")
+                notes.append(f"the GPU metrics end {ago} ago: findings are as of {named(until, zone)}")
     if span_ is None:
         notes.append(NO_HISTORY)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))

@@ -127,7 +127,7 @@ def test_interrupted_run_is_completed_by_another(node: Node, tmp_path: Path) -> 
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert [one["test"] for one in found["tests"]] == [
         *(one["test"] for one in before["tests"]),
-        "test_inplace::test_what_the_driver_cannot_is_refused_by_name",
+        "test_inplace::test_unsupported_features_are_refused_by_name",
     ]
 
 

@@ -159,7 +159,7 @@ def test_custom_storage_writes_files_of_our_own(
     assert program.ask("digest") == digest
 
 
-def test_what_the_driver_cannot_is_refused_by_name(cuda: Cuda) -> None:
+def test_unsupported_features_are_refused_by_name(cuda: Cuda) -> None:
     """For any driver: each feature is available, or its error names the driver that has it."""
     for one in cuda.capabilities().table:
         if one.available:

@@ -122,7 +122,7 @@ class PartFiles:
 def damaged(path: Path, what: str) -> UnreachableError:
     """Return the error for a file of a part that is unreadable or inconsistent."""
     return UnreachableError(
-        f"{path}: the GPU history cannot be read: {what}",
+        f"{path}: the GPU metrics cannot be read: {what}",
         hint="remove the directory of the damaged day and take its files in again",
     )
 

@@ -96,7 +96,7 @@ def test_unreachable_accounting_database_does_not_stop_the_other_steps(site, tmp
     lines = done.stderr.splitlines()
     assert lines[0] == "slurm-affinode: nightly: 2 parts failed"
     assert lines[1].startswith("  accounting: sacct cannot reach the accounting database")
-    assert any(line.startswith(f"  GPU history: {tmp_path}/gpu/n2.csv") for line in lines)
+    assert any(line.startswith(f"  GPU metrics: {tmp_path}/gpu/n2.csv") for line in lines)
     assert "Traceback" not in done.stderr
 
 

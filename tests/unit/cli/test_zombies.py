@@ -71,7 +71,7 @@ def test_explain_shows_timeline_of_every_gpu(state: Path, tmp_path: Path) -> Non
     job = json.loads(listed.stdout)["findings"][0]["subject"]["id"]
     shown = _run("explain", job, "--state", str(state), "--slurm-backend", "commands")
     assert _status(shown) == 0
-    for words in ("squatter", "held against", "activity", "memory", "power", "Time line from"):
+    for words in ("squatter", "threshold", "activity", "memory", "power", "Time line from"):
         assert words in shown.stdout
     assert all(len(line) <= 80 for line in shown.stdout.splitlines())
     page = tmp_path / "page.html"

@@ -160,7 +160,7 @@ def test_accounting_without_history_is_reported_as_unknown(tmp_path: Path, state
     (state / "history" / "manifest.json").unlink()
     written = report.build_report(config_of(state), QUERY, tmp_path / "out", now=NOW)
     assert written.result.total["gpu_hours_unknown"] == pytest.approx(4)
-    assert "no GPU history covers these jobs" in written.report.read_text()
+    assert "there are no GPU metrics of these jobs" in written.report.read_text()
 
 
 def test_example_prices_are_noted(state: Path, tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_unmeasured_figures_are_shown_as_unknown(unmeasured: WasteResult) -> Non
     """Without GPU metrics there are no idle figures."""
     page = Page(render_plain(unmeasured))
     assert "How much of it was idle is unknown" in page.text
-    assert "no GPU history covers these jobs" in page.text
+    assert "there are no GPU metrics of these jobs" in page.text
     for key in ("gpu_hours_idle", "gpu_hours_busy", "gpu_hours_low", "idle_fraction", "idle_cost", "idle_windows"):
         assert known(unmeasured.total, key) is None
     cards = {c.label: c for c in build_context(unmeasured, title="t", top=15).cards}
@@ -277,7 +277,7 @@ def test_concentration_of_waste_is_summarized(result: WasteResult, idle: list[fl
 def test_metrics_that_match_no_job_are_mentioned(unmeasured: WasteResult) -> None:
     """Otherwise the ingested metrics would seem to be missing."""
     quality = dataclasses.replace(unmeasured.quality, samples=7)
-    assert "the GPU history fits none" in pages.answer(dataclasses.replace(unmeasured, quality=quality)).after
+    assert "the GPU metrics match none" in pages.answer(dataclasses.replace(unmeasured, quality=quality)).after
 
 
 def test_main_reason_for_unknown_hours_is_a_finding(result: WasteResult) -> None:

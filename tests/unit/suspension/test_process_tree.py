@@ -1,4 +1,4 @@
-"""Processes of a PID namespace: found, held against signals, killed."""
+"""Processes of a PID namespace are found, stopped and killed."""
 
 from __future__ import annotations
 

@@ -35,6 +35,6 @@ def test_timeline_of_short_job_has_no_gaps(site: Site) -> None:
     """It has no more columns than samples; idle time shorter than the window is shown as such."""
     site.job(1, [squats], hours=0.5)
     page = site.explain("1")
-    assert page.answer.startswith("Nothing is held against this job yet: GPU 0 on g1 does nothing for 30m of the 1h")
+    assert page.answer.startswith("There are no findings for this job yet: GPU 0 on g1 has been idle for 30m of the 1h")
     assert len(page.gpus[0].slots) == 20
     assert all(slot.activity_pct == 0 for slot in page.gpus[0].slots)

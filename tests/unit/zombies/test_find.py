@@ -78,7 +78,7 @@ def test_suspended_job_is_not_reported(site: Site) -> None:
     site.job(1, [squats], state="SUSPENDED")
     site.job(2, [unused], state="SUSPENDED", node="g2")
     assert not idle_findings(site.find())
-    assert site.explain("1").answer == "Nothing is held against this job: it is SUSPENDED, and cannot compute."
+    assert site.explain("1").answer == "There are no findings for this job: it is SUSPENDED, and cannot compute."
 
 
 def test_one_busy_signal_makes_a_gpu_busy(site: Site) -> None:
@@ -138,7 +138,7 @@ def test_old_history_is_evaluated_at_its_end(site: Site) -> None:
     site.write()
     found = find.find(site.config, Request(), now=END + timedelta(days=3))
     assert len(idle_findings(found)) == 1
-    assert any("ends" in note and "ago" in note for note in found.notes)
+    assert any("metrics end" in note and "ago" in note for note in found.notes)
 
 
 def test_missing_accounting_is_an_error_with_hint(site: Site) -> None:

@@ -75,14 +75,14 @@ def test_live_explain_without_history_watches_the_job(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "seen"),
-    [({"window_s": 3600.0}, "looked at once"), ({}, "looked at once"), ({"watch_s": 10.0}, "seen for 10s")],
+    [({"window_s": 3600.0}, "sampled once"), ({}, "sampled once"), ({"watch_s": 10.0}, "observed for 10s")],
 )
 def test_short_watch_is_inconclusive(tmp_path: Path, options: dict[str, Any], seen: str) -> None:
     """The answer says that the GPU is idle now, and names the window that is needed."""
     page = explained(tmp_path, [[gpu()]], **options)
     assert not page.findings
     assert page.answer == (
-        f"Not watched long enough: GPU 0 on g1 does nothing now, {seen}, and not for the 1h that squatter asks for."
+        f"Not observed long enough: GPU 0 on g1 is idle now, {seen}, but not for the 1h that squatter requires."
     )
 
 
@@ -97,14 +97,14 @@ def test_duration_of_single_sample_does_not_count(tmp_path: Path) -> None:
     config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
     opened = client(Slurm((job(1),), (node(),)))
     page = explain.explain_live(config, "1", dataclasses.replace(slow, ask=ask), slurm=opened)
-    assert "looked at once" in page.answer
+    assert "sampled once" in page.answer
     assert not any("whether GPUs are idle is unknown" in note for note in page.notes)
 
 
 def test_busy_and_unmeasured_jobs_have_different_answers(tmp_path: Path) -> None:
-    assert explained(tmp_path, [[gpu(util=80.0)]], window_s=5.0).answer == "Nothing is held against this job."
+    assert explained(tmp_path, [[gpu(util=80.0)]], window_s=5.0).answer == "There are no findings for this job."
     dark = explained(tmp_path, [[gpu(util=None)]], window_s=5.0)
-    assert dark.answer == "Nothing is held against this job: what its GPUs did was not measured."
+    assert dark.answer == "There are no findings for this job: its GPUs were not measured."
     silent = explained(tmp_path, [[]], by="", window_s=5.0)
     assert silent.answer == dark.answer
     assert any("no route to host" in note for note in silent.notes)

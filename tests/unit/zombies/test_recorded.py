@@ -44,7 +44,7 @@ def test_jobanalyzer_without_gpu_history_has_no_findings(shared_data: Path, tmp_
     assert found.jobs == 84
     assert not idle_findings(found)
     assert found.unmeasured >= 84
-    assert any("no GPU history" in note for note in found.notes)
+    assert any("no GPU metrics" in note for note in found.notes)
     page = explain.explain(config, "1639021", now=until)
     assert page.job.state == "TIMEOUT"
     assert not page.findings

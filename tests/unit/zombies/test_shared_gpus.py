@@ -31,7 +31,7 @@ def test_job_on_busy_shared_gpu_is_unknown(site: Site) -> None:
     share(site, computes, 1, 2)
     assert not idle_findings(site.find())
     page = site.explain("2")
-    assert page.answer == "Nothing is held against this job: what its GPUs did was not measured."
+    assert page.answer == "There are no findings for this job: its GPUs were not measured."
 
 
 def test_only_job_on_shared_gpu_is_judged_by_its_samples(site: Site) -> None:

@@ -340,7 +340,7 @@ def test_ingest_into_day_with_damaged_part_is_reported(store: SampleStore, sampl
     (part,) = store.parts()
     whole = part.path.read_bytes()
     part.path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(UnreachableError, match=rf"{part.path}: the GPU history cannot be read: [^\n]+$"):
+    with pytest.raises(UnreachableError, match=rf"{part.path}: the GPU metrics cannot be read: [^\n]+$"):
         store.ingest(samples([2.0], node="gpu02", uuid="GPU-2"), source="b")
     assert part.path.exists()
     assert len(store.parts()) == 2

@@ -48,4 +48,4 @@ def test_each_run_reads_new_samples(tmp_path: Path) -> None:
             fake.judge = lambda question: Answer("", 403)
             _, denied = gpu(store, TOMORROW)
         assert isinstance(denied, Failure)
-        assert (denied.part, denied.exit_code) == ("GPU history", 2)
+        assert (denied.part, denied.exit_code) == ("GPU metrics", 2)

@@ -112,7 +112,7 @@ def test_site_without_jobs_gets_an_empty_index(site, tmp_path):
 def test_failed_steps_do_not_stop_the_others(site, unreachable):
     """sacct is unreachable and a GPU file is bad: the reports are rendered, and both errors are reported at the end."""
     site.accounting_error = unreachable
-    site.gpu_failure = Failure("GPU history", "/data/x.csv: the file is empty")
+    site.gpu_failure = Failure("GPU metrics", "/data/x.csv: the file is empty")
     outcome = site.night()
     assert outcome.rendered == DUE
     error = NightlyError(outcome)
@@ -121,7 +121,7 @@ def test_failed_steps_do_not_stop_the_others(site, unreachable):
         "nightly: 2 parts failed",
         "  accounting: sacct: no such program",
         "    install it",
-        "  GPU history: /data/x.csv: the file is empty",
+        "  GPU metrics: /data/x.csv: the file is empty",
         f"The other parts were done: 3 reports made, in {site.out}",
     ]
 
@@ -208,7 +208,7 @@ def test_invalid_retention_is_rejected_with_its_key(site):
 def test_verbose_lists_each_step(site, unreachable):
     site.accounting_error = unreachable
     site.night()
-    assert site.said[:4] == ["accounting", "  failed: sacct: no such program", "suspensions", "GPU history"]
+    assert site.said[:4] == ["accounting", "  failed: sacct: no such program", "suspensions", "GPU metrics"]
     assert any(line.endswith("day/2026-11-19/report.html") for line in site.said)
     assert isinstance(unreachable, UnreachableError)
 

@@ -135,5 +135,5 @@ def test_command_output_is_silent_verbose_or_json(config, tmp_path, sacct):
     assert "day 2026-11-19\n  current\n" in call("--verbose").output
     assert json.loads(call("--json").output)["current"] == ["day/2026-11-19"]
     config(out=str(tmp_path / "reports"), gpu_paths=["/no/such"])
-    with pytest.raises(NightlyError, match="nightly: 1 part failed\n  GPU history: /no/such"):
+    with pytest.raises(NightlyError, match="nightly: 1 part failed\n  GPU metrics: /no/such"):
         call()
