@@ -20,14 +20,14 @@ help: ## Show the targets.
 	python3 -m venv .uv
 	.uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.6'
 
-install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked dependencies of running it into .venv.
+install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
 	@$(UV) sync --quiet --frozen --no-default-groups --inexact
 
 .venv/.dev: pyproject.toml uv.lock $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
 	$(UV) sync --quiet --frozen --all-extras --group dev
 	@touch $@
 
-demo: install ## Analyse a recorded history, write out/demo/report.html.
+demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.html.
 	@$(VENV)/slurm-affinode demo --out $(DEMO_OUT)
 
 system-packages: ## Install the Debian packages that the tests use (needs root).
@@ -39,7 +39,7 @@ test: system-packages .venv/.dev lint check-types ## Install what is needed, che
 test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 	$(VENV)/pytest -q -m "not browser and not database and not cluster and not gpu and not slow"
 
-# A million inputs for each target take an hour or two on one core; the tests run a few of each.
+# A million inputs for each target take one to two hours on one core; the tests run a few of each.
 fuzz: .venv/.dev ## Fuzz everything that root reads from users (ARGS='note --inputs 10000'; --list, --help).
 	@PYTHONHASHSEED=0 PYTHONPATH=tests $(VENV)/python -m fuzz $(ARGS)
 
@@ -57,11 +57,11 @@ lint: .venv/.dev ## Check style, spelling and wording.
 check-types: .venv/.dev ## Check types.
 	$(VENV)/mypy
 
-format: .venv/.dev ## Mend style.
+format: .venv/.dev ## Fix style.
 	$(VENV)/ruff check --fix .
 	$(VENV)/ruff format .
 
-docs: .venv/.dev ## Write the generated pages of docs/ anew.
+docs: .venv/.dev ## Regenerate the generated pages of docs/.
 	$(VENV)/python docs/generate.py
 
 cluster-up: ## Start a Slurm cluster in containers (SLURM_RELEASE=24.11 or 26.05; needs Docker or root on Debian).
@@ -73,7 +73,7 @@ cluster-down: ## Stop it and remove its data.
 cluster-shell: ## Open a shell on its login node.
 	@containers/cluster shell
 
-cluster-logs: ## Show what its daemons say.
+cluster-logs: ## Show the logs of its daemons.
 	@containers/cluster logs
 
 cluster-status: ## Show its containers, nodes and jobs.
@@ -82,7 +82,7 @@ cluster-status: ## Show its containers, nodes and jobs.
 cluster-demo: ## Run real jobs on it, report on its last ten minutes: out/cluster-demo/report.html.
 	@containers/cluster-demo
 
-cluster-demo-suspend: ## A job goes idle, sleeps, its GPU serves another, it goes on elsewhere; and the report on it.
+cluster-demo-suspend: ## Suspend an idle job on it, use its GPU for another, resume it on the other node, and report on it.
 	@containers/cluster-demo-suspend
 
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
@@ -111,11 +111,11 @@ bench: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Run the benchmarks, print ra
 	$(UV) sync --quiet --frozen --all-extras --group dev --group bench
 	$(VENV)/python -m benchmarks
 
-lock: ## Resolve the dependencies anew.
+lock: ## Resolve the dependencies again.
 	$(UV) lock --upgrade
 
 wheel: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Build the wheel into dist/.
 	$(UV) build --quiet --wheel
 
-clean: ## Remove what the targets made.
+clean: ## Remove the output of all targets.
 	rm -rf out dist build .venv .uv .pytest_cache .mypy_cache .ruff_cache .hypothesis htmlcov .coverage

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes the Debian base image of one suite: pulled from the registry where one is reachable, else made with debootstrap
-# from Debian's packages. Does nothing where the image exists.
-#   containers/base-image.sh trixie    makes slurm-affinode/base:trixie
-#   containers/base-image.sh forky     makes slurm-affinode/base:forky (Debian testing)
-# BASE_IMAGE_SOURCE=registry|debootstrap leaves out the other way.
+# Creates the Debian base image of one suite: from the registry if it can be reached, otherwise with debootstrap from
+# Debian's packages. Does nothing if the image exists.
+#   containers/base-image.sh trixie    creates slurm-affinode/base:trixie
+#   containers/base-image.sh forky     creates slurm-affinode/base:forky (Debian testing)
+# BASE_IMAGE_SOURCE=registry|debootstrap uses only this source.
 set -euo pipefail
 
 suite=${1:-}
@@ -31,7 +31,7 @@ from_registry() {
 # debootstrap needs root, and chroot. A suite that it does not know yet is made with the script of unstable.
 from_debootstrap() {
   if [ "$(id -u)" -ne 0 ]; then
-    say "no registry answers, and debootstrap needs root: run this once as root, or pull debian:$suite-slim as $image"
+    say "no registry can be reached, and debootstrap needs root: run this once as root, or pull debian:$suite-slim as $image"
     return 1
   fi
   if ! command -v debootstrap >/dev/null; then
@@ -46,7 +46,7 @@ from_debootstrap() {
   if [ ! -e "$scripts/$suite" ]; then
     script=("" "$scripts/sid") # the third argument, empty: the default mirror
   fi
-  say "making $image with debootstrap"
+  say "creating $image with debootstrap"
   if ! debootstrap --variant=minbase "$suite" "$root" "${script[@]}" >"$log" 2>&1; then
     tail -n 20 "$log" >&2
     say "debootstrap failed"
@@ -62,5 +62,5 @@ from_debootstrap() {
 docker image inspect "$image" >/dev/null 2>&1 && exit 0
 source=${BASE_IMAGE_SOURCE:-}
 if [ "$source" != debootstrap ] && from_registry; then exit 0; fi
-if [ "$source" = registry ]; then say "the registry does not give debian:$suite-slim"; exit 3; fi
+if [ "$source" = registry ]; then say "the registry does not provide debian:$suite-slim"; exit 3; fi
 from_debootstrap || exit 3

@@ -1,4 +1,4 @@
-# Real jobs of several people on the cluster in containers, as cluster-demo and record-demo-history submit them.
+# Real jobs of several users on the cluster in containers, as cluster-demo and record-demo-history submit them.
 # Sourced; needs $here (this directory) and say().
 # shellcheck shell=bash
 
@@ -44,7 +44,7 @@ wait_for_jobs() { # SECONDS
   local deadline=$((SECONDS + $1)) said='' states now list
   list=$(IFS=,; echo "${jobs[*]}")
   while :; do
-    # A job that slurmctld has forgotten is an error of squeue, and has ended.
+    # A job that slurmctld no longer knows has ended; squeue reports an error.
     states=$(on_login squeue --noheader --array --jobs="$list" --states=PENDING,RUNNING,COMPLETING,CONFIGURING,REQUEUED \
       --format=%T 2>/dev/null || true)
     [ -n "$states" ] || break
@@ -54,10 +54,10 @@ wait_for_jobs() { # SECONDS
     [ "$SECONDS" -lt "$deadline" ] || { say "the jobs have not ended in time: containers/cluster status"; return 3; }
     sleep 2
   done
-  # Accounting comes a little later.
+  # Accounting records arrive slightly later.
   until [ -z "$(on_login sacct --allusers --allocations --noheader --parsable2 --jobs="$list" --format=State \
     | grep -E 'PENDING|RUNNING|COMPLETING|REQUEUED' || true)" ]; do
-    [ "$SECONDS" -lt "$deadline" ] || { say "accounting has not heard of the ends of the jobs"; return 3; }
+    [ "$SECONDS" -lt "$deadline" ] || { say "accounting does not show the ends of the jobs"; return 3; }
     sleep 0.5
   done
 }

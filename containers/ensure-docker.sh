@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes sure that a Docker daemon answers. Does nothing where one does. On Debian, as root, it installs docker.io and a
-# compose command where they are missing and starts the daemon, and says so. Everything it says goes to standard error.
+# Makes sure that a Docker daemon responds. On Debian, as root, it installs docker.io and a compose command if they are
+# missing, starts the daemon, and reports it. All messages go to standard error.
 #   containers/ensure-docker.sh           install and start what is missing
-#   containers/ensure-docker.sh --check   only look: exit 0 when a daemon answers, 3 when not
+#   containers/ensure-docker.sh --check   only check: exit 0 if a daemon responds, 3 if not
 set -euo pipefail
 
 wait_s=60
@@ -33,7 +33,7 @@ install_missing() {
 }
 
 start_daemon() {
-  # Where a service manager runs, the daemon is its business; the package has usually started it already.
+  # A service manager starts the daemon; installing the package has usually started it already.
   if [ -d /run/systemd/system ]; then
     say "starting docker.service"
     systemctl start docker.service
@@ -44,14 +44,14 @@ start_daemon() {
   fi
   local waited=0
   until daemon_answers; do
-    [ "$waited" -lt "$wait_s" ] || { tail -n 5 "$log_file" >&2 || true; fail "no answer from dockerd after $wait_s s"; }
+    [ "$waited" -lt "$wait_s" ] || { tail -n 5 "$log_file" >&2 || true; fail "dockerd does not respond after $wait_s s"; }
     sleep 1
     waited=$((waited + 1))
   done
 }
 
 if daemon_answers && has_compose; then exit 0; fi
-[ "$(id -u)" -eq 0 ] || fail "no Docker daemon answers, or no compose command is there: start one, or run this as root on Debian"
+[ "$(id -u)" -eq 0 ] || fail "no Docker daemon responds, or there is no compose command: start one, or run this as root on Debian"
 exec 9>/run/lock/slurm-affinode-ensure-docker
 flock -w 300 9 || fail "another run of this script has not ended after 300 s"
 install_missing

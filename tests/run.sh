@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Every test: those that need no cluster, and beside them, once their images are built, the whole suite of the cluster
-# on one Slurm release and the main scenarios on the other. All of them run, whichever fail; the status says whether any
-# did. Tests on the cluster mostly wait: five workers, each with a cluster of its own, share them out, and what
-# computes beside them is nice to them.
+# Runs every test: those that need no cluster and, at the same time, once their images are built, the whole suite of the
+# cluster on one Slurm release and the main scenarios on the other. All of them run even if some fail; the exit status
+# shows whether any failed. Tests on the cluster mostly wait: they are distributed over five workers, each with its own
+# cluster, and the other tests run with lower priority (nice).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 pytest=.venv/bin/pytest
 logs=out/test-logs
 mkdir -p "$logs"
 
-# RELEASE MARKERS OPTION...: what it says goes to a file, for two of them run at the same time. A story that fails is
-# told again, on a clean queue, and that is in the summary: dozens of daemons on two cores do not always meet
-# deadlines. Ctrl-C is for these, too, though a shell has what runs beside it ignore that: they end their clusters.
-# The tests beside them share these cores, and are told again once.
+# RELEASE MARKERS OPTION...: its output goes to a file, as two of them run at the same time. A failed test is repeated
+# with an empty queue, and the summary shows it: dozens of daemons on two cores do not always meet deadlines. Ctrl-C also
+# reaches these processes, although a shell makes background processes ignore it, so that they end their clusters. The
+# other tests share the cores, and are repeated once.
 on_cluster() {
   SLURM_RELEASE=$1 env --default-signal=INT "$pytest" -p no:cacheprovider -m "$2" --reruns 2 tests/cluster "${@:3}" \
     >"$logs/cluster-$1.log" 2>&1
 }
 
-# RELEASE: where that fails, so does each of its tests.
+# RELEASE: if it fails, so do all tests on that cluster.
 build_image() {
   SLURM_RELEASE=$1 nice containers/cluster build >"$logs/image-$1.log" 2>&1 && return
   echo "the image of the cluster with Slurm $1 could not be built:" >&2
@@ -26,8 +26,8 @@ build_image() {
   return 1
 }
 
-# Without Docker each of their tests is skipped, and says so; with CI=true it fails. The longer suite does not wait for
-# the image of the other.
+# Without Docker these tests are skipped with that reason; with CI=true they fail. The longer suite does not wait for the
+# image of the other.
 on_clusters() {
   local failed=0 docker=0 whole
   containers/ensure-docker.sh && docker=1
@@ -40,7 +40,7 @@ on_clusters() {
   return "$failed"
 }
 
-echo "tests on the cluster run beside the others, on two Slurm releases at once; what they say is in $logs until the end"
+echo "tests on the cluster run at the same time as the others, on two Slurm releases; their output is in $logs until the end"
 on_clusters &
 clusters=$!
 failed=0

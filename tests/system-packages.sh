@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that a target needs and that are missing.
-#   tests/system-packages.sh python   what it takes to make a virtual environment
-#   tests/system-packages.sh tests    and the real servers and the browser that the tests run
-# Without root it says what is missing; the tests then skip with that reason.
+#   tests/system-packages.sh python   to create a virtual environment
+#   tests/system-packages.sh tests    the same, and the servers and the browser for the tests
+# Without root it prints the missing packages; the tests are then skipped with that reason.
 set -euo pipefail
 
 python=(python3 python3-venv ca-certificates)

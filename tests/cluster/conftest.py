@@ -41,7 +41,7 @@ def cluster() -> Iterator[Cluster]:
     """The running cluster."""
     answered = subprocess.run((SCRIPT.parent / "ensure-docker.sh", "--check"), timeout=60, check=False).returncode == 0
     if not answered:
-        reason = "no Docker daemon answers: start one with containers/ensure-docker.sh"
+        reason = "no Docker daemon responds: start one with containers/ensure-docker.sh"
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# One side of moving a checkpointed process to another node: run as PID 1 of new PID and mount namespaces, which stand for
+# One side of moving a checkpointed process to another node: run as PID 1 of new PID and mount namespaces, which represent
 # the node.
 #   criu-roundtrip.sh dump|restore BUILD WORK PYTHON PROGRAM
-# CRIU names the criu to use. The program makes WORK/ready when its GPU holds something, and compares when WORK/go is there.
+# CRIU selects the criu to use. The program creates WORK/ready when it has written GPU memory, and compares it when WORK/go exists.
 set -euo pipefail
 side=$1 build=$2 work=$3 python=$4 program=$5
 criu=${CRIU:-criu}
 export LD_LIBRARY_PATH=
 
-# Descriptors of whoever started the test are of mounts that are not here.
+# Inherited descriptors belong to mounts that do not exist here.
 for fd in /proc/self/fd/*; do
   fd=${fd##*/}
   if [ "$fd" -gt 2 ] && [ "$fd" -ne 255 ]; then eval "exec $fd>&-"; fi
@@ -40,7 +40,7 @@ if [ "$side" = dump ]; then
   "$criu" dump -t "$pid" -D "$work/image" -o log --shell-job
   wait "$pid" || true # criu ends what it has dumped
 else
-  # criu and its helpers take PIDs too: out of the way of those in the image.
+  # Keeps the PIDs of criu and its helpers apart from those in the image.
   echo 20000 >/proc/sys/kernel/ns_last_pid
   "$criu" restore -D "$work/image" -o log --shell-job --restore-detached --pidfile "$work/pid"
   checkpoint "$(cat "$work/pid")" resume
