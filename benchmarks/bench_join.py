@@ -219,7 +219,7 @@ def scan(directory: Path, plan: Plan) -> Sums:
 
 
 def duckdb(directory: Path, plan: Plan) -> Sums:
-    """ASOF JOIN."""
+    """Run ASOF JOIN."""
     import duckdb as library  # noqa: PLC0415 - in its own process only
 
     begin = time.perf_counter()

@@ -163,7 +163,7 @@ def reading(node: str) -> NodeAnswer:
 
 
 def from_history(state: Path, count: int) -> bool:
-    """``zombies list``."""
+    """Run the analysis of ``zombies list``."""
     config = replace(Config(), store=StoreConfig(state_dir=state))
     queries: list[str] = []
     frame = accounting._frame
