@@ -137,7 +137,7 @@ def build(context: AgentContext) -> Orchestration:
         LOG.warning("%s", warning)
     gpus = DriverGpus(context.gpus)
     cuda = Cuda(driver_version=gpus.version, held=gpus.held)
-    criu = Criu(program=suspend.criu)
+    criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin)
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
     demand = suspend.journal.parent / "demand.json"
