@@ -53,7 +53,7 @@ class CudaError(Exception):
 
 
 def call(function: Any, *arguments: Any) -> Any:
-    """Calls the driver; returns what it gave: nothing, a value, or a tuple of values."""
+    """Calls the driver; returns its result: none, a value, or a tuple of values."""
     code, *values = function(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
         raise CudaError(function.__name__, code)

@@ -294,7 +294,7 @@ class Loop:
         return idle.progress_s
 
     def _surroundings(self, latest: SlurmQueue | None) -> Surroundings:
-        """Return the conditions around the jobs, before suspensions under way here are counted."""
+        """Return the conditions for suspensions, without those in progress on this node."""
         if latest is None:
             return Surroundings(None, None, no_room=self._no_room)
         promises = self.promises.known()

@@ -79,7 +79,7 @@ class Patience:
             return False
         with self._lock:
             if not self._behind and self._path is not None:
-                LOG.warning("%s: %s; what needs it fails until it does", self._path, SILENT)
+                LOG.warning("%s: %s; operations on it fail until it responds", self._path, SILENT)
             self._behind.append(one)
         return True
 

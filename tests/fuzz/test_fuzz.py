@@ -139,7 +139,7 @@ def test_same_seed_gives_same_inputs() -> None:
 
 
 def test_single_input_is_replayed(tmp_path: Path) -> None:
-    """The command is that of the report of a failure."""
+    """It uses the command that the report of a failure contains."""
     good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_bytes(b"started\nroot=2")
     bad.write_bytes(b"started\nroot=x")

@@ -83,7 +83,7 @@ def test_idle_job_without_pressure_is_not_suspended() -> None:
         {"job_id": 100},
     ],
 )
-def test_job_that_could_not_use_the_gpus_is_no_pressure(change: dict[str, object]) -> None:
+def test_job_that_could_not_use_the_gpus_causes_no_pressure(change: dict[str, object]) -> None:
     """Other partition, GPU type, features or nodes; held; waiting for another reason; the job itself."""
     waiting = replace(WAITING, **change)  # type: ignore[arg-type]
     assert decide(POLICY, JOB, Surroundings((waiting,), NODE)).code == "no-pressure"
@@ -108,7 +108,7 @@ def test_job_that_could_use_the_gpus_is_pressure(change: dict[str, object]) -> N
     assert decide(POLICY, JOB, surroundings).act
 
 
-def test_job_that_fits_into_free_gpus_is_no_pressure() -> None:
+def test_job_that_fits_into_free_gpus_causes_no_pressure() -> None:
     """Slurm starts it anyway; a second one no longer fits, and is."""
     free = replace(NODE, free_gpus=1)
     second = replace(WAITING, job_id=132, shown_id="132")
@@ -124,7 +124,7 @@ def test_job_that_needs_the_gpus_of_two_idle_jobs() -> None:
     assert pressing(Surroundings((big,), NODE), JOB, (other,)) == (big,)
 
 
-def test_pending_job_with_a_promise_is_no_pressure() -> None:
+def test_pending_job_with_a_promise_causes_no_pressure() -> None:
     """Another node, or another job on this one, gives it GPUs; the next pending job still counts."""
     for node in ("c2", "c1"):
         promised = replace(PRESSED, promises=(Promise(131, node, 1),))

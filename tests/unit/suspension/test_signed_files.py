@@ -295,7 +295,7 @@ def test_forged_lease_does_not_prevent_waking(tmp_path: Path, text: str) -> None
      Signer(KEY, "c2").encode("promise", "test.99.0", {"job": 99, "node": "c2", "gpus": 1, "until": 1e12})],
 )  # fmt: skip
 def test_forged_promise_is_ignored(tmp_path: Path, text: str) -> None:
-    """A pending job that a forged promise assigns to another node is served all the same."""
+    """A pending job that a forged promise assigns to another node is served nevertheless."""
     (tmp_path / "promises").mkdir()
     (tmp_path / "promises" / "test.99.0").write_text(text)
     mine = Promises(tmp_path, "test", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
