@@ -127,5 +127,5 @@ def _read(path: Path) -> list[dict[str, Any]]:
             row = json_values.table(json_values.loads(line))
             rows.append({**row, "id": str(row["id"]), "job": json_values.whole(row["job"])})
         except (ValueError, KeyError):
-            log.warning("%s:%d: is no report: left out", path, number)
+            log.warning("%s:%d: not a report; ignored", path, number)
     return rows

@@ -54,7 +54,7 @@ def test_damage_and_full_disk_do_not_block_epilog(tmp_path: Path, caplog: pytest
     path = tmp_path / "x"
     path.write_text(f"{json.dumps(report(1))}\n{{torn\n[]\n")
     assert [one["job"] for one in LeftoverReports(path).all()] == [1]
-    assert "x:2: is no report" in caplog.text
+    assert "x:2: not a report" in caplog.text
     nowhere = LeftoverReports(path / "below-a-file" / "y")
     nowhere.add(report(3))
     assert [one["job"] for one in nowhere.all()] == [3]

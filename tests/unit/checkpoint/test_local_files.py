@@ -123,7 +123,7 @@ def test_files_leave_with_their_job(place: Place) -> None:
 
 
 @pytest.mark.parametrize("change", ["content", "replaced", "open", "mapped", "none"])
-def test_file_of_somebody_else_stays(place: Place, change: str) -> None:
+def test_file_of_another_user_is_kept(place: Place, change: str) -> None:
     """Another job of the user may share a file: only an unchanged one that nobody uses is removed."""
     path = place.tmp / "shared"
     with path.open("w+b") as file:
