@@ -73,10 +73,11 @@ def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
         if phase == "waking":
             put_to_sleep(cluster, server.job)
         with stopping_at(cluster, phase, NODE):
-            # A stopped agent does not reply to the client.
             verb = "wake" if phase == "waking" else "suspend --no-wait"
-            ask_for = f"setsid -f slurm-affinode {verb} {server.job} </dev/null >/dev/null 2>&1"
-            cluster.shell("login", ask_for, user="alice")
+            command = f"slurm-affinode {verb} {server.job} 2>&1"
+            again = f"while {command} | grep -q 'cannot be suspended yet'; do sleep 0.5; done"
+            # A stopped agent does not reply to the client.
+            cluster.shell("login", f'setsid -f sh -c "{again}" </dev/null >/dev/null 2>&1', user="alice")
             if wait_for_stop(cluster, lambda: beyond(cluster, phase)) is not None:
                 yield server
                 return
