@@ -345,7 +345,7 @@ def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
         return
     if candidate.run_s < least:
         yield Refusal(
-            "min-run", f"it has run for {span(candidate.run_s)}; the site leaves a run alone for {span(least)}"
+            "min-run", f"it has run for {span(int(candidate.run_s))}; the site leaves a run alone for {span(least)}"
         )
     pause = backoff_s(policy, candidate.suspensions)
     if candidate.run_s < pause:

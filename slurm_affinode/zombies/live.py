@@ -89,10 +89,12 @@ def _silent(seen: Now, wanted: Collection[str], history: SampleStore, since: dat
     blind = " and ".join(kind for kind in BY_GPUS if kind in wanted)
     covered = history.span()
     if blind and (covered is None or covered[1] < since):
-        there = "there is none of this time" if covered else "there is none"
-        notes.append(f"{blind}: not looked for: a history of the GPUs is needed, and {there}; --prometheus, ingest gpu")
+        there = "none are stored for this time" if covered else "none are stored"
+        notes.append(f"{blind}: not searched for: GPU metrics are needed, and {there}; --prometheus, ingest gpu")
     elif blind and covered is not None and (seen.at - covered[1]).total_seconds() > FRESH_S:
-        notes.append(f"{blind}: from the history, which ends {span((seen.at - covered[1]).total_seconds())} ago")
+        notes.append(
+            f"{blind}: from the stored GPU metrics, which end {span((seen.at - covered[1]).total_seconds())} ago"
+        )
     mute = " and ".join(kind for kind in BY_USE if kind in wanted)
     running = [job for job in seen.snapshot.jobs if job.state == "RUNNING" and job.gpus_allocated]
     told = _uses(seen)

@@ -290,8 +290,10 @@ def past(  # noqa: PLR0917
     since = request.since or now - timedelta(seconds=parse_span_s(config.zombies.look_back))
     covered = store.span()
     if covered is None or (now - covered[1]).total_seconds() > BRIDGE_S:
-        ago = "there is none" if covered is None else f"it ends {span((now - covered[1]).total_seconds())} ago"
-        notes.append(f"no time is taken from the history: {ago}; --watch looks for longer, --prometheus has more")
+        ago = "none are stored" if covered is None else f"they end {span((now - covered[1]).total_seconds())} ago"
+        notes.append(
+            f"past idle time is unknown without GPU metrics ({ago}); --watch samples for longer, --prometheus has more"
+        )
         return now, None
     end = min(now, covered[1] + timedelta(milliseconds=1))
     known = store.devices(max(since, covered[0]), end)

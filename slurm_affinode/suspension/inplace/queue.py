@@ -254,7 +254,7 @@ class GpuQueue:
 
     def _wait(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
         if one.waits != why:
-            self._parts.log.info("job %s: waits to %s: %s", one.job_id, one.verb, why)
+            self._parts.log.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
             one.waits = why
         if self._waited(one, now) > _SAID_S:
             self._comments.set(one.job_id, messages.waits(one.verb, why))
