@@ -1,0 +1,43 @@
+"""The page on compatibility: every cell is an existing test, a code of a refusal, or says that nothing was tested."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TEXT = (REPOSITORY / "docs" / "compatibility.md").read_text(encoding="utf-8")
+_TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
+_CODE = re.compile(r"`([a-z-]+)`")
+
+
+def rows() -> list[list[str]]:
+    """Return the cells of the table, without its head."""
+    found = [line.strip("|\n ").split(" | ") for line in TEXT.splitlines() if line.startswith("| ")]
+    return [cells for cells in found if cells[0] not in ("a job started as", "---")]
+
+
+def codes() -> str:
+    """Return the modules that refuse a suspension."""
+    package = REPOSITORY / "slurm_affinode" / "suspension"
+    return "".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+
+
+def test_table_is_found() -> None:
+    assert len(rows()) >= 15
+
+
+@pytest.mark.parametrize("row", rows(), ids=lambda row: row[0][:40])
+def test_cell_is_a_test_or_a_code(row: list[str]) -> None:
+    assert len(row) == 3
+    for cell in row[1:]:
+        if (test := _TEST.fullmatch(cell)) is not None:
+            tree = ast.parse((REPOSITORY / "tests" / test[1]).read_text(encoding="utf-8"))
+            assert test[2] in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        elif (code := _CODE.fullmatch(cell)) is not None:
+            assert f'"{code[1]}"' in codes(), code[1]
+        else:
+            assert cell == "not tested"
