@@ -134,7 +134,7 @@ def held(process: Process, numbers: Collection[int]) -> str | None:
 def why_not(plugin: Path = CRIU_PLUGIN, *, proc: Path = PROC) -> str | None:
     """Return why device files cannot be dumped on this node, in one line, or ``None`` if they can."""
     if not majors(proc=proc):
-        return f"{proc}/devices lists no device files of the NVIDIA driver"
+        return f"{proc / 'devices'} lists no device files of the NVIDIA driver"
     try:
         with opened(plugin):
             return None
