@@ -190,8 +190,7 @@ def test_rules_without_data_are_reported(site: Site) -> None:
     site.uses = {"g1": {1: JobUse(3600.0, 100.0)}, "g2": None}
     blind, mute = site.find("low-efficiency-user", "cpu-cores-per-gpu").notes[-2:]
     assert blind == (
-        "low-efficiency-user: not searched for: GPU metrics are needed, and none are stored; "
-        "--prometheus, ingest gpu"
+        "low-efficiency-user: not searched for: GPU metrics are needed, and none are stored; --prometheus, ingest gpu"
     )
     assert mute.startswith("cpu-cores-per-gpu: unknown of 1 of 2 jobs")
     site.history("g1", 0, 9.0, 900.0, hours=1)
