@@ -89,15 +89,14 @@ def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
     Example:
       slurm-affinode trace gentd26 cluster-trace-v2026-GenAI/ --out out/gentd26
     """
-    from slurm_affinode.analysis import claims, serving  # noqa: PLC0415 - --help stays quick
-
-    pass
+    from slurm_affinode.analysis import claims  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.analysis.serving import fleet  # noqa: PLC0415
     from slurm_affinode.metrics.readers import gentd26 as reader  # noqa: PLC0415
-    from slurm_affinode.report import serving_page  # noqa: PLC0415
+    from slurm_affinode.report import fleet_page  # noqa: PLC0415
 
     with progress("files", total=None) as advance:
         found = reader.read(paths, on_file=lambda _: advance(1))
-        result = serving.analyse(found)
+        result = fleet.analyse(found)
     judged = claims.judge(claims.load("gentd26"), result.summary.as_dict())
     summary: dict[str, Any] = {
         "trace": "gentd26",
@@ -106,7 +105,7 @@ def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
         "notes": list(result.notes),
     }
     if out is not None:
-        write_outputs(out, serving_page.html(result, judged), summary)
+        write_outputs(out, fleet_page.html(result, judged), summary)
     if as_json:
         print_json(summary)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_affinode.analysis import claims
-from slurm_affinode.analysis.serving import ServingSummary
+from slurm_affinode.analysis.serving.fleet import ServingSummary
 
 ENTRY = {
     "id": "x", "finding": "f", "source": "s", "text": "66.7 %", "measure": "direct", "value": 66.7, "unit": "%",

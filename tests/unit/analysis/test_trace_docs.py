@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from slurm_affinode.analysis import claims, serving
+from slurm_affinode.analysis import claims
+from slurm_affinode.analysis.serving import fleet
 from slurm_affinode.metrics.readers import gentd26
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "traces.md"
@@ -18,7 +19,7 @@ ROW = re.compile(r"^\| `([a-z0-9_.]+)` \| ([0-9.,]+)( %)? \|", re.MULTILINE)
 @pytest.fixture(scope="module")
 def figures(shared_data: Path) -> dict[str, Any]:
     """Return figures by name; the keys of nested objects are joined with a dot."""
-    summary = serving.analyse(gentd26.read([shared_data / "gentd26"])).summary.as_dict()
+    summary = fleet.analyse(gentd26.read([shared_data / "gentd26"])).summary.as_dict()
     flat = dict(summary)
     for key, value in summary.items():
         if isinstance(value, dict):

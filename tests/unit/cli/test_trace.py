@@ -21,7 +21,7 @@ from click.testing import CliRunner, Result
 
 from slurm_affinode.analysis import waste
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving import ServingSummary
+from slurm_affinode.analysis.serving.fleet import ServingSummary
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.metrics.parquet.store import SampleStore

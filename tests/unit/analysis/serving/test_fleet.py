@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.analysis import claims, serving
+from slurm_affinode.analysis import claims
+from slurm_affinode.analysis.serving import fleet
 from slurm_affinode.metrics.readers import gentd26
 from slurm_affinode.metrics.readers.gentd26 import GenTrace
 
@@ -20,7 +21,7 @@ def metric(rows: list[tuple[float, str | None, float]]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=SCHEMA, orient="row")
 
 
-def fleet(duty: list[tuple[float, str | None, float]], memory: list[tuple[float, str | None, float]]) -> GenTrace:
+def pods(duty: list[tuple[float, str | None, float]], memory: list[tuple[float, str | None, float]]) -> GenTrace:
     return GenTrace({"gpu_duty_cycle": metric(duty), "gpu_memory": metric(memory)}, None, {}, ())
 
 
@@ -28,7 +29,7 @@ def test_both_recipes_with_more_memory_held_while_busy() -> None:
     """The direct recipe sums the memory of idle samples; the recipe per pod uses the mean memory of the pod."""
     duty = [(0.0, "a", 0.0), (10.0, "a", 80.0), (0.0, "b", 0.0), (10.0, "b", 0.0)]
     memory = [(0.0, "a", 1e9), (10.0, "a", 3e9), (0.0, "b", 2e9), (10.0, "b", 2e9)]
-    s = serving.analyse(fleet(duty, memory)).summary
+    s = fleet.analyse(pods(duty, memory)).summary
     assert s.sample_step_s == 10
     assert s.memory_time_gb_samples == pytest.approx(8)
     assert s.idle_memory_time_gb_samples == pytest.approx(1 + 2 + 2)
@@ -45,14 +46,14 @@ def test_only_samples_with_both_values_are_joined() -> None:
     """A pod or a time that occurs in only one table does not contribute to the sums."""
     duty = [(0.0, "a", 0.0), (57.0, "a", 0.0), (0.0, "only-duty", 0.0)]
     memory = [(0.0, "a", 4e9), (58.0, "a", 9e9), (0.0, "only-memory", 9e9)]
-    s = serving.analyse(fleet(duty, memory)).summary
+    s = fleet.analyse(pods(duty, memory)).summary
     assert (s.devices, s.memory_devices, s.joined_samples) == (2, 2, 1)
     assert s.memory_time_gb_samples == pytest.approx(4)
 
 
 def test_repeated_rows_count_once_and_rows_without_pod_are_dropped() -> None:
     """The last row with the same pod and time counts; both cases are noted."""
-    result = serving.analyse(fleet([(0.0, "a", 9.0), (0.0, "a", 0.0), (5.0, None, 0.0)], [(0.0, "a", 1e9)]))
+    result = fleet.analyse(pods([(0.0, "a", 9.0), (0.0, "a", 0.0), (5.0, None, 0.0)], [(0.0, "a", 1e9)]))
     assert result.summary.samples == 1
     assert result.summary.idle_sample_fraction == 1
     assert any("repeat a pod and time" in note for note in result.notes)
@@ -62,17 +63,17 @@ def test_repeated_rows_count_once_and_rows_without_pod_are_dropped() -> None:
 def test_sampling_interval_is_the_median_gap_within_pods() -> None:
     """A missing sample does not change it; a single sample per pod gives no interval."""
     rows = [(57.0 * i, pod, 0.0) for pod in ("a", "b") for i in range(20) if (pod, i) != ("a", 7)]
-    assert serving.sampling_step_s(metric(rows)) == 57
-    assert serving.sampling_step_s(metric([(0.0, "a", 1.0), (9.0, "b", 1.0)])) is None
+    assert fleet.sampling_step_s(metric(rows)) == 57
+    assert fleet.sampling_step_s(metric([(0.0, "a", 1.0), (9.0, "b", 1.0)])) is None
 
 
 def test_missing_tables_give_unknown_figures() -> None:
     """An empty trace gives no figures instead of zeros; the memory capacity of the GPUs is never guessed."""
-    nothing = serving.analyse(GenTrace({}, None, {}, ()))
+    nothing = fleet.analyse(GenTrace({}, None, {}, ()))
     figures = nothing.summary.as_dict()
     assert {value for value in figures.values() if not isinstance(value, dict)} == {None}
-    assert figures["load_latency_mean_s"] == dict.fromkeys(serving.LOADS)
-    only_memory = serving.analyse(GenTrace({"gpu_memory": metric([(0.0, "a", 1e9)])}, None, {}, ()))
+    assert figures["load_latency_mean_s"] == dict.fromkeys(fleet.LOADS)
+    only_memory = fleet.analyse(GenTrace({"gpu_memory": metric([(0.0, "a", 1e9)])}, None, {}, ()))
     assert only_memory.summary.memory_samples == 1
     assert only_memory.summary.idle_memory_fraction is None
     assert fleet_without_busy().memory_idle_over_busy is None
@@ -80,14 +81,14 @@ def test_missing_tables_give_unknown_figures() -> None:
 
 def test_memory_without_matching_duty_cycle_is_unknown() -> None:
     """Both tables have data, but at different times, so neither total nor idle memory is known."""
-    summary = serving.analyse(fleet([(0.0, "a", 0.0), (60.0, "a", 0.0)], [(30.0, "a", 1e9)])).summary
+    summary = fleet.analyse(pods([(0.0, "a", 0.0), (60.0, "a", 0.0)], [(30.0, "a", 1e9)])).summary
     assert (summary.joined_samples, summary.memory_samples) == (0, 1)
     assert (summary.memory_time_gb_samples, summary.idle_memory_time_gb_samples) == (None, None)
     assert (summary.memory_time_gb_h, summary.idle_memory_time_gb_h) == (None, None)
 
 
-def fleet_without_busy() -> serving.ServingSummary:
-    found = serving.analyse(fleet([(0.0, "a", 0.0)], [(0.0, "a", 1e9)])).summary
+def fleet_without_busy() -> fleet.ServingSummary:
+    found = fleet.analyse(pods([(0.0, "a", 0.0)], [(0.0, "a", 1e9)])).summary
     assert found.gpu_memory_capacity_gb is None
     assert found.memory_mean_busy_gb is None
     return found
@@ -103,7 +104,7 @@ def test_requests_without_base_model_are_not_in_popularity() -> None:
         },
         schema={"exec_time_s": pl.Float64(), "base_model": pl.String(), "loras": pl.List(pl.String)},
     )
-    result = serving.analyse(GenTrace({}, table, {}, ()))
+    result = fleet.analyse(GenTrace({}, table, {}, ()))
     s = result.summary
     assert (s.requests, s.requests_without_lora, s.requests_with_lora) == (4, 2, 2)
     assert (s.base_models, s.lora_adapters) == (2, 2)
@@ -123,7 +124,7 @@ def test_bands_and_pods_add_up(rows: list[tuple[int, str, float]]) -> None:
     """Each sample is in one band and one pod; idle memory never exceeds total memory in either recipe."""
     duty = [(float(t), pod, value) for t, pod, value in rows]
     memory = [(float(t), pod, 1e9 * (1 + t % 3)) for t, pod, _ in rows]
-    result = serving.analyse(fleet(duty, memory))
+    result = fleet.analyse(pods(duty, memory))
     s = result.summary
     assert result.bands["samples"].sum() == s.samples == len(rows)
     assert result.devices["samples"].sum() == len(rows)
@@ -139,9 +140,9 @@ def test_bands_and_pods_add_up(rows: list[tuple[int, str, float]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def published(shared_data: Path) -> serving.ServingResult:
+def published(shared_data: Path) -> fleet.ServingResult:
     """Return the analysis of the published trace."""
-    return serving.analyse(gentd26.read([shared_data / "gentd26"]))
+    return fleet.analyse(gentd26.read([shared_data / "gentd26"]))
 
 
 REFERENCE = {
@@ -164,14 +165,14 @@ REFERENCE = {
 
 
 @pytest.mark.parametrize("name", REFERENCE)
-def test_published_trace_gives_known_figures(published: serving.ServingResult, name: str) -> None:
+def test_published_trace_gives_known_figures(published: fleet.ServingResult, name: str) -> None:
     """Each figure is compared to its known number of decimals."""
     expected, digits = REFERENCE[name]
     found = published.summary.as_dict()[name]
     assert round(found, digits) == expected
 
 
-def test_published_trace_gives_known_percentiles_and_latencies(published: serving.ServingResult) -> None:
+def test_published_trace_gives_known_percentiles_and_latencies(published: fleet.ServingResult) -> None:
     """Percentiles over pods and load latencies, to their known decimals."""
     s = published.summary
     assert s.device_idle_fraction_percentiles is not None
@@ -183,7 +184,7 @@ def test_published_trace_gives_known_percentiles_and_latencies(published: servin
     }  # fmt: skip
 
 
-def test_published_claims_have_expected_verdicts(published: serving.ServingResult) -> None:
+def test_published_claims_have_expected_verdicts(published: fleet.ServingResult) -> None:
     """Four claims are not borne out by the data; two of them are reproduced by another, named recipe."""
     judged = {c.id: c.verdict for c in claims.judge(claims.load("gentd26"), published.summary.as_dict())}
     assert {name: verdict for name, verdict in judged.items() if verdict != claims.BORNE_OUT} == {

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from slurm_affinode.analysis.serving import LOADS, ServingResult, ServingSummary
+from slurm_affinode.analysis.serving.fleet import LOADS, ServingResult, ServingSummary
 from slurm_affinode.base.text import visible
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import Bar, Series, Words, empty, histogram, lines, stacked_bars

@@ -10,9 +10,9 @@ from markupsafe import Markup
 
 from slurm_affinode.analysis import claims as published
 from slurm_affinode.analysis.claims import Claim
-from slurm_affinode.analysis.serving import ServingResult, ServingSummary
+from slurm_affinode.analysis.serving.fleet import ServingResult, ServingSummary
+from slurm_affinode.report import fleet_charts, render
 from slurm_affinode.report import format as fmt
-from slurm_affinode.report import render, serving_charts
 from slurm_affinode.report.context import Card
 
 TITLE = "GenTD26: a fleet of image-generation pods"
@@ -178,7 +178,7 @@ def _cards(s: ServingSummary) -> tuple[Card, ...]:
 
 
 def _findings(result: ServingResult, s: ServingSummary) -> list[tuple[str, str, list[str], tuple[Markup, ...]]]:
-    chart = serving_charts
+    chart = fleet_charts
     return [
         ("idle", "Most samples are at exactly zero", _idle(s), (chart.bands(result),)),
         ("memory", "Memory stays held while nothing computes", _memory(s), (chart.memory_bands(result),)),

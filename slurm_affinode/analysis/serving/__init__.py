@@ -1,0 +1,1 @@
+"""Model servers: fleets of serving pods, diagnoses of engines, and request traces."""
