@@ -1,0 +1,1 @@
+"""Metrics of inference engines: names by engine and release, scrapes, and samples."""

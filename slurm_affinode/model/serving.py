@@ -1,0 +1,120 @@
+"""Inference engines and what is diagnosed about them.
+
+``None`` is unknown and never counts for or against an engine. Times are aware UTC, spans are seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from slurm_affinode.model.finding import Evidence, plain
+
+DIAGNOSES: Mapping[str, str] = {
+    "healthy": "the engine serves its requests",
+    "idle": "the engine holds GPU memory and serves no requests",
+    "asleep": "the engine has been put to sleep and holds little GPU memory",
+    "kv-saturated": "the KV cache is effectively full",
+    "queue-unstable": "requests arrive faster than they are served, and the queue grows",
+    "preemption-storm": "requests are preempted again and again",
+    "request-too-large": "a request needs more than the whole KV cache",
+    "swap-thrashing": "requests are swapped between GPU and host memory again and again",
+    "stalled": "requests are held and none makes progress",
+    "out-of-memory": "the engine ended for want of memory",
+    "ended": "the engine does not answer any more",
+    "orphaned-engine": "the server is gone, and its engine still holds the GPU",
+    "memory-leak": "host memory of the server grows without bound",
+    "squatter-signature": "GPU memory is nearly full and nothing computes while the job runs",
+}
+"""Kind of diagnosis -> its meaning, for users."""
+
+SEVERITIES: Mapping[str, str] = {
+    "healthy": "none", "asleep": "none",
+    "idle": "warning", "kv-saturated": "warning", "memory-leak": "warning", "squatter-signature": "warning",
+    "queue-unstable": "critical", "preemption-storm": "critical", "request-too-large": "critical",
+    "swap-thrashing": "critical", "stalled": "critical", "out-of-memory": "critical", "ended": "critical",
+    "orphaned-engine": "critical",
+}  # fmt: skip
+"""Kind of diagnosis -> ``none``, ``warning`` or ``critical``."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKey:
+    """Identity of an engine, as in the samples."""
+
+    cluster: str | None
+    node: str | None
+    address: str
+    engine: str
+    """``vllm``, ``sglang``, ``tgi``, ``triton``, ``llamacpp``."""
+    model: str | None
+    """Chosen by the user: untrusted."""
+    rank: str | None = None
+    """Label of one of several engines behind one address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One diagnosis of an engine over an interval."""
+
+    kind: str
+    """A key of ``DIAGNOSES``."""
+    since: datetime
+    until: datetime
+    """Last sample that supports the diagnosis; the condition may last longer if it is the engine's last one."""
+    confidence: float
+    """0-1: how much of the evidence that the rule asks for was measured and agrees."""
+    evidence: tuple[Evidence, ...]
+    rule: str
+    """The rule in one or two sentences, for users."""
+    summary: str
+    """What was found, with its figures, in one sentence."""
+    advice: str = ""
+    figures: tuple[tuple[str, float], ...] = ()
+    """Named figures, e.g. ``overload``, ``gpu_hours``, ``lost_tokens_per_s``."""
+    doubt: str = ""
+    """What contradicts the diagnosis, or limits it."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in DIAGNOSES:
+            raise ValueError(f"{self.kind} is no kind of diagnosis")
+
+    @property
+    def severity(self) -> str:
+        """``none``, ``warning`` or ``critical``."""
+        return SEVERITIES[self.kind]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON values: times in ISO 8601 with ``Z``; figures as an object."""
+        return {
+            **plain(self),
+            "severity": self.severity,
+            "figures": {name: plain(value) for name, value in self.figures},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EngineHealth:
+    """An engine with its diagnoses over a period, in the order of their time."""
+
+    key: EngineKey
+    job: str | None
+    user: str | None
+    gpus: tuple[str, ...]
+    """UUIDs."""
+    since: datetime
+    until: datetime
+    """First and last sample of the period, failed scrapes included."""
+    samples: int
+    failed: int
+    """Scrapes that failed."""
+    diagnoses: tuple[Diagnosis, ...]
+
+    @property
+    def current(self) -> tuple[Diagnosis, ...]:
+        """Diagnoses that hold at the end of the period, most severe first."""
+        order = ("critical", "warning", "none")
+        held = [one for one in self.diagnoses if one.until >= self.until]
+        return tuple(sorted(held, key=lambda one: order.index(one.severity)))
