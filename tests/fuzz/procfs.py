@@ -33,6 +33,7 @@ from slurm_affinode.checkpoint import (
     user_files,
 )
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.suspension import cgroup
 from slurm_affinode.suspension.inplace import freezer, sock_diag, sockets
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.peers import Inspector
@@ -511,8 +512,8 @@ def _cgroups() -> Iterator[Check]:
         put(f"{proc.base}/environ", b"")
         there = cgroups / "slurm/uid_2001/job_7/step_0"
         there.mkdir(parents=True)
-        file_systems = freezer._CGROUP_FILE_SYSTEMS
-        freezer._CGROUP_FILE_SYSTEMS = {_file_system(there)}
+        file_systems = cgroup._FILE_SYSTEMS
+        cgroup._FILE_SYSTEMS = {_file_system(there)}
 
         def check(data: bytes) -> bool:
             job, rows, damage, knobs = json.loads(data)
@@ -545,13 +546,13 @@ def _cgroups() -> Iterator[Check]:
         try:
             yield check
         finally:
-            freezer._CGROUP_FILE_SYSTEMS = file_systems
+            cgroup._FILE_SYSTEMS = file_systems
 
 
 def _file_system(place: Path) -> int:
     fd = os.open(place, os.O_RDONLY)
     try:
-        return freezer.file_system(fd)
+        return cgroup.file_system(fd)
     finally:
         os.close(fd)
 

@@ -8,31 +8,26 @@ child. A parent is stopped before its children and continued after them, so that
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import errno
 import os
 import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import PROC, Process, processes
+from slurm_affinode.suspension.cgroup import Cgroup
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, send
 
 SIGNALS = "signals"
 _LOOK_AGAIN_S = 0.005
 _STILL = "TtZXx"
-_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that request something of a process. Others may wait for a stopped process in any case: SIGCHLD of stopped
 children, those of timers."""
-_CGROUP_FILE_SYSTEMS = frozenset({0x27E0EB, 0x63677270})
-"""``CGROUP_SUPER_MAGIC`` and ``CGROUP2_SUPER_MAGIC`` of linux/magic.h."""
 Calls = frozenset[tuple[int, int]]
 """PIDs and numbers of pending signals."""
 
@@ -86,49 +81,12 @@ class Freezer(Protocol):
         ...
 
 
-class Cgroup:
-    """A cgroup held by descriptor, so that its path is resolved only once. A context that closes it.
-
-    Users choose the names of cgroups below a delegated one.
-    """
+class FreezerCgroup(Cgroup):
+    """A cgroup with a freezer."""
 
     def __init__(self, root: Path, path: Path) -> None:
-        """``path``: its directory, below ``root``. Raises ``OSError``.
-
-        It is also raised if ``path`` goes through a symbolic link or upwards, or is on another file system: then it is
-        not a directory of the kernel's.
-        """
-        self._path = path
-        parts = path.parts[len(root.parts) :]
-        if ".." in parts or path.parts[: len(root.parts)] != root.parts:
-            raise NotADirectoryError(errno.ENOTDIR, "is not below the root of cgroups", str(path))
-        self._fd = os.open(root, _DIRECTORY)
-        try:
-            for part in parts:
-                fd = os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=self._fd)
-                os.close(self._fd)
-                self._fd = fd
-            known = file_system(self._fd) in _CGROUP_FILE_SYSTEMS
-        except BaseException:
-            self.close()
-            raise
-        if not known:
-            self.close()
-            raise NotADirectoryError(errno.ENOTDIR, "is not on a file system of cgroups", str(path))
-        self.version = 1 if self._has("freezer.state") else 2
-
-    def __str__(self) -> str:
-        return str(self._path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
+        super().__init__(root, path)
+        self.version = 1 if self.has("freezer.state") else 2
 
     @property
     def knob(self) -> str:
@@ -137,22 +95,17 @@ class Cgroup:
 
     def can_freeze(self) -> bool:
         """Return whether the kernel can freeze it; the root of version 2 has no freezer."""
-        return self._has(self.knob)
+        return self.has(self.knob)
 
     def freeze(self, *, frozen: bool) -> None:
         """Request that the kernel freeze or thaw it. Raises ``OSError``."""
-        value = ("FROZEN" if frozen else "THAWED") if self.version == 1 else str(int(frozen))
-        fd = os.open(self.knob, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            os.write(fd, value.encode())
-        finally:
-            os.close(fd)
+        self.write(self.knob, ("FROZEN" if frozen else "THAWED") if self.version == 1 else str(int(frozen)))
 
     def frozen(self) -> bool:
         """Return whether all of its processes are frozen. Raises ``OSError``."""
         if self.version == 1:
-            return self._text("freezer.state").strip() == "FROZEN"
-        return "frozen 1" in self._text("cgroup.events").split("\n")
+            return self.text("freezer.state").strip() == "FROZEN"
+        return "frozen 1" in self.text("cgroup.events").split("\n")
 
     def processes(self) -> set[int]:
         """Return its processes and those below it; 0 stands for one that is not visible here. Raises ``OSError``."""
@@ -160,35 +113,9 @@ class Cgroup:
         todo = ["."]
         while todo:
             place = todo.pop()
-            fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
-            try:
-                found.update(kernel_text.numbers(self._text(f"{place}/cgroup.procs")))
-                with os.scandir(fd) as entries:
-                    todo += [f"{place}/{one.name}" for one in entries if one.is_dir(follow_symlinks=False)]
-            finally:
-                os.close(fd)
+            found.update(kernel_text.numbers(self.text(f"{place}/cgroup.procs")))
+            todo += [f"{place}/{name}" for name in self.names(place)]
         return found
-
-    def _text(self, name: str) -> str:
-        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
-        with os.fdopen(fd, encoding="ascii", errors="replace") as file:
-            return file.read()
-
-    def _has(self, name: str) -> bool:
-        try:
-            os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-        except OSError:
-            return False
-        return True
-
-
-def file_system(fd: int) -> int:
-    """Return the type of the file system of a descriptor, see statfs(2). Raises ``OSError``."""
-    facts = (ctypes.c_long * 64)()  # larger than ``struct statfs``, which begins with the type
-    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, ctypes.byref(facts)) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return int(facts[0])
 
 
 @dataclass(slots=True)
@@ -215,7 +142,7 @@ class LinuxFreezer:
                     return str(group)
         return SIGNALS
 
-    def _cgroups_of(self, pids: Collection[int]) -> Iterator[Cgroup]:
+    def _cgroups_of(self, pids: Collection[int]) -> Iterator[FreezerCgroup]:
         """Yield the deepest cgroup that contains all of them, of either version; open until the next iteration."""
         paths: dict[str, list[str]] = {}
         for process in processes(pids, proc=self.proc):
@@ -234,7 +161,7 @@ class LinuxFreezer:
             common = os.path.commonpath(found).lstrip("/")
             tops = (self.cgroups / "freezer",) if controller else (self.cgroups, self.cgroups / "unified")
             for top in tops if common else ():
-                with contextlib.suppress(OSError, ValueError), Cgroup(self.cgroups, top / common) as group:
+                with contextlib.suppress(OSError, ValueError), FreezerCgroup(self.cgroups, top / common) as group:
                     yield group
 
     def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
@@ -269,10 +196,10 @@ class LinuxFreezer:
         stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
         send(stopped_ones, signal.SIGCONT, proc=self.proc)
 
-    def _cgroup(self, path: str) -> Cgroup:
+    def _cgroup(self, path: str) -> FreezerCgroup:
         """Open a cgroup. Raises ``FreezeError``."""
         try:
-            return Cgroup(self.cgroups, Path(path))
+            return FreezerCgroup(self.cgroups, Path(path))
         except OSError as error:
             raise FreezeError(f"{path}: {error.strerror or error}") from error
 
@@ -284,7 +211,7 @@ class LinuxFreezer:
         """See ``Freezer``."""
         if how != SIGNALS:
             try:
-                with Cgroup(self.cgroups, Path(how)) as group:
+                with FreezerCgroup(self.cgroups, Path(how)) as group:
                     frozen, version = group.frozen(), group.version
             except OSError:
                 frozen, version = False, 2
@@ -325,7 +252,7 @@ class LinuxFreezer:
             return _moves(process)
         return False
 
-    def _set(self, group: Cgroup, *, frozen: bool, deadline: float) -> None:
+    def _set(self, group: FreezerCgroup, *, frozen: bool, deadline: float) -> None:
         try:
             while True:
                 group.freeze(frozen=frozen)

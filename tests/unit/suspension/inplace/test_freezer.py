@@ -16,8 +16,8 @@ from stopping import stop
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.suspension.inplace import freezer as freezer_module
-from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer, file_system
+from slurm_affinode.suspension import cgroup as cgroup_module
+from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, TreeGoneError, parents_first, send, stopped
 
 
@@ -239,7 +239,7 @@ def signals_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Accept the file system of this test as that of cgroups."""
     fd = os.open(tmp_path, os.O_PATH)
-    monkeypatch.setattr(freezer_module, "_CGROUP_FILE_SYSTEMS", {file_system(fd)})
+    monkeypatch.setattr(cgroup_module, "_FILE_SYSTEMS", {cgroup_module.file_system(fd)})
     os.close(fd)
 
 
