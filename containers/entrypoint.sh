@@ -126,15 +126,18 @@ start_agent() {
   done'
 }
 
-# Device files as the driver's, which CRIU cannot dump: a character device that everybody may open
-# (FUSE), and one that can be mapped, an unused loop device. Where the kernel lacks them: /dev/null, and none.
+# Device files as the driver's, which CRIU cannot dump: character devices that everybody may open (FUSE and the control
+# device of loop devices), and one that can be mapped, an unused loop device. Each GPU has another device, because a device
+# cgroup tells them apart by their numbers. Where the kernel lacks one: the number of NVIDIA's driver, which is there but
+# cannot be opened (ENXIO); the emulated driver takes it for a GPU.
 make_devices() { # NUMBER
-  local index kind=(c 10 229)
-  mknod -m 0666 /dev/probe "${kind[@]}"
-  (: <>/dev/probe) 2>/dev/null || kind=(c 1 3)
-  rm /dev/probe
+  local index stand_ins=(229 237)
   for ((index = 0; index < $1; index++)); do
-    [ -e "/dev/nvidia$index" ] || mknod -m 0666 "/dev/nvidia$index" "${kind[@]}"
+    [ ! -e "/dev/nvidia$index" ] || continue
+    mknod -m 0666 "/dev/nvidia$index" c 10 "${stand_ins[index]}"
+    (: <>"/dev/nvidia$index") 2>/dev/null && continue
+    rm "/dev/nvidia$index"
+    mknod -m 0666 "/dev/nvidia$index" c 195 "$index"
   done
   [ -e /dev/nvidia-uvm ] || mknod -m 0444 /dev/nvidia-uvm b 7 7
   (: </dev/nvidia-uvm) 2>/dev/null || rm /dev/nvidia-uvm
@@ -142,7 +145,33 @@ make_devices() { # NUMBER
   mount --bind /run/devices /proc/devices
 }
 
+# The part of Slurm's configuration that depends on cgroups.
+configure_cgroups() {
+  local chosen=/etc/slurm/cgroups/$CGROUPS
+  [ -d "$chosen" ] || { say "CLUSTER_CGROUPS is v1, v2 or none, not '$CGROUPS'"; return 2; }
+  cp "$chosen"/* /etc/slurm/
+}
+
+# Cgroups as on a node of its own: the container's cgroup is the root, and slurmd may create others below it. Starts this
+# script again in a cgroup namespace of its own, because Slurm reads the paths of its processes from there.
+enter_cgroups() {
+  local point type options
+  [ "$CGROUPS" != none ] || return 0
+  [ "$(readlink /proc/self/ns/cgroup)" != "$(readlink /proc/1/ns/cgroup)" ] || exec unshare --cgroup "$0" compute
+  if [ "$CGROUPS" = v2 ]; then
+    umount --recursive --lazy /sys/fs/cgroup
+    mount -t cgroup2 none /sys/fs/cgroup
+    return
+  fi
+  while read -r _ point type options _; do
+    if [ "$type" != cgroup ] || [[ ,$options, != *,ro,* ]]; then continue; fi
+    mount -o remount,bind,rw "$point" || { say "$point cannot be written: CLUSTER_CGROUPS=none runs without cgroups"; return 1; }
+  done </proc/mounts
+  [ -w /sys/fs/cgroup/devices ] || { say "no cgroup v1 on this host: try CLUSTER_CGROUPS=v2 or none"; return 1; }
+}
+
 role_compute() {
+  enter_cgroups
   start_munge
   install -d -m 0755 /var/spool/slurmd /var/lib/slurm-affinode
   if [ "${GPUS:-0}" -gt 0 ]; then
@@ -174,6 +203,7 @@ role_prometheus() {
 case "${1:-}" in
   mariadb | slurmdbd | slurmctld | compute | login | prometheus)
     prepare_run
+    configure_cgroups
     "role_$1"
     ;;
   *)

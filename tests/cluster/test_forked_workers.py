@@ -52,7 +52,7 @@ def test_data_loader_resumes_on_another_node(cluster: Cluster, method: str) -> N
     """Its workers go on loading, in the same processes, and exit with status 0; also after a second suspension."""
     job = loader(cluster, method)
     if method == "fork":
-        assert all({"/dev/nvidia0", "/dev/nvidia1"} <= set(devices(cluster, pid)) for pid in workers(cluster, job))
+        assert all("/dev/nvidia0" in devices(cluster, pid) for pid in workers(cluster, job))
     nodes = ("c2", "c1") if method == "fork" else ("c2",)
     for times, node in enumerate(nodes, 1):
         suspend(cluster, job)
