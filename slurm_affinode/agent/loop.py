@@ -12,6 +12,7 @@ from slurm_affinode.agent.settings import idle_rule
 from slurm_affinode.agent.workers import SUSPENDING, Promised, Promising, Work
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.node_config import AgentConfig
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.times import parse_span_s
@@ -397,7 +398,10 @@ def run(
 
 def _safely(call: Callable[[], None]) -> None:
     with surviving(log, "a round of the loop failed"):
-        call()
+        try:
+            call()
+        except ExhaustedError as error:
+            log.warning("a round of the loop failed: %s", one_line(error))
 
 
 def period_of(config: AgentConfig) -> float:

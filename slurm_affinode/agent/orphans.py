@@ -26,7 +26,7 @@ from typing import Any
 
 from slurm_affinode.agent.hook_records import LeftoverReports
 from slurm_affinode.base import kernel_text
-from slurm_affinode.base.pidfd import PROC, Process, pids, processes
+from slurm_affinode.base.pidfd import PROC, Process, processes
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
@@ -59,14 +59,10 @@ class Use:
 
 
 def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[int, Use]:
-    """Return the usage of each job with a process on this node, by raw job ID."""
+    """Return the usage of each job with a process on this node, by raw job ID. Raises ``ExhaustedError``."""
     found: dict[int, Use] = {}
     groups: dict[int, str] = {}
-    try:
-        numbers = list(pids(proc))
-    except OSError:
-        return found
-    for process in processes(numbers, proc=proc):
+    for process in processes(proc=proc):
         try:
             stat = process.stat()
         except OSError:

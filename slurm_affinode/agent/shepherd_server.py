@@ -15,6 +15,7 @@ from typing import Protocol
 
 from slurm_affinode.agent.listeners import AcceptLoop, listen_unix, receive
 from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of
@@ -163,7 +164,7 @@ class ShepherdServer:
         try:
             peer = peer_of(sock)
             pidfd = pidfd_of(sock, peer)
-        except OSError:
+        except (OSError, ExhaustedError):
             sock.close()
             return
         if not self._seats.take(peer.uid, reserved=peer.uid == 0):
@@ -197,9 +198,7 @@ class ShepherdServer:
         except (BlockingIOError, ConnectionResetError):
             # Reset: the shepherd ended before it had read all messages. Those that it sent can still be read.
             return
-        except OSError as error:
-            self._drop(connection, str(error))
-        except (BadMessage, NotAShepherd) as error:
+        except (OSError, ExhaustedError, BadMessage, NotAShepherd) as error:
             self._drop(connection, str(error))
         finally:
             close(fds, connection.peer.uid)

@@ -24,6 +24,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from slurm_affinode.base.errors import UnreachableError
+
 PROC = Path("/proc")
 DELETED = " (deleted)"
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -38,6 +40,15 @@ _END_S = 10.0
 _GENERATIONS = 200
 _ADOPTED = 8
 _POLL_S = 0.005
+_CHUNK = 1 << 14
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+class ExhaustedError(UnreachableError):
+    """No file descriptor or memory is left to look at a process, so nothing is known about it.
+
+    Not an ``OSError``, which callers take for the end of the process.
+    """
 
 
 class ProcessGoneError(ProcessLookupError):
@@ -60,7 +71,8 @@ class Process:
     """One process, even if its PID is reused. A context manager that closes it; otherwise, it is closed as garbage.
 
     Everything is read through one descriptor of its directory in ``/proc``. After the process has ended, methods raise
-    ``ProcessGoneError``. May be used by several threads until it is closed.
+    ``ProcessGoneError``; without free descriptors, ``ExhaustedError``. May be used by several threads until it is
+    closed.
     """
 
     def __init__(self, pid: int, *, started: int | None = None, proc: Path = PROC) -> None:
@@ -74,7 +86,7 @@ class Process:
         self._started: int | None = None
         self._lock = threading.Lock()
         with _gone(pid):
-            self._directory = os.open(proc / str(pid), _DIRECTORY)
+            self._directory = os.open(f"{proc}/{pid}", _DIRECTORY)
         self._fds = [self._directory]
         self._finalizer = weakref.finalize(self, _close_all, self._fds)
         if started is not None and not self._is_since(started):
@@ -119,13 +131,19 @@ class Process:
     def read(self, name: str, limit: int | None = None) -> bytes:
         """Return the contents of a file, at most ``limit`` bytes. Raises ``ProcessGoneError``, ``OSError``."""
         fd = self.open(name)
-        with _gone(self.pid), os.fdopen(fd, "rb", buffering=0) as file:
-            if limit is None:
-                return file.read()
-            data = b""
-            while len(data) < limit and (chunk := file.read(limit - len(data))):
-                data += chunk
-            return data
+        try:
+            with _gone(self.pid):
+                if limit is None:
+                    parts = []
+                    while chunk := os.read(fd, _CHUNK):
+                        parts.append(chunk)
+                    return b"".join(parts)
+                data = b""
+                while len(data) < limit and (chunk := os.read(fd, limit - len(data))):
+                    data += chunk
+                return data
+        finally:
+            os.close(fd)
 
     def text(self, name: str) -> str:
         """As ``read``; bytes that are not UTF-8 are replaced."""
@@ -281,19 +299,34 @@ class Stat:
     """All fields after the name, beginning with field 3 of proc(5)."""
 
 
-@contextlib.contextmanager
-def _gone(pid: int) -> Iterator[None]:
-    """Translate ESRCH, which a held process returns after its end, and ENOENT of an unused PID."""
-    try:
-        yield
-    except ProcessGoneError:
-        raise
-    except ProcessLookupError as error:
-        raise ProcessGoneError(errno.ESRCH, "it has ended", str(pid)) from error
-    except FileNotFoundError as error:
-        if str(error.filename).rpartition("/")[2] == str(pid):
-            raise ProcessGoneError(errno.ESRCH, "there is no such process", str(pid)) from error
-        raise
+class _gone:  # noqa: N801 - a function in all but speed: every file of every process is read in it
+    """Translate ESRCH, which a held process returns after its end, and ENOENT of an unused PID; and exhaustion."""
+
+    __slots__ = ("_pid",)
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if error is None or isinstance(error, ProcessGoneError):
+            return
+        if isinstance(error, ProcessLookupError):
+            raise ProcessGoneError(errno.ESRCH, "it has ended", str(self._pid)) from error
+        if isinstance(error, FileNotFoundError):
+            if str(error.filename).rpartition("/")[2] == str(self._pid):
+                raise ProcessGoneError(errno.ESRCH, "there is no such process", str(self._pid)) from error
+        elif isinstance(error, OSError):
+            _check_exhausted(error, f"process {self._pid}")
+
+
+def _check_exhausted(error: OSError, what: str) -> None:
+    """Raise ``ExhaustedError`` if no descriptors or memory are left."""
+    if error.errno in _EXHAUSTED:
+        hint = "raise LimitNOFILE= of the service, or find out which files it keeps open"
+        raise ExhaustedError(f"{what} cannot be looked at: {error.strerror}", hint=hint) from error
 
 
 def _close_all(fds: list[int]) -> None:
@@ -303,17 +336,24 @@ def _close_all(fds: list[int]) -> None:
 
 
 def pids(proc: Path = PROC) -> Iterator[int]:
-    """Yield the PIDs of all processes at this moment."""
-    with os.scandir(proc) as entries:
-        for entry in entries:
-            if entry.name.isdecimal() and entry.name.isascii():
-                yield int(entry.name)
+    """Yield the PIDs of all processes at this moment. Raises ``ExhaustedError``, ``OSError``."""
+    try:
+        names = os.listdir(proc)  # noqa: PTH208 - a string for each of thousands
+    except OSError as error:
+        _check_exhausted(error, str(proc))
+        raise
+    for name in names:
+        if name.isdecimal() and name.isascii():
+            yield int(name)
 
 
 def processes(numbers: Iterable[int] | None = None, *, proc: Path = PROC) -> Iterator[Process]:
-    """Hold processes one by one, each until the next is requested; skip those that have ended."""
+    """Hold processes one by one, each until the next is requested; skip those that have ended or are not permitted.
+
+    Raises ``ExhaustedError``, ``OSError``.
+    """
     for pid in pids(proc) if numbers is None else numbers:
-        with contextlib.suppress(OSError), Process(pid, proc=proc) as process:
+        with contextlib.suppress(ProcessGoneError, PermissionError), Process(pid, proc=proc) as process:
             yield process
 
 
@@ -452,7 +492,8 @@ class Namespace:
                     found = known.get(f"pid:[{os.fstat(fd).st_ino}]")
                     if found is not None:
                         return found
-            except OSError:
+            except OSError as error:
+                _check_exhausted(error, f"the namespaces of process {process.pid}")
                 return False
 
     def numbers(self) -> list[Number]:
@@ -499,7 +540,8 @@ def _is_below(namespace_fd: int) -> bool:
         while True:
             try:
                 fd = fcntl.ioctl(fd, _NS_GET_PARENT)
-            except OSError:  # EPERM: it is the parent of our own namespace, or beside it
+            except OSError as error:  # EPERM: it is the parent of our own namespace, or beside it
+                _check_exhausted(error, "a PID namespace")
                 return False
             stack.callback(os.close, fd)
             facts = os.fstat(fd)

@@ -21,6 +21,7 @@ from typing import Protocol, TextIO
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.base.times import utc
 from slurm_affinode.gpu import jobs
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
@@ -260,10 +261,9 @@ class ProcessJobs:
     def jobs_of(self, device: Device) -> tuple[str, ...] | None:
         """See ``JobSource``. Never ``()``, because an idle allocation has no process yet."""
         try:
-            processes = self._driver.processes(device)
-        except GpuError:
+            refs = [self._finder.find(process.pid) for process in self._driver.processes(device)]
+        except (GpuError, ExhaustedError):
             return None
-        refs = (self._finder.find(process.pid) for process in processes)
         return ordered({str(ref.job_id) for ref in refs if ref is not None and ref.source != "environment"}) or None
 
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ import pytest
 
 from fuzz.mutation import LINE_ENDS
 from slurm_affinode.agent import orphans
-from slurm_affinode.base.pidfd import Process
+from slurm_affinode.base.pidfd import ExhaustedError, Process, processes
 from slurm_affinode.checkpoint import cuda, inspection, open_files
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.local_files import _sockets
@@ -183,3 +184,50 @@ def test_name_of_cgroup_does_not_forge_line(end: str) -> None:
             JobFinder().find(pid)
     finally:
         group.rmdir()
+
+
+@contextlib.contextmanager
+def no_descriptors() -> Iterator[None]:
+    """Let this process open no further file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+READERS: dict[str, Callable[[Process], object]] = {
+    "processes": lambda one: list(processes()),
+    "processes of a list": lambda one: list(processes((one.pid,))),
+    "file": lambda one: one.read("stat"),
+    "threads": lambda one: one.threads(),
+    "end": lambda one: one.ended(),
+    "start": lambda one: Inspector().started(one.pid),
+    "children": lambda one: Inspector().tree(one.pid),
+    "alive": lambda one: LinuxProcesses().alive(one.pid, one.started),
+    "member": lambda one: LinuxProcesses().read(one.pid),
+    "job": lambda one: JobFinder().find(one.pid),
+    "jobs of the node": lambda one: JobFinder().jobs_here(),
+    "usage": lambda one: orphans.uses(JobFinder()),
+    "tree": lambda one: inspection.collect(one.pid, one.pid),
+    "facts": lambda one: inspection.process_facts(one.pid),
+    "host memory": lambda one: cuda.host_bytes(one.pid),
+    "user": lambda one: user_of(one.pid, os.getuid(), os.getgid()),
+    "cgroups": lambda one: cgroup_files(one.pid),
+    "cgroups to freeze": lambda one: list(LinuxFreezer()._cgroups_of((one.pid,))),
+    "ended member": lambda one: LinuxFreezer().ended((one.pid,)),
+    "waits": lambda one: waits((one.pid,)),
+    "sockets": socket_inodes,
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
+def test_missing_descriptor_is_not_taken_for_end_of_process(reader: Callable[[Process], object]) -> None:
+    """A reader without a free descriptor fails; it reports no processes, files or jobs as absent."""
+    with Process(os.getpid()) as held:
+        assert held.started
+        with no_descriptors(), pytest.raises(ExhaustedError, match=r"Too many open files") as raised:
+            reader(held)
+    assert "LimitNOFILE" in (raised.value.hint or "")
+    reader(Process(os.getpid()))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from slurm_affinode.agent import orphans
 from slurm_affinode.gpu.jobs import JobFinder
 
@@ -58,7 +60,8 @@ def test_cgroup_of_job_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_missing_processes_are_skipped(tmp_path: Path) -> None:
-    """A process without files, and a missing ``/proc``."""
+    """A missing ``/proc`` is an error: no usage is known then, which is not a usage of zero."""
     (tmp_path / "99").mkdir()
     assert orphans.uses(JobFinder(tmp_path), proc=tmp_path) == {}
-    assert orphans.uses(JobFinder(tmp_path), proc=tmp_path / "none") == {}
+    with pytest.raises(FileNotFoundError):
+        orphans.uses(JobFinder(tmp_path), proc=tmp_path / "none")

@@ -21,8 +21,10 @@ from slurm_affinode.agent import shepherd_server
 from slurm_affinode.agent.arrivals import Arrivals
 from slurm_affinode.agent.listeners import prepare_directory, receive
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.model.suspension import Notice, SuspendOption
 from slurm_affinode.suspension import streams
+from slurm_affinode.suspension.peers import Identity, Peer
 from slurm_affinode.suspension.shepherd import (
     MAX_TEXT_BYTES,
     BadMessage,
@@ -205,6 +207,23 @@ def test_failed_restore_holds_job(node: Node1) -> None:
     shepherd = Shepherd(node.run_dir, image=1, restarts=1).hello()
     assert shepherd.hear() == "hold\nreason=the image is damaged"
     assert node.daemon.registry.jobs() == ()
+
+
+def test_shepherd_that_cannot_be_examined_is_rejected(
+    node: Node1, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The agent has no free descriptors: the shepherd reconnects later, and the next one is served."""
+
+    def exhausted(peer: Peer) -> Identity:
+        raise ExhaustedError("process 5 cannot be looked at: Too many open files")
+
+    identify = node.daemon.shepherds._identify
+    monkeypatch.setattr(node.daemon.shepherds, "_identify", exhausted)
+    assert Shepherd(node.run_dir).hello().hear() == ""
+    assert "connection closed: process 5 cannot be looked at: Too many open files" in caplog.text
+    assert "Traceback" not in caplog.text
+    monkeypatch.setattr(node.daemon.shepherds, "_identify", identify)
+    assert Shepherd(node.run_dir).hello().hear() == "start"
 
 
 @pytest.mark.parametrize("said", ["0", "8"])

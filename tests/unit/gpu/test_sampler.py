@@ -6,6 +6,7 @@ import threading
 
 from gpu_fakes import A100, IDLE, OTHER
 
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.gpu import jobs
 from slurm_affinode.gpu.interface import GpuLost, NotPermitted
 from slurm_affinode.gpu.sampler import MappedJobs, ProcessJobs, Sampler, run
@@ -63,6 +64,15 @@ def test_processes_are_used_without_a_mapping(driver, tmp_path):
 def test_jobs_are_unknown_if_processes_cannot_be_listed(driver):
     driver.running[A100] = NotPermitted("only root")
     assert sampler(driver).sweep().samples[0].jobs is None
+
+
+def test_jobs_are_unknown_without_free_descriptors(driver):
+    class Exhausted(Known):
+        def find(self, pid, started=None):
+            raise ExhaustedError("process 5 cannot be looked at: Too many open files")
+
+    driver.running[A100] = [GpuProcess(5, 1.0, "compute")]
+    assert sampler(driver, ProcessJobs(driver, Exhausted({}))).sweep().samples[0].jobs is None
 
 
 class Recorder:
