@@ -199,8 +199,8 @@ def _read(fd: int) -> bool:
 
 
 def _settled(fd: int) -> list[sessions.SessionProcess]:
-    data = criu_images.read_image(fd, "pstree.img")
-    return [sessions._process(body, os.listdir(fd)) for body in sessions._bodies(data)]
+    data, names = criu_images.read_image(fd, "pstree.img"), os.listdir(fd)
+    return [sessions._process(body, names) for body in sessions._bodies(data)]
 
 
 # --- single messages
