@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 _NOTHING: Mapping[type, Callable[[str], Any]] = {}
+_PLAIN = (str, int, bool)
 
 
 def loads(text: str | bytes) -> Any:
@@ -80,21 +81,22 @@ def record(
 def _built(kind: Any, value: Any, parsers: Mapping[type, Callable[[str], Any]]) -> Any:
     if kind in parsers:
         return parsers[kind](typed(str, value))
+    if kind in _PLAIN:
+        return typed(kind, value)
     if isinstance(kind, type) and is_dataclass(kind):
         return record(kind, value, parsers=parsers)
-    origin = typing.get_origin(kind)
+    origin, inner = _parts(kind)
     if origin in (typing.Union, types.UnionType):
         if value is None:
             return None
-        return _built(next(one for one in typing.get_args(kind) if one is not type(None)), value, parsers)
+        return _built(next(one for one in inner if one is not type(None)), value, parsers)
     if origin is tuple:
-        inner = typing.get_args(kind)
         return tuple(_items(inner[:1] * len(typed(list, value)) if inner[-1] is ... else inner, value, parsers))
     if isinstance(kind, type) and issubclass(kind, tuple):  # a named tuple
         return kind(*_items(tuple(_hints(kind).values()), value, parsers))
     if origin is not None and issubclass(origin, Mapping):
-        key, inner = typing.get_args(kind)
-        return {key(name): _built(inner, one, parsers) for name, one in table(value).items()}
+        key, of = inner
+        return {key(name): _built(of, one, parsers) for name, one in table(value).items()}
     return number(value) if kind is float else typed(kind, value)
 
 
@@ -102,6 +104,12 @@ def _items(kinds: tuple[Any, ...], value: Any, parsers: Mapping[type, Callable[[
     if len(typed(list, value)) != len(kinds):
         raise ValueError(f"{value!r:.60} does not have {len(kinds)} items")
     return [_built(kind, item, parsers) for kind, item in zip(kinds, value, strict=True)]
+
+
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Return the generic type and its arguments, cached: they are needed for each value."""
+    return typing.get_origin(kind), typing.get_args(kind)
 
 
 @cache

@@ -153,7 +153,8 @@ def read_image(directory_fd: int, name: str) -> bytes:
     except OSError as error:
         raise BadImage(f"{name}: {error.strerror}") from None
     with os.fdopen(fd, "rb") as file:
-        return file.read(_LIMIT)
+        # Python allocates all that it may read at once: 1 GiB for every file without the size.
+        return file.read(min(os.fstat(fd).st_size, _LIMIT))
 
 
 def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventory:

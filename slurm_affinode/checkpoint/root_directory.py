@@ -16,6 +16,7 @@ from pathlib import Path
 
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, ImageUnreadable
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 DIR_MODE = 0o700
@@ -217,8 +218,7 @@ def open_below(root: int, path: str) -> int:
 def open_place(root: int, path: str, flags: int = 0) -> int:
     """As ``open_below``, for any type of file: an ``O_PATH`` descriptor, so the file itself is not opened yet."""
     how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    fd = int(libc.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
+    fd = int(_LIBC.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
     if fd < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
@@ -227,9 +227,8 @@ def open_place(root: int, path: str, flags: int = 0) -> int:
 
 def filesystem_type(file: str | int) -> int:
     """Return the magic number of a file's file system (statfs(2)). ``file``: a path or a descriptor."""
-    libc = ctypes.CDLL(None, use_errno=True)
     facts = (ctypes.c_long * 64)()
-    call = libc.fstatfs(file, facts) if isinstance(file, int) else libc.statfs(os.fsencode(file), facts)
+    call = _LIBC.fstatfs(file, facts) if isinstance(file, int) else _LIBC.statfs(os.fsencode(file), facts)
     if call != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), None if number == errno.EBADF else str(file))

@@ -21,6 +21,7 @@ from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import PROC, Process
 
 T = TypeVar("T")
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_FS, _CLONE_NEWNS = 0x200, 0x20000
 MOST_ID = (1 << 32) - 2
 """The largest user or group ID; the next number means none."""
@@ -89,8 +90,7 @@ def as_user(
 
 def _enter(namespace_fd: int) -> None:
     """Enter the namespace in this thread only, with a root and working directory of its own."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_FS) != 0 or libc.setns(namespace_fd, _CLONE_NEWNS) != 0:
+    if _LIBC.unshare(_CLONE_FS) != 0 or _LIBC.setns(namespace_fd, _CLONE_NEWNS) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"the mount namespace cannot be entered: {os.strerror(error)}")
 
@@ -100,21 +100,20 @@ def _become(user: User, *, effective: bool = False) -> None:
     if not all(0 <= one <= MOST_ID for one in (user.uid, user.gid, *user.groups)):
         # ctypes takes a number modulo 2**32, so 4294967296 would be root.
         raise OSError(errno.EINVAL, "setfsuid: not the number of a user or group")
-    libc = ctypes.CDLL(None, use_errno=True)
     number = _SYS_SETGROUPS.get(platform.machine())
     if number is None:
         raise OSError(38, f"the number of setgroups(2) on {platform.machine()} is not known")
     groups = (ctypes.c_uint32 * len(user.groups))(*user.groups)
-    if libc.syscall(number, len(user.groups), groups) != 0:
+    if _LIBC.syscall(number, len(user.groups), groups) != 0:
         error = ctypes.get_errno()
         raise OSError(error, f"setgroups: {os.strerror(error)}")
-    for change, wanted in ((libc.setfsgid, user.gid), (libc.setfsuid, user.uid)):
+    for change, wanted in ((_LIBC.setfsgid, user.gid), (_LIBC.setfsuid, user.uid)):
         change(ctypes.c_uint32(wanted))
         if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(wanted).value:  # only reads the current ID
             raise OSError(1, "setfsuid: the user's rights cannot be taken")
     if effective:
         setresuid, setresgid = _SYS_SETRESUID[platform.machine()]
         for call, wanted in ((setresgid, user.gid), (setresuid, user.uid)):
-            if libc.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(wanted), ctypes.c_uint32(0xFFFFFFFF)):
+            if _LIBC.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(wanted), ctypes.c_uint32(0xFFFFFFFF)):
                 error = ctypes.get_errno()
                 raise OSError(error, f"setresuid: {os.strerror(error)}")

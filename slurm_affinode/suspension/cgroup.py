@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _FILE_SYSTEMS = frozenset({0x27E0EB, 0x63677270})
 """``CGROUP_SUPER_MAGIC`` and ``CGROUP2_SUPER_MAGIC`` of linux/magic.h."""
@@ -96,7 +97,7 @@ class Cgroup:
 def file_system(fd: int) -> int:
     """Return the type of the file system of a descriptor, see statfs(2). Raises ``OSError``."""
     facts = (ctypes.c_long * 64)()  # larger than ``struct statfs``, which begins with the type
-    if ctypes.CDLL(None, use_errno=True).fstatfs(fd, ctypes.byref(facts)) != 0:
+    if _LIBC.fstatfs(fd, ctypes.byref(facts)) != 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))
     return int(facts[0])

@@ -98,16 +98,16 @@ _ENTRY = ledger.LedgerEntry("main", 7, 1700000000, 1700000100000, 1, "alice", 20
 
 def _sound(one: Any) -> None:
     """Check that each field has a value of its type. Raises ``Wrong``."""
-    for name, kind in _hints(type(one)).items():
+    for name, kinds in _hints(type(one)):
         value = getattr(one, name)
-        kinds = typing.get_args(kind) or (kind,)
         if not any(_is(value, each) for each in kinds):
-            raise Wrong(f"{type(one).__name__}.{name} is {value!r:.80}, not {kind}")
+            raise Wrong(f"{type(one).__name__}.{name} is {value!r:.80}, not {kinds}")
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _hints(kind: type) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the fields with their types."""
+    return [(name, typing.get_args(one) or (one,)) for name, one in typing.get_type_hints(kind).items()]
 
 
 def _is(value: Any, kind: Any) -> bool:
