@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -30,6 +32,8 @@ def main() -> int:
     if options.replay:
         return _replay(options.replay, wanted)
     print(_COLUMNS.format("target", "inputs", "inputs/s", "refused", "accepted", "failures"), flush=True)
+    if min(options.jobs, len(wanted)) > 1:
+        return _run_side_by_side(wanted, options)
     failed = False
     for target in wanted:
         outcome = runner.run_apart(target, options.inputs, options.seed)
@@ -45,11 +49,32 @@ def main() -> int:
     return int(failed)
 
 
+def _run_side_by_side(wanted: list[runner.Target], options: argparse.Namespace) -> int:
+    """Run each target with a command of its own, some at a time, and print the results in the order of the targets."""
+
+    def run(target: runner.Target) -> subprocess.CompletedProcess[str]:
+        numbers = ("--inputs", str(options.inputs), "--seed", str(options.seed), "--jobs", "1")
+        argv = (sys.executable, "-m", "fuzz", target.name, *numbers)
+        return subprocess.run(argv, check=False, capture_output=True, text=True)
+
+    failed = False
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for ran in pool.map(run, wanted):
+            failed |= ran.returncode != 0
+            print("".join(ran.stdout.splitlines(keepends=True)[1:]), end="", flush=True)
+            if ran.returncode != 0:
+                print(ran.stderr, end="", file=sys.stderr)
+    return int(failed)
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make fuzz ARGS=", description=__doc__)
     parser.add_argument("targets", nargs="*", help="names or patterns of targets (default: all)")
     parser.add_argument("--inputs", type=int, default=1_000_000, metavar="N", help="inputs for each target")
     parser.add_argument("--seed", type=int, default=1, help="the same seed gives the same inputs")
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="targets at a time (default: CPUs)"
+    )
     parser.add_argument("--replay", type=Path, metavar="FILE", help="run the input in FILE on the named target")
     parser.add_argument("--list", action="store_true", help="list the targets")
     return parser.parse_args()

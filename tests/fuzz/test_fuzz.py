@@ -41,9 +41,19 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_short_run_has_no_failures(part: int) -> None:
     """The seed is fixed, so that the test is reproducible."""
     names = sorted(TARGETS)[part::4]
-    ran = fuzz(*names, "--inputs", str(INPUTS))
+    ran = fuzz(*names, "--inputs", str(INPUTS), "--jobs", "1")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert {line.split()[0] for line in ran.stdout.splitlines()[1:]} == set(names)
+
+
+def test_targets_run_side_by_side_with_the_same_results() -> None:
+    """The rows are in the same order, whichever target ends first."""
+    names = ("claim", "ledger", "plan")
+    alone, beside = (fuzz(*names, "--inputs", "100", "--jobs", jobs) for jobs in ("1", "3"))
+    rows = [[line.split() for line in ran.stdout.splitlines()] for ran in (alone, beside)]
+    assert [row[0] for row in rows[0]] == ["target", "plan", "claim", "ledger"]
+    assert [row[:2] + row[3:] for row in rows[0]] == [row[:2] + row[3:] for row in rows[1]]
+    assert alone.returncode == beside.returncode == 0
 
 
 def target(check: Check, refusals: tuple[type[Exception], ...] = (), limit_s: float = 5.0) -> Target:
