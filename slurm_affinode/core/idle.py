@@ -9,6 +9,7 @@ Rules:
 - A window begins with an idle sample and extends to the last idle sample. A busy sample ends it. An unknown sample
   counts as missing: it does not extend the window, and if idle samples are more than ``max_gap_s`` apart, a new window
   begins.
+- A stopped job cannot compute: its samples are unknown, and its window begins anew when it continues.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from slurm_affinode.model.gpu import GPU_SIGNALS
+
+STOPPED = "it is stopped (scontrol suspend, or a signal)"
 
 
 class Verdict(StrEnum):
@@ -50,6 +53,8 @@ class Sample:
     gpus: tuple[GpuActivity, ...]
     """``()``: the GPUs of the job are not known."""
     host: Mapping[str, float | None] = field(default_factory=dict)
+    stopped: bool = False
+    """Others have stopped the whole job: Slurm (``scontrol suspend``, gang scheduling), or a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +157,8 @@ def judge(rule: IdleRule, sample: Sample) -> tuple[Verdict, str, tuple[Signal, .
             unknown.append(f"{gpu.name}: {gpu.fault}")
         elif known < rule.min_signals:
             unknown.append(f"{gpu.name}: {known} of the {rule.min_signals} signals needed could be read")
+    if sample.stopped:
+        unknown.insert(0, STOPPED)
     if not sample.gpus:
         unknown.append("which GPUs the job has is not known")
     for name, limit in rule.host_limits.items():
@@ -177,7 +184,7 @@ def observe(rule: IdleRule, before: IdleState | None, sample: Sample) -> IdleSta
     if since is not None and seen is not None and not 0 <= sample.time_s - seen <= rule.max_gap_s:
         since = seen = None
         broken = f"no sample said for more than {rule.max_gap_s:g} s that it was idle"
-    if verdict is Verdict.BUSY:
+    if verdict is Verdict.BUSY or sample.stopped:
         if since is not None or before is None:
             broken = why
         since = seen = None

@@ -14,6 +14,7 @@ from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading
 from slurm_affinode.model.suspension import Mode
+from slurm_affinode.suspension.inplace.freezer import Freezer, LinuxFreezer
 from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.registry import WatchedJob
 
@@ -51,12 +52,14 @@ class Watch:
         inspector: Inspector,
         *,
         finder: JobFinder | None = None,
+        freezer: Freezer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``clock``: a monotonic clock, in seconds."""
         self._driver = driver
         self._inspector = inspector
         self._finder = finder or JobFinder()
+        self._freezer = freezer or LinuxFreezer()
         self._clock = clock
         self._lock = threading.Lock()
         """Guards the driver: NVML is called by one thread at a time."""
@@ -83,7 +86,8 @@ class Watch:
         with self._lock:
             gpus = tuple(self._gpu(device, memory, own, in_place=in_place) for device in job.devices or ())
         host = self._host(job.init_pid, memory) if rule.host_limits else {}
-        return Sample(self._clock(), gpus, host)
+        # Last: a job that stops while it is sampled has been idle for another reason.
+        return Sample(self._clock(), gpus, host, self._freezer.held(job.init_pid))
 
     def by_processes(self, job_id: int) -> tuple[Device, ...]:
         """Return the devices that processes of the job use, for a job with unknown GPUs."""

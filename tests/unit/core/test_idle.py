@@ -97,6 +97,20 @@ def test_long_gap_restarts_the_window() -> None:
     assert fed(at(0.0), at(10.0), at(25.0)).progress_s == 25
 
 
+def test_stop_by_others_restarts_the_window() -> None:
+    """Stopped time is unknown, however long the job was idle before; a full window is needed after it continues."""
+    before = [at(float(t)) for t in range(0, 51, 10)]
+    stopped = [replace(at(float(t)), stopped=True) for t in range(52, 58, 2)]
+    state = fed(*before, *stopped)
+    assert (state.verdict, state.progress_s, state.reached) == (Verdict.UNKNOWN, 0, False)
+    assert state.why == state.broken == "it is stopped (scontrol suspend, or a signal)"
+    after = [at(float(t)) for t in range(60, 121, 10)]
+    assert not fed(*before, *stopped, *after[:-1]).reached
+    assert fed(*before, *stopped, *after).reached
+    assert still_idle(RULE, stopped[0]) == "it is stopped (scontrol suspend, or a signal)"
+    assert judge(RULE, replace(at(0.0, BUSY), stopped=True))[0] is Verdict.BUSY
+
+
 def test_single_readable_signal_is_not_idle() -> None:
     """A site with one signal only can permit it."""
     lonely = gpu(utilization=0.0, processes=None)

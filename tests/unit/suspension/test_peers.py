@@ -116,6 +116,21 @@ def test_host_activity_of_process_tree() -> None:
     assert host["io"] >= 0
 
 
+def test_stopped_job_is_reported() -> None:
+    """As Slurm stops it: with its PID 1."""
+    watch, rule = Watch(Gpus(), Inspector()), IdleRule(60)  # type: ignore[arg-type]
+    with subprocess.Popen(("sleep", "60")) as root:
+        job = watched(init_pid=root.pid)
+        assert not watch.sample(job, rule).stopped
+        root.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, root.pid, os.WSTOPPED)
+        assert watch.sample(job, rule).stopped
+        root.send_signal(signal.SIGCONT)
+        os.waitid(os.P_PID, root.pid, os.WCONTINUED)
+        assert not watch.sample(job, rule).stopped
+        root.kill()
+
+
 def test_xid_error_is_a_gpu_fault() -> None:
     """Errors before the start of the watch are ignored: they belong to other jobs."""
     gpus = Gpus()
