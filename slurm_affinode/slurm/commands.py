@@ -70,6 +70,34 @@ def run_sacct(
     return _sacct(run, argv, _TIMEOUT_S, env).stdout
 
 
+def run_sacct_of(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> bytes:
+    """Return the accounting of every attempt of ``job`` (``123``, ``123_4``), with steps, as text for ``sacct.read``.
+
+    Raises ``UnreachableError`` like ``run_sacct``. Accounting of an unknown job has a header only.
+    """
+    names = sacct_fields(run, env=env)
+    argv = [f"--jobs={job}", "--duplicates", "--parsable2", f"--delimiter={DELIMITER}", f"--format={','.join(names)}"]
+    return _sacct(run, argv, _HELP_TIMEOUT_S, env).stdout
+
+
+def output_files(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Return the files of standard output and standard error of the last attempt of ``job``, as accounting knows them.
+
+    Patterns such as ``%j`` are expanded. Empty if accounting does not record them (before Slurm 24.05), or the job is
+    not a batch job. Raises ``UnreachableError``.
+    """
+    listed = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "replace").lower().split()
+    if not {"stdout", "stderr"} <= set(listed):
+        return ()
+    argv = [
+        f"--jobs={job}", "--allocations", "--parsable2", f"--delimiter={DELIMITER}", "--expand-patterns",
+        "--format=StdOut,StdErr",
+    ]  # fmt: skip
+    lines = _sacct(run, argv, _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "surrogateescape").splitlines()[1:]
+    paths = lines[-1].split(DELIMITER) if lines else []
+    return tuple(dict.fromkeys(path for path in paths if path.startswith("/") and path != "/dev/null"))
+
+
 def _stamp(moment: datetime) -> str:
     return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")
 

@@ -1,0 +1,467 @@
+"""Failures in the logs of jobs, slurmd and the kernel: memory that ran out, errors of CUDA and NCCL, tracebacks.
+
+The texts are those of PyTorch, CUDA, JAX, NCCL, vLLM, SGLang, llama.cpp, glibc, Python, the kernel and Slurm. A scan
+uses bounded memory and stops at no byte, valid UTF-8 or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+import polars as pl
+
+from slurm_affinode.base.text import one_line
+
+KINDS: Mapping[str, tuple[str | None, int, str]] = {
+    "gpu-out-of-memory": ("gpu", 0, "an allocation of GPU memory failed"),
+    "gpu-memory-at-startup": ("gpu", 0, "less GPU memory was free than the engine is configured to use"),
+    "no-kv-cache-memory": ("gpu", 0, "no GPU memory was left for the KV cache"),
+    "kv-cache-too-small": ("kv-cache", 0, "the KV cache cannot hold one request of the maximum length"),
+    "job-memory-limit": ("job", 0, "the kernel ended a process at the memory limit of the job"),
+    "node-out-of-memory": ("node", 0, "the kernel ended a process since the node had no memory left"),
+    "host-allocation": ("host", 0, "an allocation of host memory failed"),
+    "shared-memory": ("shared", 0, "shared memory (/dev/shm) ran out"),
+    "disk-full": ("disk", 0, "a file system was full"),
+    "gpu-fault": (None, 1, "the GPU or a kernel on it failed"),
+    "time-limit": (None, 1, "the job reached its time limit"),
+    "preempted": (None, 1, "Slurm preempted the job"),
+    "node-failure": (None, 1, "a node of the job failed"),
+    "canceled": (None, 1, "the job was canceled"),
+    "exception": (None, 2, "a Python program ended with an exception"),
+    "crash": (None, 2, "a program was ended by a signal"),
+    "collective": (None, 3, "a collective operation of NCCL failed or timed out"),
+    "worker-ended": (None, 3, "a worker process ended unexpectedly"),
+    "engine-ended": (None, 4, "the engine behind the server ended"),
+    "retraction": ("kv-cache", 5, "the engine took requests out of the batch since the KV cache was full"),
+}
+"""Kind -> the memory that ran out, its rank, its meaning. Of the failures of a job, one of the lowest rank is the
+cause, and the others follow from it."""
+
+MEMORIES: Mapping[str, str] = {
+    "gpu": "GPU memory",
+    "kv-cache": "the KV cache",
+    "job": "the job's host memory",
+    "node": "the node's memory",
+    "host": "host memory",
+    "shared": "shared memory (/dev/shm)",
+    "disk": "disk space",
+}
+"""Memory -> its name, for users."""
+
+MOST_KEPT = 16
+"""Failures of one kind that are kept of a log: the first ones, and half as many of the last ones."""
+LINE_BYTES = 16384
+"""A longer line is cut."""
+_TRACEBACK_BYTES = 1 << 18
+_BLOCK = 1 << 22
+
+# One of these is in every line that `classify` recognizes, except for the last lines of a traceback.
+_TRIGGERS = (
+    "Traceback (most", "ut of memory", "OutOfMemory", "OUT_OF_MEMORY", "OOM when", "oom_kill", "oom-kill", "CUDA error",
+    "CUDA_ERROR", "HIP error", "cudaError", "NCCL error", "NCCL WARN", "ncclSystemError", "ncclUnhandled", "ncclRemote",
+    "Watchdog caught", "EngineDeadError", "EngineCore died", "core initialization failed", "To serve at least one",
+    "larger than the maximum number of tokens", "No available memory for", "KV cache size", "Maximum concurrency",
+    "Free memory on device", "slurmstepd", "slurmd", "exceeded memory limit", "annot allocate", "t allocate memory",
+    "nable to allocate", "MemoryError", "bad_alloc", "killed by signal", "exited unexpectedly", "Bus error",
+    "egmentation fault", "core dumped", "Killed", "NVRM: Xid", "RESOURCE_EXHAUSTED", "Retract requests",
+    "mem-fraction-static", "sigquit", "No space left", "shared memory (shm)", "uncorrectable ECC", "*** JOB",
+    "*** STEP",
+)  # fmt: skip
+
+_UNITS = {"b": 1, "bytes": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = r"(\d{1,18}(?:\.\d{1,9})?)\s*(bytes|[KMGT]i?B|B)"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One line of a log, or one traceback, that tells of a failure. Sizes are bytes; ``None`` is not told."""
+
+    kind: str
+    """A key of ``KINDS``."""
+    log: str
+    """Name of the log."""
+    line: int
+    """Its line, from 1."""
+    text: str
+    """The message in one line, without control characters: chosen by the program, untrusted."""
+    process: str | None = None
+    """As the program names it: ``EngineCore``, ``rank 3``."""
+    pid: int | None = None
+    job: int | None = None
+    """The job that it names."""
+    time: datetime | None = None
+    """Naive, as written."""
+    requested: float | None = None
+    free: float | None = None
+    total: float | None = None
+    used: float | None = None
+    """By the process itself."""
+    unused: float | None = None
+    """Reserved by the allocator of the process and not in use: fragmentation."""
+    holders: tuple[tuple[int, float], ...] = ()
+    """PID of another process -> its GPU memory."""
+    gpu: str | None = None
+    """Number or PCI address of the GPU."""
+    max_length: int | None = None
+    """Maximum length of a request that the KV cache can hold, in tokens."""
+    times: int = 1
+    """How often the same message was logged."""
+
+    @property
+    def memory(self) -> str | None:
+        """The memory that ran out: a key of ``MEMORIES``."""
+        return KINDS[self.kind][0]
+
+    @property
+    def rank(self) -> int:
+        """The rank of its kind: a lower one is nearer to the cause."""
+        return KINDS[self.kind][1]
+
+
+@dataclass(frozen=True, slots=True)
+class StartupFacts:
+    """Memory figures that an engine logs at its start. ``None``: not logged."""
+
+    kv_tokens: int | None = None
+    """Capacity of the KV cache, in tokens."""
+    max_length: int | None = None
+    """Maximum length of a request, in tokens."""
+    concurrency: float | None = None
+    """Requests of that length that the KV cache can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFindings:
+    """What a log says."""
+
+    log: str
+    bytes: int
+    lines: int
+    failures: tuple[Failure, ...]
+    """In the order of the log; of each kind at most ``MOST_KEPT`` and half as many."""
+    dropped: int
+    """Failures between the first and the last ones of a kind, which are only counted."""
+    startup: StartupFacts
+    cut_lines: int = 0
+    """Lines longer than ``LINE_BYTES``, of which only the beginning was examined."""
+
+
+def in_bytes(number: str, unit: str) -> float:
+    """Return ``2.00 GiB`` as bytes. Programs write GB for GiB as often as not; both are powers of 1024 here."""
+    return float(number) * _UNITS[unit.lower() if unit.lower() == "bytes" else unit[0].lower()]
+
+
+_GIB = r"(\d{1,12}(?:\.\d{1,9})?)\s*/\s*(\d{1,12}(?:\.\d{1,9})?) GiB"
+_ANSI = re.compile(r"\x1b\[[0-9;]{0,32}m")
+_PREFIX = re.compile(
+    r"""^(?:\[?rank\s?(?P<rank>\d{1,6})\]?:\s?|(?P<task>\d{1,6}):\s|\((?P<name>[\w:.-]{1,64})\s?(?:rank=\d+\s)?pid=(?P<pid>\d{1,10})(?:,\sip=[\w.:]+)?\)\s)+"""
+)
+_LEVEL = re.compile(
+    r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+)?"
+    r"(?:\[?\d{2,4}-\d\d(?:-\d\d)?[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:\s?TP\d+)?\]?\s*)?"
+    r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+)?(?:\[[\w./-]{1,80}:\d{1,6}\]\s?)?"
+)
+_TIME = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)")
+_JOB = re.compile(r"(?:StepId=|JobId=|/job_|job |JOB |STEP |step )(\d{1,10})\b")
+
+
+def _sizes(text: str, **patterns: str) -> dict[str, float]:
+    found = {}
+    for name, pattern in patterns.items():
+        match = re.search(pattern, text, re.IGNORECASE)
+        if match is not None:
+            found[name] = in_bytes(match[1], match[2])
+    return found
+
+
+def _torch(text: str) -> dict[str, object]:
+    # "Process N has X in use" names the others; "this process has X in use" is the one that failed.
+    holders = tuple(
+        (int(pid), in_bytes(number, unit))
+        for pid, number, unit in re.findall(rf"Process (\d{{1,10}}) has {_SIZE} memory in use", text)
+    )
+    gpu = re.search(r"GPU (\d{1,4})\b", text)
+    return {
+        **_sizes(
+            text,
+            requested=rf"(?:Tried to allocate|trying to allocate|allocating) {_SIZE}",
+            total=rf"(?:total capacity of {_SIZE})",
+            free=rf"(?:of which {_SIZE} is free)",
+            used=rf"this process has {_SIZE}",
+            unused=rf"(?:and|\.) {_SIZE} is reserved by PyTorch but unallocated",
+        ),
+        **_sizes(text, **({"total": rf"{_SIZE} total capacity"} if "total capacity of" not in text else {})),
+        **_sizes(text, **({"free": rf"{_SIZE} free"} if "of which" not in text else {})),
+        **({"holders": holders} if holders else {}),
+        **({"gpu": gpu[1]} if gpu else {}),
+    }
+
+
+def _startup(text: str) -> dict[str, object]:
+    match = re.search(rf"\({_GIB}\)", text)
+    wanted = re.search(r"utilization \(([\d.]{1,12}), ([\d.]{1,12}) GiB\)", text)
+    return {
+        **({"free": float(match[1]) * 2**30, "total": float(match[2]) * 2**30} if match else {}),
+        **({"requested": float(wanted[2]) * 2**30} if wanted else {}),
+    }
+
+
+def _kv_cache(text: str) -> dict[str, object]:
+    length = re.search(r"estimated maximum model length is (\d{1,12})", text) or re.search(
+        r"stored in (?:the )?KV cache \((\d{1,12})\)", text
+    )
+    sizes = _sizes(text, requested=rf"\({_SIZE} KV cache is needed", free=rf"available KV cache memory \({_SIZE}\)")
+    # Rounded to two decimals of a GiB at most: 0.0 is a small amount, not none.
+    found: dict[str, object] = {name: value for name, value in sizes.items() if value > 0}
+    return {**found, **({"max_length": int(length[1])} if length else {})}
+
+
+def _host(text: str) -> dict[str, object]:
+    return dict(_sizes(text, requested=rf"(?:tried to allocate|Unable to allocate|allocating) {_SIZE}"))
+
+
+def _kernel(text: str) -> dict[str, object]:
+    killed = re.search(r"Kill(?:ed)? process (\d{1,10}) \((.{1,64}?)\)", text)
+    used = [int(one) * 1024 for one in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", text)]
+    return {
+        **({"pid": int(killed[1]), "process": one_line(killed[2], 64)} if killed else {}),
+        **({"used": float(sum(used))} if used else {}),
+    }
+
+
+def _exceeded(text: str) -> dict[str, object]:
+    match = re.search(r"\((\d{1,15}) > (\d{1,15})\)", text)
+    # slurmd writes KiB in this message.
+    return {"used": float(match[1]) * 1024, "total": float(match[2]) * 1024} if match else {}
+
+
+def _nothing(_text: str) -> dict[str, object]:
+    return {}
+
+
+def _xid(text: str) -> dict[str, object]:
+    match = re.search(r"Xid \((?:PCI:)?([\w:.]{1,20})\)", text)
+    return {"gpu": match[1]} if match else {}
+
+
+_I = re.IGNORECASE
+_RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], ...] = (
+    (re.compile(r"Memory cgroup out of memory: Kill|oom-kill:constraint=CONSTRAINT_MEMCG"),
+     "job-memory-limit", _kernel),
+    (re.compile(r"\bOut of memory: Kill(?:ed)? process|oom-kill:constraint="), "node-out-of-memory", _kernel),
+    (re.compile(r"Detected \d{1,9} oom[_-]kill event"), "job-memory-limit", _nothing),
+    (re.compile(r"exceeded (?:job )?memory limit", _I), "job-memory-limit", _exceeded),
+    (re.compile(r"To serve at least one request|larger than the maximum number of tokens that can be stored in"),
+     "kv-cache-too-small", _kv_cache),
+    (re.compile(r"No available memory for the cache blocks|Not enough memory\. Please try to increase --mem-fraction"),
+     "no-kv-cache-memory", _nothing),
+    (re.compile(r"Free memory on device .*less than desired"), "gpu-memory-at-startup", _startup),
+    (re.compile(
+        r"(?:CUDA|HIP|XPU|MPS)(?:\serror:|\sbackend)? out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
+        r"cudaMalloc failed: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|OOM when allocating tensor"
+    ), "gpu-out-of-memory", _torch),
+    (re.compile(r"RESOURCE_EXHAUSTED:.*out of memory", _I), "gpu-out-of-memory", _torch),
+    (re.compile(r"unable to (?:allocate|open) shared memory|shared memory \(shm\)", _I),
+     "shared-memory", _nothing),
+    (re.compile(r"\bMemoryError\b|Unable to allocate .{1,40} for an array|can't allocate memory|Cannot allocate memory|"
+                r"std::bad_alloc|\bfailed to allocate .{0,60}buffer", _I),
+     "host-allocation", _host),
+    (re.compile(r"No space left on device"), "disk-full", _nothing),
+    (re.compile(r"NVRM: Xid"), "gpu-fault", _xid),
+    (re.compile(
+        r"(?:CUDA|HIP) error: (?!out of memory)|CUDA_ERROR_(?!OUT_OF)[A-Z_]{3,}|uncorrectable ECC|"
+        r"cudaError(?!MemoryAll)[A-Z]\w+"
+    ), "gpu-fault", _nothing),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO TIME LIMIT"), "time-limit", _nothing),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO PREEMPTION"), "preempted", _nothing),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO (?:NODE|SLURMD)"), "node-failure", _nothing),
+    (re.compile(r"\*\*\* (?:JOB|STEP) .*CANCELLED"), "canceled", _nothing),
+    (re.compile(r"Watchdog caught collective|NCCL error|NCCL WARN .*(?:error|fail|timeout|timed out|no route|refused)|"
+                r"nccl(?:System|UnhandledCuda|Remote|Internal)Error", _I),
+     "collective", _nothing),
+    (re.compile(r"EngineDeadError|EngineCore died|core initialization failed|engine process .*died", _I),
+     "engine-ended", _nothing),
+    (re.compile(r"worker .*(?:is killed by signal|exited unexpectedly)|Received sigquit from a child", _I),
+     "worker-ended", _nothing),
+    (re.compile(r"Retract requests"), "retraction", _nothing),
+    (re.compile(
+        r"\bSegmentation fault\b|\bBus error\b|\(core dumped\)|^(?:\S{1,200}: line \d{1,9}: +\d{1,10} )?Killed\b"
+    ), "crash", _nothing),
+)  # fmt: skip
+_KV_SIZE = re.compile(r"KV cache size: ([\d,]{1,15}) tokens")
+_CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,15}) tokens per request: ([\d.]{1,12})x")
+_RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::\s(.*))?$")
+_HEADER = "Traceback (most recent call last)"
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+
+
+def classify(text: str) -> tuple[str, dict[str, object]] | None:
+    """Return the kind of the failure that ``text``, a line without its prefix, tells of, and its figures."""
+    for pattern, kind, figures in _RULES:
+        if pattern.search(text):
+            return kind, figures(text)
+    return None
+
+
+class LogScanner:
+    """Finds the failures in one log, which is fed in blocks of bytes. ``log``: its name, for the findings."""
+
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._rest = b""
+        self._bytes = 0
+        self._lines = 0
+        self._cut = 0
+        self._dropped = 0
+        self._first: dict[str, list[Failure]] = {}
+        self._last: dict[str, list[Failure]] = {}
+        self._startup = StartupFacts()
+
+    def feed(self, block: bytes) -> None:
+        """Examine the next bytes of the log."""
+        self._bytes += len(block)
+        data = self._rest + block if self._rest else block
+        end = data.rfind(b"\n") + 1
+        if end == 0 and len(data) < _BLOCK:
+            self._rest = data
+            return
+        if end == 0:
+            end = len(data)
+        self._rest = self._examine(data, end, final=False)
+
+    def findings(self) -> LogFindings:
+        """Examine the last line, which may lack its end, and return everything found."""
+        if self._rest:
+            self._examine(self._rest, len(self._rest), final=True)
+            self._lines += not self._rest.endswith(b"\n")
+            self._rest = b""
+        kept = [one for kind in self._first for one in (*self._first[kind], *self._last.get(kind, ()))]
+        ordered = tuple(sorted(kept, key=lambda one: one.line))
+        return LogFindings(self._log, self._bytes, self._lines, ordered, self._dropped, self._startup, self._cut)
+
+    def _examine(self, data: bytes, end: int, *, final: bool) -> bytes:
+        """Examine whole lines and return what the next block has to begin with."""
+        whole = data[:end]
+        try:
+            text = pl.Series([whole], dtype=pl.Binary).cast(pl.String)
+        except pl.exceptions.ComputeError:  # not UTF-8; the triggers are ASCII
+            text = pl.Series([whole.translate(_ASCII)], dtype=pl.Binary).cast(pl.String)
+        at = counted = 0
+        for hit in text.str.find_many(list(_TRIGGERS), leftmost=True)[0]:
+            if hit < at:
+                continue
+            start = max(whole.rfind(b"\n", 0, hit), whole.rfind(b"\r", 0, hit)) + 1
+            self._lines += whole.count(b"\n", counted, start)
+            counted = start
+            if data.find(_HEADER.encode(), start, start + LINE_BYTES) >= 0 and _ends(data, start, hit):
+                after = self._traceback(data, start, end)
+                if after is None and not final and len(data) - start < _TRACEBACK_BYTES:
+                    return data[start:]
+                at = end if after is None else after
+                continue
+            at = self._line(data, start, end)
+        self._lines += whole.count(b"\n", counted, end)
+        return data[end:]
+
+    def _line(self, data: bytes, start: int, end: int) -> int:
+        stop = _end_of_line(data, start, end)
+        if stop - start > LINE_BYTES:
+            self._cut += 1
+        text, told = _stripped(data[start : min(stop, start + LINE_BYTES)])
+        self._note_startup(text)
+        found = classify(text)
+        if found is not None:
+            self._add(found[0], text, {**told, **found[1]})
+        return stop + 1
+
+    def _traceback(self, data: bytes, start: int, end: int) -> int | None:
+        """Note the exception at the end of a traceback; return the position behind it, or ``None`` if it is cut."""
+        at = _end_of_line(data, start, end) + 1
+        _, told = _stripped(data[start : min(at, start + LINE_BYTES)])
+        limit = min(end, start + _TRACEBACK_BYTES)
+        while at < limit:
+            stop = _end_of_line(data, at, end)
+            text, _ = _stripped(data[at : min(stop, at + LINE_BYTES)], keep_indent=True)
+            at = stop + 1
+            if not text or text[0] in " \t|+":
+                continue
+            found = classify(text)
+            if found is not None:
+                self._add(found[0], text, {**told, **found[1]})
+            elif (match := _RAISED.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
+                self._add("exception", text, dict(told))
+            return at
+        return None
+
+    def _note_startup(self, text: str) -> None:
+        if (match := _KV_SIZE.search(text)) is not None:
+            self._startup = replace(self._startup, kv_tokens=int(match[1].replace(",", "")))
+        if (match := _CONCURRENCY.search(text)) is not None and match[2].count(".") <= 1 and match[2] != ".":
+            length, requests = int(match[1].replace(",", "")), float(match[2])
+            self._startup = replace(self._startup, max_length=length, concurrency=requests)
+
+    def _add(self, kind: str, text: str, figures: Mapping[str, object]) -> None:
+        job = _JOB.search(text)
+        values = dict(figures)
+        if job is not None and "job" not in values:
+            values["job"] = int(job[1])
+        failure = Failure(kind, self._log, self._lines + 1, one_line(text, 600), **values)  # type: ignore[arg-type]
+        first, last = self._first.setdefault(kind, []), self._last.setdefault(kind, [])
+        for group in (last, first):
+            for index, one in enumerate(group):
+                if one.text == failure.text:
+                    group[index] = replace(one, times=one.times + 1)
+                    return
+        if len(first) < MOST_KEPT:
+            first.append(failure)
+            return
+        last.append(failure)
+        if len(last) > MOST_KEPT // 2:
+            del last[0]
+            self._dropped += 1
+
+
+_ASCII = bytes(code if code < 128 else 0x1A for code in range(256))
+
+
+def _ends(data: bytes, start: int, hit: int) -> bool:
+    """Return whether the trigger is the header of the traceback itself."""
+    return data.startswith(b"Traceback (most", hit) and hit >= start
+
+
+def _end_of_line(data: bytes, start: int, end: int) -> int:
+    newline = data.find(b"\n", start, end)
+    stop = end if newline < 0 else newline
+    # A progress bar writes carriage returns only: what follows one is a line of its own.
+    bar = data.find(b"\r", start, stop)
+    return bar if 0 <= bar < stop - 1 else stop
+
+
+def _stripped(line: bytes, *, keep_indent: bool = False) -> tuple[str, dict[str, object]]:
+    """Return the message of a line, and the process, PID and time that its prefix names."""
+    text = _ANSI.sub("", line.decode("utf-8", "replace").rstrip("\r\n\0 "))
+    told: dict[str, object] = {}
+    if (match := _TIME.match(text)) is not None:
+        with contextlib.suppress(ValueError):
+            told["time"] = datetime.fromisoformat(match[1])
+    if (match := _PREFIX.match(text)) is not None:
+        if match["pid"] is not None:
+            told["pid"] = int(match["pid"])
+            told["process"] = match["name"]
+        elif match["rank"] is not None:
+            told["process"] = f"rank {int(match['rank'])}"
+        text = text[match.end() :]
+    text = _LEVEL.sub("", text, count=1)
+    return (text if keep_indent else text.strip()), told
+
+
+def scan(blocks: Iterator[bytes], log: str) -> LogFindings:
+    """Return the findings of a whole log, given in blocks."""
+    scanner = LogScanner(log)
+    for block in blocks:
+        scanner.feed(block)
+    return scanner.findings()

@@ -1,0 +1,218 @@
+"""Failures in logs: the messages of each program, damaged logs, and bounded results."""
+
+# ruff: noqa: E501 - messages as the programs write them
+
+from __future__ import annotations
+
+import gzip
+import random
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.analysis.serving import crash_log
+from slurm_affinode.analysis.serving.crash_log import MOST_KEPT, Failure, LogFindings, scan
+
+GIB = 2**30
+MIB = 2**20
+
+
+def findings(text: str | bytes, *, block: int = 1 << 20) -> LogFindings:
+    data = text.encode() if isinstance(text, str) else text
+    return scan((data[at : at + block] for at in range(0, len(data), block)), "job.out")
+
+
+def only(text: str | bytes) -> Failure:
+    found = findings(text)
+    assert len(found.failures) == 1, found.failures
+    return found.failures[0]
+
+
+def test_torch_message_gives_sizes_and_holders() -> None:
+    one = only(
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 1 has a total capacity of "
+        "79.25 GiB of which 512.00 MiB is free. Process 4321 has 30.00 GiB memory in use. Process 99 has 1.00 GiB memory "
+        "in use. Including non-PyTorch memory, this process has 47.75 GiB memory in use. Of the allocated memory 40.00 GiB "
+        "is allocated by PyTorch, and 3.00 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert (one.kind, one.memory, one.process, one.gpu) == ("gpu-out-of-memory", "gpu", "rank 3", "1")
+    assert (one.requested, one.free, one.total) == (2.5 * GIB, 512 * MIB, 79.25 * GIB)
+    assert (one.used, one.unused) == (47.75 * GIB, 3 * GIB)
+    assert one.holders == ((4321, 30.0 * GIB), (99, 1.0 * GIB))
+
+
+def test_message_of_older_torch_gives_sizes() -> None:
+    one = only(
+        "RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 10.75 GiB total capacity; 9.50 GiB already "
+        "allocated; 10.50 MiB free; 9.75 GiB reserved in total by PyTorch)\n"
+    )
+    assert (one.kind, one.requested, one.free, one.total) == ("gpu-out-of-memory", 20 * MIB, 10.5 * MIB, 10.75 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "requested"),
+    [
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB", "gpu-out-of-memory", GIB),
+        ("RuntimeError: CUDA error: out of memory", "gpu-out-of-memory", None),
+        ("cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY", "gpu-out-of-memory", None),
+        ("alloc_buffer: allocating 4096.00 MiB on device 0: cudaMalloc failed: out of memory", "gpu-out-of-memory",
+         4096 * MIB),
+        ("jaxlib.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17179869184 bytes.",
+         "gpu-out-of-memory", 16 * GIB),
+        ("ValueError: No available memory for the cache blocks. Try a larger share.", "no-kv-cache-memory", None),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "no-kv-cache-memory", None),
+        ("ValueError: Free memory on device cuda:0 (10.5/79.0 GiB) on startup is less than desired GPU memory utilization "
+         "(0.9, 71.1 GiB).", "gpu-memory-at-startup", 71.1 * GIB),
+        ("RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes.",
+         "host-allocation", 4 * GIB),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
+         "host-allocation", 74.5 * GIB),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", "host-allocation", None),
+        ("bash: fork: Cannot allocate memory", "host-allocation", None),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch. Some of the step tasks have been OOM Killed.",
+         "job-memory-limit", None),
+        ("slurmstepd: error: Detected 3 oom-kill event(s) in StepId=77.0 cgroup.", "job-memory-limit", None),
+        ("OSError: [Errno 28] No space left on device", "disk-full", None),
+        ("RuntimeError: unable to allocate shared memory (shm) for file </torch_1>: Resource temporarily unavailable",
+         "shared-memory", None),
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "gpu-fault", None),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "gpu-fault", None),
+        ("slurmstepd: error: *** JOB 77 ON c1 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", "time-limit", None),
+        ("slurmstepd: error: *** STEP 77.0 ON c1 CANCELLED AT 2026-01-01T00:00:00 DUE TO PREEMPTION ***", "preempted",
+         None),
+        ("slurmstepd: error: *** JOB 77 ON c1 CANCELLED AT 2026-01-01T00:00:00 ***", "canceled", None),
+        ("[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:1, ncclSystemError", "collective",
+         None),
+        ("[E101 ProcessGroupNCCL.cpp:1] [Rank 0] Watchdog caught collective operation timeout", "collective", None),
+        ("vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.", "engine-ended", None),
+        ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Killed.", "worker-ended", None),
+        ("[2026-01-01 00:00:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 4", "retraction", None),
+        ("/var/spool/slurmd/job00077/slurm_script: line 4:  1234 Killed                  python train.py", "crash", None),
+        ("Segmentation fault (core dumped)", "crash", None),
+    ],
+)  # fmt: skip
+def test_message_is_recognized(line: str, kind: str, requested: float | None) -> None:
+    one = only(f"before\n{line}\nafter\n")
+    assert (one.kind, one.line, one.requested) == (kind, 2, requested)
+
+
+def test_kernel_names_the_killed_process_and_its_memory() -> None:
+    one = only(
+        "[123.4] Memory cgroup out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:4096kB, "
+        "file-rss:1024kB, shmem-rss:512kB, UID:1000\n"
+    )
+    assert (one.kind, one.pid, one.process, one.used) == ("job-memory-limit", 4711, "python", 5632 * 1024)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "INFO the engine is out of practice",
+        "Zoom meeting at 10",
+        "INFO GPU memory utilization 0.9",
+        'INFO: 127.0.0.1 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
+        "slurmstepd: task/cgroup: job 77 limit",
+        "I will not be Killed today, said the hero",
+    ],
+)
+def test_ordinary_line_is_no_failure(line: str) -> None:
+    assert findings(line + "\n").failures == ()
+
+
+def test_traceback_is_reduced_to_its_exception() -> None:
+    found = findings(
+        "start\n(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1] Traceback (most recent call last):\n"
+        '(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1]   File "a.py", line 3, in f\n'
+        "(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1]     raise KeyError(x)\n"
+        "(Worker pid=7) ERROR 11-22 21:56:23 [w.py:1] KeyError: 'x'\n"
+        "Traceback (most recent call last):\n"
+        '  File "a.py", line 3, in f\n'
+        "KeyError: 'x'\nend\n"
+    )
+    (one,) = found.failures
+    assert (one.kind, one.line, one.text, one.times) == ("exception", 2, "KeyError: 'x'", 2)
+    assert (one.process, one.pid, found.lines) == ("Worker", 7, 9)
+
+
+def test_interruption_by_the_user_is_no_failure() -> None:
+    text = 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyboardInterrupt\n'
+    assert findings(text).failures == ()
+
+
+def test_result_does_not_depend_on_the_blocks() -> None:
+    lines = ["x" * 50, "slurmstepd: error: Detected 1 oom_kill event in StepId=5.batch.", "Traceback (most recent call last):",
+             '  File "a.py", line 1, in <module>', "ValueError: bad", "é" * 30, "NVRM: Xid (PCI:0000:01:00): 31"]  # fmt: skip
+    text = "\n".join(lines * 3) + "\nlast line without end: Segmentation fault"
+    whole = findings(text)
+    assert [one.line for one in whole.failures] == [2, 3, 7, 22]
+    for block in (1, 7, 64, 333):
+        assert findings(text, block=block) == whole
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252"])
+def test_encoding_does_not_matter(encoding: str) -> None:
+    text = "Übung größer\nRuntimeError: CUDA error: out of memory\n".encode(encoding)
+    assert only(text).line == 2
+
+
+def test_random_bytes_are_examined_without_error() -> None:
+    draw = random.Random(4)  # noqa: S311 - reproducible
+    parts = [
+        b"CUDA error: out of memory",
+        b"Traceback (most recent call last):",
+        b"\n",
+        b"\r",
+        b"\0",
+        b"\xff\xfe",
+        b"  ",
+    ]
+    for _ in range(200):
+        data = b"".join(draw.choice(parts) if draw.random() < 0.5 else draw.randbytes(9) for _ in range(60))
+        found = findings(data, block=17)
+        assert found.bytes == len(data)
+        assert all(one.text.isprintable() for one in found.failures)
+
+
+def test_progress_bar_in_one_line_does_not_hide_a_failure() -> None:
+    bar = "".join(f"\r{percent}%" for percent in range(100))
+    one = only(f"{bar}\rRuntimeError: CUDA error: out of memory\n")
+    assert one.text == "RuntimeError: CUDA error: out of memory"
+
+
+def test_line_without_end_is_bounded_and_counted() -> None:
+    found = findings("CUDA error: out of memory " + "x" * 10_000_000, block=1 << 16)
+    assert found.cut_lines >= 1
+    assert len(found.failures) == 1
+    assert len(found.failures[0].text) <= 600
+
+
+def test_many_failures_are_bounded_and_counted() -> None:
+    found = findings("".join(f"KeyError {n}: CUDA error: out of memory in layer {n}\n" for n in range(1000)))
+    assert len(found.failures) == MOST_KEPT + MOST_KEPT // 2
+    assert found.dropped == 1000 - len(found.failures)
+    assert found.failures[-1].line == 1000
+
+
+def test_startup_figures_are_read() -> None:
+    startup = findings(
+        "GPU KV cache size: 1,234,567 tokens\nMaximum concurrency for 8,192 tokens per request: 150.70x\n"
+    )
+    assert startup.startup == crash_log.StartupFacts(1234567, 8192, 150.7)
+
+
+def test_recorded_engine_that_died_names_its_worker_first(shared_data: Path) -> None:
+    data = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-engine-died.log.gz").read_bytes())
+    found = findings(data)
+    assert found.lines == data.count(b"\n")
+    assert [(one.kind, one.process) for one in found.failures] == [
+        ("exception", "Worker"), ("exception", "EngineCore"), ("engine-ended", "APIServer"),
+    ]  # fmt: skip
+    assert found.startup.kv_tokens == 8192
+
+
+def test_recorded_start_that_was_refused_names_the_length_that_fits(shared_data: Path) -> None:
+    found = findings((shared_data / "serving/vllm-0.32-cpu-kv-too-small.log").read_bytes())
+    assert [(one.kind, one.max_length) for one in found.failures] == [
+        ("kv-cache-too-small", 176),
+        ("engine-ended", None),
+    ]

@@ -1,0 +1,121 @@
+"""Triage: the cause among several failures, accounting, holders, doubts and advice."""
+
+# ruff: noqa: E501 - messages as the programs write them
+
+from __future__ import annotations
+
+import json
+
+from slurm_affinode.analysis.serving.crash_log import LogFindings, scan
+from slurm_affinode.analysis.serving.triage import CrashTriage, JobOutcome, triage
+
+GIB = 2**30
+TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which "
+    "1.00 GiB is free. Including non-PyTorch memory, this process has 48.00 GiB memory in use. Process 9 has 31.00 GiB memory in use.\n"
+)
+OOM_KILL = (
+    "slurmstepd: error: Detected 1 oom_kill event in StepId=7.batch. Some of the step tasks have been OOM Killed.\n"
+)
+NCCL = "[rank1]: torch.distributed.DistBackendError: NCCL error in: x.cpp:1, ncclRemoteError\n"
+DEAD = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+
+
+def log(text: str) -> LogFindings:
+    return scan(iter([text.encode()]), "job.out")
+
+
+def found(text: str, state: str | None = None, **more: int) -> CrashTriage:
+    job = None if state is None else JobOutcome(7, state, **more)  # type: ignore[arg-type]
+    return triage([log(text)], job)
+
+
+def test_cause_is_what_the_others_follow_from() -> None:
+    result = found(NCCL + DEAD + TORCH + DEAD)
+    assert (result.kind, result.memory) == ("gpu-out-of-memory", "gpu")
+    assert (result.requested, result.free, result.total) == (2 * GIB, GIB, 80 * GIB)
+    assert result.holders == (("this process", 48 * GIB), ("PID 9", 31 * GIB))
+    assert len(result.failures) == 3
+
+
+def test_oom_kill_recorded_by_slurm_decides() -> None:
+    result = found(TORCH + OOM_KILL, "OUT_OF_MEMORY", memory_bytes=32 * GIB, max_rss_bytes=31 * GIB)
+    assert (result.kind, result.memory, result.total) == ("job-memory-limit", "job", 32 * GIB)
+    assert any("GPU memory" in one for one in result.doubts)
+    assert "32 GiB" in result.summary
+    assert found(OOM_KILL, "OUT_OF_MEMORY").confidence == 1.0
+
+
+def test_oom_kill_is_known_from_accounting_alone() -> None:
+    result = triage([], JobOutcome(7, "OUT_OF_MEMORY", memory_bytes=GIB, max_rss_bytes=GIB // 2))
+    assert (result.kind, result.cause) == ("job-memory-limit", None)
+    assert result.holders == (("largest task (MaxRSS)", GIB / 2),)
+    assert any("MaxRSS" in one for one in result.doubts)
+    assert 0 < result.confidence < 1
+
+
+def test_failure_before_cancellation_is_the_cause() -> None:
+    canceled = "slurmstepd: error: *** JOB 7 ON c1 CANCELLED AT 2026-01-01T00:00:00 ***\n"
+    assert found(TORCH + canceled, "CANCELLED").kind == "gpu-out-of-memory"
+    assert found(NCCL + canceled, "CANCELLED").kind == "canceled"
+
+
+def test_failure_that_hung_until_the_time_limit_is_the_cause() -> None:
+    assert found(TORCH, "TIMEOUT").kind == "gpu-out-of-memory"
+    assert found("", "TIMEOUT").kind == "time-limit"
+
+
+def test_handled_failure_of_a_completed_job_is_no_cause() -> None:
+    result = found(TORCH, "COMPLETED", exit_code=0)
+    assert result.kind is None
+    assert result.doubts
+    assert result.failures
+
+
+def test_failure_of_a_running_job_is_doubtful() -> None:
+    result = found(TORCH, "RUNNING")
+    assert result.kind == "gpu-out-of-memory"
+    assert any("not ended" in one for one in result.doubts)
+    assert result.confidence < found(TORCH, "FAILED").confidence
+
+
+def test_failures_of_other_jobs_in_a_log_of_slurmd_are_left_out() -> None:
+    other = OOM_KILL.replace("StepId=7", "StepId=8")
+    assert found(other, "FAILED").kind is None
+    assert found(other + TORCH, "FAILED").kind == "gpu-out-of-memory"
+    assert found(other).kind == "job-memory-limit"
+
+
+def test_advice_distinguishes_raise_from_lower() -> None:
+    torch = " ".join(found(TORCH).advice)
+    assert "lower --gpu-memory-utilization" in torch
+    assert "raising it makes this worse" in torch
+    blocks = " ".join(found("ValueError: No available memory for the cache blocks.\n").advice)
+    assert "raise --gpu-memory-utilization" in blocks
+
+
+def test_fragmentation_is_named() -> None:
+    text = (
+        TORCH.strip()
+        + " Of the allocated memory 40.00 GiB is allocated by PyTorch, and 6.00 GiB is reserved by PyTorch but unallocated.\n"
+    )
+    assert any("expandable_segments" in one for one in found(text).advice)
+    assert not any("expandable_segments" in one for one in found(TORCH).advice)
+
+
+def test_nothing_found_is_not_a_cause() -> None:
+    result = found("all is well\n")
+    assert (result.kind, result.memory, result.confidence) == (None, None, 0.0)
+    assert found("", "FAILED", exit_code=3).summary == "the job ended with status 3, and its logs name no failure"
+
+
+def test_retractions_alone_are_no_failure() -> None:
+    assert found("KV cache pool is full. Retract requests. #retracted_reqs: 4\n").kind is None
+
+
+def test_result_as_json() -> None:
+    row = json.loads(json.dumps(found(TORCH, "FAILED", exit_code=1).as_json()))
+    assert row["kind"] == "gpu-out-of-memory"
+    assert row["holders"][0] == {"process": "this process", "bytes": 48 * GIB}
+    assert row["logs"] == [{"log": "job.out", "bytes": len(TORCH)}]
+    assert row["job"]["state"] == "FAILED"
