@@ -164,9 +164,10 @@ class Loop:
             state.asked_s = self.clock()
             if job.job_id not in self._asking:
                 self._asking.add(job.job_id)
-                self.later(lambda: self._ask(job.job_id))
+                self.later(lambda: self.identify(job.job_id))
 
-    def _ask(self, job_id: int) -> None:
+    def identify(self, job_id: int) -> None:
+        """Request the job's record from slurmctld, and find its journal. Runs in the thread that talks to slurmctld."""
         try:
             found = self.queue.look(job_id)
             job = None if found is None else self.registry.change(job_id, lambda one: replace(one, slurm=found))
@@ -334,6 +335,8 @@ class Loop:
             except AffinodeError as error:
                 log.warning("job %d: %s", job_id, one_line(error))
                 found = (Refusal("not-known", f"whether it can be is not known: {error}"),)
+            if job is not None and job.slurm is not None and any(one.code == "srun-steps" for one in found):
+                self.later(lambda: self.identify(job_id))  # the steps may have ended since slurmctld reported them
             self._no_room = self.orchestration.keeper.room()
             state = self.states.get(job_id)
             if state is not None:

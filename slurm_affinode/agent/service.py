@@ -21,6 +21,7 @@ from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
 from slurm_affinode.suspension.interface import Orchestration
+from slurm_affinode.suspension.refusals import JobFacts
 from slurm_affinode.suspension.registry import Registry, WatchedJob
 from slurm_affinode.suspension.shared_state import SuspendedJob
 
@@ -210,6 +211,24 @@ class Service:
             refusal = routing.reason(job)
         return RequestError(refusal.code, routing.text(job_id, refusal), hint=routing.hint(refusal))
 
+    def _limit(self, caller: Caller) -> None:
+        """Count a request to slurmctld. Raises ``RequestError`` if ``caller`` exceeds the rate limit."""
+        if not self.is_admin(caller) and not self._asks.take(caller.uid):
+            raise RequestError(
+                "too-often", "too many questions of yours for slurmctld: ask again in a moment", exit_code=3
+            )
+
+    def _reported(self, job: WatchedJob, caller: Caller) -> WatchedJob:
+        """Return a job with slurmctld's record, requested now if it is unknown, or lists steps (which may have ended).
+
+        Unchanged if slurmctld does not respond in time. Raises ``RequestError`` if ``caller`` exceeds the rate limit.
+        """
+        if job.slurm is not None and not JobFacts.of(job.slurm).steps:
+            return job
+        self._limit(caller)
+        self.ask(lambda: self.loop.identify(job.job_id))
+        return self.registry.get(job.job_id) or job
+
     def _slurms(self, job_id: int, caller: Caller) -> tuple[Job | None, bool]:
         """Return slurmctld's record of a job, and whether slurmctld responds without one: the job ended long ago.
 
@@ -221,10 +240,7 @@ class Service:
             known = self._seen.get(job_id)
         if known is not None:
             return known[1:]
-        if not self.is_admin(caller) and not self._asks.take(caller.uid):
-            raise RequestError(
-                "too-often", "too many questions of yours for slurmctld: ask again in a moment", exit_code=3
-            )
+        self._limit(caller)
         found: list[tuple[Job | None, bool]] = []
 
         def look() -> None:
@@ -262,6 +278,7 @@ class Service:
         what = self.work.under_way().get(job_id)
         if what is not None or job.phase is not Phase.RUNNING:
             raise RequestError("under-way", f"job {job.called} is being worked on: {what or job.phase.value}")
+        job = self._reported(job, caller)
         refusals = self.orchestration.suspender.refusals(job)
         if refusals:
             raise RequestError(refusals[0].code, f"job {job.called} cannot be suspended: {refusals[0].text}")

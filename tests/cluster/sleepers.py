@@ -13,7 +13,7 @@ from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
 CONFIG = "/etc/slurm-affinode/config.toml"
 SHARED = "/shared/slurm-affinode"
 LOCAL = "/var/lib/slurm-affinode"
-NOT_YET = ("has not reported this job yet", "cannot be suspended yet")
+NOT_YET = "cannot be suspended yet"
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
 """Neither suspension nor release happens on its own."""
 
@@ -48,13 +48,12 @@ def steps(output: str) -> list[int]:
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     """Suspend a job with a command on the login node; returns when its process tree is gone.
 
-    The agent does not query slurmctld at once about a job that has just begun, and says so until it has. And each
-    attempt has to last for ``min_run`` and ``backoff``.
+    Each attempt has to last for ``min_run`` and ``backoff``.
     """
     done = wait_until(
-        f"slurmctld has told the agent of job {job}",
+        f"job {job} may be suspended",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
-        lambda done: not any(text in done.stderr for text in NOT_YET),
+        lambda done: NOT_YET not in done.stderr,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

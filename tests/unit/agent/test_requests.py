@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from agent_stand_ins import ALICE, BOB, ROOT, Node1, agent, ask, config_of, job, waiting, watched
+from agent_stand_ins import ALICE, BOB, NOW, ROOT, Node1, agent, ask, config_of, job, waiting, watched
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waiting import DEADLINE_S, wait_until
@@ -23,7 +23,10 @@ from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.listeners import listen_unix
 from slurm_affinode.agent.requests import Caller
 from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.model.cluster import Step
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
+from slurm_affinode.suspension import refusals
+from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.shared_state import SuspendedJob
 
 
@@ -60,6 +63,43 @@ def test_suspend_on_request(node: Node1) -> None:
     node.acts.go.set()
     wait_until("it is done", lambda: node.acts.suspended_jobs, lambda done: done == [(7, "asked by alice")])
     assert node.acts.looks == [None]
+
+
+def by_record(one: WatchedJob) -> list[Refusal]:
+    """Refuse a job by slurmctld's record alone."""
+    return (
+        [Refusal("slurm", "not reported")] if one.slurm is None else refusals.of_steps(refusals.JobFacts.of(one.slurm))
+    )
+
+
+@pytest.mark.parametrize("before", ["no record", "record with a step that has ended"])
+def test_suspend_request_is_decided_by_current_record(
+    node: Node1, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    """slurmctld is asked at once, whatever the agent's own interval is, and even if the job has run a step before."""
+    watched(node)
+    step = Step(7, "0", "hostname", "RUNNING", ("c1",), NOW, 1, None)
+    old = None if before == "no record" else job(7, steps=(step,))
+    node.daemon.loop.states[7].asked_s = node.daemon.loop.clock() + 3600.0
+    node.daemon.registry.change(7, lambda one: replace(one, slurm=old))
+    monkeypatch.setattr(node.acts, "refusals", by_record)
+    node.slurm.down = True
+    with pytest.raises(control.RequestError) as caught:
+        ask(node, verb="suspend", job=7)
+    assert caught.value.code == ("slurm" if old is None else "srun-steps")
+    node.slurm.down = False
+    assert ask(node, verb="suspend", job=7)["begun"] is True
+    node.acts.go.set()
+
+
+def test_step_that_has_ended_does_not_prevent_suspension(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record was read while a step ran; the check of the refusals requests it again."""
+    watched(node)
+    step = Step(7, "0", "hostname", "RUNNING", ("c1",), NOW, 1, None)
+    node.daemon.registry.change(7, lambda one: replace(one, slurm=job(7, steps=(step,))))
+    monkeypatch.setattr(node.acts, "refusals", by_record)
+    node.daemon.loop.refusals(7)
+    wait_until("the record is current", lambda: by_record(node.daemon.registry.get(7)) == [])  # type: ignore[arg-type]
 
 
 def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
