@@ -162,9 +162,10 @@ static int client_init_post_opt(struct plugin_state *state, spank_t spank)
     if (!submission_is_batch()) {
         unsetenv(OPTION_OF_CLIENT);
         spank_job_control_unsetenv(spank, OPTION_OF_CLIENT);
-        /* The steps of a job inherit its option: only the user who typed it is informed. */
-        if (getenv("SLURM_JOB_ID") == NULL)
-            slurm_info("--" OPTION_NAME " has no effect here: only batch jobs (sbatch) can be suspended");
+        if (submission_allocates()) {
+            slurm_error("--" OPTION_NAME ": only batch jobs can be suspended: submit this one with sbatch, or omit the option");
+            exit(EXIT_FAILURE); /* before Slurm has allocated anything */
+        }
         return ESPANK_SUCCESS;
     }
     if (submission_partition_allowed(&state->settings, refused, sizeof(refused)))

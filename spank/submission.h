@@ -7,6 +7,9 @@
 
 bool submission_is_batch(void);
 
+/* salloc, and srun outside of a job: the program creates a job without a batch script. */
+bool submission_allocates(void);
+
 /* scrontab accepts the options of plugins, and submits jobs without them. */
 bool submission_is_crontab(void);
 

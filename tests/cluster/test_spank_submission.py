@@ -152,27 +152,61 @@ def test_invalid_plugin_argument_is_reported_and_ignored(cluster: Cluster, site:
     assert "this site allows 10m" in refused(cluster, "sbatch", "--wrap=true", "--gpu-suspend-idle=5m")
 
 
-@pytest.mark.parametrize("command", ["srun", "salloc"])
-def test_interactive_jobs_get_warning(cluster: Cluster, command: str) -> None:
-    """The option has no effect, which one line reports; the steps run as usual."""
-    argv = (command, "--gpu-suspend-idle=15m", "--partition=cpu")
-    run = ("sh", "-c", "echo $$") if command == "srun" else ("srun", "sh", "-c", "echo $$")
-    done = cluster.run("login", *argv, *run, user="alice")
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 2
-    assert "--gpu-suspend-idle has no effect here: only batch jobs (sbatch) can be suspended" in done.stderr
-    assert done.stderr.count("has no effect") == 1
+INTERACTIVE = {
+    "salloc": ("salloc", "true"),
+    "srun": ("srun", "true"),
+    "srun --pty": ("srun", "--pty", "bash"),
+}
 
 
-def test_jobs_submitted_in_salloc_do_not_inherit_option(cluster: Cluster) -> None:
-    """The option was not given for the inner job: neither the shell nor the jobs it submits inherit it."""
-    inner = "env | grep SPANK; sbatch --parsable --partition=cpu --wrap='echo $$'"
-    done = cluster.run("login", "salloc", "--gpu-suspend-idle=15m", "--partition=cpu", "sh", "-c", inner, user="alice")
-    assert "has no effect here" in done.stderr
-    assert "SPANK" not in done.stdout
-    job = done.stdout.split()[-1]
-    assert outcome(cluster, job).state == "COMPLETED"
-    assert int(cluster.output(job)) > 2
+@pytest.mark.parametrize("command", INTERACTIVE)
+@pytest.mark.parametrize("mode", ["requeue", "inplace"])
+def test_interactive_job_is_rejected(cluster: Cluster, command: str, mode: str) -> None:
+    """One line gives the alternatives, and no job is created."""
+    program, *rest = INTERACTIVE[command]
+    before = cluster.submit("--partition=cpu", wrap="true")
+    said = refused(cluster, program, f"--gpu-suspend-idle=15m,mode={mode}", "--partition=cpu", *rest)
+    line = "--gpu-suspend-idle: only batch jobs can be suspended: submit this one with sbatch, or omit the option"
+    assert said == f"{program}: error: {line}\n"
+    after = cluster.submit("--partition=cpu", wrap="true")
+    assert int(after) == int(before) + 1
+
+
+STEPS = """
+srun --gpu-suspend-idle=15m echo own step
+srun --jobid=$SLURM_JOB_ID --overlap --gpu-suspend-idle=15m echo same job
+env | grep SPANK
+sbatch --parsable --partition=cpu --wrap='echo $$'
+"""
+
+
+@pytest.mark.parametrize("start", ["sbatch", "salloc"])
+def test_step_with_option_is_started(cluster: Cluster, start: str) -> None:
+    """Within a job nothing is allocated: the option has no effect on a step, and jobs do not inherit it."""
+    if start == "salloc":
+        done = cluster.run("login", "salloc", "--partition=cpu", "bash", "-c", STEPS, user="alice")
+        said = done.stdout
+        assert "error" not in done.stderr
+    else:
+        job = cluster.submit("--partition=cpu", "--gpu-suspend-idle=15m", script=f"#!/bin/bash\n{STEPS}")
+        assert outcome(cluster, job).state == "COMPLETED"
+        said = cluster.output(job)
+    lines = said.splitlines()
+    assert lines[:2] == ["own step", "same job"]
+    inner = lines[-1]
+    assert len(lines) == 3
+    assert outcome(cluster, inner).state == "COMPLETED"
+    assert int(cluster.output(inner)) > 2
+
+
+def test_step_in_job_of_another_host_is_started(cluster: Cluster) -> None:
+    """srun --jobid from the login node joins a job, as an attached terminal does."""
+    job = cluster.submit("--partition=cpu", wrap="echo ready; sleep 60")
+    cluster.wait_for_output(job, "ready")
+    done = cluster.run(
+        "login", "srun", f"--jobid={job}", "--overlap", "--gpu-suspend-idle=15m", "echo", "joined", user="alice"
+    )
+    assert (done.returncode, done.stdout) == (0, "joined\n")
 
 
 def test_renamed_sbatch_is_recognized(cluster: Cluster) -> None:
