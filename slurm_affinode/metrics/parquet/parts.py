@@ -26,16 +26,10 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry
-from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
+from slurm_affinode.metrics.parquet.table import GPU, SampleTable
+from slurm_affinode.metrics.schema import TIME
 
 SORT = ("device", "time")
-SAMPLE_COLUMNS: dict[str, pl.DataType] = {
-    "device": pl.UInt64(),
-    "time": pl.Datetime("ms", "UTC"),
-    **METRICS,
-    "job": pl.String(),
-}
-"""Columns of samples with ``device`` in place of the identity columns."""
 
 
 def united_jobs(job: pl.Expr) -> pl.Expr:
@@ -45,26 +39,26 @@ def united_jobs(job: pl.Expr) -> pl.Expr:
     return pl.when(ids.len() > 0).then(joined).otherwise(None)
 
 
-def merge(frame: pl.DataFrame) -> pl.DataFrame:
-    """Sort ``frame`` (``SAMPLE_COLUMNS``, rows in the order of ingest) by (device, time) and merge equal keys."""
+def merge(frame: pl.DataFrame, table: SampleTable = GPU) -> pl.DataFrame:
+    """Sort ``frame`` (``table.columns``, rows in the order of ingest) by (device, time) and merge equal keys."""
     ordered = frame.sort(SORT, maintain_order=True)
     same = (pl.col("device") == pl.col("device").shift()) & (pl.col("time") == pl.col("time").shift())
     repeat = ordered.select(same.fill_null(value=False).alias("repeat"))["repeat"]
     if not repeat.any():
         return ordered
     shared = repeat | repeat.shift(-1, fill_value=False)
-    return pl.concat([ordered.filter(~shared), _collapsed(ordered.filter(shared))]).sort(SORT)
+    return pl.concat([ordered.filter(~shared), _collapsed(ordered.filter(shared), table)]).sort(SORT)
 
 
-def _collapsed(frame: pl.DataFrame) -> pl.DataFrame:
-    metrics = [pl.col(name).drop_nulls().last() for name in METRICS]
+def _collapsed(frame: pl.DataFrame, table: SampleTable) -> pl.DataFrame:
+    metrics = [pl.col(name).drop_nulls().last() for name in table.metrics]
     grouped = frame.group_by(SORT, maintain_order=True).agg(*metrics, united_jobs(pl.col("job")).alias("job"))
     return grouped.select(frame.columns)
 
 
-def merge_lazy(frame: pl.LazyFrame, described: tuple[str, ...] = ()) -> pl.LazyFrame:
+def merge_lazy(frame: pl.LazyFrame, described: tuple[str, ...] = (), table: SampleTable = GPU) -> pl.LazyFrame:
     """Merge a lazy frame like ``merge``; the columns ``described`` follow the rule of metrics."""
-    values = [pl.col(name).drop_nulls().last() for name in (*described, *METRICS)]
+    values = [pl.col(name).drop_nulls().last() for name in (*described, *table.metrics)]
     return frame.group_by(SORT, maintain_order=True).agg(*values, united_jobs(pl.col("job")).alias("job")).sort(SORT)
 
 
@@ -72,14 +66,7 @@ POLARS_ERRORS = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicExceptio
 """Exceptions of Polars for a missing or damaged file; some damage makes it panic."""
 _FILES_AT_ONCE = 256
 
-DEVICES: dict[str, pl.DataType] = {
-    "device": pl.UInt64(),
-    **IDENTITY,
-    "rows": pl.Int64(),  # of the device in the part; the running total gives the offsets
-    "first": TIME,
-    "last": TIME,
-    "step_ms": pl.Int64(),  # ``sampling_step``; None with fewer than two samples
-}
+DEVICES = GPU.devices
 """The table of the devices of a part, in the order of the part."""
 
 JOBS: dict[str, pl.DataType] = {
@@ -101,17 +88,18 @@ class PartFiles:
     jobs: Path
     devices_digest: str | None = None
     jobs_digest: str | None = None
+    table: SampleTable = GPU
 
     @classmethod
-    def of(cls, directory: Path, name: str) -> PartFiles:
+    def of(cls, directory: Path, name: str, table: SampleTable = GPU) -> PartFiles:
         """Return the files of the part ``name`` in ``directory``."""
         samples, devices, jobs = (directory / f"{kind}-{name}.parquet" for kind in ("part", "devices", "jobs"))
-        return cls(samples, devices, jobs)
+        return cls(samples, devices, jobs, table=table)
 
     @classmethod
-    def live(cls, directory: Path, entry: PartEntry) -> PartFiles:
+    def live(cls, directory: Path, entry: PartEntry, table: SampleTable = GPU) -> PartFiles:
         """Return the files of a part in the manifest, with their digests."""
-        files = cls.of(directory, entry.name)
+        files = cls.of(directory, entry.name, table)
         return replace(files, devices_digest=entry.devices_digest, jobs_digest=entry.jobs_digest)
 
     def all(self) -> tuple[Path, Path, Path]:
@@ -119,17 +107,17 @@ class PartFiles:
         return (self.samples, self.devices, self.jobs)
 
 
-def damaged(path: Path, what: str) -> UnreachableError:
+def damaged(path: Path, what: str, table: SampleTable = GPU) -> UnreachableError:
     """Return the error for a file of a part that is unreadable or inconsistent."""
     return UnreachableError(
-        f"{path}: the GPU metrics cannot be read: {what}",
+        f"{path}: the {table.title} cannot be read: {what}",
         hint="remove the directory of the damaged day and take its files in again",
     )
 
 
 def read_devices(files: PartFiles) -> pl.DataFrame:
     """Read ``DEVICES`` of a part. Raises ``UnreachableError`` if the table is missing or damaged."""
-    return _read(files.devices, files.devices_digest, DEVICES)
+    return _read(files, files.devices, files.devices_digest, files.table.devices)
 
 
 def read_tables(parts: Sequence[PartFiles]) -> list[tuple[pl.DataFrame, pl.DataFrame]]:
@@ -138,58 +126,63 @@ def read_tables(parts: Sequence[PartFiles]) -> list[tuple[pl.DataFrame, pl.DataF
     Raises ``UnreachableError``.
     """
     wanted = [
-        one
+        (files.table, *one)
         for files in parts
-        for one in ((files.devices, files.devices_digest, DEVICES), (files.jobs, files.jobs_digest, JOBS))
+        for one in ((files.devices, files.devices_digest, files.table.devices), (files.jobs, files.jobs_digest, JOBS))
     ]
-    contents = [_content(path, digest) for path, digest, _ in wanted]
+    contents = [_content(path, digest, table) for table, path, digest, _ in wanted]
     try:
         # If more than 512 wait for a file at the same time, Polars warns of a possible deadlock.
         slices = (contents[begin : begin + _FILES_AT_ONCE] for begin in range(0, len(contents), _FILES_AT_ONCE))
         frames = [frame for some in slices for frame in pl.collect_all([pl.scan_parquet(content) for content in some])]
     except POLARS_ERRORS:
         # Read one by one to find the damaged file.
-        frames = [_table_of(content, path) for content, (path, _, _) in zip(contents, wanted, strict=True)]
-    tables = iter([_checked(frame, path, schema) for frame, (path, _, schema) in zip(frames, wanted, strict=True)])
+        frames = [_table_of(content, path, table) for content, (table, path, *_) in zip(contents, wanted, strict=True)]
+    tables = iter(
+        [_checked(frame, path, schema, table) for frame, (table, path, _, schema) in zip(frames, wanted, strict=True)]
+    )
     return list(zip(tables, tables, strict=True))
 
 
 def read_jobs(files: PartFiles) -> pl.DataFrame:
     """Read ``JOBS`` of a part. Raises ``UnreachableError`` if the table is missing or damaged."""
-    return _read(files.jobs, files.jobs_digest, JOBS)
+    return _read(files, files.jobs, files.jobs_digest, JOBS)
 
 
-def _read(path: Path, digest: str | None, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    return _checked(_table_of(_content(path, digest), path), path, schema)
+def _read(files: PartFiles, path: Path, digest: str | None, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    table = files.table
+    return _checked(_table_of(_content(path, digest, table), path, table), path, schema, table)
 
 
-def _content(path: Path, digest: str | None) -> bytes:
+def _content(path: Path, digest: str | None, table: SampleTable) -> bytes:
     """Read a small file. Its digest is checked first, because decoding some damaged files crashes the process."""
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise damaged(path, one_line(error)) from error
+        raise damaged(path, one_line(error), table) from error
     if digest is not None and manifest.digest(content) != digest:
-        raise damaged(path, "its content is not what was written")
+        raise damaged(path, "its content is not what was written", table)
     return content
 
 
-def _table_of(content: bytes, path: Path) -> pl.DataFrame:
+def _table_of(content: bytes, path: Path, table: SampleTable) -> pl.DataFrame:
     try:
         return pl.read_parquet(content)
     except POLARS_ERRORS as error:
-        raise damaged(path, one_line(error)) from error
+        raise damaged(path, one_line(error), table) from error
 
 
-def _checked(table: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
-    """Return ``table`` if its columns and values are consistent. Raises ``UnreachableError``."""
-    if dict(table.schema) != schema:
-        raise damaged(path, "its columns are not those of such a table")
-    if any(table[name].has_nulls() for name in ("device", "first", "last", "rows")) or (table["rows"] < 1).any():
-        raise damaged(path, "a row of it says nothing")
-    if schema is DEVICES and (table["device"].is_duplicated().any() or (table["step_ms"] < 0).any()):
-        raise damaged(path, "its rows contradict each other")
-    return table
+def _checked(
+    found: pl.DataFrame, path: Path, schema: Mapping[str, pl.DataType], table: SampleTable
+) -> pl.DataFrame:  # fmt: skip
+    """Return ``found`` if its columns and values are consistent. Raises ``UnreachableError``."""
+    if dict(found.schema) != schema:
+        raise damaged(path, "its columns are not those of such a table", table)
+    if any(found[name].has_nulls() for name in ("device", "first", "last", "rows")) or (found["rows"] < 1).any():
+        raise damaged(path, "a row of it says nothing", table)
+    if schema is table.devices and (found["device"].is_duplicated().any() or (found["step_ms"] < 0).any()):
+        raise damaged(path, "its rows contradict each other", table)
+    return found
 
 
 def write(table: pl.DataFrame, path: Path) -> str:
@@ -204,21 +197,9 @@ ROW_GROUP = 256 * 1024
 _TELLING_ROWS = 10
 _APART = 3
 """Factor by which neighboring gaps of a single source do not usually differ."""
-_STRINGS = tuple(name for name, dtype in IDENTITY.items() if dtype == pl.String())
-_DICTIONARY = ["device", "index", "job", "util_pct", "fb_used_mib", "fb_total_mib", "xid", *_STRINGS]
 _PAGES = {"data_page_size": 16 * ROW_GROUP} | (
     # Versions of pyarrow without this parameter do not limit the rows of a page.
     {"max_rows_per_page": ROW_GROUP} if "max_rows_per_page" in inspect.signature(pq.write_table).parameters else {}
-)
-_METRIC_TYPES = {name: pa.int32() if dtype == pl.Int32() else pa.float32() for name, dtype in METRICS.items()}
-_SCHEMA = pa.schema(
-    [
-        ("device", pa.uint64()),
-        ("time", pa.timestamp("ms", tz="UTC")),
-        *_METRIC_TYPES.items(),
-        ("job", pa.dictionary(pa.int32(), pa.string())),
-        *((name, pa.int16() if name == "index" else pa.dictionary(pa.int32(), pa.string())) for name in IDENTITY),
-    ]
 )
 
 
@@ -269,11 +250,12 @@ class PartWriter:
     """
 
     def __init__(self, files: PartFiles, name: str, identities: pl.DataFrame) -> None:
-        """``identities`` has ``device`` and the columns of ``IDENTITY``, one row per device that will be written."""
+        """``identities`` has ``device`` and the identity columns, one row per device that will be written."""
         self._files = files
         self._name = name
+        self._of = files.table
         self._identities = identities.unique("device", keep="last", maintain_order=True)
-        self._texts = {c: self._identities[c].drop_nulls().unique(maintain_order=True) for c in _STRINGS}
+        self._texts = {c: self._identities[c].drop_nulls().unique(maintain_order=True) for c in self._of.texts}
         self._pending: list[pl.DataFrame] = []
         self._pending_rows = 0
         self._devices: list[pl.DataFrame] = []
@@ -282,9 +264,9 @@ class PartWriter:
         files.samples.parent.mkdir(parents=True, exist_ok=True)
         self._writer = pq.ParquetWriter(
             files.samples,
-            _SCHEMA,
+            self._of.written,
             compression="lz4",
-            use_dictionary=_DICTIONARY,
+            use_dictionary=[*self._of.dictionary, *self._of.texts],
             column_encoding={"time": "DELTA_BINARY_PACKED"},
             store_schema=False,
             **_PAGES,
@@ -324,11 +306,11 @@ class PartWriter:
             return
         full = frame.select(
             (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
-            for name, dtype in SAMPLE_COLUMNS.items()
+            for name, dtype in self._of.columns.items()
         )
         self._pending.append(full)
         self._pending_rows += len(full)
-        if self._pending_rows >= 4 * ROW_GROUP:
+        if self._pending_rows >= 4 * ROW_GROUP // self._of.breadth:
             self._flush(everything=False)
 
     def _flush(self, *, everything: bool) -> None:
@@ -340,7 +322,7 @@ class PartWriter:
         self._pending, self._pending_rows = ([rest] if len(rest) else []), len(rest)
         if done.is_empty():
             return
-        self._writer.write_table(self._table(done), row_group_size=ROW_GROUP)
+        self._writer.write_table(self._table(done), row_group_size=ROW_GROUP // self._of.breadth)
         self._devices.append(_summary(done))
         self._jobs.append(job_runs(done))
 
@@ -350,17 +332,22 @@ class PartWriter:
         )["at"]
         if at.has_nulls():
             raise ValueError("a device was written that has no identity")
-        columns: list[pa.Array] = [rows[name].to_arrow() for name in SAMPLE_COLUMNS if name != "job"]
-        columns.append(_dictionary(rows["job"], rows["job"].drop_nulls().unique(maintain_order=True)))
-        for name in IDENTITY:
+        columns = [
+            _dictionary(rows[name], rows[name].drop_nulls().unique(maintain_order=True))
+            if dtype == pl.String()
+            else rows[name].to_arrow()
+            for name, dtype in self._of.columns.items()
+        ]
+        for name in self._of.identity:
             values = self._identities[name]
-            if name == "index":
-                columns.append(values.gather(at).to_arrow())
-            else:
+            if name in self._texts:
                 codes = _codes(values, self._texts[name]).gather(at)
                 columns.append(_encoded(codes, self._texts[name]))
+            else:
+                columns.append(values.gather(at).to_arrow())
+        schema = self._of.written
         return pa.Table.from_arrays(
-            [column.cast(kind.type) for column, kind in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA
+            [column.cast(kind.type) for column, kind in zip(columns, schema, strict=True)], schema=schema
         )
 
     def _finish(self) -> None:
@@ -368,7 +355,7 @@ class PartWriter:
         if devices.is_empty():
             raise ValueError("a part needs at least one sample")
         table = devices.join(self._identities, on="device", how="left", maintain_order="left").select(
-            pl.col(name).cast(dtype) for name, dtype in DEVICES.items()
+            pl.col(name).cast(dtype) for name, dtype in self._of.devices.items()
         )
         labels = pl.concat(self._jobs).select(pl.col(n).cast(t) for n, t in JOBS.items())
         digests = write(table, self._files.devices), write(labels, self._files.jobs)
@@ -462,18 +449,19 @@ def job_runs(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def read_rows(path: Path, start: int, length: int) -> pl.DataFrame:
+def read_rows(files: PartFiles, start: int, length: int) -> pl.DataFrame:
     """Read ``length`` samples of a part from row ``start``, without identity columns. Raises ``UnreachableError``."""
+    path, columns = files.samples, files.table.columns
     try:
-        rows = pl.scan_parquet(path).select(*SAMPLE_COLUMNS).slice(start, length).collect()
+        rows = pl.scan_parquet(path).select(*columns).slice(start, length).collect()
     except POLARS_ERRORS as error:
-        raise damaged(path, one_line(error)) from error
+        raise damaged(path, one_line(error), files.table) from error
     if len(rows) != length:
-        raise damaged(path, f"it ends before row {start + length:,}")
+        raise damaged(path, f"it ends before row {start + length:,}", files.table)
     return rows
 
 
-def concat(frames: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """Concatenate ``frames``; without frames, return an empty one with ``SAMPLE_COLUMNS``."""
+def concat(frames: Iterable[pl.DataFrame], table: SampleTable) -> pl.DataFrame:
+    """Concatenate ``frames``; without frames, return an empty one with the columns of ``table``."""
     listed = list(frames)
-    return pl.concat(listed) if listed else pl.DataFrame(schema=SAMPLE_COLUMNS)
+    return pl.concat(listed) if listed else pl.DataFrame(schema=table.columns)

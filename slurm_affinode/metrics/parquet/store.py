@@ -1,4 +1,4 @@
-"""The sample store: GPU samples of all devices in Parquet files, partitioned by UTC day.
+"""The sample store: samples of all devices (GPUs, or engines) in Parquet files, partitioned by UTC day.
 
 Layout of ``ROOT``: ``manifest.json`` lists the live parts of each day; ``day=YYYY-MM-DD/part-NAME.parquet`` has the
 samples, ``devices-NAME.parquet`` and ``jobs-NAME.parquet`` index them (see ``parts``); ``staging/`` is the work area of
@@ -16,11 +16,10 @@ from pathlib import Path
 
 import polars as pl
 
-from slurm_affinode.metrics.identity import with_device
 from slurm_affinode.metrics.parquet import manifest, writer
-from slurm_affinode.metrics.parquet.parts import DEVICES, Part, PartFiles, PartWriter, merge_lazy
+from slurm_affinode.metrics.parquet.parts import Part, PartFiles, PartWriter, merge_lazy
+from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals, part_files, writing
-from slurm_affinode.metrics.schema import IDENTITY, METRICS, SAMPLES
 
 
 class SampleStore:
@@ -30,8 +29,9 @@ class SampleStore:
     object, even if another process replaces them meanwhile.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, table: SampleTable = GPU) -> None:
         self.root = root
+        self.table = table
         self._reading: weakref.finalize[..., SampleStore] | None = None
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -69,46 +69,49 @@ class SampleStore:
         low = -(2**63) if since is None else _epoch_ms(since)
         high = 2**63 if until is None else _epoch_ms(until)
         return [
-            Part(day, part_files(self.root, day, entry), entry, single=len(entries) == 1)
+            Part(day, part_files(self.root, day, entry, self.table), entry, single=len(entries) == 1)
             for day, entries in current.days.items()
             for entry in entries
             if entry.last_ms >= low and entry.first_ms < high
         ]
 
     def devices(self, since: datetime | None = None, until: datetime | None = None) -> pl.DataFrame:
-        """Return ``DEVICES`` for the parts of the interval, one row per device: total rows, widest span, median step.
+        """Return ``SampleTable.devices`` for the interval, one row per device: total rows, widest span, median step.
 
         Rows are counted for whole parts, not only within the interval.
         """
         tables = [part.devices() for part in self.parts(since, until)]
         if not tables:
-            return pl.DataFrame(schema=DEVICES)
-        identity = [pl.col(name).drop_nulls().last() for name in IDENTITY]
+            return pl.DataFrame(schema=self.table.devices)
+        identity = [pl.col(name).drop_nulls().last() for name in self.table.identity]
         step = pl.col("step_ms").median().round().cast(pl.Int64)
         grouped = pl.concat(tables).group_by("device", maintain_order=True)
         return (
             grouped.agg(*identity, pl.col("rows").sum(), pl.col("first").min(), pl.col("last").max(), step)
-            .select(*DEVICES)
+            .select(*self.table.devices)
             .sort("device")
         )
 
     def scan(self, since: datetime | None = None, until: datetime | None = None) -> pl.LazyFrame:
-        """Return the samples of the half-open interval: ``device`` and the columns of ``SAMPLES``, duplicates merged.
+        """Return the samples of the half-open interval: ``device`` and the columns of readers, duplicates merged.
 
         Rows are ordered by day, and within a day by (device, time).
         """
-        wanted = ["device", *SAMPLES]
+        table = self.table
+        wanted = ["device", *table.samples]
         current = self._manifest()
         parts = self._parts(current, since, until)
         frames = [pl.scan_parquet(part.path).select(wanted) for part in parts if part.single]
         # A day with several parts is merged as a whole: a part outside the filter may have other values of a row.
         for day in sorted({part.day for part in parts if not part.single}):
-            paths = [part_files(self.root, day, entry).samples for entry in current.days[day]]
+            paths = [part_files(self.root, day, entry, self.table).samples for entry in current.days[day]]
             rows = pl.concat([pl.scan_parquet(path).select(wanted) for path in paths])
-            frames.append(merge_lazy(rows, tuple(IDENTITY)).select(wanted))
+            frames.append(merge_lazy(rows, tuple(table.identity), table).select(wanted))
         if not frames:
-            return pl.LazyFrame(schema={"device": pl.UInt64(), **SAMPLES})
-        whole = pl.concat(frames).cast({name: dtype for name, dtype in SAMPLES.items() if name not in METRICS})
+            return pl.LazyFrame(schema={"device": pl.UInt64(), **table.samples})
+        # Texts are stored with a dictionary; identity columns may have been merged as categories.
+        plain = {name for name, dtype in table.metrics.items() if dtype != pl.String()}
+        whole = pl.concat(frames).cast({name: dtype for name, dtype in table.samples.items() if name not in plain})
         if since is not None:
             whole = whole.filter(pl.col("time") >= since)
         if until is not None:
@@ -123,12 +126,12 @@ class SampleStore:
 
     def writer(self, *, on_landed: Callable[[Sequence[Taken]], None] | None = None) -> StoreWriter:
         """Return a context to ingest sources; see ``Writer``. ``on_landed`` is called with sources that are durable."""
-        return StoreWriter(self.root, on_landed=on_landed)
+        return StoreWriter(self.root, on_landed=on_landed, table=self.table)
 
     def ingest(
         self, frames: pl.DataFrame | Iterable[pl.DataFrame], *, source: str, fingerprint: str | None = None
     ) -> WrittenTotals:
-        """Ingest one source (frames of ``SAMPLES``) and compact the days that it changed."""
+        """Ingest one source (frames of samples) and compact the days that it changed."""
         with self.writer() as session:
             session.add([frames] if isinstance(frames, pl.DataFrame) else frames, SampleSource(source, fingerprint))
         return session.totals
@@ -137,25 +140,25 @@ class SampleStore:
         """Replace ``day`` with samples that are already sorted, without checking them: for generated data.
 
         ``frames``: ``device`` (UInt64), ``time`` (within the UTC day) and any of the metrics and ``job``; sorted by
-        (device, time) within and across frames, keys unique. ``identities``: the columns of ``IDENTITY``, one row per
-        device; ``device`` is computed if it is missing (``identity.with_device``).
+        (device, time) within and across frames, keys unique. ``identities``: the identity columns, one row per
+        device; ``device`` is computed if it is missing (``SampleTable.numbered``).
         """
-        table = identities if "device" in identities.columns else with_device(identities)
+        numbered = identities if "device" in identities.columns else self.table.numbered(identities)
         with writing(self.root):
             writer.prepare_root(self.root)
             with writer.write_locked(self.root):
                 stage = writer.Staging(self.root)
             try:
                 name = secrets.token_hex(8)
-                written = PartFiles.of(stage.path, name)
-                with PartWriter(written, name, table) as part:
+                written = PartFiles.of(stage.path, name, self.table)
+                with PartWriter(written, name, numbered) as part:
                     for frame in frames:
                         part.write(frame)
                 with writer.write_locked(self.root):
                     writer.replace_day(self.root, manifest.load(self.root), day, written, part.entry)
             finally:
                 stage.close()
-        return Part(day, part_files(self.root, day, part.entry), part.entry, single=True)
+        return Part(day, part_files(self.root, day, part.entry, self.table), part.entry, single=True)
 
     def compact(self) -> None:
         """Compact every day into one part. An ingest does so for the days that it changed."""
@@ -165,7 +168,7 @@ class SampleStore:
                 stage = writer.Staging(self.root)
             try:
                 for day in list(manifest.load(self.root).days):
-                    writer.compact_day(self.root, day, stage)
+                    writer.compact_day(self.root, day, stage, self.table)
             finally:
                 stage.close()
 

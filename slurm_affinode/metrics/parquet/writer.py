@@ -25,11 +25,9 @@ import polars as pl
 
 from slurm_affinode.base.errors import unwritable
 from slurm_affinode.base.files import fsync_dir, write_text
-from slurm_affinode.metrics.identity import with_device
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry, StoreManifest
 from slurm_affinode.metrics.parquet.parts import (
-    SAMPLE_COLUMNS,
     PartFiles,
     PartWriter,
     concat,
@@ -37,7 +35,8 @@ from slurm_affinode.metrics.parquet.parts import (
     read_devices,
     read_rows,
 )
-from slurm_affinode.metrics.schema import IDENTITY, SAMPLES
+from slurm_affinode.metrics.parquet.table import GPU, SampleTable
+from slurm_affinode.metrics.schema import IDENTITY
 
 FILE = "sources.jsonl"
 KEPT = 200_000
@@ -180,11 +179,11 @@ def _unique(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Hashabl
     return {at: next(iter(ids)) for at, ids in devices.items() if len(ids) == 1}
 
 
-def merged_identities(identities: pl.DataFrame) -> pl.DataFrame:
+def merged_identities(identities: pl.DataFrame, table: SampleTable = GPU) -> pl.DataFrame:
     """Reduce to one row per ``device``, sorted, with the last value of each identity column that is not missing."""
     return (
         identities.group_by("device", maintain_order=True)
-        .agg(pl.col(name).drop_nulls().last() for name in IDENTITY)
+        .agg(pl.col(name).drop_nulls().last() for name in table.identity)
         .sort("device")
     )
 
@@ -194,26 +193,23 @@ COMPACTION_ROWS = 2_000_000
 
 def needed(parts: Sequence[PartFiles]) -> bool:
     """Return whether a day has several parts, or one part with devices to be merged."""
-    return len(parts) > 1 or bool(parts and adoptions(read_devices(parts[0])))
+    return len(parts) > 1 or bool(parts and parts[0].table.adopted and adoptions(read_devices(parts[0])))
 
 
 def compact(
     parts: Sequence[PartFiles], target: PartFiles, name: str, *, rows_at_once: int = COMPACTION_ROWS
 ) -> PartEntry:
     """Merge ``parts`` (in the order of ingest) into ``target`` and return its entry."""
-    slices = _slices(parts)
-    identities = merged_identities(slices.select(pl.col("to").alias("device"), *_without_device()))
+    table = target.table
+    slices = _slices(parts, table)
+    identities = merged_identities(slices.select(pl.col("to").alias("device"), *table.identity), table)
     with PartWriter(target, name, identities) as writer:
-        for group in _ranges(slices, rows_at_once):
-            writer.write(merge(concat(_read(parts, group))))
+        for group in _ranges(slices, rows_at_once // table.breadth):
+            writer.write(merge(concat(_read(parts, group), table), table))
     return writer.entry
 
 
-def _without_device() -> list[str]:
-    return list(IDENTITY)
-
-
-def _slices(parts: Sequence[PartFiles]) -> pl.DataFrame:
+def _slices(parts: Sequence[PartFiles], kind: SampleTable) -> pl.DataFrame:
     """Locate the rows of each device: ``part``, ``device``, ``start``, ``rows``, and the device ``to`` merge into."""
     tables = [
         read_devices(files).with_columns(
@@ -222,7 +218,7 @@ def _slices(parts: Sequence[PartFiles]) -> pl.DataFrame:
         for number, files in enumerate(parts)
     ]
     table = pl.concat(tables)
-    adopted = adoptions(table)
+    adopted = adoptions(table) if kind.adopted else {}
     renamed = pl.col("device").replace_strict(
         list(adopted), list(adopted.values()), default=pl.col("device"), return_dtype=pl.UInt64
     )
@@ -245,7 +241,7 @@ def _read(parts: Sequence[PartFiles], group: pl.DataFrame) -> Iterator[pl.DataFr
         runs = rows.group_by(run.alias("run"), maintain_order=True).agg(pl.col("start").first(), pl.col("rows").sum())
         renamed = rows.filter(pl.col("device") != pl.col("to"))
         for start, length in runs.select("start", "rows").iter_rows():
-            frame = read_rows(parts[int(number)].samples, start, length)
+            frame = read_rows(parts[int(number)], start, length)
             if len(renamed):
                 frame = frame.with_columns(
                     pl.col("device").replace_strict(
@@ -303,9 +299,9 @@ def day_dir(root: Path, day: date) -> Path:
     return root / f"day={day.isoformat()}"
 
 
-def part_files(root: Path, day: date, entry: PartEntry) -> PartFiles:
+def part_files(root: Path, day: date, entry: PartEntry, table: SampleTable) -> PartFiles:
     """Return the files of a live part."""
-    return PartFiles.live(day_dir(root, day), entry)
+    return PartFiles.live(day_dir(root, day), entry, table)
 
 
 @contextlib.contextmanager
@@ -324,11 +320,12 @@ class StoreWriter:
 
     def __init__(
         self, root: Path, *, on_landed: Callable[[Sequence[Taken]], None] | None = None,
-        rows_at_once: int = ROWS_AT_ONCE,
+        rows_at_once: int = ROWS_AT_ONCE, table: SampleTable = GPU,
     ) -> None:  # fmt: skip
         self._root = root
+        self._table = table
         self._on_landed = on_landed
-        self._rows_at_once = rows_at_once
+        self._rows_at_once = max(1, rows_at_once // table.breadth)
         self._buffer: list[Prepared] = []
         self._buffered = 0
         self._waiting: list[Taken] = []
@@ -359,20 +356,20 @@ class StoreWriter:
             if kind is None:
                 with writing(self._root):
                     self.flush()
-                    after = [compact_day(self._root, day, self._staging) for day in sorted(self._before)]
+                    after = [compact_day(self._root, day, self._staging, self._table) for day in sorted(self._before)]
                 new = max(0, sum(after) - sum(self._before.values()))
                 self._totals = WrittenTotals(self._samples, new, tuple(sorted(self._before)))
         finally:
             self._staging.close()
 
     def add(self, frames: Iterable[pl.DataFrame | Prepared], source: SampleSource) -> Taken:
-        """Add all ``frames`` (``SAMPLES``) of ``source``; if ``frames`` raises, none of them is stored."""
+        """Add all ``frames`` (samples of the table) of ``source``; if ``frames`` raises, none of them is stored."""
         own: list[Prepared] = []
         staged: list[tuple[date, PartEntry]] = []
         rows, held, first, last = 0, 0, None, None
         try:
             for frame in frames:
-                ready = frame if isinstance(frame, Prepared) else prepared(frame)
+                ready = frame if isinstance(frame, Prepared) else prepared(frame, self._table)
                 own.append(ready)
                 rows += len(ready.rows)
                 held += len(ready.rows)
@@ -417,12 +414,12 @@ class StoreWriter:
         whole = [one for one in held if len(one.rows)]
         if not whole:
             return []
-        identities = merged_identities(pl.concat([one.identities for one in whole]))
-        merged = merge(pl.concat([one.rows for one in whole]))
+        identities = merged_identities(pl.concat([one.identities for one in whole]), self._table)
+        merged = merge(pl.concat([one.rows for one in whole]), self._table)
         staged = []
         for (day,), part in merged.group_by(merged["time"].dt.date().alias("day"), maintain_order=True):
             name = secrets.token_hex(8)
-            with PartWriter(PartFiles.of(self._staging.path, name), name, identities) as writer:
+            with PartWriter(PartFiles.of(self._staging.path, name, self._table), name, identities) as writer:
                 writer.write(part)
             staged.append((day, writer.entry))
         return staged
@@ -448,34 +445,34 @@ class Prepared:
     """Samples, separated from their identity columns."""
 
     rows: pl.DataFrame
-    """``SAMPLE_COLUMNS``."""
+    """The columns of the table in memory (``SampleTable.columns``)."""
     identities: pl.DataFrame
-    """``device`` and the columns of ``IDENTITY``; a device has a row for each of its descriptions."""
+    """``device`` and the identity columns; a device has a row for each of its descriptions."""
 
 
-def prepared(frame: pl.DataFrame) -> Prepared:
-    """Separate the identity columns from a frame of ``SAMPLES``.
+def prepared(frame: pl.DataFrame, table: SampleTable = GPU) -> Prepared:
+    """Separate the identity columns from a frame of samples.
 
     A row without any value is kept: nothing was measured, and the previous sample does not extend beyond its time.
 
-    Raises ``ValueError`` for samples without a cluster or node, which readers must set.
+    Raises ``ValueError`` for samples without a cluster or another required column, which readers must set.
     """
     full = frame.select(
         (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in SAMPLES.items()
+        for name, dtype in table.samples.items()
     )
     full = full.filter(pl.col("time").is_not_null())
-    if full["node"].has_nulls() or full["cluster"].has_nulls():
-        raise ValueError("samples need a cluster and a node")
-    described = full.select(*IDENTITY)
+    if any(full[name].has_nulls() for name in table.required):
+        raise ValueError(f"samples need {' and '.join(f'a {name}' for name in table.required)}")
+    described = full.select(*table.identity)
     # There are few identities and many rows, so rows are joined to the device by a hash.
     hashed = pl.DataFrame({"hash": described.hash_rows()})
     first = hashed.with_row_index("at").unique("hash", keep="first", maintain_order=True)
-    known = with_device(described[first["at"]])
+    known = table.numbered(described[first["at"]])
     device = hashed.join(
         first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
     )["device"]  # fmt: skip
-    rows = full.select(device, *(name for name in SAMPLE_COLUMNS if name != "device"))
+    rows = full.select(device, *(name for name in table.columns if name != "device"))
     return Prepared(rows, known)
 
 
@@ -513,16 +510,16 @@ def move_part(root: Path, day: date, written: PartFiles, entry: PartEntry) -> No
     fsync_dir(root)
 
 
-def compact_day(root: Path, day: date, stage: Staging) -> int:
+def compact_day(root: Path, day: date, stage: Staging, table: SampleTable) -> int:
     """Compact ``day`` into one part; return its number of samples."""
     with write_locked(root):
         current = manifest.load(root)
         entries = current.days.get(day, ())
-        files = [part_files(root, day, entry) for entry in entries]
+        files = [part_files(root, day, entry, table) for entry in entries]
         if not needed(files):
             return sum(entry.rows for entry in entries)
         name = secrets.token_hex(8)
-        written = PartFiles.of(stage.path, name)
+        written = PartFiles.of(stage.path, name, table)
         entry = compact(files, written, name)
         replace_day(root, current, day, written, entry)
         return entry.rows
