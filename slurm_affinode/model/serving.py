@@ -17,7 +17,9 @@ DIAGNOSES: Mapping[str, str] = {
     "idle": "the engine holds GPU memory and serves no requests",
     "asleep": "the engine has been put to sleep and holds little GPU memory",
     "kv-saturated": "the KV cache is effectively full",
+    "batch-full": "the batch is full and requests wait",
     "queue-unstable": "requests arrive faster than they are served, and the queue grows",
+    "recovering": "the queue that an overload left gets shorter",
     "preemption-storm": "requests are preempted again and again",
     "request-too-large": "a request needs more than the whole KV cache",
     "swap-thrashing": "requests are swapped between GPU and host memory again and again",
@@ -32,7 +34,8 @@ DIAGNOSES: Mapping[str, str] = {
 
 SEVERITIES: Mapping[str, str] = {
     "healthy": "none", "asleep": "none",
-    "idle": "warning", "kv-saturated": "warning", "memory-leak": "warning", "squatter-signature": "warning",
+    "idle": "warning", "kv-saturated": "warning", "batch-full": "warning", "recovering": "warning",
+    "memory-leak": "warning", "squatter-signature": "warning",
     "queue-unstable": "critical", "preemption-storm": "critical", "request-too-large": "critical",
     "swap-thrashing": "critical", "stalled": "critical", "out-of-memory": "critical", "ended": "critical",
     "orphaned-engine": "critical",
@@ -53,6 +56,38 @@ class EngineKey:
     """Chosen by the user: untrusted."""
     rank: str | None = None
     """Label of one of several engines behind one address."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineProcess:
+    """A process of an engine, seen on a node at one time."""
+
+    node: str
+    seen: datetime
+    pid: int
+    parent: int
+    """PID of the parent."""
+    kind: str
+    """``server`` (API server), ``engine`` (scheduler and model, vLLM's ``EngineCore``), ``worker`` or ``other``."""
+    gpu_memory_mib: float | None = None
+    """GPU memory that it holds; ``None``: not measured."""
+    listening: bool | None = None
+    """It accepts connections at the engine's address."""
+    job: str | None = None
+    """ID of the live job to which its cgroup belongs; ``None``: unknown or none."""
+    start_ticks: int | None = None
+    """Start in clock ticks after boot: with the PID, it identifies the process."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEvent:
+    """A line of a log, or an event of Slurm, that a diagnosis can use."""
+
+    kind: str
+    """``gpu-out-of-memory``, ``host-out-of-memory``, ``request-too-large`` or ``engine-died``."""
+    text: str
+    """The line: untrusted."""
+    time: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,212 @@
+"""Diagnose inference engines from their samples, with GPU samples, processes and events where these are known.
+
+Nothing here reads a file or a clock. An engine is diagnosed from its own samples alone, so that memory is bounded by a
+few engines at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.analysis.serving import capacity, liveness, memory, queue
+from slurm_affinode.analysis.serving.episodes import runs
+from slurm_affinode.analysis.serving.rules import diagnosis, evidence
+from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, streams
+from slurm_affinode.metrics.serving.schema import IDENTITY
+from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey, EngineProcess
+
+IDLE_S = 600.0
+ROWS = 250_000
+"""Samples held in memory at a time."""
+_NOT_HEALTHY = frozenset({
+    "idle", "asleep", "kv-saturated", "batch-full", "queue-unstable", "recovering", "preemption-storm",
+    "request-too-large", "swap-thrashing", "stalled",
+})  # fmt: skip
+_GPU_COLUMNS = ("uuid", "index", "time", "fb_used_mib", "fb_total_mib", "util_pct", "power_w")
+_HISTOGRAMS = ("prompt_lengths", "generation_lengths")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Facts about one engine from other sources. Absent is unknown."""
+
+    gpus: pl.DataFrame | None = None
+    """GPU samples of the engine's GPUs, with columns of the GPU metrics (``uuid``, ``time``, ``fb_used_mib``, ...)."""
+    processes: tuple[EngineProcess, ...] = ()
+    events: tuple[EngineEvent, ...] = ()
+    job_running: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Parameters of the diagnosis."""
+
+    idle_s: float = IDLE_S
+    """Time without requests from which an engine is idle."""
+
+
+_NOTHING = Surroundings()
+_DEFAULTS = Options()
+
+
+def diagnose(
+    key: EngineKey, samples: pl.DataFrame, around: Surroundings = _NOTHING, options: Options = _DEFAULTS
+) -> list[EngineHealth]:
+    """Return the health of one engine: one result, or one for each process if several respond in turn.
+
+    ``samples``: its samples, in any order. Raises ``ValueError`` if there are none.
+    """
+    return [_health(series, around, options) for series in streams(key, samples)]
+
+
+def _health(series: EngineSeries, around: Surroundings, options: Options) -> EngineHealth:
+    gpus = memory.gpu_state(series, around.gpus)
+    found: list[Diagnosis] = []
+    if len(series):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            limits = capacity.estimate(series)
+            found += memory.unused(series, gpus, options.idle_s)
+            found += capacity.saturation(series, limits)
+            found += capacity.preemption_storms(series)
+            found += capacity.swapping(series, limits)
+            found += queue.instabilities(series, limits)
+            found += liveness.without_progress(series, limits)
+            found += memory.signature(series, gpus, options.idle_s, around.job_running)
+            found += memory.leaks(series)
+        found += _healthy(series, found)
+    share = None
+    if gpus is not None and np.isfinite(gpus.share).any():
+        share = float(np.nanmax(gpus.share[-5:])) if np.isfinite(gpus.share[-5:]).any() else None
+    found += liveness.endings(series, around.events, share)
+    found += liveness.orphans(around.processes, found)
+    found.sort(key=lambda one: (one.since, one.kind))
+    return EngineHealth(
+        series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
+        len(series.all_times), int(series.failed.sum()), tuple(found),
+    )  # fmt: skip
+
+
+def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis]:
+    """Return the times in which no diagnosis of the load holds."""
+    times = series.time
+    free = np.isfinite(series.value("running")) | np.isfinite(series.progress)
+    for one in found:
+        if one.kind in _NOT_HEALTHY:
+            begin, end = one.since.timestamp(), one.until.timestamp()
+            free &= (times < begin - 0.001) | (times > end + 0.001)
+    healthy = []
+    for first, last in runs(series, free, close=0.0):
+        length = float(times[last] - times[first])
+        if last == first and len(series) > 1:
+            continue
+        running, waiting = series.peak_of("running", first, last), series.peak_of("waiting", first, last)
+        usage = series.peak_of("kv_usage", first, last)
+        ttft = series.ratio_of("ttft_s", "ttft_count", first, last)
+        rate = series.rate_of("generation_tokens", first, last)
+        done = series.rate_of("finished", first, last)
+        lasting = float(np.mean(series.value("waiting")[first : last + 1] > 0))
+        proof = [
+            evidence("scrapes", float(last - first + 1), "", None, 0.3, f"{last - first + 1} scrapes succeeded"),
+            evidence("queue", waiting, "requests", "empty most of the time", 0.4, "the queue is unknown"
+                     if waiting is None else f"requests waited in {lasting:.0%} of the samples, at most {waiting:g}",
+                     met=lasting < 0.5),
+            evidence("kv", usage, "", None, 0.15, "KV usage is unknown" if usage is None else
+                     f"KV usage is {usage:.2f} at most"),
+            evidence("ttft", ttft, "s", None, 0.15, "time to first token is unknown" if ttft is None else
+                     f"time to first token is {ttft:.3g} s on average"),
+        ]  # fmt: skip
+        summary = "No overload"
+        summary += "" if running is None else f"; up to {running:g} requests run and {waiting or 0:g} wait"
+        summary += "" if rate is None else f"; {rate:.3g} output tokens/s"
+        late = int(series.failed[series.reached[first] : series.reached[last]].sum())
+        healthy.append(diagnosis(
+            "healthy", moment(times[first]), moment(times[last]), proof, f"{summary}.",
+            figures={"seconds": length, "served_per_s": done, "tokens_per_s": rate, "ttft_s": ttft,
+                     "waiting_max": waiting, "kv_max": usage},
+            doubt=f"{late} scrapes failed and succeeded again" if late else "",
+        ))  # fmt: skip
+    return healthy
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Facts about engines from other sources, for many engines at a time."""
+
+    gpus: pl.LazyFrame | None = None
+    """GPU samples with columns of the GPU metrics. An engine's GPUs are those of its samples (``gpus``)."""
+    processes: Mapping[EngineKey, Sequence[EngineProcess]] = field(default_factory=dict)
+    events: Mapping[EngineKey, Sequence[EngineEvent]] = field(default_factory=dict)
+    running_jobs: frozenset[str] | None = None
+    """IDs of the jobs that run; ``None``: unknown."""
+
+
+_NO_FLEET = Fleet()
+
+
+def diagnose_all(
+    samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
+) -> Iterator[EngineHealth]:
+    """Yield the health of every engine in ``samples``, in the order of their identity.
+
+    A few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they
+    make more exact.
+    """
+    whole = conform(samples)
+    identity = list(IDENTITY)
+    counts = whole.select(identity).group_by(identity).len().sort(identity, nulls_last=True).collect(engine="streaming")
+    names = [name for name in whole.collect_schema().names() if name not in _HISTOGRAMS]
+    for batch in _batches(counts):
+        keys = [EngineKey(*row) for row in batch.select(_KEY).iter_rows()]
+        part = _of_engines(whole.select(names), batch).collect(engine="streaming")
+        parts = {EngineKey(*key): frame for key, frame in part.partition_by(_KEY, as_dict=True).items()}
+        gpus = _gpus_of(fleet.gpus, part)
+        for key in keys:
+            yield from _one(whole, key, parts.pop(key), gpus, fleet, options)
+
+
+_KEY = ["cluster", "node", "address", "engine", "model", "rank"]
+
+
+def _batches(counts: pl.DataFrame) -> Iterator[pl.DataFrame]:
+    total = counts["len"].cum_sum() // ROWS
+    for _, part in counts.with_columns(total.alias("batch")).group_by("batch", maintain_order=True):
+        yield part
+
+
+def _of_engines(samples: pl.LazyFrame, engines: pl.DataFrame) -> pl.LazyFrame:
+    # The filter on the address is for the statistics of row groups; the join is exact, and missing is a value.
+    chosen = samples.filter(pl.col("address").is_in(engines["address"].unique().implode()))
+    return chosen.join(engines.select(_KEY).lazy(), on=_KEY, how="semi", nulls_equal=True)
+
+
+def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame | None:
+    if gpus is None:
+        return None
+    wanted = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+    names = [name for name in _GPU_COLUMNS if name in gpus.collect_schema().names()]
+    begin, end = samples["time"].min(), samples["time"].max()
+    near = pl.col("uuid").is_in(wanted.implode()) & pl.col("time").is_between(
+        pl.lit(begin).dt.offset_by("-2m"), pl.lit(end).dt.offset_by("2m")
+    )
+    return gpus.select(names).filter(near).collect(engine="streaming")
+
+
+def _one(  # noqa: PLR0917
+    whole: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
+    options: Options,
+) -> Iterator[EngineHealth]:  # fmt: skip
+    uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+    mine = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
+    jobs = samples["job"].drop_nulls()
+    running = None if fleet.running_jobs is None or not len(jobs) else jobs[-1] in fleet.running_jobs
+    around = Surroundings(mine, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
+    found = diagnose(key, samples, around, options)
+    overloaded = any(one.kind == "queue-unstable" for health in found for one in health.diagnoses)
+    if overloaded and "generation_lengths" in whole.collect_schema().names():
+        engine = pl.DataFrame([key.__getstate__()], schema=dict.fromkeys(_KEY, pl.String), orient="row")
+        found = diagnose(key, _of_engines(whole, engine).collect(engine="streaming"), around, options)
+    yield from found

@@ -1,0 +1,245 @@
+"""Samples of one engine as arrays: validity, processes, and changes of its counters.
+
+Counters are only compared within one process of the engine. A counter that falls although the process is the same is
+not a restart: clocks disagree, or two processes answer behind one address. Its change is unknown then.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from slurm_affinode.metrics.serving.schema import COUNTERS, METRICS, SAMPLES
+from slurm_affinode.model.serving import EngineKey
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+PROGRESS = ("generation_tokens", "prompt_tokens", "finished", "decode_s", "prefill_s")
+"""Counters that grow when requests make progress."""
+_RESTART = ("generation_tokens", "prompt_tokens", "finished", "ttft_count", "e2e_count", "cpu_s")
+"""Counters that show a restart of an engine whose start time is unknown."""
+_GAP_STEPS, _GAP_S = 20, 60.0
+"""A longer gap (both limits) separates episodes. Loaded servers take seconds to respond: short gaps do not."""
+_DISORDER = 0.1
+"""Share of intervals with falling counters above which the samples are not those of one process."""
+
+
+def moment(seconds: float) -> datetime:
+    """Return seconds since the epoch as an aware time."""
+    return datetime.fromtimestamp(round(float(seconds), 3), UTC)
+
+
+class EngineSeries:
+    """Samples of one engine in order of time. Arrays have an entry for each successful scrape; NaN is unknown."""
+
+    def __init__(self, key: EngineKey, samples: pl.DataFrame) -> None:
+        """Take samples with the columns of ``SAMPLES``; missing columns are unknown. Raises ``ValueError`` if empty."""
+        if samples.is_empty():
+            raise ValueError("an engine without samples has no diagnoses")
+        self.key = key
+        order = samples.sort("time", maintain_order=True).unique("time", keep="last", maintain_order=True)
+        self.all_times: Floats = order["time"].dt.epoch("ms").to_numpy().astype(np.float64) / 1000
+        failed = (
+            order["error"].is_not_null().to_numpy() if "error" in order.columns else np.zeros(order.height, np.bool_)
+        )
+        self.failed: Bools = failed
+        steps = np.diff(self.all_times)
+        self.step_s = float(np.median(steps)) if len(steps) else 0.0
+        """Scrape interval: the median time between scrapes; 0 with a single sample."""
+        self.reached: Integers = np.flatnonzero(~failed)
+        """Positions of the successful scrapes among all."""
+        self._rows = order.filter(~pl.Series(failed)) if failed.any() else order
+        self._last = {name: _last(order, name) for name in ("job", "user", "gpus")}
+        self.errors: list[str | None] = order["error"].to_list() if failed.any() else [None] * len(failed)
+        """Why each scrape failed, among all."""
+        self.histograms = [name for name in ("prompt_lengths", "generation_lengths") if name in order.columns]
+        self._values: dict[str, Floats] = {}
+        self._changes: dict[str, Floats] = {}
+
+    @property
+    def job(self) -> str | None:
+        """The last known job ID."""
+        return self._last["job"]
+
+    @property
+    def user(self) -> str | None:
+        """The last known user."""
+        return self._last["user"]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the engine's GPUs, as far as known."""
+        return tuple(one for one in (self._last["gpus"] or "").split(",") if one)
+
+    @cached_property
+    def time(self) -> Floats:
+        """Time of each successful scrape, in seconds since the epoch."""
+        return self.all_times[self.reached]
+
+    def __len__(self) -> int:
+        return len(self.reached)
+
+    def value(self, name: str) -> Floats:
+        """Return a metric; NaN where it is unknown."""
+        if name not in self._values:
+            if name in self._rows.columns and METRICS[name] in (pl.Float64(), pl.Boolean()):
+                column = self._rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
+            else:
+                column = np.full(len(self), np.nan)
+            self._values[name] = np.where(np.isfinite(column), column, np.nan)
+        return self._values[name]
+
+    def known(self, name: str) -> bool:
+        """Return whether the metric was ever exported."""
+        return bool(np.isfinite(self.value(name)).any())
+
+    def buckets(self, name: str, position: int) -> list[dict[str, float]] | None:
+        """Return a histogram at one sample."""
+        if name not in self.histograms:
+            return None
+        found: list[dict[str, float]] | None = self._rows[name][position : position + 1].to_list()[0]
+        return found
+
+    @cached_property
+    def interval(self) -> Floats:
+        """Seconds since the previous successful scrape; NaN for the first one."""
+        return np.concatenate([[np.nan], np.diff(self.time)]) if len(self) else np.empty(0)
+
+    @cached_property
+    def restarts(self) -> Bools:
+        """Whether another process answered than at the previous scrape."""
+        start = self.value("start_time")
+        before = np.concatenate([[np.nan], start[:-1]]) if len(self) else start
+        known = np.isfinite(start) & np.isfinite(before)
+        moved = known & (np.abs(start - before) > 1)
+        counts = [self.value(name) for name in _RESTART if self.known(name)]
+        if counts:
+            table = np.vstack(counts)
+            earlier = np.concatenate([np.full((len(counts), 1), np.nan), table[:, :-1]], axis=1)
+            fell = (table < earlier).sum(axis=0)
+            comparable = (np.isfinite(table) & np.isfinite(earlier) & (earlier > 0)).sum(axis=0)
+            moved |= ~known & (comparable > 0) & (fell * 2 > comparable)
+        return moved
+
+    @cached_property
+    def disordered(self) -> bool:
+        """Whether counters rise and fall: two processes behind one address, or samples with wrong times."""
+        fell = np.zeros(len(self), np.bool_)
+        for name in _RESTART:
+            value = self.value(name)
+            fell[1:] |= value[1:] < value[:-1]
+        return int(fell.sum()) >= 5 and float(fell.mean()) > _DISORDER
+
+    def change(self, name: str) -> Floats:
+        """Return the growth of a counter since the previous scrape; NaN after a restart, and where it fell."""
+        if name not in self._changes:
+            value = self.value(name)
+            grown = np.full(len(value), np.nan)
+            if len(value):
+                grown[1:] = value[1:] - value[:-1]
+                grown[self.restarts] = np.nan
+                if name in COUNTERS:
+                    grown[grown < 0] = np.nan
+            if self.disordered and name in COUNTERS:
+                grown[:] = np.nan
+            self._changes[name] = grown
+        return self._changes[name]
+
+    @cached_property
+    def progress(self) -> Floats:
+        """1 where a request made progress since the previous scrape, 0 where none did, NaN where that is unknown."""
+        found = np.full(len(self), np.nan)
+        for name in PROGRESS:
+            grown = self.change(name)
+            found = np.fmax(found, np.where(np.isfinite(grown), (grown > 0).astype(np.float64), np.nan))
+        return found
+
+    @cached_property
+    def segments(self) -> tuple[tuple[int, int], ...]:
+        """Ranges (first, past the last) of successful scrapes without restart and without a long gap."""
+        if not len(self):
+            return ()
+        cut = np.flatnonzero(self.restarts | (self.interval > self.longest_gap_s))
+        edges = [0, *cut.tolist(), len(self)]
+        return tuple((a, b) for a, b in itertools.pairwise(edges) if b > a)
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Time without successful scrapes up to which an episode is one."""
+        return max(_GAP_STEPS * self.step_s, _GAP_S)
+
+    def sum_of(self, name: str, first: int, last: int) -> float | None:
+        """Return the growth of a counter from sample ``first`` to sample ``last``; ``None`` if it is unknown."""
+        grown = self.change(name)[first + 1 : last + 1]
+        known = np.isfinite(grown)
+        return float(grown[known].sum()) if known.any() else None
+
+    def rate_of(self, name: str, first: int, last: int) -> float | None:
+        """Return the growth per second, over the intervals in which it is known."""
+        grown, spans = self.change(name)[first + 1 : last + 1], self.interval[first + 1 : last + 1]
+        known = np.isfinite(grown)
+        return float(grown[known].sum() / spans[known].sum()) if known.any() and spans[known].sum() > 0 else None
+
+    def ratio_of(self, amount: str, count: str, first: int, last: int) -> float | None:
+        """Return the growth of one counter by that of another: a mean over events; ``None`` without an event."""
+        above, below = self.change(amount)[first + 1 : last + 1], self.change(count)[first + 1 : last + 1]
+        known = np.isfinite(above) & np.isfinite(below)
+        events = float(below[known].sum())
+        return float(above[known].sum()) / events if events > 0 else None
+
+    def mean_of(self, name: str, first: int, last: int) -> float | None:
+        """Return the mean of a gauge over the samples."""
+        part = self.value(name)[first : last + 1]
+        known = part[np.isfinite(part)]
+        return float(known.mean()) if len(known) else None
+
+    def peak_of(self, name: str, first: int, last: int) -> float | None:
+        """Return the maximum of a gauge."""
+        part = self.value(name)[first : last + 1]
+        known = part[np.isfinite(part)]
+        return float(known.max()) if len(known) else None
+
+
+def _last(samples: pl.DataFrame, name: str) -> str | None:
+    if name not in samples.columns:
+        return None
+    known = samples[name].drop_nulls()
+    return str(known[-1]) if len(known) else None
+
+
+def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
+    """Yield the series of the engine, one for each process if several processes answer in turn at one address.
+
+    Each has its own counters. Failed scrapes belong to all of them. The rank of such a process is its start time.
+    """
+    whole = EngineSeries(key, samples)
+    start = whole.value("start_time")
+    known = np.round(start[np.isfinite(start)])
+    changes = int((np.abs(np.diff(known)) > 1).sum())
+    distinct = np.unique(known)
+    if changes <= len(distinct) or len(distinct) < 2:
+        yield whole
+        return
+    rounded = pl.col("start_time").round()
+    for one in distinct.tolist():
+        part = samples.filter(rounded.is_null() | (rounded == one))
+        rank = f"started {moment(one):%Y-%m-%dT%H:%M:%SZ}"
+        yield EngineSeries(EngineKey(key.cluster, key.node, key.address, key.engine, key.model, rank), part)
+
+
+def conform(samples: pl.LazyFrame) -> pl.LazyFrame:
+    """Return the frame with all columns of a sample except histograms that it lacks; a missing column is unknown."""
+    present = samples.collect_schema().names()
+    return samples.select(
+        (pl.col(name) if name in present else pl.lit(None)).cast(dtype).alias(name)
+        for name, dtype in SAMPLES.items()
+        if name in present or dtype not in (SAMPLES["prompt_lengths"],)
+    )
