@@ -141,11 +141,12 @@ def _open(path: str) -> BinaryIO:
 
 
 def _blocks(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[bytes]:
-    stream = io.BufferedReader(cast("io.RawIOBase", file), _BLOCK)
-    kind = compression(stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
-    if kind is not None:
-        stream = io.BufferedReader(cast("io.RawIOBase", unpacked(cast("BinaryIO", stream), kind)), _BLOCK)
-    text = utf8_stream(stream)
-    while block := text.read(_BLOCK):
-        advance(len(block))
-        yield block
+    with io.BufferedReader(cast("io.RawIOBase", file), _BLOCK) as stored:
+        kind = compression(stored.peek(MAGIC_BYTES)[:MAGIC_BYTES])
+        plain = stored
+        if kind is not None:
+            plain = io.BufferedReader(cast("io.RawIOBase", unpacked(cast("BinaryIO", stored), kind)), _BLOCK)
+        with utf8_stream(plain) as text:
+            while block := text.read(_BLOCK):
+                advance(len(block))
+                yield block

@@ -1,0 +1,125 @@
+"""Triage of a job: accounting and output files as sacct knows them, and logs that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.base.errors import InputError, UnreachableError
+from slurm_affinode.base.process import Completed
+from slurm_affinode.pipeline.triage import examine, is_job
+
+OUT_OF_GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+FIELDS = (
+    "JobIDRaw JobID Cluster User UID State ExitCode Submit Start End NNodes ReqMem AllocTRES MaxRSS WorkDir JobName"
+)
+
+
+class FakeSacct:
+    """Accounting of one job, 77, whose output files are ``files``."""
+
+    def __init__(self, files: Sequence[Path], *, state: str = "FAILED", down: bool = False, old: bool = False) -> None:
+        self._files, self._state, self._down, self._old = files, state, down, old
+
+    def __call__(
+        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        """Reply."""
+        if self._down:
+            return Completed(tuple(argv), 1, b"", "sacct: error: Problem talking to the database: Connection refused\n")
+        if "--helpformat" in argv:
+            known = FIELDS if self._old else f"{FIELDS} StdOut StdErr"
+            return Completed(tuple(argv), 0, known.encode(), "")
+        if "--format=StdOut,StdErr" in argv:
+            assert "--expand-patterns" in argv
+            text = "StdOut\x1fStdErr\n" + "\x1f".join([*map(str, self._files), ""][:2]) + "\n"
+            return Completed(tuple(argv), 0, text.encode(), "")
+        names = next(one for one in argv if one.startswith("--format=")).removeprefix("--format=").split(",")
+        assert "--jobs=77" in argv
+        job = {
+            "JobIDRaw": "77", "JobID": "77", "Cluster": "c", "User": "u", "UID": str(os.getuid()),
+            "State": self._state, "ExitCode": "1:0", "Submit": "2026-01-01T00:00:00",
+            "Start": "2026-01-01T00:00:01", "End": "2026-01-01T01:00:00", "NNodes": "1", "ReqMem": "2G",
+            "AllocTRES": "cpu=1,mem=2G,node=1", "MaxRSS": "", "JobName": "j", "WorkDir": "/nowhere",
+        }  # fmt: skip
+        step = {**job, "JobIDRaw": "77.batch", "JobID": "77.batch", "MaxRSS": "1900M", "JobName": "batch"}
+        lines = ["\x1f".join(names), *("\x1f".join(row.get(name, "") for name in names) for row in (job, step))]
+        return Completed(tuple(argv), 0, ("\n".join(lines) + "\n").encode(), "")
+
+
+def test_output_files_and_accounting_of_a_job_are_joined(tmp_path: Path) -> None:
+    output = tmp_path / "slurm-77.out"
+    output.write_text(OUT_OF_GPU)
+    found = examine(["77"], run=FakeSacct([output]))
+    assert found.problems == ()
+    assert found.result.kind == "gpu-out-of-memory"
+    job = found.result.job
+    assert job is not None
+    assert (job.job_id, job.state, job.memory_bytes, job.max_rss_bytes) == (77, "FAILED", 2 << 30, 1900 << 20)
+    assert job.steps == (("batch", "FAILED"),)
+
+
+def test_other_logs_are_read_beside_those_of_the_job(tmp_path: Path) -> None:
+    output, slurmd = tmp_path / "out", tmp_path / "slurmd.log.gz"
+    output.write_text("nothing\n")
+    slurmd.write_bytes(gzip.compress(b"slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch.\n"))
+    found = examine(["77", str(slurmd)], run=FakeSacct([output], state="OUT_OF_MEMORY"))
+    assert found.result.kind == "job-memory-limit"
+    assert found.result.cause is not None
+    assert found.result.cause.log == str(slurmd)
+    assert len(found.result.logs) == 2
+
+
+def test_missing_output_file_is_a_problem_and_accounting_is_used(tmp_path: Path) -> None:
+    found = examine(["77"], run=FakeSacct([tmp_path / "gone"], state="OUT_OF_MEMORY"))
+    assert "No such file" in found.problems[0]
+    assert found.result.kind == "job-memory-limit"
+
+
+def test_slurm_that_does_not_record_output_files(tmp_path: Path) -> None:
+    found = examine(["77"], run=FakeSacct([], old=True))
+    assert "name the logs" in found.problems[0]
+
+
+def test_accounting_that_does_not_respond_matters_only_without_logs(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_text(OUT_OF_GPU)
+    with pytest.raises(UnreachableError):
+        examine(["77"], run=FakeSacct([], down=True))
+    found = examine(["77", str(log)], run=FakeSacct([], down=True))
+    assert found.result.kind == "gpu-out-of-memory"
+    assert "accounting database" in found.problems[0]
+
+
+@pytest.mark.parametrize(("name", "job"), [("77", True), ("77_3", True), ("77+1", True), ("./77", False),
+                                           ("77.out", False), ("77.batch", False), ("-", False)])  # fmt: skip
+def test_job_ids_and_logs_are_told_apart(name: str, job: bool) -> None:
+    assert is_job(name) is job
+
+
+def test_two_jobs_are_refused() -> None:
+    with pytest.raises(InputError, match="several jobs"):
+        examine(["77", "78"], run=FakeSacct([]))
+
+
+def test_fifo_in_place_of_a_log_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(InputError, match="not a regular file"):
+        examine([str(tmp_path / "fifo")], run=FakeSacct([]))
+
+
+def test_damaged_compressed_log_is_reported(tmp_path: Path) -> None:
+    log = tmp_path / "a.gz"
+    log.write_bytes(gzip.compress(os.urandom(100000))[:5000])
+    with pytest.raises(InputError, match="damaged or cut"):
+        examine([str(log)], run=FakeSacct([]))
+
+
+def test_log_in_utf_16_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "a.log"
+    log.write_bytes(OUT_OF_GPU.encode("utf-16"))
+    assert examine([str(log)], run=FakeSacct([])).result.kind == "gpu-out-of-memory"
