@@ -9,9 +9,9 @@ from slurm_affinode.model.ledger import decode
 from slurm_affinode.suspension.shepherd import Restored
 
 
-def recovered(world, node="c1"):
+def recovered(world, node="c1", limits=None):
     """Start a new agent on the node, and complete all the work of its start."""
-    agent = Agent(world, node)
+    agent = Agent(world, node, limits=limits)
     agent.keeper.recover()
     for _ in range(3):
         agent.keeper._stop.set()

@@ -31,6 +31,7 @@ from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError
 from slurm_affinode.suspension.recovery import JobKeeper
@@ -241,8 +242,9 @@ class Agent:
     """The agent of one node, created anew after each crash."""
 
     def __init__(
-        self, world: World, node: str, settings: SuspendSettings | None = None, mailer: Mailer = SILENT
-    ) -> None:
+        self, world: World, node: str, settings: SuspendSettings | None = None, mailer: Mailer = SILENT,
+        limits: MemoryLimits | None = None,
+    ) -> None:  # fmt: skip
         self.world, self.node = world, node
         disk = world.root / node
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(world, node)
@@ -264,10 +266,11 @@ class Agent:
             look=self.look,
             memory=lambda pid: MemoryFacts(1 << 40),
             environments=JobEnvironments(disk / "environment"),
-            settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0),
+            settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0, raise_limit=limits is not None),
             now=world.now,
             sleep=world.sleep,
             mailer=mailer,
+            limits=limits,
             notes=Notes(shared, signer, vouched=lambda note: vouched(self.parts.tiers, note)),
             absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
         )

@@ -24,6 +24,7 @@ from slurm_affinode.suspension.inplace.sockets import Look, Own
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import DaemonCalls
 from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.process_tree import Member
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.recovery import JobKeeper
@@ -183,9 +184,10 @@ class Node:
     def __init__(
         self, world: World, rules: Rules | None = None, mailer: Mailer = SILENT,
         clock: Callable[[], float] | None = None, unheard: Unheard = lambda pids: {},
+        *, limits: MemoryLimits | None = None,
     ) -> None:  # fmt: skip
         self.world = world
-        self.agent = Agent(world, "c1", mailer=mailer)
+        self.agent = Agent(world, "c1", mailer=mailer, limits=limits)
         self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
         self.woken: Callable[[int, str], None] = lambda job_id, how: None

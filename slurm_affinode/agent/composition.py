@@ -43,6 +43,7 @@ from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import mailer
+from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.messages import one
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.peers import Inspector
@@ -171,6 +172,7 @@ def build(context: AgentContext) -> Orchestration:
         versions=lambda: _versions(slurm, criu, gpus),
         environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
         settings=SuspendSettings.of(suspend),
+        limits=MemoryLimits(suspend.journal.parent / "memory-limits"),
         mailer=mailer(config),
     )
     tiers.report = partial(_report, parts)

@@ -160,6 +160,11 @@ class SuspendConfig:
     """The program, as a path or to be found in ``PATH``."""
     criu_plugin: AbsolutePath = CRIU_PLUGIN
     """The installed plugin of CRIU for forked workers, alone in a directory that only root may change."""
+    raise_memory_limit: bool = True
+    """Raise the memory limit (``--mem``) of a job in its cgroups for the time in which its GPU memory is in host
+    memory, if the node has memory that no job needs."""
+    memory_reserve: _Size = "2G"
+    """Host memory that stays free when a memory limit is raised."""
     criu_sockets: bool = False
     """Network sockets are dumped even if CRIU's version on this kernel indicates no support: for a patched CRIU."""
     on_restore_failure: Annotated[str, either("hold", "fresh")] = "hold"

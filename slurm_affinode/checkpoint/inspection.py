@@ -22,7 +22,8 @@ from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.interface import CheckpointError
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
-_NO_LIMIT = 1 << 60
+NO_LIMIT = 1 << 60
+"""A limit of a cgroup (version 1) from here on is none."""
 _LOOKS = 8
 _EVENTFD = "anon_inode:[eventfd]"
 SEMAPHORE = "anon_inode:[eventfd-semaphore]"
@@ -106,7 +107,29 @@ class MemoryFacts:
     available: int
     """``MemAvailable`` of the node."""
     headroom: int | None = None
-    """Memory left in the most limited cgroup above the job, including reclaimable memory; ``None``: no limit."""
+    """Memory left in the most limited cgroup above the job, including reclaimable memory; ``None``: no limit. Without
+    the limits of ``own``."""
+    own: int | None = None
+    """Memory left below limits of the job that can be raised for the suspension; ``None``: there are none."""
+    spare: SpareMemory | None = None
+    """Memory for which they can be raised; ``None``: unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpareMemory:
+    """Memory of a node that no job needs."""
+
+    free: int
+    """``MemAvailable``, less the memory reserved by suspensions in progress."""
+    promised: int
+    """Memory that Slurm has allocated to other jobs, and that they do not use yet."""
+    reserve: int
+    """Memory that the site keeps free."""
+
+    @property
+    def available(self) -> int:
+        """The rest."""
+        return max(0, self.free - self.promised - self.reserve)
 
 
 def collect(init_pid: int, root_pid: int, *, proc: Path = PROC) -> TreeFacts:
@@ -256,18 +279,18 @@ def _headroom(directory: Path) -> int | None:
     """Return the memory left in a cgroup (v1 or v2) in bytes; ``None``: no limit."""
     for limit, usage in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
         most, used = (kernel_text.number("".join(_lines(directory / name)).strip()) for name in (limit, usage))
-        if most is not None and used is not None and most < _NO_LIMIT:
-            return most - used + _reclaimable(directory)
+        if most is not None and used is not None and most < NO_LIMIT:
+            return most - used + reclaimable(_lines(directory / "memory.stat"))
     return None
 
 
-def _reclaimable(directory: Path) -> int:
-    """Return the size of inactive file pages, which the kernel reclaims under memory pressure."""
-    for line in _lines(directory / "memory.stat"):
-        key, _, value = line.partition(" ")
-        if key in ("inactive_file", "total_inactive_file"):
-            return kernel_text.number(value) or 0
-    return 0
+def reclaimable(stat: Iterable[str]) -> int:
+    """Return the size of inactive file pages, which the kernel reclaims under memory pressure.
+
+    ``stat``: lines of ``memory.stat``. In version 1 only ``total_inactive_file`` includes the cgroups below.
+    """
+    sizes = {key: value for key, _, value in (line.partition(" ") for line in stat)}
+    return kernel_text.number(sizes.get("total_inactive_file", sizes.get("inactive_file"))) or 0
 
 
 def _lines(path: Path) -> list[str]:

@@ -186,6 +186,8 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),
         ("GPU memory", f"{size(one['gpu_bytes'])} in host memory"),
     ]
+    if one.get("limit_raised_bytes"):
+        pairs.append(("memory limit", f"raised by {size(one['limit_raised_bytes'])} until it is awake"))
     if row["gpus"] is not None:
         pairs.append(("GPUs", ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])))
     if one["asked"] is None:

@@ -147,7 +147,7 @@ def _lock(fd: int, wait_s: float) -> bool:
 
 
 _CGROUP = re.compile(
-    r"/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?)(?:/uid_\d+)?"
+    r"(?P<top>/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?))(?:/uid_\d+)?"
     r"/(?:job_(?P<job>\d+)|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
 _OF_A_USER = re.compile(r"/user@\d+\.service/")
@@ -269,13 +269,25 @@ class JobFinder:
         return None if program.st_mode & stat.S_ISUID else (program.st_dev, program.st_ino)
 
 
+def cgroup_of_job(path: str) -> tuple[str, str] | None:
+    """Return the paths of slurmd's cgroup for all jobs and of a job's, above or at ``path`` as in ``/proc/PID/cgroup``.
+
+    ``None``: slurmd has not created it.
+    """
+    match = _of_slurmd(path)
+    if match is None:
+        return None
+    return path[: match.end("top")], path[: match.end("job" if match["job"] else "sluid")]
+
+
 def _cgroup(process: Process) -> re.Match[str] | None:
-    for row in _text(process, "cgroup").split("\n"):
-        path = row.split(":", 2)[-1]
-        match = _CGROUP.search(path)
-        if match is not None and not _OF_A_USER.search(path[: match.start() + 1]):
-            return match
-    return None
+    matches = (_of_slurmd(row.split(":", 2)[-1]) for row in _text(process, "cgroup").split("\n"))
+    return next((match for match in matches if match is not None), None)
+
+
+def _of_slurmd(path: str) -> re.Match[str] | None:
+    match = _CGROUP.search(path)
+    return None if match is None or _OF_A_USER.search(path[: match.start() + 1]) else match
 
 
 def _environment(process: Process) -> JobRef | None:

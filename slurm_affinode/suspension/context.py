@@ -15,6 +15,7 @@ from typing import Protocol
 
 from slurm_affinode.base.node_config import SuspendConfig
 from slurm_affinode.base.pidfd import Id
+from slurm_affinode.base.text import parse_size
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
@@ -29,6 +30,7 @@ from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import SILENT, Mailer
+from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.process_tree import Processes
 from slurm_affinode.suspension.registry import Registry
 from slurm_affinode.suspension.shared_state import Notes
@@ -139,6 +141,10 @@ class SuspendSettings:
     notices: bool = True
     criu_sockets: bool = False
     """Let CRIU dump network sockets, whatever its version and the kernel's."""
+    raise_limit: bool = False
+    """Raise the memory limit of a job for its GPU memory."""
+    memory_reserve: int = 0
+    """Host memory in bytes that no limit is raised for."""
 
     @classmethod
     def of(cls, config: SuspendConfig) -> SuspendSettings:
@@ -154,6 +160,8 @@ class SuspendSettings:
             fresh=config.on_restore_failure == "fresh",
             notices=config.notices,
             criu_sockets=config.criu_sockets,
+            raise_limit=config.raise_memory_limit,
+            memory_reserve=parse_size(config.memory_reserve),
         )
 
 
@@ -186,6 +194,8 @@ class Parts:
     gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """See ``AgentContext``."""
     reservations: Reservations = field(default_factory=Reservations)
+    limits: MemoryLimits | None = None
+    """The memory limits of jobs; ``None``: they are not known."""
     mailer: Mailer = SILENT
     now: Callable[[], float] = time.time
     """Seconds since the epoch."""

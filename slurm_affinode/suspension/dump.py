@@ -132,6 +132,8 @@ class RequeueEnding(Ending[DumpAttempt]):
                 job.say(f"suspended on {parts.node}: {messages.one(attempt.facts.why or '')}")
             if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
                 parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
+            if parts.limits is not None:
+                parts.limits.lower(job.job_id)
             announce(parts, attempt, Phase.QUEUED)
             self._aftermath.queued(attempt.journal)
 

@@ -10,24 +10,31 @@ slurmstepd ends a job whose processes exceed ``--mem``, with or without cgroups.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import size
-from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
-from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost
+from slurm_affinode.checkpoint.inspection import MemoryFacts, SpareMemory, TreeFacts
+from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost, RestoreFailed
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import GpuFact
 from slurm_affinode.suspension.context import Parts
+from slurm_affinode.suspension.interface import AbortedError
+from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError
 from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.refusals import MARGIN as HOST_MARGIN
 from slurm_affinode.suspension.refusals import SlurmFacts
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.slurm_queue import MIB, memory_mib
 
 MARGIN = 64 << 20
 """Bytes per GPU on top of the memory that was in use: the driver rounds up, and other processes come and go."""
+_PAUSE_S = 1.0
 
 
 def shortage(
@@ -100,15 +107,103 @@ class HostMemory:
         self._parts = parts
         self._slurm = SlurmFacts(parts)
 
-    def of(self, job: WatchedJob, tree: TreeFacts) -> MemoryFacts:
-        """Return the host memory that a job may still use, less the reservations of other jobs."""
-        facts = self._parts.memory(job.init_pid)
-        facts = replace(facts, available=max(0, facts.available - self._parts.reservations.before(job.job_id)))
+    def of(self, job: WatchedJob, tree: TreeFacts, gpu_bytes: int) -> MemoryFacts:
+        """Return the host memory that a job may still use, less the reservations of other jobs.
+
+        ``gpu_bytes``: its GPU memory, for which its memory limit may be raised.
+        """
+        facts = self._available(job.job_id, job.init_pid)
+        room = self._room(job.job_id, job.init)
+        if room is not None:
+            spare = self._spare(job.job_id, job.init) if gpu_bytes + HOST_MARGIN > room.own else None
+            facts = replace(facts, headroom=room.above, own=room.own, spare=spare)
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
         if not limit_mib or not self._slurm.ends_above_memory():
             return facts
         left = limit_mib * MIB - sum(one.memory for one in (*tree.processes, *tree.outside))
         return replace(facts, headroom=left if facts.headroom is None else min(left, facts.headroom))
+
+    def _available(self, job_id: int, init_pid: int) -> MemoryFacts:
+        facts = self._parts.memory(init_pid)
+        return replace(facts, available=max(0, facts.available - self._parts.reservations.before(job_id)))
+
+    def _room(self, job_id: int, init: Id) -> LimitRoom | None:
+        """Return the memory left below limits that can be raised; ``None``: there are none."""
+        parts = self._parts
+        if parts.limits is None or not parts.settings.raise_limit:
+            return None
+        return parts.limits.room(job_id, init)
+
+    def _spare(self, job_id: int, init: Id) -> SpareMemory | None:
+        """Return the memory of this node that no job needs; ``None``: unknown."""
+        limits, allocated = self._parts.limits, self._allocated()
+        return None if limits is None else self._spare_of(job_id, init, allocated, limits.allocated(job_id, init))
+
+    def _spare_of(self, job_id: int, init: Id, allocated: int | None, there: AllocatedMemory) -> SpareMemory | None:
+        if allocated is None:
+            return None
+        # Jobs that are about to start have no cgroup yet.
+        promised = there.unused + max(0, allocated - there.limits)
+        return SpareMemory(self._available(job_id, init.pid).available, promised, self._parts.settings.memory_reserve)
+
+    def _allocated(self) -> int | None:
+        """Return the bytes that Slurm has allocated on this node; ``None``: unknown."""
+        parts = self._parts
+        try:
+            found = next((one.memory_used_mib for one in parts.slurm.nodes() if one.name == parts.node), None)
+        except AffinodeError:
+            return None
+        return None if found is None else round(found * MIB)
+
+    def make_room(self, job: WatchedJob, facts: SuspensionFacts) -> None:
+        """Raise the memory limit of a job if its GPU memory does not fit below it. Raises ``AbortedError``.
+
+        Call it right before the GPU memory moves: Slurm may have lowered the limit since the refusals were computed,
+        and the processes may have allocated more since ``facts``. Raises ``GpuError``.
+        """
+        job_id, init = job.job_id, job.init
+        if self._room(job_id, init) is None or not facts.cuda_pids:
+            return
+        gpu_bytes = max(facts.gpu_bytes or 0, sum(gpu_memory(self._parts, facts.cuda_pids).values()))
+        try:
+            self._raise(job_id, init, gpu_bytes + HOST_MARGIN)
+        except MemoryLimitError as error:
+            raise AbortedError(
+                f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit: {error}"
+            ) from None
+
+    def make_room_for_image(self, job_id: int, init: Id, image_bytes: int, check: Callable[[], None]) -> None:
+        """Raise the memory limit of a job so that its processes can be restored. Raises ``RestoreFailed``.
+
+        ``image_bytes``: their memory, including GPU memory. Waits for memory of the node for some time; ``check`` is
+        called repeatedly, and an exception that it raises ends the wait.
+        """
+        parts = self._parts
+        deadline = parts.now() + parts.settings.free_s
+        while (room := self._room(job_id, init)) is not None:
+            try:
+                self._raise(job_id, init, image_bytes + HOST_MARGIN)
+            except MemoryLimitError as error:
+                if room.own >= image_bytes:
+                    return
+                if parts.now() >= deadline:
+                    text = (
+                        f"its memory ({size(image_bytes)}, with that of its GPUs) does not fit below its memory limit"
+                    )
+                    raise RestoreFailed(f"{text}: {error}") from None
+            else:
+                return
+            check()
+            parts.sleep(_PAUSE_S)
+
+    def _raise(self, job_id: int, init: Id, needed: int) -> None:
+        limits = self._parts.limits
+        room = self._room(job_id, init)
+        if limits is None or room is None or room.own >= needed:
+            return
+        allocated = self._allocated()
+        if limits.make_room(job_id, init, needed, lambda there: self._spare_of(job_id, init, allocated, there)):
+            self._parts.log.info("job %s: its memory limit is raised by %s", job_id, size(limits.raised(job_id)))
 
     @contextmanager
     def promised(self, job: WatchedJob) -> Iterator[None]:

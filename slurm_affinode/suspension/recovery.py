@@ -105,6 +105,7 @@ class JobKeeper:
             if journal.damage:
                 self._parts.log.error("%s: %s", journal.path, journal.damage)
         self._round(journals)
+        self._lower_limits()
         self._start()
 
     def _start(self) -> None:
@@ -118,6 +119,14 @@ class JobKeeper:
             with self._lock:
                 waiting = list(self._waiting.values())
             self._round(waiting)
+            with surviving(self._parts.log, "memory limits are not lowered, by a fault of the agent"):
+                self._lower_limits()
+
+    def _lower_limits(self) -> None:
+        """Lower memory limits that a suspension, a wake or a restore has left raised."""
+        journal, limits = self._parts.journal, self._parts.limits
+        if limits is not None:
+            limits.tend(lambda: [one.key.job_id for one in journal.open_journals()])
 
     def _round(self, journals: Sequence[JobJournal]) -> None:
         """Process each journal once. If slurmctld does not respond, it is queried only once: its time-out is long."""

@@ -20,6 +20,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import PurePath
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
@@ -40,7 +41,7 @@ from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Arrival, reason
 from slurm_affinode.suspension.journal import JobJournal, JournalError
-from slurm_affinode.suspension.memory import shortage, visible_gpus
+from slurm_affinode.suspension.memory import HostMemory, shortage, visible_gpus
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.requeue import retry
 from slurm_affinode.suspension.shared_state import Note
@@ -124,6 +125,7 @@ class JobRestorer:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._memory = HostMemory(parts)
 
     def restore(self, arrival: Arrival) -> Reply:
         """See ``interface.Restorer``."""
@@ -146,12 +148,14 @@ class JobRestorer:
         notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
         try:
             again = self._begin(placing)
+            self._make_room(placing)
             # The image must not leave its tier until it is restored.
             with parts.tiers.pinned(copies[0]):
                 placed = parts.tiers.sound(copies, partial(self._place, placing, again=again))
             self._restore_cuda(placing, placed.gpus)
         except (AffinodeError, OSError) as error:
             self._clean(arrival)
+            self._lower_limit(arrival)
             return self._cut_short(placing, reason(error)) or self._failed(arrival, job, placing, reason(error))
         return self._complete(placing, placed.pid)
 
@@ -248,6 +252,16 @@ class JobRestorer:
             )
         return _Placed(pid, pairs)
 
+    def _make_room(self, placing: _Placing) -> None:
+        """Have the memory limit of the job permit its processes with the contents of their GPU memory."""
+        arrival, files = placing.arrival, placing.manifest.files
+        memory = sum(one.size for one in files if PurePath(one.path).match("criu/pages-*.img"))
+        self._memory.make_room_for_image(arrival.job_id, arrival.init, memory, lambda: self._check(arrival))
+
+    def _lower_limit(self, arrival: Arrival) -> None:
+        if self._parts.limits is not None:
+            self._parts.limits.lower(arrival.job_id)
+
     def _clean(self, arrival: Arrival) -> None:
         """Kill the processes that an interrupted attempt has left in the namespace."""
         parts = self._parts
@@ -334,6 +348,7 @@ class JobRestorer:
 
     def _complete(self, placing: _Placing, pid: int) -> Restored:
         parts, manifest = self._parts, placing.manifest
+        self._lower_limit(placing.arrival)
         for copy in placing.copies:
             deleted_files.gone(copy.tier.store, copy.image, placing.arrival.init)
         note = parts.notes.read(manifest.key.cluster, manifest.key.job_id)

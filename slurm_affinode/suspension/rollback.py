@@ -39,6 +39,8 @@ class Rollback:
         pids = [pid for pid in record.cuda_pids or () if pid in there]
         restored = [self._leave(record.key.job_id, pid, CudaState.CHECKPOINTED) for pid in pids]
         unlocked = [self._leave(record.key.job_id, pid, CudaState.LOCKED) for pid in pids]
+        if self._parts.limits is not None:
+            self._parts.limits.lower(record.key.job_id)
         return all((*restored, *unlocked))
 
     def _leave(self, job_id: int, pid: int, state: CudaState) -> bool:

@@ -577,4 +577,8 @@ class Director:
             if (starter := self._starters.get(job_id)) is not None:
                 return starter.view()
             one = self._sleepers.get(job_id)
-            return None if one is None else one.view(self._parts.now(), held=self._freezer.held(one.init_pid))
+        if one is None:
+            return None
+        limits = self._parts.limits
+        raised = 0 if limits is None else limits.raised(job_id)
+        return one.view(self._parts.now(), held=self._freezer.held(one.init_pid), raised=raised)

@@ -125,14 +125,18 @@ class Sleeper:
         """Return whether a retry is not due yet; a clock that was set back does not extend the delay."""
         return 0 < self.retry_epoch - now <= _RETRY_MAX_S
 
-    def view(self, now: float, *, held: bool) -> dict[str, Any]:
-        """Return the data that ``status`` shows for it at that time (epoch); ``held``: Slurm has suspended it."""
+    def view(self, now: float, *, held: bool, raised: int) -> dict[str, Any]:
+        """Return the data that ``status`` shows for it at that time (epoch).
+
+        ``held``: Slurm has suspended it; ``raised``: bytes by which its memory limit is raised.
+        """
         return {
             "starting": False,
             "since": self.since_epoch,
             "asleep_s": max(0.0, now - self.since_epoch),
             "why": self.why,
             "gpu_bytes": self.gpu_bytes,
+            "limit_raised_bytes": raised,
             "frozen_by": self.how,
             "wakes_on_request": self.can_be_asked,
             "suspended_by_slurm": held,

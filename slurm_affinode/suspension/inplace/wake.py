@@ -230,6 +230,8 @@ class Waking:
         )
         if sleeper.told:
             mail_owner(parts, record, "restored", now, slept_s=asked - sleeper.since_epoch)
+        if parts.limits is not None:
+            parts.limits.lower(sleeper.job_id)
         self._close(sleeper.journal)
         parts.log.info(
             "job %s: awake after %s, %.0f ms after the wake request (%s)", sleeper.job_id,

@@ -1,0 +1,460 @@
+"""The memory limits of a job's cgroups, raised while its GPU memory is in host memory.
+
+slurmd limits the cgroups of a job to its ``--mem`` (``ConstrainRAMSpace``). Limits that it set later
+(``scontrol update --mem``) are kept. A raised limit is recorded in a file before it is raised, with the inode of its
+cgroup, and is lowered when the suspension of the job is no longer in the journal: by the agent that raised it, or by
+the next one.
+
+The kernel does not lower a limit of version 1 below the memory in use (EBUSY). In version 2 it would end processes of
+the job, so the limit is not lowered before its memory fits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from slurm_affinode.base import json_values, kernel_text
+from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.files import write_text
+from slurm_affinode.base.pidfd import PROC, Id, Process
+from slurm_affinode.base.text import size
+from slurm_affinode.checkpoint.inspection import NO_LIMIT, SpareMemory, reclaimable
+from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
+from slurm_affinode.suspension.cgroup import Cgroup
+
+LOG = logging.getLogger("slurm_affinode.agent")
+_VERSION = 1
+_STEP = 1 << 20
+"""Limits are raised to multiples of this, in bytes; the kernel rounds to pages."""
+_GRACE_S = 60.0
+"""After this time a job that still uses more than its limit cannot use even more."""
+_V1 = (
+    ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+"""Limits and what they limit, in the order in which they are raised: memory and swap together are never less."""
+_V2 = (("memory.max", "memory.current"), ("memory.high", "memory.current"))
+_USAGE = dict((*_V1, *_V2))
+_OF_MEMORY = ("memory.limit_in_bytes", "memory.max")
+"""Limits of memory without swap, beyond which the kernel ends processes."""
+
+
+class MemoryLimitError(AffinodeError):
+    """The limits cannot be raised; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaisedLimit:
+    """A raised limit of one cgroup."""
+
+    cgroup: str
+    """Its directory."""
+    device: int
+    inode: int
+    name: str
+    """Its file."""
+    before: int
+    """Slurm's value in bytes."""
+    written: tuple[int, ...]
+    """Values that the agent may have written last. Any other value was set by Slurm since."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """The raised limits of a job."""
+
+    boot: str
+    limits: tuple[RaisedLimit, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LimitRoom:
+    """Memory left for a job, in bytes, including reclaimable memory; ``None``: no limit."""
+
+    own: int
+    """Below the limits of its own cgroups."""
+    above: int | None
+    """Below the limits of the cgroups above them, which the agent does not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatedMemory:
+    """Memory of the cgroups of all jobs on this node, in bytes."""
+
+    limits: int
+    """Sum of the limits that Slurm has set."""
+    unused: int
+    """Sum of the memory that all jobs but one may still use."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """A limit of a cgroup at this moment."""
+
+    name: str
+    value: int
+    left: int
+
+
+class MemoryLimits:
+    """The memory limits of the jobs on this node. Thread-safe."""
+
+    def __init__(
+        self, directory: Path, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup"),
+        finder: JobFinder | None = None, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``directory``: for the records of raised limits, on the node's own disk; ``clock``: monotonic seconds."""
+        self._directory, self._proc, self._cgroups, self._clock = directory, proc, cgroups, clock
+        self._finder = finder or JobFinder(proc, cgroups=cgroups)
+        self._lock = threading.Lock()
+        """Guards the records."""
+        self._turn = 0
+        """Number of calls of ``make_room``."""
+        self._over: dict[int, float] = {}
+        """Job that uses more than its limit -> since when."""
+
+    # --- reading
+
+    def room(self, job_id: int, init: Id) -> LimitRoom | None:
+        """Return the memory left for the job of a shepherd; ``None``: Slurm does not limit its cgroups."""
+        with contextlib.suppress(OSError), self._opened(job_id, init) as place:
+            own = _least(place.own)
+            return None if own is None else LimitRoom(own, _least(place.above))
+        return None
+
+    def allocated(self, job_id: int, init: Id) -> AllocatedMemory:
+        """Return the memory allocated on this node; ``unused`` without that of the job of this shepherd."""
+        with self._opened(job_id, init) as place:
+            return self._allocated(place)
+
+    def _allocated(self, place: _Place) -> AllocatedMemory:
+        raised = {}
+        for record in self._records().values():
+            raised.update({(one.device, one.inode, one.name): one for one in record.limits})
+        limits = unused = 0
+        ours = place.own[0] if place.own else None
+        for group in place.jobs():
+            with contextlib.suppress(OSError), group:
+                one = next((limit for limit in _limits(group) if limit.name in _OF_MEMORY), None)
+                if one is None:
+                    continue  # not limited yet
+                known = raised.get((*_identity(group), one.name))
+                limits += known.before if known is not None and one.value in known.written else one.value
+                if ours is None or _identity(group) != _identity(ours):
+                    unused += max(0, one.left)
+        return AllocatedMemory(limits, unused)
+
+    def raised(self, job_id: int) -> int:
+        """Return the bytes by which the limits of a job are raised; 0 if they are not."""
+        record = self._records((job_id,)).get(job_id)
+        return 0 if record is None else max((one.written[-1] - one.before for one in record.limits), default=0)
+
+    # --- raising
+
+    def make_room(
+        self, job_id: int, init: Id, needed: int, spare: Callable[[AllocatedMemory], SpareMemory | None]
+    ) -> bool:
+        """Raise the limits of a job so that it may use ``needed`` more bytes; return whether that was necessary.
+
+        They are raised by all of ``needed`` if ``spare`` permits, so that other processes of the job keep what they
+        have left. ``spare``: return the memory that the node can spare; ``None``: unknown. Raises ``MemoryLimitError``.
+        """
+        with self._lock:
+            self._turn += 1
+            try:
+                with self._opened(job_id, init) as place:
+                    own, above = _least(place.own), _least(place.above)
+                    if own is None or own >= needed:
+                        return False
+                    if above is not None and above < needed:
+                        raise MemoryLimitError(f"a cgroup above those of the job leaves {size(max(0, above))}")
+                    # Under the lock: limits that are being raised for other jobs count as allocated to them.
+                    found = spare(self._allocated(place))
+                    if found is None or found.available < needed:
+                        raise MemoryLimitError(of_spare(found))
+                    self._raise(job_id, place, needed, found.available)
+                    return True
+            except OSError as error:
+                self._lower(job_id)
+                raise MemoryLimitError(f"its memory limit cannot be raised: {error.strerror or error}") from error
+
+    def _raise(self, job_id: int, place: _Place, needed: int, spare: int) -> None:
+        """Raise limits that leave less than ``needed``. Raises ``OSError``."""
+        before = self._records((job_id,)).get(job_id)
+        known = {} if before is None else {(one.device, one.inode, one.name): one for one in before.limits}
+        todo = []
+        for group in place.own:
+            found, (device, inode) = _limits(group), _identity(group)
+            left = min((one.left for one in found), default=needed)
+            more = 0 if left >= needed else min(needed + left, spare) - left
+            for one in found:
+                prior = known.get((device, inode, one.name))
+                slurms = prior.before if prior is not None and one.value in prior.written else one.value
+                value = -(-(one.value + more) // _STEP) * _STEP if more else one.value
+                if value != slurms:
+                    written = tuple(dict.fromkeys((one.value, value)))
+                    todo.append((group, RaisedLimit(str(group), device, inode, one.name, slurms, written)))
+        self._write(job_id, _Raised(self._boot(), tuple(limit for _, limit in todo)))
+        for group, limit in todo:
+            group.write(limit.name, str(limit.written[-1]))
+        self._over.pop(job_id, None)
+
+    # --- lowering
+
+    def lower(self, job_id: int) -> bool:
+        """Restore the limits of a job; ``False``: it still uses more memory, and ``tend`` tries again."""
+        with self._lock:
+            return self._lower(job_id)
+
+    def tend(self, suspended: Callable[[], Collection[int]]) -> None:
+        """Lower limits that were left raised. ``suspended``: return the jobs with a suspension in the journal."""
+        turn, raised = self._turn, self._records()
+        if not raised:
+            return
+        jobs = suspended()
+        for job_id in raised.keys() - set(jobs):
+            with self._lock:
+                # Otherwise a suspension may have begun after the journal was read; this is repeated soon.
+                if self._turn == turn:
+                    self._lower(job_id)
+
+    def _lower(self, job_id: int) -> bool:
+        record = self._records((job_id,)).get(job_id)
+        if record is None:
+            return True
+        since = self._over.setdefault(job_id, self._clock())
+        late = not 0 <= self._clock() - since < _GRACE_S
+        try:
+            limits = record.limits if record.boot == self._boot() else ()
+            planned = tuple(one for limit in limits if (one := self._planned(job_id, limit, late=late)) is not None)
+            if planned and planned != limits:
+                self._write(job_id, replace(record, limits=planned))
+            # In the reverse order of raising.
+            left = [one for one in reversed(planned) if not self._restored(one)]
+            if left:
+                return False
+            self._path(job_id).unlink(missing_ok=True)
+        except OSError as error:
+            LOG.warning("job %s: its memory limit is still raised: %s", job_id, error)
+            return False
+        self._over.pop(job_id, None)
+        return True
+
+    def _planned(self, job_id: int, limit: RaisedLimit, *, late: bool) -> RaisedLimit | None:
+        """Return the limit with the value to write next; ``None`` if it is not raised by the agent any more."""
+        try:
+            with self._group(limit) as group:
+                value, used = _number(group, limit.name), _kept(group, limit.name)
+        except OSError as error:
+            return None if _gone(error) else limit
+        if value is None or value not in limit.written:
+            if value != limit.before:
+                LOG.info("job %s: Slurm has changed its memory limit meanwhile, which is kept", job_id)
+            return None
+        target = value
+        if used is not None and used <= limit.before:
+            target = limit.before
+        elif used is not None and late:
+            target = min(value, -(-used // _STEP) * _STEP)
+        return replace(limit, written=tuple(dict.fromkeys((value, target))))
+
+    def _restored(self, limit: RaisedLimit) -> bool:
+        """Write the last value of ``written``; return whether that is Slurm's, or the cgroup is gone."""
+        value = limit.written[-1]
+        try:
+            with self._group(limit) as group:
+                if _number(group, limit.name) != value:
+                    group.write(limit.name, str(value))
+        except OSError as error:  # EBUSY: it uses more than a moment ago
+            return _gone(error)
+        return value == limit.before
+
+    @contextlib.contextmanager
+    def _group(self, limit: RaisedLimit) -> Iterator[Cgroup]:
+        """Open the cgroup of a raised limit. Raises ``FileNotFoundError`` if it is gone, ``OSError``."""
+        with Cgroup(self._cgroups, Path(limit.cgroup)) as group:
+            if _identity(group) != (limit.device, limit.inode):
+                raise FileNotFoundError(errno.ENOENT, "belongs to another job", limit.cgroup)
+            yield group
+
+    # --- records
+
+    def _path(self, job_id: int) -> Path:
+        return self._directory / f"{job_id}.json"
+
+    def _write(self, job_id: int, record: _Raised) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_text(self._path(job_id), json.dumps({"version": _VERSION, **asdict(record)}), mode=0o600)
+
+    def _records(self, job_ids: Collection[int] | None = None) -> Mapping[int, _Raised]:
+        """Return the records by job."""
+        if job_ids is None:
+            try:
+                stems = [path.stem for path in self._directory.iterdir() if path.suffix == ".json"]
+            except OSError:
+                return {}
+            job_ids = [job_id for stem in stems if (job_id := kernel_text.number(stem)) is not None]
+        found = {}
+        for job_id in job_ids:
+            path = self._path(job_id)
+            try:
+                found[job_id] = _decoded(path.read_text("utf-8", "replace"))
+            except FileNotFoundError:
+                continue
+            except (OSError, ValueError) as error:
+                LOG.warning("%s: ignored, so a memory limit may stay raised: %s", path, error)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        return found
+
+    def _boot(self) -> str:
+        """Return the ID of this boot, in which the inodes of cgroups are unique."""
+        return (self._proc / "sys/kernel/random/boot_id").read_text("ascii", "replace").strip()
+
+    # --- cgroups
+
+    @contextlib.contextmanager
+    def _opened(self, job_id: int, init: Id) -> Iterator[_Place]:
+        """Open the cgroups of a shepherd that limit memory; empty if slurmd has not created them for this job."""
+        with contextlib.ExitStack() as stack:
+            try:
+                process = stack.enter_context(Process(init.pid, started=init.started, proc=self._proc))
+                ref = self._finder.of(process)
+                lines = process.text("cgroup").split("\n")
+                process.stat()  # raises if it ended meanwhile
+            except OSError:
+                yield _NOWHERE
+                return
+            found = _NOWHERE
+            if ref is not None and ref.source == "cgroup" and ref.job_id == job_id:
+                with contextlib.suppress(OSError, ValueError):  # also if its name is too long
+                    found = self._place(lines, stack)
+            yield found
+
+    def _place(self, lines: Sequence[str], stack: contextlib.ExitStack) -> _Place:
+        """Open the cgroups above a process, from its line for the memory controller. Raises ``OSError``."""
+        for line in lines:
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            of_job = cgroup_of_job(path)
+            if of_job is None or ".." in path.split("/") or (controllers and "memory" not in controllers.split(",")):
+                continue
+            top = self._cgroups / "memory" if controllers else self._cgroups
+            directory, jobs, job = (top / one.lstrip("/") for one in (path, *of_job))
+            chain = [top, *reversed([one for one in (directory, *directory.parents) if top in one.parents])]
+            groups = [stack.enter_context(Cgroup(self._cgroups, one)) for one in chain]
+            own = [group for group in groups if group.path == job or job in group.path.parents]
+            if not any(group.has(name) for group in own for name in _USAGE):
+                continue  # its memory controller is in the other version
+            if any(group.facts().st_uid not in (0, os.geteuid()) for group in own):
+                return _NOWHERE  # a user has created it
+            return _Place(tuple(own), tuple(group for group in groups if group not in own), self._cgroups, jobs)
+        return _NOWHERE
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The cgroups of a job that limit its memory."""
+
+    own: tuple[Cgroup, ...]
+    """The job's, of the job itself first."""
+    above: tuple[Cgroup, ...]
+    root: Path
+    slurmd: Path
+    """The cgroup that contains those of all jobs."""
+
+    def jobs(self) -> Iterator[Cgroup]:
+        """Yield the cgroups of all jobs; the caller closes them."""
+        if not self.own:
+            return
+        with contextlib.suppress(OSError), Cgroup(self.root, self.slurmd) as top:
+            for name in top.names():
+                inner = top.names(name) if name.startswith("uid_") else ()
+                for path in [self.slurmd / name, *(self.slurmd / name / one for one in inner)]:
+                    of_job = cgroup_of_job(f"/{path.relative_to(self.root)}")
+                    if of_job is not None and of_job[1] == f"/{path.relative_to(self.root)}":
+                        with contextlib.suppress(OSError):
+                            yield Cgroup(self.root, path)
+
+
+_NOWHERE = _Place((), (), Path("/"), Path("/"))
+
+
+def of_spare(spare: SpareMemory | None) -> str:
+    """Return why the limits cannot be raised for want of memory."""
+    if spare is None:
+        return "Slurm does not tell how much memory of the node it has allocated"
+    return (
+        f"the node can spare {size(spare.available)} ({size(spare.free)} free, less {size(spare.promised)} allocated to"
+        f" other jobs, and {size(spare.reserve)} in reserve)"
+    )
+
+
+def _identity(group: Cgroup) -> tuple[int, int]:
+    facts = group.facts()
+    return facts.st_dev, facts.st_ino
+
+
+def _least(groups: Sequence[Cgroup]) -> int | None:
+    """Return the memory left in the most limited cgroup; ``None``: none is limited. Raises ``OSError``."""
+    return min((one.left for group in groups for one in _limits(group)), default=None)
+
+
+def _limits(group: Cgroup) -> list[_Limit]:
+    """Return the limits of a cgroup that are set, in the order in which they are raised. Raises ``OSError``."""
+    found = []
+    for name in _USAGE:
+        if group.has(name) and (value := _number(group, name)) is not None and value < NO_LIMIT:
+            used = _used(group, name)
+            if used is not None:
+                found.append(_Limit(name, value, value - used))
+    return found
+
+
+def _used(group: Cgroup, name: str) -> int | None:
+    """Return the memory that counts against a limit, without reclaimable memory. Raises ``OSError``."""
+    used = _number(group, _USAGE[name])
+    return None if used is None else max(0, used - reclaimable(_stat(group)))
+
+
+def _kept(group: Cgroup, name: str) -> int | None:
+    """As ``_used``, with memory that the kernel has to write to files before it can reclaim it."""
+    used, stat = _number(group, _USAGE[name]), _stat(group)
+    sizes = {key: kernel_text.number(value) or 0 for key, _, value in (line.partition(" ") for line in stat)}
+    dirty = [max(sizes.get(key, 0) for key in keys) for keys in _TO_WRITE]
+    return None if used is None else used - max(0, reclaimable(stat) - sum(dirty))
+
+
+_TO_WRITE = (("total_dirty", "file_dirty"), ("total_writeback", "file_writeback"))
+"""Keys of ``memory.stat`` in versions 1 and 2."""
+
+
+def _stat(group: Cgroup) -> list[str]:
+    return group.text("memory.stat").split("\n")
+
+
+def _gone(error: OSError) -> bool:
+    """Return whether a cgroup does not exist any more."""
+    return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
+
+
+def _number(group: Cgroup, name: str) -> int | None:
+    """Return a number in a file; ``None``: ``max``. Raises ``OSError``."""
+    return kernel_text.number(group.text(name).strip())
+
+
+def _decoded(text: str) -> _Raised:
+    """Return the record in a file. Raises ``ValueError``."""
+    value = json_values.table(json_values.loads(text))
+    if value.pop("version", None) != _VERSION:
+        raise ValueError("its version is unknown")
+    return json_values.record(_Raised, value)

@@ -1,0 +1,342 @@
+"""Memory limits of jobs, raised for a suspension and lowered again."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from cgroup_site import GIB, LIMIT, MIB, CgroupSite
+
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.checkpoint.inspection import SpareMemory
+from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError
+
+PID = 4_200_000
+INIT = Id(PID, 1)
+PLENTY = SpareMemory(1 << 40, 0, 0)
+
+
+@pytest.fixture(params=[1, 2])
+def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CgroupSite:
+    return CgroupSite(tmp_path, request.param, monkeypatch)
+
+
+def spare(there: AllocatedMemory) -> SpareMemory:
+    return PLENTY
+
+
+def test_limits_are_raised_and_restored(site: CgroupSite) -> None:
+    """All levels that Slurm limits, and no other; its values are back afterwards."""
+    site.add(7, PID, 32 * GIB, 10 * GIB)
+    limits = site.limits()
+    assert limits.room(7, INIT) == LimitRoom(22 * GIB, None)
+    assert limits.make_room(7, INIT, 60 * GIB, spare)
+    assert site.values(7) == [92 * GIB] * 2
+    unlimited = site.directories[7] / "step_batch" / ("task_0" if site.version == 1 else "")
+    assert (unlimited / LIMIT[site.version]).read_text().strip() in ("max", "9223372036854771712")
+    assert limits.raised(7) == 60 * GIB
+    site.use(7, 70 * GIB)
+    assert not limits.lower(7)
+    site.use(7, 10 * GIB)
+    assert limits.lower(7)
+    assert site.values(7) == [32 * GIB] * 2
+    assert (limits.raised(7), site.records(), site.killed) == (0, [], [])
+
+
+def test_limit_with_room_is_not_raised(site: CgroupSite) -> None:
+    """Also with memory that the kernel can reclaim."""
+    job = site.add(7, PID, 10 * GIB, 6 * GIB)
+    for place in (job, *(one for one in job.rglob("*") if one.is_dir())):
+        (place / "memory.stat").write_text(f"inactive_file {GIB}\ntotal_inactive_file {2 * GIB}\n")
+    limits = site.limits()
+    assert not limits.make_room(7, INIT, 6 * GIB, spare)
+    assert (site.values(7), site.records()) == ([10 * GIB] * 2, [])
+
+
+def test_swap_limit_is_raised_first_and_lowered_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel rejects a limit of memory above that of memory and swap (``ConstrainSwapSpace``)."""
+    site = CgroupSite(tmp_path, 1, monkeypatch)
+    site.add(7, PID, 4 * GIB, GIB)
+    for place in site.limited(7):
+        (place / "memory.memsw.limit_in_bytes").write_text(f"{5 * GIB}\n")
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    assert (site.values(7), site.values(7, "memory.memsw.limit_in_bytes")) == ([12 * GIB] * 2, [13 * GIB] * 2)
+    assert limits.lower(7)
+    assert (site.values(7), site.values(7, "memory.memsw.limit_in_bytes")) == ([4 * GIB] * 2, [5 * GIB] * 2)
+
+
+def test_throttling_limit_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above ``memory.high`` the kernel slows down processes that allocate memory."""
+    site = CgroupSite(tmp_path, 2, monkeypatch)
+    job = site.add(7, PID, 4 * GIB, GIB)
+    (job / "memory.high").write_text(f"{3 * GIB}\n")
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    assert (job / "memory.high").read_text().strip() == str(11 * GIB)
+    assert limits.lower(7)
+    assert (job / "memory.high").read_text().strip() == str(3 * GIB)
+
+
+def test_limit_changed_by_slurm_is_kept(site: CgroupSite) -> None:
+    """``scontrol update --mem`` while the limit is raised."""
+    site.add(7, PID, 32 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 60 * GIB, spare)
+    site.set(7, 16 * GIB)
+    assert limits.lower(7)
+    assert (site.values(7), site.records()) == ([16 * GIB] * 2, [])
+
+
+def test_limit_is_not_lowered_below_memory_in_use(site: CgroupSite) -> None:
+    """No process of the job is ended; after a minute the job cannot use more than it has, and later its limit."""
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    site.use(7, 6 * GIB)
+    limits.tend(list)
+    assert site.values(7) == [12 * GIB] * 2
+    site.clock += 61
+    limits.tend(list)
+    assert site.values(7) == [6 * GIB] * 2
+    site.use(7, 5 * GIB)
+    limits.tend(list)
+    assert site.values(7) == [5 * GIB] * 2
+    site.use(7, GIB)
+    site.limits().tend(list)
+    assert (site.values(7), site.records(), site.killed) == ([4 * GIB] * 2, [], [])
+
+
+def test_dirty_pages_delay_the_old_limit(site: CgroupSite) -> None:
+    """The kernel may not write them in time, and would end a process instead."""
+    job = site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    site.use(7, 5 * GIB)
+    keys = ("inactive_file", "file_dirty") if site.version == 2 else ("total_inactive_file", "total_dirty")
+    for place in (job, *(one for one in job.rglob("*") if one.is_dir())):
+        (place / "memory.stat").write_text("".join(f"{key} {2 * GIB}\n" for key in keys))
+    assert not limits.lower(7)
+    assert (site.values(7), site.killed) == ([12 * GIB] * 2, [])
+
+
+@pytest.mark.parametrize("free", [59, 60, 80, 82, 90])
+def test_increase_is_bounded_by_spare_memory(site: CgroupSite, free: int) -> None:
+    """60 GiB are needed: refused with less, and at most what the node can spare is permitted."""
+    site.add(7, PID, 32 * GIB, 10 * GIB)
+    limits = site.limits()
+    available = SpareMemory((free + 7) * GIB, 5 * GIB, 2 * GIB)
+    if free < 60:
+        with pytest.raises(MemoryLimitError, match=r"can spare 59 GiB \(66 GiB free, less 5 GiB allocated to other"):
+            limits.make_room(7, INIT, 60 * GIB, lambda there: available)
+        assert (site.values(7), site.records()) == ([32 * GIB] * 2, [])
+        return
+    limits.make_room(7, INIT, 60 * GIB, lambda there: available)
+    assert site.values(7) == [(10 + min(free, 82)) * GIB] * 2
+
+
+def test_unknown_spare_memory_is_none(site: CgroupSite) -> None:
+    """Slurm does not respond."""
+    site.add(7, PID, 32 * GIB, 10 * GIB)
+    with pytest.raises(MemoryLimitError, match="Slurm does not tell"):
+        site.limits().make_room(7, INIT, 60 * GIB, lambda there: None)
+    assert site.values(7) == [32 * GIB] * 2
+
+
+def test_limit_above_the_job_is_respected(site: CgroupSite) -> None:
+    """The site limits all jobs together."""
+    site.add(7, PID, 32 * GIB, 10 * GIB)
+    (site.top / LIMIT[site.version]).write_text(f"{50 * GIB}\n")
+    limits = site.limits()
+    assert limits.room(7, INIT) == LimitRoom(22 * GIB, 50 * GIB)
+    with pytest.raises(MemoryLimitError, match="above those of the job leaves 50 GiB"):
+        limits.make_room(7, INIT, 60 * GIB, spare)
+    assert site.values(7) == [32 * GIB] * 2
+
+
+def test_allocated_memory_of_other_jobs(site: CgroupSite) -> None:
+    """Unused memory of other jobs, also of sleepers with a raised limit, which counts as Slurm has set it."""
+    site.add(7, PID, 32 * GIB, 10 * GIB)
+    site.add(8, PID + 1, 20 * GIB, 5 * GIB)
+    site.add(9, PID + 2, 8 * GIB, 8 * GIB, name="sCG1M82P3AJZ00")
+    (site.top / "system").mkdir()
+    limits = site.limits()
+    assert limits.allocated(7, INIT) == AllocatedMemory(60 * GIB, 15 * GIB)
+    limits.make_room(8, Id(PID + 1, 1), 100 * GIB, spare)
+    assert limits.allocated(7, INIT) == AllocatedMemory(60 * GIB, 115 * GIB)
+    site.use(8, 100 * GIB)
+    assert limits.allocated(7, INIT) == AllocatedMemory(60 * GIB, 20 * GIB)
+
+
+def test_jobs_share_spare_memory_at_most_once(site: CgroupSite) -> None:
+    """For many random nodes, whatever is raised: limits never permit more than the node has, beyond Slurm's own."""
+    rng = random.Random(7)  # noqa: S311
+    for round_ in range(20):
+        shutil.rmtree(site.top)
+        site._make(site.top)
+        jobs = range(1, rng.randint(2, 6))
+        facts = {job: (rng.randint(1, 40) * GIB, rng.randint(0, 1000)) for job in jobs}
+        used = {job: limit * share // 1000 for job, (limit, share) in facts.items()}
+        for job in jobs:
+            site.add(job, PID + job, facts[job][0], used[job])
+        free = rng.randint(0, 150) * GIB + sum(limit for limit, _ in facts.values()) - sum(used.values())
+        limits = site.limits()
+        for job in jobs:
+            needed = rng.randint(1, 80) * GIB
+
+            def node(there: AllocatedMemory) -> SpareMemory:
+                return SpareMemory(free, there.unused, 2 * GIB)  # noqa: B023 - called at once
+
+            before = site.values(job)
+            try:
+                limits.make_room(job, Id(PID + job, 1), needed, node)
+            except MemoryLimitError:
+                assert site.values(job) == before
+            else:
+                assert min(site.values(job)) - used[job] >= needed
+            permitted = sum(max(site.values(one)) - used[one] for one in jobs)
+            assert permitted <= max(free, sum(facts[one][0] - used[one] for one in jobs)) + len(jobs) * MIB, round_
+        for job in jobs:
+            assert limits.lower(job)
+            assert site.values(job) == [facts[job][0]] * 2
+        assert site.records() == []
+
+
+def test_crash_before_each_write_leaves_no_raised_limit(site: CgroupSite) -> None:
+    """The agent is killed while it raises, and the next one while it lowers."""
+    site.add(7, PID, 4 * GIB, GIB)
+    done = False
+    for raised in range(4):
+        for lowered in range(4):
+            left = [raised]
+
+            def crash(name: str, value: str, left: list[int] = left) -> None:
+                if left[0] == 0:
+                    raise KeyboardInterrupt
+                left[0] -= 1
+
+            site.before_write = crash
+            try:
+                site.limits().make_room(7, INIT, 8 * GIB, spare)
+                done = True
+            except KeyboardInterrupt:
+                pass
+            left[0] = lowered
+            try:
+                site.limits().tend(list)
+            except KeyboardInterrupt:
+                site.before_write = lambda name, value: None
+                site.limits().tend(list)
+            site.before_write = lambda name, value: None
+            assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
+    assert done
+
+
+def test_failed_write_changes_nothing(site: CgroupSite) -> None:
+    """The limits that were raised already are lowered."""
+    site.add(7, PID, 4 * GIB, GIB)
+    failing = iter([False, True])
+
+    def fail(name: str, value: str) -> None:
+        if next(failing, False):
+            raise PermissionError(13, "Permission denied")
+
+    site.before_write = fail
+    with pytest.raises(MemoryLimitError, match="cannot be raised: Permission denied"):
+        site.limits().make_room(7, INIT, 8 * GIB, spare)
+    assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
+
+
+def test_limit_of_suspended_job_stays_raised(site: CgroupSite) -> None:
+    """Until its suspension is not in the journal any more, also under the next agent."""
+    site.add(7, PID, 4 * GIB, GIB)
+    site.limits().make_room(7, INIT, 8 * GIB, spare)
+    limits = site.limits()
+    limits.tend(lambda: [7])
+    assert site.values(7) == [12 * GIB] * 2
+    assert limits.raised(7) == 8 * GIB
+    limits.make_room(7, INIT, 20 * GIB, spare)  # for a restore that begins again
+    assert min(site.values(7)) >= 21 * GIB
+    limits.tend(list)
+    assert site.values(7) == [4 * GIB] * 2
+
+
+def test_suspension_that_begins_meanwhile_keeps_its_limit(site: CgroupSite) -> None:
+    """Its journal was opened after the journals were read."""
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+
+    def suspended() -> list[int]:
+        limits.make_room(7, INIT, 8 * GIB, spare)
+        return []
+
+    limits.tend(suspended)
+    assert site.values(7) == [12 * GIB] * 2
+
+
+def test_cgroup_of_a_later_attempt_is_not_changed(site: CgroupSite) -> None:
+    """It has the same path, and by chance the same value."""
+    job = site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    job.rename(job.with_name("kept"))  # so that its inode is not used again
+    site.add(7, PID + 1, 12 * GIB, GIB)
+    assert limits.lower(7)
+    assert (site.values(7), site.records()) == ([12 * GIB] * 2, [])
+
+
+def test_record_of_an_earlier_boot_is_dropped(site: CgroupSite) -> None:
+    """The inodes of cgroups are reused after a boot."""
+    site.add(7, PID, 4 * GIB, GIB)
+    site.limits().make_room(7, INIT, 8 * GIB, spare)
+    (site.proc / "sys/kernel/random/boot_id").write_text("b1\n")
+    site.limits().tend(list)
+    assert (site.values(7), site.records()) == ([12 * GIB] * 2, [])
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version":2}', '{"version":1,"boot":"b0","limits":[{"cgroup":"/"}]}'])
+def test_damaged_record_is_dropped(site: CgroupSite, text: str) -> None:
+    (site.root / "records").mkdir()
+    (site.root / "records" / "7.json").write_text(text)
+    site.limits().tend(list)
+    assert site.records() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory to another user")
+def test_cgroup_of_a_user_is_not_changed(site: CgroupSite) -> None:
+    os.chown(site.add(7, PID, 4 * GIB, GIB), 1000, 1000)
+    assert site.limits().room(7, INIT) is None
+
+
+def test_cgroups_of_others_are_not_changed(site: CgroupSite, tmp_path: Path) -> None:
+    """Another job's, one behind a link, and those of a process that has ended."""
+    job = site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    assert limits.room(8, INIT) is None
+    assert limits.room(7, Id(PID, 2)) is None
+    assert limits.room(7, Id(PID + 9, 1)) is None
+    moved = tmp_path / "moved"
+    job.rename(moved)
+    job.symlink_to(moved)
+    assert site.limits().room(7, INIT) is None
+    assert not site.limits().make_room(7, INIT, 8 * GIB, spare)
+    assert site.records() == []
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/user.slice/user-1.slice/user@1.service/slurmstepd.scope/job_7", "/slurm/../slurm/job_7", "/docker/1", "/"],
+)
+def test_path_that_slurmd_does_not_use_has_no_limits(site: CgroupSite, path: str) -> None:
+    """A user with systemd's delegation can create such cgroups."""
+    place = site.cgroups / ("memory" if site.version == 1 else "") / path.lstrip("/")
+    place.mkdir(parents=True, exist_ok=True)
+    site.process(PID, site.top)
+    line = f"4:memory:{path}\n" if site.version == 1 else f"0::{path}\n"
+    (site.proc / str(PID) / "cgroup").write_text(line)
+    (place / LIMIT[site.version]).write_text("1000000\n")
+    assert site.limits().room(7, INIT) is None

@@ -1,0 +1,242 @@
+"""Suspensions of jobs with GPU memory that does not fit below their memory limit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from agent_sequences import check, recovered
+from agent_site import Crash, Slurm
+from agent_world import Agent
+from cgroup_site import GIB, MIB, CgroupSite
+from inplace_site import Node, asleep, awake, failing
+
+from slurm_affinode.checkpoint.inspection import MemoryFacts
+from slurm_affinode.checkpoint.interface import CudaError
+from slurm_affinode.model.suspension import Phase
+from slurm_affinode.slurm.interface import ControllerDownError
+from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.shepherd import Hold, Restored
+
+SMALL = 500 * MIB
+
+
+@pytest.fixture(params=[1, 2])
+def site(request, tmp_path, monkeypatch, world):
+    """Cgroups of the node c1, on which the job has 500 MiB and uses 400 MiB."""
+    (tmp_path / "cgroups").mkdir()
+    made = CgroupSite(tmp_path / "cgroups", request.param, monkeypatch)
+    made.add(7, world.nodes["c1"].init, SMALL, 400 * MIB)
+    nodes = [SimpleNamespace(name=name, memory_used_mib=500) for name in ("c1", "c2")]
+    monkeypatch.setattr(Slurm, "nodes", lambda slurm: slurm._answer() or nodes)
+    return made
+
+
+def watching(agent, site, seen):
+    """Record the limits of the job whenever GPU memory moves to host memory."""
+    checkpoint = agent.cuda.checkpoint
+    agent.cuda.checkpoint = lambda pid: seen.append(site.values(7)) or checkpoint(pid)
+
+
+def test_limit_is_raised_while_gpu_memory_moves(world, site):
+    """And is Slurm's again once the processes have ended."""
+    agent, seen = Agent(world, "c1", limits=site.limits()), []
+    watching(agent, site, seen)
+    assert agent.suspender.refusals(agent.watched()) == []
+    done = agent.suspend()
+    agent.settle()
+    assert (done.phase, done.failure) == (Phase.QUEUED, None)
+    assert seen == [[SMALL + 257 * MIB] * 2]
+    assert (site.values(7), site.records()) == ([SMALL] * 2, [])
+    check(world)
+
+
+def test_limit_is_lowered_after_a_rollback(world, site, monkeypatch):
+    agent = Agent(world, "c1", limits=site.limits())
+
+    def fails(pid):
+        raise CudaError("no")
+
+    agent.cuda.checkpoint = fails
+    assert agent.suspend().failure == "no"
+    assert (site.values(7), site.records()) == ([SMALL] * 2, [])
+    assert world.running()
+
+
+@pytest.mark.parametrize("at", range(1, 6))
+def test_crash_leaves_no_raised_limit(world, site, at):
+    """The agent is killed before each effect of a suspension."""
+    world.crash_at = at
+    with pytest.raises(Crash):
+        Agent(world, "c1", limits=site.limits()).suspend()
+    assert site.values(7) == [SMALL if at == 1 else SMALL + 257 * MIB] * 2
+    agent = recovered(world, limits=site.limits())
+    agent.keeper._lower_limits()
+    assert (site.values(7), site.records()) == ([SMALL] * 2, [])
+    check(world)
+
+
+def test_missing_spare_memory_is_refused_with_figures(world, site):
+    """Another job may still use most of the node's free memory; nothing is changed."""
+    agent = Agent(world, "c1", limits=site.limits())
+    site.add(8, world.nodes["c1"].init + 500, 900 * MIB, 0)
+    agent.parts = replace(agent.parts, memory=lambda pid: MemoryFacts(GIB))
+    agent.suspender._memory._parts = agent.parts
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert (refusal.code, refusal.text) == (
+        "host-memory",
+        "its GPU memory (1 MiB) does not fit below its memory limit, which leaves 100 MiB, and the node can spare"
+        " 124 MiB (1 GiB free, less 900 MiB allocated to other jobs, and 0 B in reserve): raise --mem",
+    )
+    with pytest.raises(Refused):
+        agent.suspend()
+    assert world.effect_log == []
+
+
+def test_allocation_of_a_starting_job_counts(world, site, monkeypatch):
+    """It has no cgroup yet, but Slurm has allocated its memory."""
+    agent = Agent(world, "c1", limits=site.limits())
+    starting = [SimpleNamespace(name="c1", memory_used_mib=500 + 900)]
+    monkeypatch.setattr(Slurm, "nodes", lambda slurm: starting)
+    agent.suspender._memory._parts = replace(agent.parts, memory=lambda pid: MemoryFacts(GIB))
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert "less 900 MiB allocated to other jobs" in refusal.text
+
+
+def test_unknown_allocation_is_refused(world, site, monkeypatch):
+    """Slurm responds to other requests, but not to this one."""
+
+    def down(slurm):
+        raise ControllerDownError("no answer")
+
+    monkeypatch.setattr(Slurm, "nodes", down)
+    agent = Agent(world, "c1", limits=site.limits())
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert "Slurm does not tell how much memory of the node it has allocated" in refusal.text
+
+
+def test_limit_lowered_by_slurm_is_noticed_under_the_locks(world, site, monkeypatch):
+    """The last check is made right before GPU memory moves: the job runs on."""
+    agent = Agent(world, "c1", limits=site.limits())
+    site.set(7, 2 * GIB)
+
+    def look():
+        site.set(7, SMALL)
+        monkeypatch.setattr(Slurm, "nodes", lambda slurm: ())
+
+    done = agent.suspend(look)
+    assert done.failure is not None
+    assert done.failure.startswith("its GPU memory (1 MiB) does not fit below its memory limit: Slurm does not tell")
+    assert "checkpoint" not in world.effect_log
+    assert world.running()
+
+
+def test_disabled_raising_refuses(world, site):
+    """``suspend.raise_memory_limit = false``."""
+    agent = Agent(world, "c1", limits=site.limits())
+    settings = replace(agent.parts.settings, raise_limit=False)
+    facts = MemoryFacts(1 << 40, 100 * MIB)
+    agent.suspender._memory._parts = replace(agent.parts, settings=settings, memory=lambda pid: facts)
+    assert [one.code for one in agent.suspender.refusals(agent.watched())] == ["host-memory"]
+
+
+# --- restore
+
+
+def suspended_at_c2(world, site, patch):
+    """Suspend the job, and start it on c2, where its limit is smaller than its image."""
+    agent = Agent(world, "c1", limits=site.limits())
+    agent.suspend()
+    agent.settle()
+    world.nodes["c1"].init = None
+    world.start_run("c2")
+    (site.root / "c2").mkdir()
+    other = CgroupSite(site.root / "c2", site.version, patch)
+    other.add(7, world.nodes["c2"].init, SMALL, 300 * MIB)
+    return other, Agent(world, "c2", limits=other.limits())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_limit_is_raised_for_a_restore(world, site, monkeypatch, fails):
+    """The processes return with the contents of their GPU memory; also lowered if the restore fails."""
+    other, agent = suspended_at_c2(world, site, monkeypatch)
+    seen = []
+    restore = agent.imager.restore
+
+    def watched(*arguments, **options):
+        seen.append(other.values(7))
+        if fails:
+            raise CudaError("no")
+        return restore(*arguments, **options)
+
+    agent.imager.restore = watched
+    assert isinstance(agent.restore(), Hold if fails else Restored)
+    assert min(seen[0]) - 300 * MIB >= 256 * MIB
+    assert (other.values(7), other.records()) == ([SMALL] * 2, [])
+
+
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_crash_during_a_restore_leaves_no_raised_limit(world, site, monkeypatch, at):
+    other, agent = suspended_at_c2(world, site, monkeypatch)
+    world.effects, world.crash_at = 0, at
+    with pytest.raises(Crash):
+        agent.restore()
+    assert min(other.values(7)) > SMALL
+    again = recovered(world, "c2", other.limits())
+    assert again.restore() == Restored(2)
+    assert (other.values(7), other.records()) == ([SMALL] * 2, [])
+
+
+# --- in place
+
+
+def test_limit_stays_raised_during_sleep(world, site):
+    """Under the next agent as well; it is Slurm's again after the wake."""
+    site.use(7, 400 * MIB)
+    node = Node(world, limits=site.limits())
+    node.sleep()
+    raised = [SMALL + 48 * GIB + 256 * MIB] * 2
+    assert (site.values(7), asleep(world)) == (raised, True)
+    again = Node(world, limits=site.limits())
+    again.recover()
+    again.keeper._lower_limits()
+    assert site.values(7) == raised
+    assert again.view()["limit_raised_bytes"] == 48 * GIB + 256 * MIB
+    again.director.wake(7, "alice")
+    again.round()
+    assert awake(world)
+    assert (site.values(7), site.records()) == ([SMALL] * 2, [])
+
+
+@pytest.mark.parametrize("at", range(1, 4))
+def test_crash_in_place_leaves_no_raised_limit(world, site, at):
+    """The job wakes after its suspension was interrupted, or sleeps with a raised limit."""
+    world.crash_at = at
+    with pytest.raises(Crash):
+        Node(world, limits=site.limits()).sleep()
+    node = Node(world, limits=site.limits())
+    node.recover()
+    if asleep(world):
+        assert min(site.values(7)) > SMALL
+        node.director.wake(7, "alice")
+    node.round()
+    node.keeper._lower_limits()
+    assert awake(world)
+    assert (site.values(7), site.records()) == ([SMALL] * 2, [])
+
+
+def test_failed_wake_keeps_the_limit_raised(world, site):
+    """Its GPU memory is still in host memory."""
+    node = Node(world, limits=site.limits())
+    node.sleep()
+    raised = site.values(7)
+    with failing(node):
+        node.director.wake(7, "alice")
+        node.round()
+    node.keeper._lower_limits()
+    assert site.values(7) == raised
+    node.world.clock += 60
+    node.round()
+    assert awake(world)
+    assert site.values(7) == [SMALL] * 2
