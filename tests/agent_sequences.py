@@ -13,12 +13,11 @@ def recovered(world, node="c1", limits=None):
     """Start a new agent on the node, and complete all the work of its start."""
     agent = Agent(world, node, limits=limits)
     agent.keeper.recover()
+    agent.keeper._queue.close()
+    agent.keeper._queue.join()
     for _ in range(3):
-        agent.keeper._stop.set()
-        with agent.keeper._lock:
-            waiting = list(agent.keeper._waiting.values())
-        agent.keeper._round(waiting)
-    agent.aftermath.settle()
+        agent.keeper._round(list(agent.keeper._waiting.values()))
+    agent.settle()
     return agent
 
 

@@ -311,9 +311,9 @@ class Agent:
         return reply
 
     def settle(self) -> None:
-        """Wait for the copies to the shared store."""
-        self.aftermath.settle()
-        self.keeper._stop.set()
+        """Wait for the copies to the shared store, and end recovery."""
+        self.aftermath._copies.join()
+        self.keeper._queue.close()
 
     def images(self, *, shared: bool) -> list[int]:
         store = self.parts.shared if shared else self.parts.local

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -152,26 +151,22 @@ class FakeCards:
 
 
 class Inline:
-    """Workers that run calls at once."""
+    """A queue that runs calls at once."""
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+    def post(self, call: Callable[..., None], *arguments: Any) -> None:
         call(*arguments)
-        return Future()
 
-    def shutdown(self, **_: object) -> None: ...
+    def close(self) -> None: ...
 
 
 class Later:
-    """Workers that run calls on ``work()``."""
+    """A queue that runs calls on ``work()``."""
 
     def __init__(self) -> None:
         self.calls: list[Callable[[], None]] = []
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+    def post(self, call: Callable[..., None], *arguments: Any) -> None:
         self.calls.append(lambda: call(*arguments))
-        return Future()
-
-    def shutdown(self, **_: object) -> None: ...
 
     def work(self) -> None:
         while self.calls:
@@ -202,9 +197,9 @@ class Node:
             rules or Rules(),
             calls=calls,
             unheard=unheard,
-            workers=Inline(),
             clock=clock or (lambda: world.clock),
         )
+        self.director._wakes = self.director._aside = Inline()  # type: ignore[assignment]
         self.suspender = self.suspender_with()
         self.keeper = JobKeeper(self.agent.parts, self.agent.aftermath, self.director)
         self.agent.parts.registry.put(self.job())
@@ -229,7 +224,7 @@ class Node:
 
     def recover(self) -> None:
         self.keeper.recover()
-        self.keeper.stop()
+        self.keeper._queue.close()
 
     def round(self) -> None:
         self.world.clock += 2

@@ -173,7 +173,8 @@ def build(context: AgentContext) -> Orchestration:
         environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
         settings=SuspendSettings.of(suspend),
         limits=MemoryLimits(suspend.journal.parent / "memory-limits"),
-        mailer=mailer(config),
+        workers=context.workers,
+        mailer=mailer(config, context.workers),
     )
     tiers.report = partial(_report, parts)
     aftermath = Aftermath(parts)

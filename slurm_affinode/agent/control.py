@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from slurm_affinode.agent.listeners import AcceptLoop, listen_tcp, listen_unix
 from slurm_affinode.agent.requests import Caller, RequestError
 from slurm_affinode.agent.throttle import Pace, Seats, Seldom
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.suspension.peers import peer_of
 
@@ -60,7 +59,7 @@ class _Pool:
 
     seats: Seats
     pace: Pace
-    workers: ThreadPoolExecutor
+    requests: WorkQueue
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +79,7 @@ class ControlServer:
     def __init__(
         self,
         answer: Answer,
+        workers: Workers,
         *,
         path: Path,
         address: tuple[str, int] | None,
@@ -110,8 +110,12 @@ class ControlServer:
         # Prolog and epilog do not wait for users' requests, however many there are, and users of this node do not wait
         # for requests from the network.
         self._root, self._users, self._network = (
-            _Pool(Seats(seats, MAX_PER_HOLDER), Pace(REQUESTS_PER_S, BURST, clock), ThreadPoolExecutor(workers, name))
-            for seats, workers, name in (
+            _Pool(
+                Seats(seats, MAX_PER_HOLDER),
+                Pace(REQUESTS_PER_S, BURST, clock),
+                workers.queue(name, at_once, last=True),
+            )
+            for seats, at_once, name in (
                 (MAX_CONNECTIONS, ROOTS_WORKERS, "control of root"),
                 (MAX_CONNECTIONS, WORKERS, "control"),
                 (MAX_NETWORK_CONNECTIONS, WORKERS, "control of the network"),
@@ -131,7 +135,7 @@ class ControlServer:
         """Close all connections and sockets."""
         self._loop.stop()
         for pool in (self._root, self._users, self._network):
-            pool.workers.shutdown(wait=False, cancel_futures=True)
+            pool.requests.close()
         for connection in tuple(self._open):
             connection.sock.close()
         for sock in (*self._unix, self._tcp):
@@ -220,10 +224,7 @@ class ControlServer:
             self._end(connection)
         elif newline or not part:
             self._release(connection)
-            try:
-                connection.pool.workers.submit(self._handle, connection, line)
-            except RuntimeError:  # the agent is stopping
-                self._end(connection)
+            connection.pool.requests.post(self._handle, connection, line)
 
     def _release(self, connection: _Connection) -> None:
         """Remove a connection from the accepting thread."""

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from slurm_affinode.base.config import Config, policy_path
 from slurm_affinode.base.fork_server import Starter
 from slurm_affinode.base.node_config import listen_address
 from slurm_affinode.base.text import escaped
-from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint.manifest import load_key
@@ -57,6 +57,8 @@ ASK_S = 5.0
 ASK_IN_VAIN_S = 0.5
 """Timeout after the previous call has timed out, so that many requests in the meantime still get a reply."""
 ASK_AGAIN_S = 30.0
+ENDED_AT_ONCE = 4
+"""Number of ended jobs whose checkpoint images are cleaned up at the same time."""
 STOP_S = 20.0
 """Timeout for work under way when the agent is stopped. The journal covers the rest."""
 
@@ -82,8 +84,10 @@ class Daemon:
         self.registry = Registry()
         self.stopping = threading.Event()
         self._poke = threading.Event()
-        self._slurm = ThreadPoolExecutor(1, "slurm")
-        self._aside = ThreadPoolExecutor(1, "aside")
+        self.workers = Workers()
+        self._slurm = self.workers.queue("slurm", last=True)
+        self._aside = self.workers.queue("aside", last=True)
+        self._rounds = self.workers.queue("waker")
         self._ask = Asking(self._slurm)
         self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
         inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
@@ -92,33 +96,34 @@ class Daemon:
         prepare_directory(config.agent.run_dir)
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
         calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of)
-        context = AgentContext(config, self.node, self.registry, parts.slurm, self.watch.driver, indices, calls)
+        context = AgentContext(
+            config, self.node, self.registry, parts.slurm, self.watch.driver, self.workers, indices, calls
+        )  # fmt: skip
         self.orchestration = parts.orchestration(context)
-        self.work = Work(self.orchestration, config.suspend.max_at_once, changed=self._changed)
+        self.work = Work(self.orchestration, self.workers, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,
             watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration,
-            promises=_promises(config, self.node), later=self.later, aside=self.aside, gpu_indices=indices,
+            promises=_promises(config, self.node), later=self._slurm.post, aside=self._aside.post, gpu_indices=indices,
             answered=self._poke.set,
         )  # fmt: skip
-        self.admins = Admins(config.agent.admins, self.queue, self.later)
+        self.admins = Admins(config.agent.admins, self.queue, self._slurm.post)
         self.service = Service(
             node=self.node, cluster=config.cluster.name_or_default, registry=self.registry, loop=self.loop,
             work=self.work, orchestration=self.orchestration, is_admin=self.admins, ask=self._ask,
             ask_here=Asking(self._aside), name_of=name_of_user, gpu_indices=indices,
-            stopping=self.stopping, orphans=self._orphans(), clear=self.announcements.clear,
+            ended=self.workers.queue("ended", ENDED_AT_ONCE), orphans=self._orphans(), clear=self.announcements.clear,
             prolog_s=parse_span_s(config.inplace.prolog_timeout) if config.inplace.wake_at_prolog else 0.0,
         )  # fmt: skip
         self.arrivals = Arrivals(
-            self.registry, inspector, self.orchestration, self.work, later=self.later, left=self.service.left
+            self.registry, inspector, self.orchestration, self.work, later=self._slurm.post, left=self.service.left
         )
         run_dir = config.agent.run_dir
         self.shepherds = ShepherdServer(run_dir / "shepherd.sock", self.arrivals, parts.identify or inspector.identify)
         self.control = ControlServer(
-            self.service.answer, path=run_dir / CONTROL, node=self.node,
+            self.service.answer, self.workers, path=run_dir / CONTROL, node=self.node,
             address=listen_address(config.agent.listen) if config.agent.listen else None,
         )  # fmt: skip
-        self._waker = threading.Thread(target=self._wake, name="waker", daemon=True)
 
     def start(self) -> None:
         """Recover the work of the previous agent, then accept connections."""
@@ -128,7 +133,7 @@ class Daemon:
             self.orchestration.in_place.start()
         self.shepherds.start()
         self.control.start()
-        self._waker.start()
+        self._rounds.every(parse_span_s(self.config.suspend.wake_every), self._wake)
         log.info("the agent of %s watches every %g s%s", self.node, period_of(self.config.agent),
                  " (dry run)" if self.config.suspend.dry_run else "")  # fmt: skip
 
@@ -151,27 +156,17 @@ class Daemon:
     def stop(self) -> None:
         """Close the sockets, wait a short time for work under way, then release all resources."""
         self.end()
+        self._rounds.close()
         self.control.stop()
         self.work.stop(STOP_S)
         self.orchestration.stop()
         if self.orchestration.in_place is not None:
             self.orchestration.in_place.stop()
         self.shepherds.stop()
-        self._slurm.shutdown(wait=False, cancel_futures=True)
-        self._aside.shutdown(wait=False, cancel_futures=True)
+        self.workers.close()
         self.queue.close()
         self.watch.close()
         log.info("the agent of %s has ended", self.node)
-
-    def later(self, call: Callable[[], None]) -> None:
-        """Run a call in the thread that talks to slurmctld."""
-        with contextlib.suppress(RuntimeError):  # the agent is stopping
-            self._slurm.submit(_safely, call)
-
-    def aside(self, call: Callable[[], None]) -> None:
-        """Run a call in the thread for queries of the node itself."""
-        with contextlib.suppress(RuntimeError):  # the agent is stopping
-            self._aside.submit(_safely, call)
 
     def _idle_s(self, job_id: int) -> float | None:
         return self.loop.movable_s(job_id)
@@ -210,10 +205,8 @@ class Daemon:
         self._changed(job_id)
 
     def _wake(self) -> None:
-        every_s = parse_span_s(self.config.suspend.wake_every)
-        while not self.stopping.wait(every_s):
-            _safely(self.orchestration.waker.tick)
-            _safely(self.loop.promises.look)  # expired promises are removed even if no job waits any more
+        _safely(self.orchestration.waker.tick)
+        _safely(self.loop.promises.look)  # expired promises are removed even if no job waits any more
 
 
 def _promises(config: Config, node: str) -> Promises:
@@ -250,18 +243,15 @@ class Admins:
 
 
 class Asking:
-    """Runs calls in a thread and waits a limited time for each."""
+    """Runs calls in a queue and waits a limited time for each."""
 
-    def __init__(self, thread: ThreadPoolExecutor) -> None:
-        self._thread = thread
+    def __init__(self, queue: WorkQueue) -> None:
+        self._queue = queue
         self._in_vain = False
 
     def __call__(self, call: Callable[[], None]) -> None:
         """Run a call there. Whether it finished in time is not reported."""
-        try:
-            future: Future[None] = self._thread.submit(_safely, call)
-        except RuntimeError:  # the agent is stopping
-            return
+        future = self._queue.submit(_safely, call)
         try:
             future.result(min(ASK_S, ASK_IN_VAIN_S) if self._in_vain else ASK_S)
             self._in_vain = False
@@ -270,7 +260,7 @@ class Asking:
             # agent's own.
             future.cancel()
             self._in_vain = True
-        except CancelledError:
+        except CancelledError:  # the agent is stopping
             pass
 
 
@@ -301,6 +291,7 @@ def _serve(config: Config, parts: DaemonParts) -> None:
     finally:
         notify("STOPPING=1")
         daemon.stop()
+        daemon.workers.finish()
 
 
 def notify(state: str) -> None:

@@ -17,6 +17,7 @@ from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import one_line
+from slurm_affinode.base.threads import WorkQueue
 from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
@@ -62,6 +63,8 @@ class Service:
     name_of: Callable[[int], str]
     """Returns the name of a UID."""
     gpu_indices: MutableMapping[int, tuple[int, ...]]
+    ended: WorkQueue
+    """Looks after jobs whose epilog has run."""
     prolog_s: float = 0.0
     """Time that a prolog waits for sleepers on its GPUs to wake; 0: they are not woken."""
     orphans: OrphanVerbs | None = None
@@ -69,7 +72,6 @@ class Service:
     clear: Callable[[int], None] = lambda job_id: None
     """Removes files that a job's keeper may have left, see ``Announcements.clear``."""
     now: Callable[[], float] = time.time
-    stopping: threading.Event = field(default_factory=threading.Event)
     _with_option: set[int] = field(default_factory=set)
     """Jobs that were watched here and whose epilog is still to come."""
     _present: dict[int, int] = field(default_factory=dict)
@@ -356,7 +358,7 @@ class Service:
         if job_id in self._with_option:
             self._with_option.discard(job_id)
             # slurmd waits for the epilog, and slurmctld for slurmd; only then does slurmctld have the job's next state.
-            threading.Thread(target=self._ended, args=(job_id,), name="ended", daemon=True).start()
+            self.ended.post(self._ended, job_id, ENDED_TRIES)
         return {"job_id": job_id}
 
     def left(self, job_id: int) -> None:
@@ -365,21 +367,19 @@ class Service:
             self._with_option.clear()
         self._with_option.add(job_id)
 
-    def _ended(self, job_id: int) -> None:
+    def _ended(self, job_id: int, tries: int) -> None:
         """Report to the keeper that a job has ended and whether it is requeued.
 
-        Nothing is reported if slurmctld does not respond.
+        Nothing is reported if slurmctld does not respond to any of the ``tries``.
         """
         try:
-            for _ in range(ENDED_TRIES):
-                job = self.loop.queue.look(job_id)
-                if job is not None and (job.ended or job.pending or (job.allocated and job.state != "COMPLETING")):
-                    if job.ended:
-                        self.work.forget(job_id)
-                    self.orchestration.keeper.ended(job_id, requeued=not job.ended)
-                    return
-                if self.stopping.wait(ENDED_WAIT_S):
-                    return
+            job = self.loop.queue.look(job_id)
+            if job is not None and (job.ended or job.pending or (job.allocated and job.state != "COMPLETING")):
+                if job.ended:
+                    self.work.forget(job_id)
+                self.orchestration.keeper.ended(job_id, requeued=not job.ended)
+            elif tries > 1:
+                self.ended.later(ENDED_WAIT_S, self._ended, job_id, tries - 1)
         except (AffinodeError, OSError) as error:
             log.warning("job %d: its checkpoint images are not cleaned up: %s", job_id, one_line(error))
 

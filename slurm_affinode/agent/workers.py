@@ -1,6 +1,6 @@
-"""Worker threads for suspensions and restores, so that sampling continues meanwhile.
+"""Suspensions and restores in worker threads, so that sampling continues meanwhile.
 
-Slots are shared fairly among users: stalled work of one user does not block the others.
+Restores are shared fairly among users: stalled work of one user does not block the others.
 """
 
 from __future__ import annotations
@@ -9,78 +9,17 @@ import logging
 import signal
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.interface import Arrival, LookAgain, Orchestration, Refused
 from slurm_affinode.suspension.registry import Link, WatchedJob
 from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, SignalMessage, Start, Wait
-
-Call = Callable[[], None]
-
-
-class Slots:
-    """Runs each call in a thread of its own. Thread-safe.
-
-    ``total`` run at once, ``each`` for one user. A user with no running call does not wait for others: the first call
-    gets a slot beyond ``total`` if needed, up to ``most`` in total. Free slots are assigned to waiting users in turn.
-    """
-
-    def __init__(self, total: int, each: int, most: int, name: str) -> None:
-        """``name``: of the threads."""
-        self._total, self._each, self._most, self._name = total, each, most, name
-        self._running: Counter[int] = Counter()
-        self._waiting: dict[int, deque[Call]] = {}
-        """In the order in which users get the next slot."""
-        self._closed = False
-        self._lock = threading.Lock()
-        """Guards the queues and counts of this pool."""
-
-    def submit(self, uid: int, call: Call) -> None:
-        """Run a call of a user as soon as there is a slot. Raises ``RuntimeError`` after ``close``."""
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
-            self._waiting.setdefault(uid, deque()).append(call)
-            self._start()
-
-    def close(self) -> None:
-        """Drop waiting calls and accept no more."""
-        with self._lock:
-            self._closed = True
-            self._waiting.clear()
-
-    def _start(self) -> None:
-        """Start as many calls as the limits allow. The lock must be held."""
-        while (uid := next(filter(self._may, self._waiting), None)) is not None:
-            calls = self._waiting.pop(uid)
-            call = calls.popleft()
-            if calls:  # requeue the user behind the others
-                self._waiting[uid] = calls
-            self._running[uid] += 1
-            threading.Thread(target=self._run, args=(uid, call), name=self._name).start()
-
-    def _may(self, uid: int) -> bool:
-        mine, all_ = self._running[uid], self._running.total()
-        return (mine < self._each and all_ < self._total) or (mine == 0 and all_ < self._most)
-
-    def _run(self, uid: int, call: Call) -> None:
-        try:
-            call()
-        finally:
-            with self._lock:
-                self._running[uid] -= 1
-                if not self._running[uid]:
-                    del self._running[uid]
-                self._start()
-
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +62,7 @@ class Work:
     def __init__(
         self,
         orchestration: Orchestration,
+        workers: Workers,
         suspensions_at_once: int,
         *,
         now: Callable[[], float] = time.time,
@@ -137,11 +77,13 @@ class Work:
         self._under_way: dict[int, str] = {}
         self._gpus: dict[int, int] = {}
         self._outcomes: dict[int, WorkOutcome] = {}
-        self._stop = threading.Event()
-        self._suspends = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend")
+        at_once = max(1, suspensions_at_once)
+        self._suspends = workers.queue("suspend", at_once, last=True)
         # A job suspended in place that waits for room does not wait for other jobs' checkpoint images as well.
-        self._in_place = ThreadPoolExecutor(max(1, suspensions_at_once), "suspend in place")
-        self._restores = Slots(RESTORES_AT_ONCE, RESTORES_OF_A_USER, MOST_RESTORES, "restore")
+        self._in_place = workers.queue("suspend in place", at_once, last=True)
+        self._notices = workers.queue("notice", None)
+        self._restores = workers.queue("restore", RESTORES_AT_ONCE, each=RESTORES_OF_A_USER, most=MOST_RESTORES)
+        self._waits = workers.queue("waiting")
 
     # --- operations in progress
 
@@ -173,7 +115,7 @@ class Work:
 
     def _take(self, job_id: int, what: str, gpus: int = 0) -> bool:
         with self._lock:
-            if job_id in self._under_way:
+            if job_id in self._under_way or self._notices.stopping.is_set():
                 return False
             self._under_way[job_id] = what
             self._gpus[job_id] = gpus
@@ -194,23 +136,21 @@ class Work:
     def suspend(
         self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None
     ) -> bool:
-        """Start to suspend a job. Return ``False`` if work on it is already under way."""
+        """Start to suspend a job. Return ``False`` if work on it is already under way, or the agent is stopping."""
         notice = job.option.signal
         # A job in place gives no GPUs back to Slurm.
         gpus = 0 if job.option.mode is Mode.INPLACE else len(job.devices or ())
         if notice is None or notice.before_s == 0:
             if not self._take(job.job_id, SUSPENDING, gpus):
                 return False
-            self._pool(job).submit(self._suspend, job, why, look_again, promising)
+            self._queue(job).post(self._suspend, job, why, look_again, promising)
             return True
         if not self._take(job.job_id, SIGNALLED, gpus):
             return False
-        threading.Thread(
-            target=self._suspend, args=(job, why, look_again, promising), name=f"notice-{job.job_id}", daemon=True
-        ).start()
+        self._notices.post(self._suspend, job, why, look_again, promising)
         return True
 
-    def _pool(self, job: WatchedJob) -> ThreadPoolExecutor:
+    def _queue(self, job: WatchedJob) -> WorkQueue:
         return self._in_place if job.option.mode is Mode.INPLACE else self._suspends
 
     def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
@@ -254,11 +194,11 @@ class Work:
         if not self._waited(job, notice.before_s):
             return (
                 self._stopped()
-                if self._stop.is_set()
+                if self._notices.stopping.is_set()
                 else WorkOutcome(self._now(), False, "its script has ended", "gone")
             )
         try:
-            return self._pool(job).submit(self._act, job, why, look_again).result()
+            return self._queue(job).submit(self._act, job, why, look_again).result()
         except CancelledError:
             return self._stopped()
 
@@ -266,7 +206,7 @@ class Work:
         """Wait; return ``False`` if meanwhile the agent was stopped or the job ended."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if self._stop.wait(min(left, LINK_LOOK_S)) or not job.link.open:
+            if self._notices.stopping.wait(min(left, LINK_LOOK_S)) or not job.link.open:
                 return False
         return True
 
@@ -288,17 +228,18 @@ class Work:
     # --- restoring
 
     def restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None]) -> bool:
-        """Start to restore a job. ``then`` gets the reply before it is sent. Return ``False`` if work is under way."""
+        """Start to restore a job. ``then`` gets the reply before it is sent. Return ``False`` as ``suspend`` does."""
         if not self._take(arrival.job_id, "restoring"):
             return False
         over = threading.Event()
-        threading.Thread(target=_keep_waiting, args=(arrival.link, over), name="waiting", daemon=True).start()
-        try:
-            self._restores.submit(arrival.uid, partial(self._restore, arrival, then, over))
-        except RuntimeError:
-            over.set()
-            raise
+        self._waits.later(KEEP_WAITING_S, self._keep_waiting, arrival.link, over)
+        self._restores.post(self._restore, arrival, then, over, user=arrival.uid)
         return True
+
+    def _keep_waiting(self, link: Link, over: threading.Event) -> None:
+        if not over.is_set():
+            link.send(Wait())
+            self._waits.later(KEEP_WAITING_S, self._keep_waiting, link, over)
 
     def _restore(self, arrival: Arrival, then: Callable[[Arrival, Reply], None], over: threading.Event) -> None:
         reply: Reply = Hold("the agent could not restore it; see its log")
@@ -320,15 +261,8 @@ class Work:
 
     def stop(self, wait_s: float) -> None:
         """Accept no more work and wait up to ``wait_s`` seconds. The journal covers work that is unfinished then."""
-        self._stop.set()
-        self._suspends.shutdown(wait=False, cancel_futures=True)
-        self._in_place.shutdown(wait=False, cancel_futures=True)
-        self._restores.close()
+        for queue in (self._notices, self._suspends, self._in_place, self._restores):
+            queue.close()
         deadline = time.monotonic() + wait_s
         while self.under_way() and time.monotonic() < deadline:
             time.sleep(0.05)
-
-
-def _keep_waiting(link: Link, over: threading.Event) -> None:
-    while not over.wait(KEEP_WAITING_S):
-        link.send(Wait())

@@ -16,6 +16,7 @@ from typing import Protocol
 from slurm_affinode.base.node_config import SuspendConfig
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import parse_size
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
@@ -191,6 +192,8 @@ class Parts:
     versions: Callable[[], Versions]
     environments: JobEnvironments
     settings: SuspendSettings = SuspendSettings()
+    workers: Workers = field(default_factory=Workers)
+    """See ``AgentContext``."""
     gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """See ``AgentContext``."""
     reservations: Reservations = field(default_factory=Reservations)

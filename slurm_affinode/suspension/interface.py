@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import SlurmClient
@@ -223,6 +224,8 @@ class AgentContext:
     """Creates a client for one thread; the caller closes it."""
     gpus: Callable[[], AbstractContextManager[GpuDriver]]
     """The driver that the loop samples with. It is locked while the context lasts, so keep it short."""
+    workers: Workers
+    """The worker threads of the agent, which closes the queues that are still open when it has stopped."""
     gpu_indices: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Slurm's GPU indices of each job on this node, as reported by prologs."""
     calls: DaemonCalls = DaemonCalls()

@@ -1,4 +1,4 @@
-"""Mail to the owners of jobs, sent by a thread and a process of their own so that it cannot delay or fail a suspension.
+"""Mail to the owners of jobs, sent by a queue and a process of their own so that it cannot delay or fail a suspension.
 
 ``tell`` returns at once. Each event is mailed at most once, even if it is reported again after a crash: a file
 ``mailed/EVENT`` is created first. The number of mails per user and hour is limited; the next mail states how many were
@@ -11,9 +11,7 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import re
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -24,7 +22,7 @@ from slurm_affinode.base import process
 from slurm_affinode.base.config import Config, policy_path
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import last_line
-from slurm_affinode.base.threads import surviving
+from slurm_affinode.base.threads import Workers, surviving
 from slurm_affinode.model.suspension import JobKey, SuspensionMail
 
 LOG = logging.getLogger("slurm_affinode.agent")
@@ -50,11 +48,12 @@ def event(key: JobKey, began_epoch: float, run: int | None = None) -> str:
 
 
 class Mailer:
-    """The mailer of the agent; its thread starts with the first mail and ends with the agent."""
+    """The mailer of the agent. Mails are sent one at a time."""
 
     def __init__(
         self,
         send: Send,
+        workers: Workers,
         *,
         kinds: Collection[str] = (),
         most_per_hour: int = 10,
@@ -69,43 +68,27 @@ class Mailer:
         self._marks = marks
         self._now = now
         self._pauses_s = tuple(pauses_s)
-        self._queue: queue.Queue[SuspensionMail] = queue.Queue(_WAITING)
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-        """Guards the queue, the counts per user, and the start of the thread."""
-        self._stop = threading.Event()
+        self._queue = workers.queue("mail")
+        # Only the thread of the queue uses the counts.
         self._sent: dict[str, deque[float]] = {}
         self._left_out: dict[str, int] = {}
 
     def tell(self, event: SuspensionMail) -> None:
         """Queue a mail if the site has enabled its kind. Never raises or blocks."""
-        if event.kind not in self._kinds or self._stop.is_set():
+        if event.kind not in self._kinds or self._queue.stopping.is_set():
             return
-        try:
-            self._queue.put_nowait(event)
-        except queue.Full:
+        if self._queue.waiting >= _WAITING:
             LOG.warning("job %s: no mail to %s: %d others wait", event.job_id, event.user, _WAITING)
             return
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
-                self._thread.start()
+        self._queue.post(self._run, event)
 
     def stop(self) -> None:
         """Stop sending; queued mails are dropped."""
-        self._stop.set()
+        self._queue.close()
 
-    def settle(self) -> None:
-        """Wait until all queued mails are sent or have failed."""
-        self._queue.join()
-
-    def _run(self) -> None:
-        while True:
-            event = self._queue.get()
-            with surviving(LOG, "job %s: no mail to %s", event.job_id, event.user):
-                if not self._stop.is_set():
-                    self._mail(event)
-            self._queue.task_done()
+    def _run(self, event: SuspensionMail) -> None:
+        with surviving(LOG, "job %s: no mail to %s", event.job_id, event.user):
+            self._mail(event)
 
     def _mail(self, event: SuspensionMail) -> None:
         if not self._first(event):
@@ -124,7 +107,7 @@ class Mailer:
                 self._send(event)
             except AffinodeError as error:
                 LOG.warning("job %s: no mail to %s: %s", event.job_id, event.user, error)
-                if pause_s is None or self._stop.wait(pause_s):
+                if pause_s is None or self._queue.stopping.wait(pause_s):
                     return
             else:
                 self._left_out.pop(event.user, None)
@@ -156,11 +139,11 @@ class Mailer:
                     path.unlink()
 
 
-SILENT = Mailer(lambda mail: None)
+SILENT = Mailer(lambda mail: None, Workers())
 """For sites that have disabled mail."""
 
 
-def mailer(config: Config) -> Mailer:
+def mailer(config: Config, workers: Workers) -> Mailer:
     """Return the mailer for the kinds in ``[suspend] mail``, or ``SILENT`` if there are none.
 
     Each mail is sent by a process of its own. Raises nothing itself; sending raises ``AffinodeError`` with the last
@@ -180,4 +163,4 @@ def mailer(config: Config) -> Mailer:
             raise AffinodeError(said or f"the mail's process ended with status {done.returncode}")
 
     marks = suspend.journal.parent / "mailed"
-    return Mailer(send, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)
+    return Mailer(send, workers, kinds=suspend.mail, most_per_hour=suspend.mail_limit, marks=marks)

@@ -6,7 +6,6 @@ None of them can fail the suspension; failures are retried or logged.
 from __future__ import annotations
 
 import os
-import threading
 from contextlib import suppress
 from dataclasses import replace
 
@@ -61,24 +60,17 @@ def mail_owner(
 
 
 class Aftermath:
-    """Handles the consequences of suspensions. One per agent; its threads end with the agent."""
+    """Handles the consequences of suspensions. One per agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._turn = threading.Semaphore(_COPIES_AT_ONCE)
-        self._copies: list[threading.Thread] = []
-        self._stop = threading.Event()
+        self._copies = parts.workers.queue("copy", _COPIES_AT_ONCE)
 
     def stop(self) -> None:
         """Stop all attempts; the journal records the remaining work."""
-        self._stop.set()
+        self._copies.close()
         self._parts.tiers.stop()
         self._parts.mailer.stop()
-
-    def settle(self) -> None:
-        """Wait for the copies in progress."""
-        for thread in list(self._copies):
-            thread.join()
 
     # --- job not suspended
 
@@ -103,7 +95,7 @@ class Aftermath:
     # --- job suspended
 
     def queued(self, journal: JobJournal) -> None:
-        """Complete a suspension: the processes are gone and the job is queued. The image is copied in a thread."""
+        """Complete a suspension: the processes are gone and the job is queued. The image is copied later."""
         parts, record = self._parts, journal.record
         parts.ledger.write(record.ledger_entry(parts.node))
         self._note(record)
@@ -111,10 +103,7 @@ class Aftermath:
         job_id = record.key.job_id
         comment(parts, job_id, messages.suspended(record.why or "", record.gpu_bytes or 0, record.called))
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED), why=record.why)
-        # A daemon thread: if the agent exits during a copy, the next one continues it.
-        thread = threading.Thread(target=self._copy, args=(journal,), name=f"copy-{job_id}", daemon=True)
-        self._copies = [*(one for one in self._copies if one.is_alive()), thread]
-        thread.start()
+        self._copies.post(self._copy, journal)  # if the agent exits during the copy, the next one continues it
 
     def _leave(self, record: SuspensionRecord) -> None:
         """Remove the job's files in ``/dev/shm`` and ``/tmp`` from this node: the image has them."""
@@ -145,26 +134,28 @@ class Aftermath:
 
     def _copy(self, journal: JobJournal) -> None:
         parts, record = self._parts, journal.record
-        while not self._stop.is_set():
-            try:
-                copy = None if record.seq is None else parts.tiers.on_node(record.key.name, record.seq)
-                if copy is None or parts.shared is None:
-                    break
-                with self._turn:
-                    parts.tiers.publish(record.key.name, copy.image.manifest.seq)
-                entry = LedgerEntry.of(record.key, record.began_ms)
-                parts.ledger.write(replace(entry, copied_ms=round(parts.now() * 1000)))
-                if self._asleep(record.key.job_id):
-                    self._note(record)
-                break
-            except AffinodeError as error:
-                parts.log.warning("job %s: its image is not in the shared store yet: %s", record.key.job_id, error)
-                if not self._asleep(record.key.job_id):
-                    break
-                self._stop.wait(_RETRY_S)
+        try:
+            self._publish(record)
+        except AffinodeError as error:
+            parts.log.warning("job %s: its image is not in the shared store yet: %s", record.key.job_id, error)
+            if self._asleep(record.key.job_id):
+                self._copies.later(_RETRY_S, self._copy, journal)
+                return
         # The job may be restoring by now, and its journal be in use for that.
-        if not self._stop.is_set() and parts.journal.of_job(record.key).phase is Phase.QUEUED:
+        if not self._copies.stopping.is_set() and parts.journal.of_job(record.key).phase is Phase.QUEUED:
             self._close(journal)
+
+    def _publish(self, record: SuspensionRecord) -> None:
+        """Copy the image to the shared store, if there is one. Raises ``AffinodeError`` if that has to be retried."""
+        parts = self._parts
+        copy = None if record.seq is None else parts.tiers.on_node(record.key.name, record.seq)
+        if copy is None or parts.shared is None:
+            return
+        parts.tiers.publish(record.key.name, copy.image.manifest.seq)
+        entry = LedgerEntry.of(record.key, record.began_ms)
+        parts.ledger.write(replace(entry, copied_ms=round(parts.now() * 1000)))
+        if self._asleep(record.key.job_id):
+            self._note(record)
 
     def _asleep(self, job_id: int) -> bool:
         """Return whether the job has not ended, or Slurm does not respond."""

@@ -7,8 +7,8 @@ one agent queries for all; see ``wake``. Images are read past the page cache, wi
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -37,28 +37,23 @@ class Prefetcher:
         self._saved = 0.0
         self._looked: set[tuple[JobKey, str | None]] = set()
         self._bad: set[tuple[str, int]] = set()
-        self._thread: threading.Thread | None = None
+        self._queue = parts.workers.queue("prefetch")
+        self._under_way: Future[None] | None = None
 
     def tick(self) -> None:
-        """Start the next transfer, if any, in a thread. Must not raise."""
+        """Start the next transfer, if any, in the background. Must not raise."""
         parts = self._parts
         try:
             parts.tiers.relieve()
             self._save()
-            if self._thread is not None and self._thread.is_alive():
+            if self._under_way is not None and not self._under_way.done():
                 return
             notes = [note for note in parts.notes.all() if note.cluster == parts.cluster and not note.given_up]
             work = [*self._to_mend(notes), *self._to_bring(notes)]
             if work:
-                self._thread = threading.Thread(target=self._run, args=(work,), name="prefetch", daemon=True)
-                self._thread.start()
+                self._under_way = self._queue.submit(self._run, work)
         except (AffinodeError, OSError) as error:
             parts.log.warning("prefetch of images: %s", error)
-
-    def settle(self) -> None:
-        """Wait for the work in progress."""
-        if self._thread is not None:
-            self._thread.join()
 
     def _run(self, work: Sequence[Callable[[], bool]]) -> None:
         """Do the first piece of work that has an effect; failures are logged and skipped."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -86,11 +85,10 @@ class JobKeeper:
         self._requeuer = Requeuer(parts)
         self._silent = False
         """slurmctld did not respond in this round."""
+        self._queue = parts.workers.queue("recovery")
         self._waiting: dict[JobKey, JobJournal] = {}
-        self._lock = threading.Lock()
-        """Guards the jobs that wait for recovery, and the start of the thread."""
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        """No lock: suspensions add journals, and only the thread of the queue copies and removes them, each of which is
+        one operation of the dictionary."""
         self._swept = 0.0
         self._unknown: dict[str, Absence] = {}
         """Jobs that Slurm did not know in the last sweep."""
@@ -106,21 +104,12 @@ class JobKeeper:
                 self._parts.log.error("%s: %s", journal.path, journal.damage)
         self._round(journals)
         self._lower_limits()
-        self._start()
+        self._queue.every(_RETRY_S, self._retry)
 
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="recovery", daemon=True)
-                self._thread.start()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_RETRY_S):
-            with self._lock:
-                waiting = list(self._waiting.values())
-            self._round(waiting)
-            with surviving(self._parts.log, "memory limits are not lowered, by a fault of the agent"):
-                self._lower_limits()
+    def _retry(self) -> None:
+        self._round(list(self._waiting.values()))
+        with surviving(self._parts.log, "memory limits are not lowered, by a fault of the agent"):
+            self._lower_limits()
 
     def _lower_limits(self) -> None:
         """Lower memory limits that a suspension, a wake or a restore has left raised."""
@@ -134,16 +123,9 @@ class JobKeeper:
         for journal in journals:
             self._try(journal)
 
-    def stop(self) -> None:
-        """Stop all attempts; the journal records the remaining work."""
-        self._stop.set()
-        self._aftermath.stop()
-
     def wait(self, journal: JobJournal) -> None:
         """Take over a suspension that has to wait until Slurm responds."""
-        with self._lock:
-            self._waiting[journal.key] = journal
-        self._start()
+        self._waiting[journal.key] = journal
 
     def _try(self, journal: JobJournal) -> None:
         done = False
@@ -152,12 +134,11 @@ class JobKeeper:
                 done = self.take_up(journal)
             except AffinodeError as error:
                 self._parts.log.warning("job %s: %s", journal.key.job_id, error)
-        with self._lock:
-            if done:
-                self._waiting.pop(journal.key, None)
-                self._said.pop(journal.key, None)
-            else:
-                self._waiting[journal.key] = journal
+        if done:
+            self._waiting.pop(journal.key, None)
+            self._said.pop(journal.key, None)
+        else:
+            self._waiting[journal.key] = journal
 
     def take_up(self, journal: JobJournal) -> bool:
         """Do what ``core.suspension.recover`` decides for a journal; return whether nothing is left to wait for."""

@@ -7,7 +7,6 @@ complete in the shared store, since Slurm may start it on any node.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -93,8 +92,6 @@ class JobWaker:
         self._over = over
         self._next = 0.0
         self._plans: dict[int, StartPlan] | None = None
-        self._lock = threading.Lock()
-        """Held for a whole round, so that rounds never overlap."""
 
     # --- on request
 
@@ -132,11 +129,10 @@ class JobWaker:
     def tick(self) -> None:
         """See ``interface.Waker``."""
         parts = self._parts
-        with self._lock:
-            now = parts.now()
-            if now < self._next <= now + parts.settings.wake_every_s:  # otherwise the clock was set back
-                return
-            self._next = now + parts.settings.wake_every_s
+        now = parts.now()
+        if now < self._next <= now + parts.settings.wake_every_s:  # otherwise the clock was set back
+            return
+        self._next = now + parts.settings.wake_every_s
         with surviving(parts.log, "waking failed, by a fault of the agent"):
             try:
                 mine = self._lease.held(parts.now(), _LEASE_FACTOR * parts.settings.wake_every_s)

@@ -30,6 +30,7 @@ from slurm_affinode.agent.service import Service
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.process import Completed
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.model.suspension import JobKey, SuspendOption
 from slurm_affinode.suspension.interface import AgentContext, Orchestration
 from slurm_affinode.suspension.peers import Peer
@@ -211,7 +212,7 @@ def _live() -> Iterator[Check]:
         stack.enter_context(mock.patch.object(munge, "decode", _decoded))
         stack.enter_context(mock.patch.object(munge, "encode", lambda payload, only_uid=None: _credential(payload, 0)))
         path = Path(place) / "control.sock"
-        server = control.ControlServer(service.answer, path=path, address=("127.0.0.1", 0), node="c1")
+        server = control.ControlServer(service.answer, Workers(), path=path, address=("127.0.0.1", 0), node="c1")
         server._pace = Pace(1e9, 10**9)
         server.start()
         stack.callback(server.stop)

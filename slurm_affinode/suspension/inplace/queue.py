@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.text import span
@@ -25,18 +23,6 @@ _COMMENT_RETRY_S = 15.0
 """Delay of a retry if Slurm did not respond."""
 
 
-class Workers(Protocol):
-    """The part of a ``concurrent.futures`` executor that is used."""
-
-    def submit(self, call: Callable[..., None], /, *arguments: Any) -> Future[None]:
-        """Call it in another thread; the future holds its result."""
-        ...
-
-    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
-        """Accept no more calls; ``wait`` for those that run, drop those that have not started (``cancel_futures``)."""
-        ...
-
-
 @dataclass(slots=True)
 class _Wish:
     text: str | None
@@ -48,15 +34,14 @@ class _Wish:
 
 
 class Comments:
-    """The desired comment of each job. Thread-safe; Slurm is called in a separate thread."""
+    """The desired comment of each job. Thread-safe; Slurm is called in a queue."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._lock = threading.Lock()
         """Guards the comments to be sent."""
         self._wishes: dict[int, _Wish] = {}
-        self.worker: Workers = ThreadPoolExecutor(1, "comment")
-        """Calls Slurm; shut down when the agent ends, which would otherwise wait for all pending comments."""
+        self._queue = parts.workers.queue("comment", last=True)
 
     @property
     def due(self) -> bool:
@@ -97,11 +82,11 @@ class Comments:
             for job_id, text in ready:
                 self._wishes[job_id].said = text
         for job_id, text in ready:
-            self._submit(self._tell, job_id, text)
+            self._queue.post(self._tell, job_id, text)
 
-    def _submit(self, call: Callable[..., None], *arguments: Any) -> None:
-        with suppress(RuntimeError):  # the agent is stopping: the next one checks the comments
-            self.worker.submit(call, *arguments)
+    def stop(self) -> None:
+        """Set no more comments; the next agent checks them."""
+        self._queue.close()
 
     def _tell(self, job_id: int, text: str | None) -> None:
         slurm = self._parts.slurm
@@ -121,7 +106,7 @@ class Comments:
 
     def check(self, job_id: int) -> None:
         """Remove the comment of an earlier agent from a job that runs."""
-        self._submit(self._check, job_id)
+        self._queue.post(self._check, job_id)
 
     def _check(self, job_id: int) -> None:
         try:
@@ -165,6 +150,8 @@ class InLine(Holder, Protocol):
     """Why it waits, in one line; set here."""
     overdue: bool
     """It has waited longer than the site's deadline; set here."""
+    waits_since: tuple[float, float] | None
+    """The time since which it waits, and the clock's reading at that time; set here."""
 
     @property
     def verb(self) -> str:
@@ -173,7 +160,10 @@ class InLine(Holder, Protocol):
 
 
 class GpuQueue:
-    """The queue, served according to ``core.inplace``. ``serve`` is for one thread, the rest for any."""
+    """The queue, served according to ``core.inplace``. ``serve`` is for one thread, the rest for any.
+
+    No lock: ``serve`` replaces what other threads read as a whole, and ``turn`` is called under the lock of the caller.
+    """
 
     def __init__(
         self, parts: Parts, sharing: Sharing, comments: Comments, deadline_s: float, clock: Callable[[], float],
@@ -188,10 +178,6 @@ class GpuQueue:
         self._comments = comments
         self._deadline_s = deadline_s
         self._clock = clock
-        self._since: dict[int, tuple[float, float]] = {}
-        """Job -> the time since which it waits, and the clock's reading at that time."""
-        self._lock = threading.Lock()
-        """Guards the queue."""
         self._turns = 0
         self._wanted: dict[int, tuple[int, ...]] = {}
         self._served = -1e9
@@ -200,10 +186,9 @@ class GpuQueue:
 
     def turn(self) -> int:
         """Return a number for a new job, above all earlier ones."""
-        with self._lock:
-            self._turns += 1
-            self._changed = True
-            return self._turns
+        self._turns += 1
+        self._changed = True
+        return self._turns
 
     def changed(self) -> None:
         """Record an event that the queue may have waited for."""
@@ -211,8 +196,7 @@ class GpuQueue:
 
     def wanted(self, job_id: int) -> tuple[int, ...]:
         """Return the jobs for which a job is to make room."""
-        with self._lock:
-            return self._wanted.get(job_id, ())
+        return self._wanted.get(job_id, ())
 
     def serve(
         self,
@@ -235,8 +219,6 @@ class GpuQueue:
         if not self._changed and 0 <= now - self._served < _RETRY_S:
             return
         self._served, self._changed = now, False
-        with self._lock:
-            self._since = {job_id: since for job_id, since in self._since.items() if job_id in asleep}
         line = sorted(waiting, key=lambda one: (one.asked_epoch or 0.0, one.turn))
         try:
             found = self._sharing.plan(line, coming, asleep, idle_s)
@@ -275,17 +257,12 @@ class GpuQueue:
         Setting the clock must not make a job overdue, since it may be ended for that.
         """
         asked = one.asked_epoch or now
-        with self._lock:
-            known, since = self._since.get(one.job_id, (None, 0.0))
-            if known != asked:
-                since = self._clock() - max(0.0, now - asked)
-                self._since[one.job_id] = asked, since
-        return self._clock() - since
+        if one.waits_since is None or one.waits_since[0] != asked:
+            one.waits_since = asked, self._clock() - max(0.0, now - asked)
+        return self._clock() - one.waits_since[1]
 
     def _press(self, make_room: Mapping[int, int]) -> None:
         wanted: dict[int, tuple[int, ...]] = {victim: (waiter,) for victim, waiter in make_room.items()}
-        with self._lock:
-            changed = wanted != self._wanted
-            self._wanted = wanted
+        changed, self._wanted = wanted != self._wanted, wanted
         if changed and wanted:
             self._pressed()

@@ -11,7 +11,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from slurm_affinode.suspension.context import Gpus, Parts
 from slurm_affinode.suspension.inplace import sockets
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing, Unheard
-from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, InLine, Workers
+from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, InLine
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
@@ -163,12 +162,13 @@ def from_slurm(number: int) -> WakeRequest | None:
 
 
 class Wishes:
-    """Wake requests during a suspension: by job for signals of Slurm and users, by GPU for prologs."""
+    """Wake requests during a suspension: by job for signals of Slurm and users, by GPU for prologs.
+
+    Not thread-safe: ``Director`` locks it.
+    """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._lock = threading.Lock()
-        """Guards the requests."""
         self._of_jobs: dict[int, tuple[float, WakeRequest]] = {}
         self._prologs: list[tuple[Set[str], str]] = []
 
@@ -181,10 +181,9 @@ class Wishes:
 
     def keep(self, job_id: int, wish: WakeRequest) -> None:
         """Record a request, also for a job that runs: it may be stopped before it receives a signal."""
-        with self._lock:
-            if len(self._of_jobs) >= _KEPT:
-                self._of_jobs.clear()
-            self._of_jobs[job_id] = self._parts.now(), wish
+        if len(self._of_jobs) >= _KEPT:
+            self._of_jobs.clear()
+        self._of_jobs[job_id] = self._parts.now(), wish
 
     def _falls(self, job: WatchedJob | None) -> bool:
         return (
@@ -202,22 +201,19 @@ class Wishes:
     @contextmanager
     def prolog(self, uuids: Set[str], why: str) -> Iterator[None]:
         """Let no job fall asleep on these GPUs while the context lasts."""
-        with self._lock:
-            self._prologs.append((uuids, why))
+        self._prologs.append((uuids, why))
         try:
             yield
         finally:
-            with self._lock:
-                self._prologs.remove((uuids, why))
+            self._prologs.remove((uuids, why))
 
     def of(self, sleeper: Sleeper) -> WakeRequest | None:
         """Return the request for a job since its suspension began, and remove it."""
-        with self._lock:
-            at, wish = self._of_jobs.pop(sleeper.job_id, (0.0, None))
-            began = sleeper.journal.record.began_epoch
-            if wish is not None and at >= began - (_HANDLED_S if wish.let_go else 0):
-                return wish
-            return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
+        at, wish = self._of_jobs.pop(sleeper.job_id, (0.0, None))
+        began = sleeper.journal.record.began_epoch
+        if wish is not None and at >= began - (_HANDLED_S if wish.let_go else 0):
+            return wish
+        return next((WakeRequest(why) for uuids, why in self._prologs if uuids & sleeper.held.keys()), None)
 
 
 _WAKES_AT_ONCE, _ASIDE_AT_ONCE = 4, 8
@@ -238,9 +234,9 @@ class Director:
     def __init__(
         self, parts: Parts, freezer: Freezer, sockets: Sockets, gpus: Gpus, rules: Rules,
         *, calls: DaemonCalls = _NO_DAEMON, unheard: Unheard = lambda pids: {},
-        workers: Workers | None = None, clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """``unheard``: see ``Sharing``; ``clock``: see ``Line``. ``workers`` run beside the scheduler's thread."""
+        """``unheard``: see ``Sharing``; ``clock``: see ``GpuQueue``."""
         self._parts, self._freezer, self._sockets, self._calls = parts, freezer, sockets, calls
         self._sharing = Sharing(parts.registry, freezer, gpus, rules.awake_limit_pct, unheard)
         self._rules = rules
@@ -249,32 +245,28 @@ class Director:
         self._looks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s)
         self._line = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock, pressed=calls.pressed)
         self._starters = Starters(parts, freezer, rules.start_free_pct)
-        self._lock = threading.RLock()
-        """Guards the sleepers; ``_changed`` is its condition."""
+        self._lock = threading.Condition()
+        """Guards the sleepers, the starting jobs and the requests; notified when a job no longer sleeps."""
         self._sleepers: dict[int, Sleeper] = {}
         self._wishes = Wishes(parts)
         self._slowly_s = 0.0
         self._poke, self._stop = threading.Event(), threading.Event()
-        self._changed = threading.Condition(self._lock)
-        self._workers = workers or ThreadPoolExecutor(_WAKES_AT_ONCE, "wake")
-        self._aside = workers or ThreadPoolExecutor(_ASIDE_AT_ONCE, "aside")
-        self._thread: threading.Thread | None = None
+        self._wakes = parts.workers.queue("wake", _WAKES_AT_ONCE, last=True)
+        self._aside = parts.workers.queue("aside in place", _ASIDE_AT_ONCE, last=True)
 
     # --- the thread
 
     def start(self) -> None:
-        """Start the scheduler's thread."""
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="inplace", daemon=True)
-                self._thread.start()
+        """Start the scheduler's thread. Called once."""
+        threading.Thread(target=self._run, name="inplace", daemon=True).start()
 
     def stop(self) -> None:
         """Stop waking jobs; the journal records those that sleep."""
         self._stop.set()
         self._poke.set()
-        for workers in (self._workers, self._aside, self._comments.worker):
-            workers.shutdown(wait=False, cancel_futures=True)
+        self._wakes.close()
+        self._aside.close()
+        self._comments.stop()
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -316,7 +308,7 @@ class Director:
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
             self._starters.forget(sleeper.job_id)  # or it would wait for the room reserved for itself
-        wish = self._wishes.of(sleeper)
+            wish = self._wishes.of(sleeper)
         if wish is not None and wish.let_go:
             self._let_go(sleeper, wish.why)
         elif wish is not None:
@@ -392,13 +384,13 @@ class Director:
             elif wish is not None:
                 self._wishes.keep(job_id, wish)
         if sleeper is not None and wish is not None:
-            self._aside.submit(self._let_go, sleeper, wish.why)
+            self._aside.post(self._let_go, sleeper, wish.why)
 
     def wake_on(self, indices: Sequence[int], why: str, timeout_s: float) -> list[int]:
         """Wake all jobs with memory on GPUs with these Slurm indices, and wait; return those that still sleep."""
         uuids = self._sharing.uuids(indices)
         deadline = time.monotonic() + timeout_s
-        with self._wishes.prolog(uuids, why), self._changed:
+        with self._lock, self._wishes.prolog(uuids, why):
             while True:
                 for sleeper in self._sleepers.values():
                     if uuids & sleeper.held.keys():
@@ -407,7 +399,7 @@ class Director:
                 left = sorted(asleep | self._wishes.falling_on(uuids))
                 if not left or self._stop.is_set() or time.monotonic() >= deadline:
                     return left
-                self._changed.wait(min(_LOOKS_S, timeout_s))
+                self._lock.wait(min(_LOOKS_S, timeout_s))
 
     def _ask(self, sleeper: Sleeper, why: str, *, lasting: bool = False) -> None:
         """Add a job to the queue. ``lasting``: see ``WakeRequest``."""
@@ -468,10 +460,10 @@ class Director:
         return bool(self._sharing.plan([sleeper], [], asleep, self._calls.idle_s).go)
 
     def _gone(self, sleeper: Sleeper) -> None:
-        with self._changed:
+        with self._lock:
             if self._sleepers.pop(sleeper.job_id, None) is None:
                 return
-            self._changed.notify_all()
+            self._lock.notify_all()
         self._comments.clear(sleeper.job_id)  # it may be requeued, and no longer sleeps
         try:
             self._waking.gone(sleeper)
@@ -521,7 +513,7 @@ class Director:
         elif isinstance(one, Sleeper):
             mail_owner(self._parts, one.journal.record, "failed", why=why, ended=self._rules.end_on_deadline)
             if self._rules.end_on_deadline:
-                self._aside.submit(self._waking.end, one, why)
+                self._aside.post(self._waking.end, one, why)
 
     def wanted(self, job_id: int) -> tuple[int, ...]:
         """Return the jobs for which another one is to make room."""
@@ -530,10 +522,7 @@ class Director:
     def _begin(self, sleeper: Sleeper) -> None:
         with self._lock:
             sleeper.waking, sleeper.waits = True, ""
-        try:
-            self._workers.submit(self._wake, sleeper)
-        except RuntimeError:  # the agent is stopping
-            sleeper.waking = False
+        self._wakes.post(self._wake, sleeper)
 
     def _wake(self, sleeper: Sleeper) -> None:
         with surviving(self._parts.log, "job %s: not woken, by a fault of the agent", sleeper.job_id) as fault:
@@ -554,10 +543,10 @@ class Director:
         except AffinodeError as error:
             self._not_woken(sleeper, str(error))
         else:
-            with self._changed:
+            with self._lock:
                 self._sleepers.pop(sleeper.job_id, None)
                 self._parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may show a sleeping phase
-                self._changed.notify_all()
+                self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
             slept = span(self._parts.now() - sleeper.since_epoch)
             self._calls.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")

@@ -75,6 +75,8 @@ class Sleeper:
     failures: int = 0
     retry_epoch: float = 0.0
     overdue: bool = False
+    waits_since: tuple[float, float] | None = None
+    """See ``queue.InLine``."""
     told: bool = False
     """A mail about the suspension was queued for its owner, if the site has enabled that."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +154,8 @@ def test_outdated_refusals_are_discarded(node: Node1) -> None:
     watched(node, option="window=1,when=always")
     loop = node.daemon.loop
     wait_until("the refusal is known", lambda: 7 in loop.states and loop.states[7].refusals)
-    node.daemon._aside.shutdown(wait=True)  # no more queries
+    node.daemon._aside.close()  # no more queries
+    node.daemon._aside.join()
     loop.restart(7)
     assert loop.states[7].refusals == ()
 
@@ -298,7 +298,7 @@ def test_epilog_reports_nothing_without_slurmctld(node: Node1, monkeypatch: pyte
     node.daemon.service.left(7)
     node.slurm.down = True
     ask(node, verb="epilog", job=7, uid=2001)
-    wait_until("it has given up", threading.enumerate, lambda all_: not any(one.name == "ended" for one in all_))
+    node.daemon.service.ended.join()  # it has given up
     assert node.acts.ended_jobs == []
 
 

@@ -111,7 +111,7 @@ def test_suspended_job_is_shown_beyond_query_limit(node: Node1, monkeypatch: pyt
 def test_unresponsive_slurmctld_is_waited_for_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """Later clients only wait briefly until it responds again, and do not queue behind each other."""
     silent, asked = threading.Event(), []
-    node.daemon.later(lambda: silent.wait(30) and None)
+    node.daemon._slurm.post(lambda: silent.wait(30) and None)
     monkeypatch.setattr(daemon, "ASK_S", 0.05)
     node.daemon._ask(lambda: asked.append(1))
     monkeypatch.setattr(daemon, "ASK_S", 3600.0)

@@ -429,7 +429,7 @@ def test_abandoned_queries_are_dropped(node: Node1, monkeypatch: pytest.MonkeyPa
     """Queries abandoned while slurmctld did not respond do not delay later ones."""
     monkeypatch.setattr(daemon, "ASK_S", 0.02)
     silent, asked = threading.Event(), []
-    node.daemon.later(lambda: silent.wait(DEADLINE_S) and None)
+    node.daemon._slurm.post(lambda: silent.wait(DEADLINE_S) and None)
     for number in range(5):
         node.daemon._ask(lambda number=number: asked.append(number))
     monkeypatch.setattr(daemon, "ASK_S", DEADLINE_S)

@@ -203,7 +203,7 @@ def test_suspension_in_progress_outlives_lost_slurm_state(tmp_path, phase):
     agent = Agent(world, "c1")
     lose_state(agent)
     agent.keeper.recover()
-    agent.keeper._stop.set()
+    agent.keeper._queue.close()
     assert agent.images(shared=False) == [1]
     assert "kill" not in world.effect_log
     agent = recovered(world)

@@ -17,6 +17,7 @@ from mail_server import Server, serving
 
 from slurm_affinode.base.config import parse
 from slurm_affinode.base.errors import ConfigError, UnreachableError
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.model.cleanup import MailPolicy
 from slurm_affinode.model.suspension import MAIL_KINDS, JobKey, SuspensionMail
 from slurm_affinode.report.suspension_mail import suspension_digest
@@ -45,36 +46,36 @@ def test_event_is_mailed_once(tmp_path: Path) -> None:
     """The next agent, in which recovery repeats the event, does not mail it again."""
     out = Out()
     for _ in range(2):
-        mailer = Mailer(out, kinds=MAIL_KINDS, marks=tmp_path / "mailed")
+        mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, marks=tmp_path / "mailed")
         mailer.tell(SLEEPS)
         mailer.tell(SLEEPS)
         mailer.tell(replace(SLEEPS, kind="restored"))
-        mailer.settle()
+        mailer._queue.join()
     assert [mail.kind for mail in out.mails] == ["suspended", "restored"]
 
 
 def test_only_configured_kinds_are_mailed() -> None:
     out = Out()
-    mailer = Mailer(out, kinds=["failed"])
+    mailer = Mailer(out, Workers(), kinds=["failed"])
     mailer.tell(SLEEPS)
     mailer.tell(replace(SLEEPS, kind="failed"))
-    mailer.settle()
+    mailer._queue.join()
     assert [mail.kind for mail in out.mails] == ["failed"]
 
 
 def test_mails_per_user_and_hour_are_limited() -> None:
     """Other users still get theirs; the next mail gives the number of dropped mails."""
     out, clock = Out(), [1e9]
-    mailer = Mailer(out, kinds=MAIL_KINDS, most_per_hour=3, now=lambda: clock[0])
+    mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, most_per_hour=3, now=lambda: clock[0])
     for job in range(8):
         mailer.tell(replace(SLEEPS, job_id=job))
     mailer.tell(replace(SLEEPS, user="bob"))
-    mailer.settle()
+    mailer._queue.join()
     assert [(mail.user, mail.job_id) for mail in out.mails] == [("alice", 0), ("alice", 1), ("alice", 2), ("bob", 7)]
     clock[0] += 3601
     mailer.tell(replace(SLEEPS, job_id=9))
     mailer.tell(replace(SLEEPS, job_id=10))
-    mailer.settle()
+    mailer._queue.join()
     assert [(mail.job_id, mail.left_out) for mail in out.mails[4:]] == [(9, 5), (10, 0)]
     assert "5 more mails to you were not sent" in suspension_digest(out.mails[4], MailPolicy()).text
 
@@ -82,13 +83,13 @@ def test_mails_per_user_and_hour_are_limited() -> None:
 def test_failed_mail_is_retried_and_then_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """Each failure is one line of the log."""
     out = Out(fails=2)
-    mailer = Mailer(out, kinds=MAIL_KINDS, pauses_s=(0.0, 0.0))
+    mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, pauses_s=(0.0, 0.0))
     mailer.tell(SLEEPS)
-    mailer.settle()
+    mailer._queue.join()
     assert len(out.mails) == 1
     out.fails = 3
     mailer.tell(SLEEPS)
-    mailer.settle()
+    mailer._queue.join()
     assert len(out.mails) == 1
     assert caplog.text.count("job 7: no mail to alice: mail server localhost:25: refused") == 5
 
@@ -102,7 +103,7 @@ def test_mails_do_not_block(caplog: pytest.LogCaptureFixture) -> None:
         came.set()
         assert going.wait(60)
 
-    mailer = Mailer(hang, kinds=MAIL_KINDS, most_per_hour=10_000)
+    mailer = Mailer(hang, Workers(), kinds=MAIL_KINDS, most_per_hour=10_000)
     mailer.tell(SLEEPS)
     assert came.wait(60)
     for _ in range(mail._WAITING + 1):
@@ -110,7 +111,7 @@ def test_mails_do_not_block(caplog: pytest.LogCaptureFixture) -> None:
     assert caplog.text.count("others wait") == 1
     mailer.stop()
     going.set()
-    mailer.settle()
+    mailer._queue.join()
 
 
 def test_unexpected_error_does_not_end_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -121,26 +122,26 @@ def test_unexpected_error_does_not_end_thread(tmp_path: Path, caplog: pytest.Log
         calls.append(mail.job_id)
         raise ZeroDivisionError
 
-    mailer = Mailer(broken, kinds=MAIL_KINDS)
+    mailer = Mailer(broken, Workers(), kinds=MAIL_KINDS)
     mailer.tell(SLEEPS)
     mailer.tell(SLEEPS)
-    mailer.settle()
+    mailer._queue.join()
     assert calls == [7, 7]
     (tmp_path / "file").touch()
     out = Out()
-    mailer = Mailer(out, kinds=MAIL_KINDS, marks=tmp_path / "file" / "mailed")
+    mailer = Mailer(out, Workers(), kinds=MAIL_KINDS, marks=tmp_path / "file" / "mailed")
     mailer.tell(SLEEPS)
     mailer.tell(replace(SLEEPS, once="../x"))
-    mailer.settle()
+    mailer._queue.join()
     assert out.mails == []
     assert "Not a directory" in caplog.text
 
 
 def test_old_marks_of_mails_are_removed(tmp_path: Path) -> None:
     clock = [2e9]
-    mailer = Mailer(Out(), kinds=MAIL_KINDS, marks=tmp_path, now=lambda: clock[0])
+    mailer = Mailer(Out(), Workers(), kinds=MAIL_KINDS, marks=tmp_path, now=lambda: clock[0])
     mailer.tell(SLEEPS)
-    mailer.settle()
+    mailer._queue.join()
     assert list(tmp_path.iterdir()) == []
     assert event(JobKey("cluster", 7, 1), 1.5, 2) == "cluster.7.1500.2"
 
@@ -161,7 +162,7 @@ def post(tmp_path: Path) -> Callable[[int, str], Mailer]:
             f'[zombies]\npolicy = "{tmp_path}/zombies.toml"\n[cluster]\ntimezone = "UTC"\n'
             f'[suspend]\njournal = "{tmp_path}/journal"\nmail = [{kinds}]\n'
         )
-        return mail.mailer(parse(text, where="config.toml"))
+        return mail.mailer(parse(text, where="config.toml"), Workers())
 
     return made
 
@@ -185,12 +186,12 @@ def test_suspension_and_restore_are_mailed(tmp_path: Path, post: Callable[[int, 
         agent = Agent(world, "c1", mailer=mailer)
         agent.suspend()
         agent.settle()
-        mailer.settle()
+        mailer._queue.join()
         world.start_run("c2")
         world.nodes["c1"].init = None
         Agent(world, "c2", mailer=mailer).restore()
         mailer.tell(replace(SLEEPS, user="bob", job_name="<b>\x1b[1m", once="x", wake="2027-01-01T06:00:00"))
-        mailer.settle()
+        mailer._queue.join()
     sleeps, goes_on, german = mails()
     assert sleeps[:2] == ("alice@example.org", "[alpha] Job 7 is suspended")
     for text in sleeps[2:]:
@@ -222,7 +223,7 @@ def test_failed_restore_is_mailed(
     with serving() as smtp:
         mailer = post(smtp.port, '"failed"')
         Agent(world, "c2", SuspendSettings(fresh=fresh), mailer=mailer).restore()
-        mailer.settle()
+        mailer._queue.join()
     [(to, line, text, _)] = mails()
     assert to == "alice@example.org"
     assert line.endswith(subject)
@@ -267,7 +268,7 @@ def test_unreachable_mail_server_is_logged_in_one_line(
     mailer = post(1, '"suspended"')
     mailer._pauses_s = ()
     mailer.tell(SLEEPS)
-    mailer.settle()
+    mailer._queue.join()
     assert "job 7: no mail to alice: mail server 127.0.0.1:1: " in caplog.text
     assert "Traceback" not in caplog.text
 
@@ -275,7 +276,7 @@ def test_unreachable_mail_server_is_logged_in_one_line(
 def test_mail_configuration_is_validated() -> None:
     with pytest.raises(ConfigError, match=r"suspend\.mail: 'sleeping' is none of suspended, restored, failed"):
         parse('[suspend]\nmail = ["sleeping"]\n', where="config.toml")
-    assert mail.mailer(parse("", where="config.toml")) is mail.SILENT
+    assert mail.mailer(parse("", where="config.toml"), Workers()) is mail.SILENT
 
 
 def test_agent_does_not_import_mail_modules() -> None:

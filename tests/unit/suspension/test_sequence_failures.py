@@ -141,7 +141,7 @@ def test_suspension_waits_for_unresponsive_slurm(world, monkeypatch):
     done = agent.suspend()
     assert done.phase is Phase.REQUEUEING
     assert world.copies() == 1
-    agent.keeper.stop()
+    agent.keeper._queue.close()
     world.answers = True
     recovered(world)
     check(world)

@@ -118,10 +118,9 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
     monkeypatch.setattr(agent.parts.slurm, "job", job)
     world.answers = False
     agent.keeper.recover()
-    agent.keeper.stop()
+    agent.keeper._queue.close()
     assert asked == [11]
-    with agent.keeper._lock:
-        waiting = list(agent.keeper._waiting.values())
+    waiting = list(agent.keeper._waiting.values())
     assert [record.key.job_id for record in waiting] == [11, 12, 13]
     asked.clear()
     world.answers = True

@@ -131,7 +131,7 @@ def test_damaged_shared_copy_is_replaced_from_another_node(world: World) -> None
     world.sleep(100)
     mender = Prefetcher(first.parts, 0, None)
     mender.tick()
-    mender.settle()
+    mender._queue.join()
     assert first.where() == ["memory", "disk", "shared"]
     assert str(other.asleep()).endswith("its shared image was damaged and is mended: it can be woken")
     assert first.parts.shared is not None
@@ -258,5 +258,4 @@ def test_job_without_note_is_shown(world: World, monkeypatch: pytest.MonkeyPatch
     after = Tiered(world, "c1")
     after.keeper.recover()
     after.settle()
-    after.keeper.stop()
     assert (after.where(), after.asleep()) == (["memory", "disk", "shared"], None)

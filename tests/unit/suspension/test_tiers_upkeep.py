@@ -36,7 +36,7 @@ def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCapt
         job = replace(make_job(world), state="PENDING", nodes_expected=nodes, expected_start=start, held=held)
         waker._tell_plans(agent.parts.notes.all(), {7: job})
         prefetcher.tick()
-        prefetcher.settle()
+        prefetcher._queue.join()
         return agent.where()
 
     assert agent.parts.notes.plan() == {}
@@ -125,7 +125,7 @@ def test_unfetchable_image_does_not_block_next(
     prefetcher = Prefetcher(parts, 600, None)
     for _ in range(4):
         prefetcher.tick()
-        prefetcher.settle()
+        prefetcher._queue.join()
     assert asked == ["alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.7", "alpha.8", "alpha.8"]
     assert "its copy in the tier shared is damaged: its contents have changed" in caplog.text
 
@@ -141,11 +141,11 @@ def test_image_being_copied_to_shared_tier_is_not_copied_twice(world: World, cap
     world.sleep(100)
     mender = Prefetcher(first.parts, 0, None)
     mender.tick()
-    mender.settle()
+    mender._queue.join()
     assert not caplog.records
     writer.leave()
     mender.tick()
-    mender.settle()
+    mender._queue.join()
     assert first.where() == ["memory", "disk", "shared"]
 
 

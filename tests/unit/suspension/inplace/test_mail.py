@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from inplace_site import GIB, OPTION, QUIET, Inline, Node, awake, failing
 from waiting import DEADLINE_S, wait_until
 
+from slurm_affinode.base.threads import Workers
 from slurm_affinode.model.suspension import MAIL_KINDS, SuspensionMail
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.mail import Mailer
@@ -28,7 +28,7 @@ def test_wake_and_its_reason_are_reported(world, node):
 def test_comment_follows_state(world, node):
     """It is set while the job is suspended, and removed when it is awake; the owner's text is kept."""
     world.comment = "my experiment"
-    node.director._comments.worker = Inline()
+    node.director._comments._queue = Inline()
     node.sleep()
     node.round()
     assert world.comment.startswith("asleep in place: idle 15m, 48 GiB in host memory, wakes on a request")
@@ -42,7 +42,7 @@ def test_comment_follows_state(world, node):
 def test_comment_omits_requests_if_unreachable(world, node):
     """The job has no socket."""
     node.sockets.has = False
-    node.director._comments.worker = Inline()
+    node.director._comments._queue = Inline()
     node.sleep(option=replace(OPTION, wake="hold"))
     node.round()
     said = "asleep in place: idle 15m, 48 GiB in host memory, wake with: slurm-affinode wake 7"
@@ -58,7 +58,7 @@ def mails() -> list[SuspensionMail]:
 @pytest.fixture
 def mailer(world, mails) -> Mailer:
     """A mailer for all kinds of mail."""
-    return Mailer(mails.append, kinds=MAIL_KINDS, marks=world.root / "mailed", now=world.now)
+    return Mailer(mails.append, Workers(), kinds=MAIL_KINDS, marks=world.root / "mailed", now=world.now)
 
 
 def test_owner_is_mailed(world, mails, mailer):
@@ -73,7 +73,7 @@ def test_owner_is_mailed(world, mails, mailer):
     world.clock += 60
     node.round()
     assert awake(world)
-    mailer.settle()
+    mailer._queue.join()
     assert [mail.kind for mail in mails] == ["suspended", "failed", "restored"]
     facts = {(mail.in_place, mail.on_request, mail.job_name, mail.user) for mail in mails}
     assert facts == {(True, True, "train", "alice")}
@@ -83,7 +83,7 @@ def test_owner_is_mailed(world, mails, mailer):
     node.freezer.during = node.connection
     node.sleep()
     node.round()
-    mailer.settle()
+    mailer._queue.join()
     assert (awake(world), len(mails)) == (True, 3)
 
 
@@ -98,7 +98,7 @@ def test_owner_is_mailed_when_job_is_ended(world, mails, mailer):
     node.cards.others = 79 * GIB
     world.clock += 60
     node.round()
-    mailer.settle()
+    mailer._queue.join()
     assert [(mail.kind, mail.ended) for mail in mails] == [("suspended", False), ("failed", False), ("failed", True)]
     assert "it has waited for 1m" in str(mails[2].why)
 
@@ -106,7 +106,7 @@ def test_owner_is_mailed_when_job_is_ended(world, mails, mailer):
 def test_comment_waits_for_slurm(world, node):
     """It is retried until Slurm responds, and so is its removal."""
     comments = node.director._comments
-    comments.worker = Inline()
+    comments._queue = Inline()
     node.sleep()
     world.answers = False
     for _ in range(3):
@@ -138,6 +138,5 @@ def test_comments_do_not_delay_shutdown(world, node, monkeypatch):
     node.director.stop()
     comments.check(11)
     silent.set()
-    assert isinstance(comments.worker, ThreadPoolExecutor)
-    comments.worker.shutdown(wait=True)
+    comments._queue.join()
     assert asked == [8]

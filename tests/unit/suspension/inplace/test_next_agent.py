@@ -56,7 +56,7 @@ def test_stale_comment_of_last_agent_is_removed(world, node):
     ):
         world.comment = comment
         next_one = Node(world)
-        next_one.director._comments.worker = Inline()
+        next_one.director._comments._queue = Inline()
         next_one.keeper.registered(next_one.job())
         next_one.round()
         assert world.comment == after

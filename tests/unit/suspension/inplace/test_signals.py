@@ -76,7 +76,7 @@ def test_process_continued_during_failed_restore_is_not_stopped(world, node, mon
 
 def test_signal_does_not_wait_for_other_wakes(world, node):
     """Its processes are continued at once, even if its own wake has not begun."""
-    workers = node.director._workers = Later()
+    workers = node.director._wakes = Later()
     node.sleep()
     node.connection()
     node.round()

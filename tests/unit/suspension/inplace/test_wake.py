@@ -297,7 +297,7 @@ def test_job_that_ends_during_wake_is_forgotten(world, node, monkeypatch):
 
 def test_memory_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch):
     """The driver is not called, which would lose the memory for good. While the job is frozen this is no failure."""
-    workers = node.director._workers = Later()
+    workers = node.director._wakes = Later()
     node.sleep()
     node.connection()
     node.round()
