@@ -15,6 +15,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 FULL = {
     "bench_sacct.py": ("--records", "1000000"),
+    "bench_triage.py": ("--mib", "1024"),
     "bench_join.py": ("--samples", "100000000", "--allocations", "265000"),
     "bench_report.py": ("--jobs", "100000"),
     "bench_ingest_gpu.py": (),
@@ -27,6 +28,7 @@ FULL = {
 }
 QUICK = {
     "bench_sacct.py": ("--records", "100000"),
+    "bench_triage.py": ("--mib", "128"),
     "bench_join.py": ("--samples", "10000000", "--allocations", "26500"),
     "bench_report.py": ("--jobs", "10000"),
     "bench_zombies.py": ("--jobs", "10000"),

@@ -59,8 +59,7 @@ LINE_BYTES = 16384
 _TRACEBACK_BYTES = 1 << 18
 _BLOCK = 1 << 22
 
-# One of these is in every line that `classify` recognizes, except for the last lines of a traceback.
-_TRIGGERS = (
+TRIGGERS = (
     "Traceback (most", "ut of memory", "OutOfMemory", "OUT_OF_MEMORY", "OOM when", "oom_kill", "oom-kill", "CUDA error",
     "CUDA_ERROR", "HIP error", "cudaError", "NCCL error", "NCCL WARN", "ncclSystemError", "ncclUnhandled", "ncclRemote",
     "Watchdog caught", "EngineDeadError", "EngineCore died", "core initialization failed", "To serve at least one",
@@ -71,6 +70,7 @@ _TRIGGERS = (
     "mem-fraction-static", "sigquit", "No space left", "shared memory (shm)", "uncorrectable ECC", "*** JOB",
     "*** STEP",
 )  # fmt: skip
+"""One of these is in every line that ``classify`` recognizes, except for the last line of a traceback."""
 
 _UNITS = {"b": 1, "bytes": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = r"(\d{1,18}(?:\.\d{1,9})?)\s*(bytes|[KMGT]i?B|B)"
@@ -351,7 +351,7 @@ class LogScanner:
         except pl.exceptions.ComputeError:  # not UTF-8; the triggers are ASCII
             text = pl.Series([whole.translate(_ASCII)], dtype=pl.Binary).cast(pl.String)
         at = counted = 0
-        for hit in text.str.find_many(list(_TRIGGERS), leftmost=True)[0]:
+        for hit in text.str.find_many(list(TRIGGERS), leftmost=True)[0]:
             if hit < at:
                 continue
             start = max(whole.rfind(b"\n", 0, hit), whole.rfind(b"\r", 0, hit)) + 1
