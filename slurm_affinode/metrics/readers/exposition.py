@@ -21,8 +21,8 @@ from slurm_affinode.metrics.readers.local_time import epoch_ms
 from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, LongForm
 from slurm_affinode.metrics.schema import TIME
 
-_NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
-_NAME_LABEL = r'^\s*\{(?:[^"]*"(?:[^"\\]|\\.)*")*?[^"]*\b__name__\s*=\s*"([^"]+)"'
+NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
+NAME_LABEL = r'^\s*\{(?:[^"]*"(?:[^"\\]|\\.)*")*?[^"]*\b__name__\s*=\s*"([^"]+)"'
 """``promtool tsdb dump`` writes the name as a label."""
 _SERIES = r"^(.*\}|\s*[a-zA-Z_:][a-zA-Z0-9_:.]*\s)"
 _TAIL = r"(?:\}|^)([^{}]*)$"
@@ -32,7 +32,7 @@ _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _LONG_AGO_MS = 946_684_800_000
 """The year 2000. At the end of a file with later times, an earlier time is truncated."""
-_NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
+NUMBERS = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?|[+-]?(?:inf|infinity)|nan", re.IGNORECASE)
 _ANY_SAMPLE = re.compile(r"\s*[a-zA-Z0-9_:.]*\s*(?:\{.*\})?\s*([^\s{}#]+)(?:\s+[^\s{}#]+)?(?:\s+#.*)?\s*")
 _SHOWN = 60
 
@@ -68,11 +68,32 @@ class _State:
     ended: bool = False
     """Whether the last line was ``# EOF``."""
     eofs: int = 0
-    scrapes: int = 0
     recent: bool = False
     """Whether a sample had a time after 2000."""
-    begins: str | None = None
-    """The beginning of a scrape: a comment, or a series without its value."""
+
+
+class ScrapeCounter:
+    """Number the scrapes of a file from 0. One begins where the first comment, else the first series, repeats."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Scrapes so far."""
+        self._begins: str | None = None
+        """The beginning of a scrape: a comment, or a series without its value."""
+
+    def of(self, frame: pl.DataFrame) -> pl.Series:
+        """Return the column ``scrape`` for consecutive lines (``line``, and ``name``: null for no sample)."""
+        if self._begins is None:
+            comments = frame.filter(pl.col("line").str.contains(r"^#\s*(?:HELP|TYPE)\s"))["line"]
+            series = frame.filter(pl.col("name").is_not_null())["line"].str.extract(_SERIES, 1).drop_nulls()
+            self._begins = next(iter((*comments.head(1), *series.head(1))), None)
+        begins = self._begins
+        if begins is None:
+            return pl.zeros(len(frame), pl.Int64, eager=True).alias("scrape")
+        starts = (frame["line"] == begins) if begins.startswith("#") else frame["line"].str.starts_with(begins)
+        numbers = starts.cast(pl.Int64).cum_sum() + self.count
+        self.count = int(numbers[-1]) if len(numbers) else self.count
+        return (numbers - 1).clip(0).alias("scrape")
 
 
 class ExpositionReader:
@@ -89,6 +110,7 @@ class ExpositionReader:
         self._long = LongForm()
         self._series: dict[str, tuple[int, int] | str] = {}
         self._state = _State(percent=set())
+        self._scrapes = ScrapeCounter()
 
     def read(self, blocks: Iterator[LineBlock]) -> Iterator[pl.DataFrame]:
         """Yield samples. Raises ``InputError`` for a truncated file or one without times."""
@@ -105,9 +127,9 @@ class ExpositionReader:
     def _entries(self, block: LineBlock) -> pl.DataFrame:
         lines = block.lines.select("line", "number")
         self._ends(lines)
-        frame = lines.with_columns(pl.col("line").str.extract(_NAME, 1).alias("name"))
+        frame = lines.with_columns(pl.col("line").str.extract(NAME, 1).alias("name"))
         if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
-            frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(_NAME_LABEL, 1)))
+            frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(NAME_LABEL, 1)))
         frame = self._scraped(frame)
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
         self._reject(odd, block, "is no sample: a metric name is needed at its start")
@@ -121,20 +143,10 @@ class ExpositionReader:
             self._state.ended = bool(eof.filter(content)[-1])
 
     def _scraped(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Add the number of the scrape, which increases when the first comment, else the first series, repeats."""
+        """Add the number of the scrape."""
         if self._options.start is None:
             return frame.with_columns(pl.lit(0).alias("scrape"))
-        if self._state.begins is None:
-            comments = frame.filter(pl.col("line").str.contains(r"^#\s*(?:HELP|TYPE)\s"))["line"]
-            series = frame.filter(pl.col("name").is_not_null())["line"].str.extract(_SERIES, 1).drop_nulls()
-            self._state.begins = next(iter((*comments.head(1), *series.head(1))), None)
-        begins = self._state.begins
-        if begins is None:
-            return frame.with_columns(pl.lit(0).alias("scrape"))
-        starts = (frame["line"] == begins) if begins.startswith("#") else frame["line"].str.starts_with(begins)
-        numbers = starts.cast(pl.Int64).cum_sum() + self._state.scrapes
-        self._state.scrapes = int(numbers[-1]) if len(numbers) else self._state.scrapes
-        return frame.with_columns((numbers - 1).clip(0).alias("scrape"))
+        return frame.with_columns(self._scrapes.of(frame))
 
     def _known(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         """Return the entries of lines with a metric of the alias table."""
@@ -144,14 +156,14 @@ class ExpositionReader:
             alias = self._options.aliases.metric(name)
             if alias is not None:
                 found[name] = alias
-            elif _is_sample(line):
+            elif is_sample(line):
                 self._notes.unknown[name] += count
             else:
                 self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
         if not found:
             return pl.DataFrame(schema=ENTRIES)
         known = frame.filter(pl.col("name").is_in(list(found)))
-        known = _taken_apart(known)
+        known = split_samples(known)
         self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
         known = known.filter(pl.col("raw").is_not_null())
         known = self._timed(self._numbered(known, block), block)
@@ -162,7 +174,7 @@ class ExpositionReader:
         value = pl.col("raw").cast(pl.Float64, strict=False)
         known = known.with_columns(value.alias("value"))
         unread = known.filter(pl.col("value").is_null())
-        odd = [raw for raw in unread["raw"].unique() if not _NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
+        odd = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
         if odd:
             bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
             self._reject(known.filter(bad), block, "has a value that is no number")
@@ -188,9 +200,9 @@ class ExpositionReader:
                 where=f"{self._notes.name}:{line}",
                 hint="give --start TIME of the first scrape, and --interval where the file has several",
             )
-        if self._state.scrapes > 1 and interval is None:
+        if self._scrapes.count > 1 and interval is None:
             raise InputError(
-                f"has {self._state.scrapes} scrapes without timestamps",
+                f"has {self._scrapes.count} scrapes without timestamps",
                 where=self._notes.name,
                 hint="give --interval, the time between two scrapes, e.g. 30s",
             )
@@ -248,22 +260,22 @@ class ExpositionReader:
     def _reject(self, lines: pl.DataFrame, block: LineBlock, reason: str) -> None:
         for number, line in lines.select("number", "line").head(1000).iter_rows():
             block.cut_off(number, self._notes.name)
-            self._notes.problem(number, f"{reason}: {_shortened(line)}", strict=self._options.strict)
+            self._notes.problem(number, f"{reason}: {shortened(line)}", strict=self._options.strict)
         self._notes.problem_count += max(0, len(lines) - 1000)
 
 
-def _is_sample(line: str) -> bool:
+def is_sample(line: str) -> bool:
     """Return whether a line that begins with a word can be a sample of an unknown metric."""
     match = _ANY_SAMPLE.fullmatch(line)
-    return match is not None and (_NUMBERS.fullmatch(match[1]) is not None or match[1].upper() == "N/A")
+    return match is not None and (NUMBERS.fullmatch(match[1]) is not None or match[1].upper() == "N/A")
 
 
-def _taken_apart(known: pl.DataFrame) -> pl.DataFrame:
+def split_samples(known: pl.DataFrame) -> pl.DataFrame:
     """Add ``labels`` (without braces), ``raw`` (the value) and ``stamp``; ``raw`` is null if a line is no sample.
 
     One regular expression for the whole line would be ten times slower, because it has to search for the closing brace.
     """
-    known = known.with_columns(pl.col("line").str.replace(_NAME, "").alias("body"))
+    known = known.with_columns(pl.col("line").str.replace(NAME, "").alias("body"))
     exemplars = known["body"].str.contains("# {", literal=True)
     if exemplars.any():
         cut = known["body"].str.replace(_EXEMPLAR, "$1")
@@ -282,6 +294,6 @@ def _taken_apart(known: pl.DataFrame) -> pl.DataFrame:
     ).drop("body", "tail")
 
 
-def _shortened(line: str) -> str:
+def shortened(line: str) -> str:
     clean = line.strip()
     return clean if len(clean) <= _SHOWN else clean[:_SHOWN] + "..."
