@@ -18,7 +18,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from slurm_affinode.base.pidfd import PROC, Process, processes
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
-from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
 from slurm_affinode.model.gpu import FREE_MIB, Device, Reading
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.slurm_queue import SlurmQueue
@@ -39,7 +39,6 @@ CGROUPS = Path("/sys/fs/cgroup")
 _KTHREADD = 2
 """The parent of all kernel threads."""
 _TICKS = os.sysconf("SC_CLK_TCK")
-_OF_JOB = re.compile(r"^0::(/.*?/job_\d+)(?:/|$)", re.MULTILINE)
 _USAGE = re.compile(r"^usage_usec (\d+)$", re.MULTILINE)
 
 
@@ -61,7 +60,7 @@ class Use:
 def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> dict[int, Use]:
     """Return the usage of each job with a process on this node, by raw job ID. Raises ``ExhaustedError``."""
     found: dict[int, Use] = {}
-    groups: dict[int, str] = {}
+    groups: dict[int, dict[str, str]] = {}
     for process in processes(proc=proc):
         try:
             stat = process.stat()
@@ -79,11 +78,10 @@ def uses(finder: JobFinder, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> di
         use.cpu_s += sum(kernel_text.number(word) or 0 for word in stat.fields[own]) / _TICKS
         if stepd is None:
             use.memory_mib += _peak_mib(process)
-        group = _group(process) if ref.source == "cgroup" else None
-        if group is not None:
-            groups[ref.job_id] = group
-    for number, path in groups.items():
-        _by_cgroup(found[number], cgroups / path.lstrip("/"))
+        if ref.source == "cgroup":
+            groups.setdefault(ref.job_id, {}).update(_groups(process))
+    for number, paths in groups.items():
+        _by_cgroup(found[number], cgroups, paths)
     return found
 
 
@@ -95,22 +93,39 @@ def _peak_mib(process: Process) -> float:
         return 0.0
 
 
-def _group(process: Process) -> str | None:
-    """Return the cgroup (version 2) of the process's job."""
+def _groups(process: Process) -> dict[str, str]:
+    """Return the cgroups of the process's job: controller, or ``""`` for version 2 -> path."""
+    found: dict[str, str] = {}
     try:
-        match = _OF_JOB.search(process.text("cgroup"))
+        rows = process.text("cgroup").split("\n")
     except OSError:
-        return None
-    # Paths above the root of this process's cgroup namespace cannot be read.
-    return None if match is None or ".." in match[1].split("/") else match[1]
+        return found
+    for row in rows:
+        controllers, _, path = row.partition(":")[2].partition(":")
+        of_job = cgroup_of_job(path)
+        # Paths above the root of this process's cgroup namespace cannot be read.
+        if of_job is not None and ".." not in path.split("/"):
+            found.update(dict.fromkeys(controllers.split(","), of_job[1]))
+    return found
 
 
-def _by_cgroup(use: Use, group: Path) -> None:
-    spent, peak = _USAGE.search(_text(group / "cpu.stat")), _text(group / "memory.peak").strip()
-    spent_us, peak_bytes = kernel_text.number(spent and spent[1]), kernel_text.number(peak)
-    if spent_us is None or peak_bytes is None:
+def _by_cgroup(use: Use, root: Path, paths: Mapping[str, str]) -> None:
+    """Replace the usage with that of the job's cgroups, if they measure both CPU time and memory."""
+    unified = "" in paths
+    spent = _read(root, paths, "" if unified else "cpuacct", "cpu.stat" if unified else "cpuacct.usage")
+    peak = _read(root, paths, "" if unified else "memory", "memory.peak" if unified else "memory.max_usage_in_bytes")
+    if unified:
+        match = _USAGE.search(spent)
+        spent = "" if match is None else match[1]
+    spent_so_far, peak_bytes = kernel_text.number(spent.strip()), kernel_text.number(peak.strip())
+    if spent_so_far is None or peak_bytes is None:
         return
-    use.cpu_s, use.memory_mib, use.by = spent_us / 1e6, peak_bytes / 2**20, "cgroup"
+    use.cpu_s, use.memory_mib, use.by = spent_so_far / (1e6 if unified else 1e9), peak_bytes / 2**20, "cgroup"
+
+
+def _read(root: Path, paths: Mapping[str, str], controller: str, name: str) -> str:
+    """Return a file of a cgroup; empty if the job has no cgroup of this controller."""
+    return _text(root / controller / paths[controller].lstrip("/") / name) if controller in paths else ""
 
 
 def _text(path: Path) -> str:

@@ -44,19 +44,47 @@ def test_slurmstepd_counts_with_its_waited_tasks(tmp_path: Path) -> None:
     assert (use.cpu_s, use.memory_mib) == (8.0, 1.0)
 
 
-def test_cgroup_of_job_takes_precedence(tmp_path: Path) -> None:
-    """It also counts processes that ended without being waited for."""
-    proc, group = tmp_path / "proc", tmp_path / "cg/system.slice/slurmstepd.scope/job_7"
+SLUID = "sD69M85A6MHG00"
+
+
+@pytest.mark.parametrize("name", ["job_7", SLUID])
+def test_cgroup_of_job_takes_precedence(tmp_path: Path, name: str) -> None:
+    """It also counts processes that ended without being waited for. Slurm 26.05 names it by SLUID."""
+    proc, group = tmp_path / "proc", tmp_path / "cg/system.slice/c1_slurmstepd.scope" / name
     group.mkdir(parents=True)
     (group / "cpu.stat").write_text("usage_usec 90000000\nuser_usec 1\n")
     (group / "memory.peak").write_text(f"{5 * 2**30}\n")
-    place = "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n"
-    process(proc, 10, cpu_s=(3, 1, 5, 1), cgroup=place, status="VmHWM: 10 kB\n")
-    (use,) = orphans.uses(JobFinder(proc), proc=proc, cgroups=tmp_path / "cg").values()
-    assert (use.cpu_s, use.memory_mib, use.by) == (90.0, 5120.0, "cgroup")
+    place = f"1:cpu:/\n0::/system.slice/c1_slurmstepd.scope/{name}/step_0"
+    process(proc, 9, cmdline="slurmstepd: [7.0]\0", cgroup=f"{place}/slurm\n")
+    process(proc, 10, parent=9, cpu_s=(3, 1, 5, 1), cgroup=f"{place}/user/task_0\n", status="VmHWM: 10 kB\n")
+    assert usage(proc, tmp_path / "cg") == (90.0, 5120.0, "cgroup")
     (group / "memory.peak").unlink()
-    (use,) = orphans.uses(JobFinder(proc), proc=proc, cgroups=tmp_path / "cg").values()
-    assert (use.cpu_s, use.by) == (10.0, "processes")
+    assert usage(proc, tmp_path / "cg") == (10.0, 10 / 1024, "processes")
+
+
+@pytest.mark.parametrize("name", ["job_7", SLUID])
+def test_cgroups_of_version_1_are_read(tmp_path: Path, name: str) -> None:
+    """Each controller has a hierarchy of its own. Without both, the processes are counted."""
+    proc, place = tmp_path / "proc", f"slurm_c1/uid_2001/{name}"
+    of_cpu, of_memory = tmp_path / "cg/cpuacct" / place, tmp_path / "cg/memory" / place
+    for group, file, number in ((of_cpu, "cpuacct.usage", 90 * 10**9), (of_memory, "memory.max_usage_in_bytes", 2**30)):
+        group.mkdir(parents=True)
+        (group / file).write_text(f"{number}\n")
+    rows = f"4:memory:/{place}/step_0\n2:cpu,cpuacct:/{place}/step_0\n6:freezer:/{place}/step_0\n0::/\n"
+    process(proc, 9, cmdline="slurmstepd: [7.0]\0", cgroup=rows)
+    process(proc, 10, parent=9, cpu_s=(3, 1, 5, 1), cgroup=rows, status="VmHWM: 10 kB\n")
+    assert usage(proc, tmp_path / "cg") == (90.0, 1024.0, "cgroup")
+    (proc / "10/cgroup").write_text(rows.replace(",cpuacct", ""))
+    (proc / "9/cgroup").write_text("0::/\n")
+    assert usage(proc, tmp_path / "cg") == (10.0, 10 / 1024, "processes")
+
+
+def usage(proc: Path, cgroups: Path) -> tuple[float, float, str]:
+    """Return CPU seconds, MiB and source of the only job."""
+    (use,) = orphans.uses(
+        JobFinder(proc, trusted_uid=os.getuid(), cgroups=cgroups), proc=proc, cgroups=cgroups
+    ).values()
+    return use.cpu_s, use.memory_mib, use.by
 
 
 def test_missing_processes_are_skipped(tmp_path: Path) -> None:
