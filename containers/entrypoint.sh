@@ -161,6 +161,8 @@ enter_cgroups() {
   if [ "$CGROUPS" = v2 ]; then
     umount --recursive --lazy /sys/fs/cgroup
     mount -t cgroup2 none /sys/fs/cgroup
+    # Slurm rejects a host that has mounted version 1 as well.
+    if grep -qv '^0::' /proc/self/cgroup; then slurmd=(env LD_PRELOAD=/usr/local/lib/cgroup-unified.so slurmd); fi
     return
   fi
   while read -r _ point type options _; do
@@ -171,6 +173,7 @@ enter_cgroups() {
 }
 
 role_compute() {
+  local slurmd=(slurmd)
   enter_cgroups
   start_munge
   install -d -m 0755 /var/spool/slurmd /var/lib/slurm-affinode
@@ -185,7 +188,7 @@ role_compute() {
   # Not behind the agent, as the units have it: here a node is back in seconds, before a lost job's delay after its requeue
   # is over. Else the end of the lost run, which Slurm tells the node by job id alone, meets the new run there.
   # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
-  exec slurmd -D -b
+  exec "${slurmd[@]}" -D -b
 }
 
 role_login() {
