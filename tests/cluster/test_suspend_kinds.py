@@ -127,8 +127,12 @@ def test_gpu_memory_beyond_memory_limit_is_refused(cluster: Cluster) -> None:
 
 @contextmanager
 def over_memory_kill(cluster: Cluster) -> Iterator[None]:
-    """Configure slurmctld to kill jobs above their memory limit, and let the agent of c1 read that."""
+    """Configure slurmctld to kill jobs above their memory limit, and let the agent of c1 read that.
+
+    Slurm does not start if cgroups limit the memory of jobs as well.
+    """
     conf, line = "/etc/slurm/slurm.conf", "JobAcctGatherParams=OverMemoryKill"
+    limits = 'sed -i "s/^ConstrainRAMSpace=.*/ConstrainRAMSpace=$1/" /etc/slurm/cgroup.conf'
 
     def known(wanted: bool) -> None:
         cluster.exec("login", "scontrol", "reconfigure")
@@ -141,11 +145,15 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
         wait_for_agents(cluster)
 
     cluster.shell("slurmctld", 'echo "$1" >>"$2"', line, conf)
+    for node in ("slurmctld", "c1"):
+        cluster.shell(node, limits, "no")
     try:
         known(True)
         yield
     finally:
         cluster.shell("slurmctld", 'sed -i "/^$1/d" "$2"', line, conf)
+        for node in ("slurmctld", "c1"):
+            cluster.shell(node, limits, "yes")
         known(False)
 
 
