@@ -16,7 +16,7 @@ from namespace_job import Job, needs_root
 from waiting import wait_until
 
 from slurm_affinode.base import pidfd
-from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Process, ProcessGoneError
+from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process, ProcessGoneError
 
 
 @contextlib.contextmanager
@@ -133,6 +133,19 @@ def test_namespace_is_killed_but_for_its_first_process(tmp_path: Path) -> None:
         assert not held.init.ended() or job.outer.poll() is not None
     finally:
         job.end()
+
+
+def test_process_that_ends_while_it_is_listed_is_skipped(tmp_path: Path) -> None:
+    """Its status could be read, its start time no more."""
+    for number, space, inner in (("self", 1, 0), ("1000", 2, 1), ("1001", 2, 2), ("1002", 2, 3)):
+        (tmp_path / number / "ns").mkdir(parents=True)
+        (tmp_path / number / "ns" / "pid").symlink_to(f"pid:[{space}]")
+        (tmp_path / number / "status").write_text(f"NSpid:\t{number}\t{inner}\n")
+        (tmp_path / number / "stat").write_text(f"{number} (x) S 1000 {' '.join('7' * 40)}\n")
+    (tmp_path / "1001" / "stat").write_text("")
+    held = Namespace(Process(1000, proc=tmp_path), proc=tmp_path)
+    assert held.numbers() == [Number(3, 1002, 7)]
+    assert held.members() == {3: 1002}
 
 
 @needs_root
