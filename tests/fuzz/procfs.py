@@ -36,6 +36,7 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension import cgroup
 from slurm_affinode.suspension.inplace import freezer, sock_diag, sockets
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
+from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member
 
@@ -533,6 +534,11 @@ def _cgroups() -> Iterator[Check]:
                 raise Wrong(f"{memory}")
             uses = orphans.uses(finder, proc=root, cgroups=cgroups)
             LinuxFreezer(root, cgroups).how((_member(),), 1)
+            room = MemoryLimits(root / "records", proc=root, cgroups=cgroups).room(
+                job, pidfd.Id(PID, finder.started(PID) or 0)
+            )
+            if room is not None and (ref is None or ref.job_id != job or ref.source != "cgroup"):
+                raise Wrong(f"limits of another job: {room}")
             if damage is None:
                 if ref is not None and ref.source == "cgroup":
                     _expect("job", ref.job_id, job)

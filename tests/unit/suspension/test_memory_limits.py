@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from cgroup_site import GIB, LIMIT, MIB, CgroupSite
+from waiting import wait_until
 
-from slurm_affinode.base.pidfd import Id
+from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint.inspection import SpareMemory
-from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError
+from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError, MemoryLimits
 
 PID = 4_200_000
 INIT = Id(PID, 1)
@@ -108,6 +113,22 @@ def test_limit_is_not_lowered_below_memory_in_use(site: CgroupSite) -> None:
     site.use(7, GIB)
     site.limits().tend(list)
     assert (site.values(7), site.records(), site.killed) == ([4 * GIB] * 2, [], [])
+
+
+def test_busy_limit_is_lowered_later(site: CgroupSite) -> None:
+    """The kernel could not reclaim enough: the job used more when the limit was written than when it was read."""
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+
+    def busy(name: str, value: str) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    site.before_write = busy
+    assert not limits.lower(7)
+    site.before_write = lambda name, value: None
+    site.limits().tend(list)
+    assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
 
 
 def test_dirty_pages_delay_the_old_limit(site: CgroupSite) -> None:
@@ -340,3 +361,82 @@ def test_path_that_slurmd_does_not_use_has_no_limits(site: CgroupSite, path: str
     (site.proc / str(PID) / "cgroup").write_text(line)
     (place / LIMIT[site.version]).write_text("1000000\n")
     assert site.limits().room(7, INIT) is None
+
+
+# --- the kernel's own cgroups
+
+MEMORY = Path("/sys/fs/cgroup/memory")
+HOLDER = """
+import sys
+held = None
+for line in sys.stdin:
+    held = None
+    held = bytearray(int(line)) if int(line) else None
+    print("done", flush=True)
+"""
+
+
+@pytest.fixture
+def real_job() -> Iterator[Path]:
+    """Cgroups of version 1 as slurmd creates them for job 7, with 64 MiB."""
+    top = MEMORY / f"slurm_test{os.getpid()}"
+    job = top / "uid_0/job_7"
+    places = (job / "step_batch/task_0", job / "step_batch", job, job.parent, top)
+    try:
+        (job / "step_batch/task_0").mkdir(parents=True)
+        for place in (job, job / "step_batch"):
+            (place / "memory.limit_in_bytes").write_text(str(64 * MIB))
+    except OSError as error:
+        for place in places:
+            _removed(place)
+        pytest.skip(f"cgroups of version 1 cannot be created here: {error.strerror}")
+    yield job
+    for place in places:
+        wait_until(f"{place} is removed", lambda place=place: _removed(place))  # type: ignore[misc]
+
+
+def _removed(place: Path) -> bool:
+    try:
+        place.rmdir()
+    except OSError:
+        return not place.exists()
+    return True
+
+
+def test_limit_of_real_cgroup_is_raised_and_restored(real_job: Path, tmp_path: Path) -> None:
+    """A process uses the additional memory; the kernel does not lower the limit before it is freed, nor ends it."""
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+
+    def hold(count: int) -> None:
+        print(count, file=holder.stdin, flush=True)
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "done\n"
+
+    def values() -> list[int]:
+        return [int((place / "memory.limit_in_bytes").read_text()) for place in (real_job, real_job / "step_batch")]
+
+    try:
+        (real_job / "step_batch/task_0/cgroup.procs").write_text(str(holder.pid))
+        with Process(holder.pid) as process:
+            init = process.id
+        limits = MemoryLimits(tmp_path / "records")
+        hold(30 * MIB)
+        room = limits.room(7, init)
+        assert room is not None
+        assert 0 < room.own < 40 * MIB
+        assert limits.make_room(7, init, 200 * MIB, spare)
+        assert values() == [264 * MIB] * 2
+        hold(200 * MIB)
+        assert not limits.lower(7)
+        assert values() == [264 * MIB] * 2
+        again = MemoryLimits(tmp_path / "records")
+        hold(0)
+        again.tend(list)
+        assert values() == [64 * MIB] * 2
+        assert list((tmp_path / "records").iterdir()) == []
+        assert holder.poll() is None
+    finally:
+        holder.kill()
+        holder.communicate()
