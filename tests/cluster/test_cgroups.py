@@ -1,0 +1,199 @@
+"""Jobs in cgroups, as Slurm tracks and limits them on production clusters: device limits, memory limits, the freezer.
+
+Cgroup version 2 has no memory controller on hosts that use it in version 1; tests of memory limits are skipped there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.servers import NODE
+from cluster.sleepers import (
+    BY_HAND,
+    asleep,
+    finish,
+    hold_criu,
+    idle_job,
+    let_criu_go,
+    pausing_criu,
+    status,
+    steps,
+    suspend,
+    wait_asleep,
+    wait_for_agents,
+    wait_for_held_criu,
+    wait_for_no_images,
+    wake,
+)
+
+pytestmark = [pytest.mark.cluster, pytest.mark.main]
+
+# Prints, for each process of a user, its job as the agent finds it, and the usage of all jobs.
+FIND = r"""
+import json, os, sys
+from slurm_affinode.agent.orphans import uses
+from slurm_affinode.base.pidfd import processes
+from slurm_affinode.gpu.jobs import JobFinder
+finder = JobFinder()
+found = []
+for process in processes():
+    try:
+        mine = process.facts().st_uid == int(sys.argv[1])
+    except OSError:
+        continue
+    ref = finder.of(process) if mine else None
+    if mine:
+        rows = [row.split(":", 2) for row in process.text("cgroup").splitlines()]
+        paths = {controller: path for _, names, path in rows for controller in names.split(",")}
+        found.append({"pid": process.pid, "job": ref and ref.job_id, "source": ref and ref.source, "paths": paths})
+print(json.dumps({"processes": found, "uses": [use.row(job) for job, use in uses(finder).items()]}))
+"""
+INSIDE = 'exec nsenter --cgroup --target "$(cat /run/slurm-affinode-agent.pid)" "$@"'
+"""Runs a command in the agent's cgroup namespace; ``docker exec`` runs it in the host's."""
+ALICE = "2001"
+GPUS = r'for gpu in 0 1; do (: <>"/dev/nvidia$gpu") 2>/dev/null && is=open || is=closed; echo "gpu $gpu is $is"; done'
+
+
+@pytest.fixture(autouse=True)
+def cgroups(cluster: Cluster) -> None:
+    """Skip without cgroups; wait until the agents respond."""
+    if "cgroup" not in cluster.exec("login", "scontrol", "show", "config").partition("ProctrackType")[2].split("\n")[0]:
+        pytest.skip("the cluster runs without cgroups (CLUSTER_CGROUPS=none)")
+    wait_for_agents(cluster)
+
+
+@pytest.fixture
+def memory(cluster: Cluster) -> None:
+    """Skip if jobs have no memory limits."""
+    if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/memory").returncode != 0:
+        pytest.skip("the host has the memory controller in cgroup version 1: there is none in version 2")
+
+
+def found(cluster: Cluster, node: str) -> dict[str, Any]:
+    """Return Alice's processes on a node with their jobs and cgroups, and the usage of all jobs."""
+    program = "/opt/slurm-affinode/bin/python"
+    text = cluster.shell(node, INSIDE, program, "-c", FIND, ALICE)
+    value: dict[str, Any] = json.loads(text)
+    return value
+
+
+def batch_cgroups(cluster: Cluster, node: str) -> list[str]:
+    """Return the cgroups of batch steps on a node. Slurm itself may leave those of the extern step with version 2."""
+    return cluster.shell(node, "find /sys/fs/cgroup -type d -name step_batch").split()
+
+
+def test_processes_are_found_by_cgroup(cluster: Cluster) -> None:
+    """Whether Slurm names it by job ID or SLUID. The usage comes from it if it counts CPU time and memory."""
+    job = cluster.submit(script=idle_job("--nodelist=c1", BY_HAND, busy=0, idle=60))
+    cluster.wait_for_output(job, "step number=1")
+    seen = found(cluster, "c1")
+    assert len(seen["processes"]) >= 3  # shepherd, script, workload
+    assert {(one["job"], one["source"]) for one in seen["processes"]} == {(int(job), "cgroup")}
+    (use,) = seen["uses"]
+    assert use["job"] == int(job)
+    assert use["cpu_s"] > 0
+    assert use["memory_mib"] > 8  # that the workload holds
+    cluster.exec("login", "scancel", job, user="alice")
+    for node in ("c1", "c2"):
+        wait_until(
+            "the cgroups of its jobs are gone", lambda node=node: batch_cgroups(cluster, node), lambda left: not left
+        )  # type: ignore[misc]
+
+
+def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
+    """On another node, in all hierarchies; its memory is charged there, and ``scancel`` ends it."""
+    job = asleep(cluster, idle_job("--nodelist=c1", BY_HAND, idle=60, more="--host-mib 64"))
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "restored on c2")
+    seen = found(cluster, "c2")
+    assert {(one["job"], one["source"]) for one in seen["processes"]} == {(int(job), "cgroup")}
+    shepherd, *others = seen["processes"]
+    assert others
+    assert all(one["paths"] == shepherd["paths"] for one in others)
+    place = shepherd["paths"].get("memory")
+    if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/memory").returncode == 0:
+        used = int(cluster.exec("c2", "cat", f"/sys/fs/cgroup/memory{place}/memory.usage_in_bytes"))
+        assert used >= 64 << 20
+    cluster.exec("login", "scancel", job, user="alice")
+    cluster.wait_for_state(job, "CANCELLED")
+    wait_until("its cgroups are gone", lambda: batch_cgroups(cluster, "c2"), lambda left: not left)
+    assert found(cluster, "c2")["processes"] == []
+
+
+def test_other_gpus_are_closed_to_job(cluster: Cluster) -> None:
+    """Before a suspension, and after it, when the job has another GPU of its node."""
+    script = idle_job("--nodelist=c1", BY_HAND, idle=12, more=f"& {GPUS}; wait; {GPUS}")
+    job = cluster.submit(script=script)
+    first = cluster.wait_for_output(job, "step number=2")
+    assert re.findall(r"gpu \d is \w+", first) == ["gpu 0 is open", "gpu 1 is closed"]
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    blocker = cluster.submit(script=idle_job("--nodelist=c1", busy=0, idle=60))
+    cluster.wait_for_output(blocker, "step number=1")
+    wake(cluster, job)
+    output = finish(cluster, job)
+    assert re.findall(r"gpu \d is \w+", output)[2:] == ["gpu 0 is closed", "gpu 1 is open"]
+    assert steps(output) == list(range(1, 13))
+
+
+def test_time_suspended_by_slurm_is_not_idle_time(cluster: Cluster) -> None:
+    """After ``scontrol resume``, a full idle window passes before the job is suspended."""
+    job = cluster.submit(
+        script=idle_job("--nodelist=c1", "--gpu-suspend-idle=12s,when=always,wake=hold", busy=0, idle=120)
+    )
+    cluster.wait_for_output(job, "step number=1")
+    cluster.exec("login", "scontrol", "suspend", job)
+
+    def idle() -> dict[str, Any]:
+        rows = status(cluster, job).get("jobs") or [{}]
+        value: dict[str, Any] = rows[0].get("idle") or {}
+        return value
+
+    seen = wait_until("its use is unknown", idle, lambda one: one.get("verdict") == "unknown")
+    assert "scontrol suspend" in seen["why"]
+    cluster.shell("login", "sleep 14")
+    assert cluster.job(job)["JobState"] == "SUSPENDED"
+    assert idle()["progress_s"] == 0
+    before = len(steps(cluster.output(job)))
+    cluster.exec("login", "scontrol", "resume", job)
+    wait_asleep(cluster, job)
+    assert len(steps(cluster.output(job))) - before >= 10
+    cluster.exec("login", "scancel", job, user="alice")
+
+
+HUNGRY = r"""
+import os, time
+while not os.path.exists(os.path.expanduser("~/grow")):
+    time.sleep(0.1)
+held = bytearray()
+while True:
+    held += bytes([1]) * (16 << 20)
+"""
+
+
+def test_out_of_memory_during_suspension(cluster: Cluster, memory: None) -> None:
+    """Slurm kills the job as at any other time: it ends as OUT_OF_MEMORY, and leaves neither processes nor an image."""
+    with pausing_criu(cluster):
+        script = idle_job("--nodelist=c1", "--mem=1000M", BY_HAND, idle=60).replace(
+            f"\n{WORKLOADS}", f"\npython3 -c '{HUNGRY}' & echo 1000 >/proc/self/oom_score_adj\n{WORKLOADS}", 1
+        )
+        job = cluster.submit(script=script)
+        cluster.wait_for_output(job, "step number=2")
+        hold_criu(cluster, "c1", "before", "dump")
+        asked = ("login", "sh", "-c", 'slurm-affinode suspend "$1" >/tmp/suspended 2>&1 & disown', "sh", job)
+        cluster.run(*asked, user="alice")
+        wait_for_held_criu(cluster, "c1", "before", "dump")
+        cluster.exec("login", "touch", "/home/alice/grow", user="alice")
+        try:
+            cluster.shell("login", "sleep 5")
+            let_criu_go(cluster, "c1")
+            cluster.wait_for_state(job, "OUT_OF_MEMORY")
+        finally:
+            cluster.exec("login", "rm", "-f", "/home/alice/grow", user="alice")
+        wait_for_no_images(cluster, job)
+        assert found(cluster, "c1")["processes"] == []
