@@ -19,7 +19,6 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from slurm_affinode.agent.hook_records import LeftoverReports
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import PROC, Process, processes
 from slurm_affinode.base.text import one_line
+from slurm_affinode.base.threads import pool
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
@@ -399,8 +399,8 @@ class Orphans:
         """End all of them concurrently, so that eight ranks take the epilog no longer than one."""
         if not left:
             return []
-        with ThreadPoolExecutor(min(AT_ONCE, len(left))) as pool:
-            return list(pool.map(lambda one: self._end(one, min(TERM_S, wait_s / 2), wait_s / 2), left))
+        with pool("leftovers", min(AT_ONCE, len(left))) as executor:
+            return list(executor.map(lambda one: self._end(one, min(TERM_S, wait_s / 2), wait_s / 2), left))
 
     def _left_by(self, one: OnGpu, *, job: int, uid: int, alone: Callable[[], bool]) -> bool:
         if one.uid < self.first_user:

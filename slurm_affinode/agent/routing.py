@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ from slurm_affinode.agent.settings import node_name
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.node_config import DEFAULT_PORT, listen_address
+from slurm_affinode.base.threads import pool
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.suspension import Refusal
 from slurm_affinode.slurm import identifiers
@@ -111,8 +111,8 @@ class Reach:
             else:
                 yield str(answer.get("node")), answer
                 return
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            yield from zip(named, pool.map(self._status_of, named), strict=True)
+        with pool("status", AT_ONCE) as executor:
+            yield from zip(named, executor.map(self._status_of, named), strict=True)
 
     def _status_of(self, node: str) -> dict[str, Any] | str:
         try:

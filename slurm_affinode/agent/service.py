@@ -215,7 +215,7 @@ class Service:
 
     def _limit(self, caller: Caller) -> None:
         """Count a request to slurmctld. Raises ``RequestError`` if ``caller`` exceeds the rate limit."""
-        if not self.is_admin(caller) and not self._asks.take(caller.uid):
+        if not self.is_admin(caller) and not self._may_ask(caller):
             raise RequestError(
                 "too-often", "too many questions of yours for slurmctld: ask again in a moment", exit_code=3
             )
@@ -258,6 +258,10 @@ class Service:
         with self._lock:
             self._seen[job_id] = (clock, *found[0])
         return found[0]
+
+    def _may_ask(self, caller: Caller) -> bool:
+        with self._lock:
+            return self._asks.take(caller.uid)
 
     # --- acting
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable
@@ -42,7 +41,7 @@ class Seats:
 
 
 class Pace:
-    """Rate limit per holder: ``burst`` at once, ``per_s`` in the long run."""
+    """Rate limit per holder: ``burst`` at once, ``per_s`` in the long run. Not thread-safe."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic, most: int = 1024) -> None:
         """``most``: number of holders with a limit of their own; all others share one."""
@@ -52,22 +51,19 @@ class Pace:
         self._most = most
         self._paid: dict[Hashable, float] = {}
         """Time until which each holder has used its share."""
-        self._lock = threading.Lock()
-        """Guards the counts of holders."""
 
     def take(self, holder: Hashable) -> bool:
         """Return whether the holder may proceed now, and count it."""
-        with self._lock:
-            now = self._clock()
-            if holder not in self._paid and len(self._paid) >= self._most:
-                self._paid = {who: until for who, until in self._paid.items() if until > now}
-                if len(self._paid) >= self._most:
-                    holder = _OTHERS
-            until = max(now, self._paid.get(holder, now)) + self._each_s
-            if until > now + self._ahead_s + 1e-9:
-                return False
-            self._paid[holder] = until
-            return True
+        now = self._clock()
+        if holder not in self._paid and len(self._paid) >= self._most:
+            self._paid = {who: until for who, until in self._paid.items() if until > now}
+            if len(self._paid) >= self._most:
+                holder = _OTHERS
+        until = max(now, self._paid.get(holder, now)) + self._each_s
+        if until > now + self._ahead_s + 1e-9:
+            return False
+        self._paid[holder] = until
+        return True
 
 
 class Seldom:

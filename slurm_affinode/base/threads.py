@@ -312,10 +312,13 @@ class Repeated:
     """A call that a thread repeats until it is stopped. ``OSError`` is ignored: the next call may succeed."""
 
     def __init__(self, name: str, period_s: float, call: Callable[[], object]) -> None:
-        """Start the thread; the first call is made after ``period_s`` seconds."""
+        """``period_s``: pause before each call, in seconds."""
         self._period_s, self._call = period_s, call
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     @property

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from slurm_affinode.base.threads import Repeated
 from slurm_affinode.checkpoint import root_directory
 
 _START = 2  # SYNC_FILE_RANGE_WRITE
@@ -35,29 +36,17 @@ def start_writing(fd: int, at: int, length: int) -> None:
 
 
 class Writeback:
-    """A thread that starts writeback of all files in a directory until it is stopped."""
+    """Starts writeback of all files in a directory, in a thread, until it is stopped."""
 
     def __init__(
         self, directory_fd: int, *, every_s: float = _EVERY_S, start: Callable[[int, int, int], None] = start_writing
     ) -> None:
         """Start the thread. ``start`` gets a descriptor, an offset and a length in bytes."""
         self._directory_fd = os.dup(directory_fd)
-        self._every_s = every_s
         self._start = start
         self._done: dict[str, tuple[int, int]] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="writeback", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            while not self._stop.wait(self._every_s):
-                with suppress(OSError):  # the directory was removed
-                    self._look()
-        finally:
-            for fd, _ in self._done.values():
-                os.close(fd)
-            os.close(self._directory_fd)
+        self._looks = Repeated("writeback", every_s, self._look)
+        self._looks.start()
 
     def _look(self) -> None:
         for name in root_directory.names(self._directory_fd):
@@ -71,19 +60,23 @@ class Writeback:
             self._done[name] = os.open(name, flags, dir_fd=self._directory_fd), 0
         fd, done = self._done[name]
         facts = os.fstat(fd)
-        if stat.S_ISREG(facts.st_mode) and facts.st_size - done >= _LEAST and not self._stop.is_set():
+        if stat.S_ISREG(facts.st_mode) and facts.st_size - done >= _LEAST and not self._looks.stopped:
             end = facts.st_size // _LEAST * _LEAST
             self._start(fd, done, end - done)
             self._done[name] = fd, end
 
     def stop(self) -> None:
         """Start no further writeback. Writeback already started completes by itself."""
-        self._stop.set()
+        self._looks.stop()
 
     def close(self) -> None:
-        """Stop the thread and wait until its descriptors are closed."""
-        self._stop.set()
-        self._thread.join()
+        """Stop, and close the descriptors. Idempotent."""
+        self._looks.join()
+        while self._done:
+            os.close(self._done.popitem()[1][0])
+        if self._directory_fd >= 0:
+            os.close(self._directory_fd)
+            self._directory_fd = -1
 
 
 class TokenBucket:

@@ -15,15 +15,15 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from concurrent.futures import Executor, Future, wait
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
 
+from slurm_affinode.base import threads
 from slurm_affinode.checkpoint.block_io import CHUNK, buffer, is_direct, read_into
 from slurm_affinode.checkpoint.interface import CheckpointError
 
@@ -124,14 +124,9 @@ def workers() -> int:
     return min(8, max(2, (os.cpu_count() or 2) // 2))
 
 
-@contextmanager
-def pool() -> Iterator[ThreadPoolExecutor]:
-    """Yield a pool of threads for digesting blocks."""
-    executor = ThreadPoolExecutor(workers(), thread_name_prefix="digest")
-    try:
-        yield executor
-    finally:
-        executor.shutdown(wait=True, cancel_futures=True)
+def pool() -> AbstractContextManager[Executor]:
+    """Return threads for digesting blocks, see ``threads.pool``."""
+    return threads.pool("digest", workers())
 
 
 def block(kind: DigestAlgorithm, fd: int, number: int, size: int, take: Piece | None = None) -> bytes:
@@ -169,7 +164,7 @@ class FileDigest:
         return (min(self.size, (number + 1) * BLOCK) - number * BLOCK for number in range(len(self.blocks)))
 
 
-def begin(kind: DigestAlgorithm, fd: int, size: int, executor: ThreadPoolExecutor) -> FileDigest:
+def begin(kind: DigestAlgorithm, fd: int, size: int, executor: Executor) -> FileDigest:
     """Start digesting the blocks of an open file in a thread pool."""
     return FileDigest(size, [executor.submit(block, kind, fd, number, size) for number in range(count(size))])
 
@@ -224,15 +219,10 @@ class Follower:
         self._prefix = prefix
         self._fds: dict[str, int] = {}
         self._blocks: dict[str, list[Future[bytes]]] = {}
-        self._stop = threading.Event()
-        self._executor = ThreadPoolExecutor(workers(), thread_name_prefix="digest")
-        self._thread = threading.Thread(target=self._watch, name="digest-follower", daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(_POLL_S):
-            with suppress(OSError):
-                self._look()
+        self._stack = ExitStack()
+        self._executor = self._stack.enter_context(pool())
+        self._looks = threads.Repeated("digest-follower", _POLL_S, self._look)
+        self._looks.start()
 
     def _look(self) -> None:
         for entry in os.scandir(self._directory_fd):
@@ -247,17 +237,15 @@ class Follower:
 
     def finish(self, name: str, fd: int, size: int) -> FileDigest:
         """Digest the rest of a file that no longer grows. Return all of its blocks."""
-        self._stop.set()
-        self._thread.join()
+        self._looks.join()
         made = self._blocks.get(name, [])
         rest = (self._executor.submit(block, self._kind, fd, number, size) for number in range(len(made), count(size)))
         return FileDigest(size, [*made, *rest])
 
     def stop(self) -> None:
         """Stop the threads."""
-        self._stop.set()
-        self._thread.join()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._looks.join()
+        self._stack.close()
         for fd in (*self._fds.values(), self._directory_fd):
             os.close(fd)
         self._fds.clear()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from slurm_affinode.base.threads import pool
 from slurm_affinode.checkpoint import compression, digest, root_directory
 from slurm_affinode.checkpoint.block_io import is_cached, past_cache
 from slurm_affinode.checkpoint.image_writer import CRIU, MANIFEST, SIGNATURE
@@ -51,7 +52,7 @@ def same_contents(
     kind = digest.NOTHING if known else digest.named(facts.digest)
     pages = [fact for fact in facts.files if _PAGES.fullmatch(fact.path)]
     others = [fact for fact in facts.files if not _PAGES.fullmatch(fact.path)]
-    with digest.pool() as executor, ThreadPoolExecutor(1, thread_name_prefix="verify") as ahead:
+    with digest.pool() as executor, pool("verify", 1) as ahead:
         packed = {
             at: {name for name in root_directory.names(at) if name.endswith(compression.SUFFIX)} for at in (fd, criu_fd)
         }
@@ -129,7 +130,7 @@ class _Files:
     """Directory descriptor -> names of the compressed files in it."""
     kind: digest.DigestAlgorithm
     owner: int
-    executor: ThreadPoolExecutor
+    executor: Executor
     stop: threading.Event = field(default_factory=threading.Event)
     """Set to skip the blocks that no thread has started."""
 

@@ -77,12 +77,11 @@ class _Place:
         self._offsets = [run.offset for run in memory.runs]
         self._addresses = [run.address for run in memory.runs]
         self.left = sum(run.length for run in memory.runs)
-        """Bytes not placed yet."""
+        """Bytes not placed yet. ``Filler`` locks it."""
         self._given: dict[int, bytes] = {}
         """Pages delivered on a fault, by address. They are read separately from those that are verified."""
         self.changed = False
         """Whether one of them differs from the verified page."""
-        self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the descriptors. Safe to call twice."""
@@ -91,8 +90,9 @@ class _Place:
                 os.close(fd)
         self.uffd = self.pages = -1
 
-    def take(self, at: int, view: memoryview) -> None:
-        """Place bytes of the pages file, starting at offset ``at``. Raises ``OSError``."""
+    def take(self, at: int, view: memoryview) -> int:
+        """Place bytes of the pages file, starting at offset ``at``; return how many belong here. Raises ``OSError``."""
+        placed = 0
         source, end = ctypes.addressof(ctypes.c_char.from_buffer(view)), at + len(view)
         runs = self.memory.runs
         for number in range(max(0, bisect_right(self._offsets, at) - 1), len(runs)):
@@ -102,8 +102,8 @@ class _Place:
             begin, stop = max(at, run.offset), min(end, run.offset + run.length)
             if begin < stop:
                 self._copy(run.address + begin - run.offset, source + begin - at, stop - begin)
-                with self._lock:
-                    self.left -= stop - begin
+                placed += stop - begin
+        return placed
 
     def serve(self) -> None:
         """Handle one message, if there is one. Raises ``OSError``."""
@@ -217,12 +217,14 @@ class Filler:
             if place is None or self._over:
                 return
             self._taking += 1
+        placed = 0
         try:
-            place.take(at, view)
+            placed = place.take(at, view)
         except OSError as error:
             self._fail(f"the memory of process {place.memory.pid} cannot be filled: {error.strerror}")
         finally:
             with self._lock:
+                place.left -= placed
                 self._taking -= 1
                 self._lock.notify_all()
 

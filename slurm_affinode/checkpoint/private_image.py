@@ -15,7 +15,6 @@ import os
 import re
 import stat
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -57,8 +56,6 @@ class PrivateImage:
         self._opened: dict[str, int] = {}
         self._held: dict[str, list[tuple[int, int]]] = {}
         self._changed: str | None = None
-        self._lock = threading.Lock()
-        """Guards the descriptors of the copied files."""
 
     def read(self, name: str) -> bytes:
         """Read a file. Raises ``BadImage``."""
@@ -156,6 +153,9 @@ class PrivateImage:
         """Return a function for pages as they are verified: it compares them with CRIU's copy and calls ``then``."""
         if not self.shared:
             return then
+        for name, ranges in self._held.items():
+            if ranges:
+                self.open(name)  # now, as several threads read it
 
         def take(name: str, at: int, view: memoryview) -> None:
             self._compare(name, at, view)
@@ -169,10 +169,8 @@ class PrivateImage:
         for begin, length in self._held.get(name, ()):
             first, last = max(at, begin), min(end, begin + length)
             if first < last:
-                with self._lock:
-                    fd = self.open(name)
                 try:
-                    same = os.pread(fd, last - first, first) == view[first - at : last - at]
+                    same = os.pread(self._opened[name], last - first, first) == view[first - at : last - at]
                 except OSError:
                     same = False
                 if not same:

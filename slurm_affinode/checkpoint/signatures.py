@@ -19,7 +19,6 @@ import logging
 import os
 import re
 import stat
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,8 +72,8 @@ class Signer:
         """``key``: of the cluster. ``node``: this node's name in Slurm."""
         self._key, self.node = key, node
         self._refused: dict[str, str] = {}
-        self._lock = threading.Lock()
-        """Guards the list of rejected files."""
+        """Rejected files. No lock: single operations of a dictionary are atomic, and the worst that can come of two
+        threads at once is a line that is logged twice."""
 
     def encode(self, purpose: str, name: str, value: Mapping[str, Any]) -> str:
         """Return the text of a signed file called ``name``: one line of JSON."""
@@ -106,21 +105,18 @@ class Signer:
 
     def refuse(self, path: Path, why: object) -> None:
         """Record that a file was rejected, and log it once."""
-        with self._lock:
-            if self._refused.get(str(path)) == str(why) or len(self._refused) >= _MOST_REFUSED:
-                return
-            self._refused[str(path)] = str(why)
+        if self._refused.get(str(path)) == str(why) or len(self._refused) >= _MOST_REFUSED:
+            return
+        self._refused[str(path)] = str(why)
         LOG.warning("%s: %s; it is ignored", path, why)
 
     def accept(self, path: Path) -> None:
         """Forget a rejected file, which is valid now or gone."""
-        with self._lock:
-            self._refused.pop(str(path), None)
+        self._refused.pop(str(path), None)
 
     def refused(self) -> Mapping[str, str]:
         """Return the rejected files: path -> reason."""
-        with self._lock:
-            return dict(self._refused)
+        return dict(self._refused)
 
 
 def read_bounded(path: Path, most: int = LARGEST) -> bytes:

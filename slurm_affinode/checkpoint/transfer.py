@@ -10,10 +10,11 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Executor, wait
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
+from slurm_affinode.base.threads import pool
 from slurm_affinode.checkpoint import block_io, compression, digest, root_directory
 from slurm_affinode.checkpoint.image_writer import CRIU, MANIFEST, SIGNATURE
 from slurm_affinode.checkpoint.interface import ImageDamaged
@@ -74,7 +75,7 @@ def _in_turn(do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
 class _Crew:
     """The threads of one copy. If one of them fails, the others stop."""
 
-    def __init__(self, executor: ThreadPoolExecutor) -> None:
+    def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._why: list[BaseException] = []
         self.over = threading.Event()
@@ -127,7 +128,7 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
     with (
         root_directory.directory(source_fd, CRIU, owner=owner) as criu_from,
         root_directory.directory(target_fd, CRIU, owner=owner) as criu_to,
-        ThreadPoolExecutor(_threads(), thread_name_prefix="copy") as executor,
+        pool("copy", _threads()) as executor,
     ):
         wanted = {fact.path + (compression.SUFFIX if _packs(fact, how) else "") for fact in manifest.files} | {CRIU}
         for at, prefix in ((target_fd, ""), (criu_to, f"{CRIU}/")):

@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import platform
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TypeVar
 
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import PROC, Process
+from slurm_affinode.base.threads import in_own_thread
 
 T = TypeVar("T")
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -67,25 +67,15 @@ def as_user(
     """
     if namespace_fd is None and (os.geteuid() != 0 or user.uid == 0):
         return call()
-    results: list[T] = []
-    errors: list[BaseException] = []
 
-    def run() -> None:
-        try:
-            if namespace_fd is not None:
-                _enter(namespace_fd)
-            if os.geteuid() == 0 and user.uid != 0:
-                _become(user, effective=effective)
-            results.append(call())
-        except BaseException as error:
-            errors.append(error)
+    def run() -> T:
+        if namespace_fd is not None:
+            _enter(namespace_fd)
+        if os.geteuid() == 0 and user.uid != 0:
+            _become(user, effective=effective)
+        return call()
 
-    thread = threading.Thread(target=run, name="as-user")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    return in_own_thread("as-user", run)
 
 
 def _enter(namespace_fd: int) -> None:

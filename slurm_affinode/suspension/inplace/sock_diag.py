@@ -17,7 +17,6 @@ import os
 import re
 import socket
 import struct
-import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator
@@ -26,6 +25,7 @@ from typing import Self
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Process
+from slurm_affinode.base.threads import in_own_thread
 
 _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
 _DUMP = 0x301
@@ -135,22 +135,13 @@ class NetSpace:
         user who owns the namespace can neither trace nor see it. With ``CAP_NET_ADMIN`` in the namespace that user can
         send messages to the socket, so it accepts only those of the kernel.
         """
-        made: list[socket.socket | OSError] = []
 
-        def go() -> None:
-            try:
-                if self.inode != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116 - a link of its own kind
-                    _enter(self._fd)
-                made.append(_open())
-            except OSError as error:
-                made.append(error)
+        def go() -> socket.socket:
+            if self.inode != os.stat("/proc/self/ns/net").st_ino:  # noqa: PTH116 - a link of its own kind
+                _enter(self._fd)
+            return _open()
 
-        thread = threading.Thread(target=go, name="netns")
-        thread.start()
-        thread.join()
-        if isinstance(made[0], OSError):
-            raise made[0]
-        return made[0]
+        return in_own_thread("netns", go)
 
 
 class SockDiag:

@@ -267,6 +267,7 @@ def test_repeated_call_ends_with_join() -> None:
         raise FileNotFoundError
 
     repeated = Repeated("test", 0.01, look)
+    repeated.start()
     wait_until("it was repeated", lambda: len(calls) >= 2)
     repeated.join()
     made = len(calls)

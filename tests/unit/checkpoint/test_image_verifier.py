@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_affinode.base import threads as base_threads
 from slurm_affinode.checkpoint import digest, image_verifier
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged
 
@@ -102,7 +103,7 @@ def test_verification_that_times_out_is_stopped(
 
     Slow.ends.clear()
     monkeypatch.setattr(digest, "block", waits)
-    monkeypatch.setattr(image_verifier, "ThreadPoolExecutor", Slow)
+    monkeypatch.setattr(base_threads, "ThreadPoolExecutor", Slow)
     with ExitStack() as stack:
         pages = stack.enter_context(node.disk.verifying(image))
         pages.begin()
