@@ -259,14 +259,14 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
             f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}: raise --mem"
         )
         found.append(Refusal("host-memory", text))
+    if gpu_bytes and needed > memory.available:
+        text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
+        found.append(Refusal("host-memory", text))
     spare = 0 if memory.spare is None else memory.spare.available
     if gpu_bytes and memory.own is not None and memory.own < needed and spare < needed:
         left = size(max(0, memory.own))
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit, which leaves {left}"
         found.append(Refusal("host-memory", f"{text}, and {of_spare(memory.spare)}: raise --mem"))
-    if gpu_bytes and needed > memory.available:
-        text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
-        found.append(Refusal("host-memory", text))
     return found[:1]
 
 

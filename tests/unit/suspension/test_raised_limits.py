@@ -94,6 +94,14 @@ def test_missing_spare_memory_is_refused_with_figures(world, site):
     assert world.effect_log == []
 
 
+def test_full_node_is_refused_for_its_own_reason(world, site):
+    """A higher limit would not help."""
+    agent = Agent(world, "c1", limits=site.limits())
+    agent.suspender._memory._parts = replace(agent.parts, memory=lambda pid: MemoryFacts(100 * MIB))
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert refusal.text == "its GPU memory (1 MiB) does not fit into the node's free memory (100 MiB)"
+
+
 def test_allocation_of_a_starting_job_counts(world, site, monkeypatch):
     """It has no cgroup yet, but Slurm has allocated its memory."""
     agent = Agent(world, "c1", limits=site.limits())
