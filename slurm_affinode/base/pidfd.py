@@ -445,7 +445,8 @@ class Namespace:
         self.pid_fd, self.mount_fd = self._keep("ns/pid"), self._keep("ns/mnt")
         # In a mount namespace where users may mount, users choose the programs and libraries.
         for name, fd in (("PID", self.pid_fd), ("mount", self.mount_fd)):
-            owner = fcntl.ioctl(fd, _NS_GET_USERNS)
+            with _gone(self.init.pid):
+                owner = fcntl.ioctl(fd, _NS_GET_USERNS)
             try:
                 facts = os.fstat(owner)
             finally:

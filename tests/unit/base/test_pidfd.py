@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from background import started_of
@@ -16,7 +19,15 @@ from namespace_job import Job, needs_root
 from waiting import wait_until
 
 from slurm_affinode.base import pidfd
-from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process, ProcessGoneError
+from slurm_affinode.base.pidfd import (
+    ExhaustedError,
+    Id,
+    Namespace,
+    NotContainedError,
+    Number,
+    Process,
+    ProcessGoneError,
+)
 
 
 @contextlib.contextmanager
@@ -131,6 +142,31 @@ def test_namespace_is_killed_but_for_its_first_process(tmp_path: Path) -> None:
         assert held.kill_all()
         assert held.members() == {}
         assert not held.init.ended() or job.outer.poll() is not None
+    finally:
+        job.end()
+
+
+@needs_root
+@pytest.mark.parametrize("calls", [0, 2], ids=["user namespace", "parent"])
+def test_namespace_is_not_gone_without_free_descriptors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    """Its owner and its parent are descriptors too."""
+    left = [calls]
+
+    def ioctl(fd: int, request: int) -> int:
+        if left[0] == 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        left[0] -= 1
+        return int(fcntl.ioctl(fd, request))
+
+    job = Job(tmp_path / "log")
+    try:
+        process = Process(job.init)
+        with monkeypatch.context() as patched:
+            patched.setattr(pidfd, "fcntl", SimpleNamespace(ioctl=ioctl))
+            with pytest.raises(ExhaustedError, match="Too many open files"):
+                Namespace(process)
     finally:
         job.end()
 
