@@ -15,6 +15,8 @@ WAITS_TO_START = "waits to start: "
 NOT_WOKEN = "not woken: "
 RESTORING = "restoring: "
 LOST = "lost: "
+REQUEUED = "requeued after it was restored"
+"""Reason why a job is suspended whose restored attempt was lost."""
 AFRESH = "; started afresh"
 """Suffix of the reason why a job was not restored."""
 _OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST, RESTORING)

@@ -407,10 +407,26 @@ class JobRestorer:
             parts.notes.remove(parts.cluster, arrival.job_id)
             notify.comment(self._parts, arrival.job_id, messages.held(f"{why}{messages.AFRESH}"))
             return Start(restore_failed=True)
+        if note is None and placing is not None:
+            note = self._new_note(placing)
         if note is not None:
             with contextlib.suppress(AffinodeError):
                 parts.notes.write(replace(note, failure=messages.one(why)))
         return self._hold(arrival, job, why, note)
+
+    def _new_note(self, placing: _Placing) -> Note:
+        """Return a note for a job whose image was restored before, which removed its note; the attempt was lost then.
+
+        Without a note, it could not be woken.
+        """
+        manifest, job = placing.manifest, placing.job
+        return Note(
+            cluster=manifest.key.cluster, job_id=manifest.key.job_id, submit=manifest.key.submit_epoch,
+            restarts=manifest.restarts, seq=manifest.seq, uid=manifest.uid, node=manifest.node,
+            began_ms=round(manifest.started_epoch * 1000), since_epoch=self._parts.now(), why=messages.REQUEUED,
+            gpus=sum(gpu.allocated for gpu in manifest.gpus), gpu_bytes=manifest.gpu_bytes, image_bytes=manifest.size,
+            wake=manifest.option.wake, user=job.user, shown=None if job.id == str(job.job_id) else job.id,
+        )  # fmt: skip
 
     def _mail(
         self,

@@ -426,3 +426,22 @@ def test_full_store_is_a_refusal(world, monkeypatch):
     agent.parts.shared.budget.reserve = 1 << 60
     [refusal] = agent.suspender.refusals(agent.watched())
     assert refusal.code == "no-room"
+
+
+def test_job_lost_after_restore_can_be_woken_if_next_restore_fails(world):
+    """The note was removed by the first restore; the failure that the comment names leaves a new one."""
+    agent = begun_at_c2(world)
+    assert agent.restore() == Restored(2)
+    world.nodes["c2"].init, world.nodes["c2"].processes = None, []
+    world.restarts += 1
+    world.start_run("c2")
+    agent = Agent(world, "c2")
+    agent.imager.fails = "a temporary file is there already"
+    assert isinstance(agent.restore(), Hold)
+    assert world.comment.endswith("try again with: slurm-affinode wake 7")
+    (shown,) = agent.keeper.suspended()
+    assert shown.failure == "a temporary file is there already"
+    agent.waker.wake(shown.key, "alice")
+    world.start_run("c2")
+    agent = Agent(world, "c2")
+    assert agent.restore() == Restored(2)
