@@ -22,8 +22,9 @@ from slurm_affinode.base.config import Config, parse
 from slurm_affinode.gpu.interface import DriverMissing, GpuLost
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
 from slurm_affinode.model.gpu import Device, GpuFault, GpuProcess, ProcessUtilization, Reading
-from slurm_affinode.model.suspension import JobKey, Phase, Refusal
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
+from slurm_affinode.suspension.compatibility import Compatibility, CompatibilityRow
 from slurm_affinode.suspension.interface import AgentContext, Arrival, LookAgain, Orchestration
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.suspension.record import SuspensionRecord
@@ -185,6 +186,9 @@ class Acts:
 
     def refusals(self, job: WatchedJob) -> Sequence[Refusal]:
         return tuple(self.refused)
+
+    def compatibility(self, job: WatchedJob) -> Compatibility:
+        return Compatibility((CompatibilityRow.BATCH,), {Mode.REQUEUE: tuple(self.refusals(job)), Mode.INPLACE: ()})
 
     def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
         self.begun.set()

@@ -34,7 +34,7 @@ def reason(job: Job) -> Refusal:
 
 def text(job_id: object, refusal: Refusal) -> str:
     """Return the message for the owner, one line."""
-    return f"job {job_id} cannot be suspended: {refusal.text}"
+    return f"job {job_id} cannot be suspended: {refusal.code}: {refusal.text}"
 
 
 def hint(refusal: Refusal) -> str | None:

@@ -21,8 +21,9 @@ from slurm_affinode.base.threads import WorkQueue
 from slurm_affinode.core.policy import too_often
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
+from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.interface import Orchestration
-from slurm_affinode.suspension.refusals import JobFacts
+from slurm_affinode.suspension.refusals import JobFacts, remedy
 from slurm_affinode.suspension.registry import Registry, WatchedJob
 from slurm_affinode.suspension.shared_state import SuspendedJob
 
@@ -126,8 +127,12 @@ class Service:
                     raise
         elif mine or asleep:
             self.ask(self._look_at_queue)
+        compatible: list[Compatibility] = []
         if mine:
             self.ask_here(lambda: self._look_at(mine))
+            if request.get("job") is not None:
+                watched = mine[0] = self._reported_if_possible(mine[0], caller)
+                self.ask_here(lambda: compatible.extend(self._compatibility(watched)))
         queue = self.loop.queue.latest()
         decisions = {job.job_id: decision for job, decision in self.loop.decisions()} if mine else {}
         rows = [
@@ -136,6 +141,7 @@ class Service:
                 node=self.node, user=self.name_of(job.uid), under_way=self.work.under_way().get(job.job_id),
                 clock_s=self.loop.clock(), now_epoch=self.now(),
                 asleep=None if sleepers is None else sleepers.view(job.job_id),
+                compatibility=compatible[0] if compatible else None,
             )
             for job in mine
         ]  # fmt: skip
@@ -147,6 +153,23 @@ class Service:
             "silent": self.orchestration.keeper.silent(),
             "stopped": self.orchestration.keeper.sweep_stopped() if admin else None,
         }  # fmt: skip
+
+    def _reported_if_possible(self, job: WatchedJob, caller: Caller) -> WatchedJob:
+        try:
+            return self._reported(job, caller)
+        except RequestError:
+            return job
+
+    def _compatibility(self, job: WatchedJob) -> list[Compatibility]:
+        """Return the kinds of a job and what prevents its suspension; empty if it is being worked on, or unknown."""
+        sleepers = self.orchestration.in_place
+        if job.phase is not Phase.RUNNING or (sleepers is not None and sleepers.holds(job.job_id) is not None):
+            return []
+        try:
+            return [self.orchestration.suspender.compatibility(job)]
+        except AffinodeError as error:
+            log.warning("job %d: %s", job.job_id, one_line(error))
+            return []
 
     def _look_at_queue(self) -> None:
         if self.loop.queue.due():
@@ -287,7 +310,10 @@ class Service:
         job = self._reported(job, caller)
         refusals = self.orchestration.suspender.refusals(job)
         if refusals:
-            raise RequestError(refusals[0].code, f"job {job.called} cannot be suspended: {refusals[0].text}")
+            raise RequestError(
+                refusals[0].code, f"job {job.called} cannot be suspended: {refusals[0].text}",
+                hint=remedy(refusals[0], job.option),
+            )  # fmt: skip
         soon = None if force else self._too_soon(job)
         if soon is not None:
             raise RequestError(

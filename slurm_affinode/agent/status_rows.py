@@ -10,8 +10,9 @@ from slurm_affinode.core.idle import IdleState
 from slurm_affinode.core.policy import Decision
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Phase, SuspendOption
-from slurm_affinode.suspension import messages
+from slurm_affinode.suspension import messages, refusals
 from slurm_affinode.suspension.activity import name_of
+from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.shared_state import SuspendedJob
 
@@ -28,6 +29,7 @@ def watched(
     clock_s: float,
     now_epoch: float,
     asleep: dict[str, Any] | None = None,
+    compatibility: Compatibility | None = None,
 ) -> dict[str, Any]:
     """Return the row of a job that runs on this node, or is suspended in place there (``asleep``).
 
@@ -50,6 +52,7 @@ def watched(
         "suspensions": job.suspensions,
         "idle": None if idle is None else _idle(idle, clock_s, now_epoch),
         "next": None if decision is None else _next(decision),
+        "compatibility": None if compatibility is None else _compatibility(compatibility, job.option),
         "last": None if outcome is None else {"at": outcome.at_epoch, "done": outcome.done, "text": outcome.text},
         "said": None if job.slurm is None else messages.of_the_past(job.slurm.comment),
     }
@@ -124,4 +127,19 @@ def _next(decision: Decision) -> dict[str, Any]:
         "text": decision.text,
         "against": [{"code": one.code, "text": one.text} for one in decision.against],
         "for_jobs": list(decision.for_jobs),
+    }
+
+
+def _compatibility(found: Compatibility, option: SuspendOption) -> dict[str, Any]:
+    return {
+        "kinds": [kind.value for kind in found.kinds],
+        "modes": {
+            mode.value: {
+                "possible": not against,
+                "against": [
+                    {"code": one.code, "text": one.text, "remedy": refusals.remedy(one, option)} for one in against
+                ],
+            }
+            for mode, against in found.modes.items()
+        },
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import printable, size, span
@@ -37,14 +38,20 @@ Exit status: 0 done, 1 job unknown, not yours, or not suspendable, 3 no agent re
 def status(*, config: Config, job: str | None, nodes: tuple[str, ...], as_json: bool) -> int:
     """Show suspended jobs and jobs that may be suspended, to their owners and to administrators.
 
-    JOB is a job ID: 123 or 123_4. Shows each activity signal with its limit, the idle time, the next step, and
-    every reason against a suspension by name.
+    JOB is a job ID: 123 or 123_4. Shows each activity signal with its limit, the idle time, the next step, how the
+    job was started, and for each mode whether it can be suspended, or every reason against it by name and the remedy.
     """
     if "" in nodes:
         raise click.BadParameter("it is empty", param_hint="--node")
     with reach_of(config) as reach:
         if job is not None:
-            answer = reach.about(job, {"verb": "status"})
+            try:
+                answer = reach.about(job, {"verb": "status"})
+            except AnswerError as error:
+                if as_json:
+                    refusal = {"code": error.code, "text": str(error), "remedy": error.hint}
+                    print_json({"jobs": [], "refusal": refusal})
+                raise
             rows = answer["jobs"]
             if as_json:
                 print_json(answer)
@@ -148,12 +155,29 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
         pairs += [
             ("against" if at == 0 else "", f"{one['code']}: {one['text']}") for at, one in enumerate(after["against"])
         ]
+    if row.get("compatibility") is not None:  # older agents do not report it
+        pairs += _compatibility(row["compatibility"])
     if row["last"] is not None:
         pairs.append(("last attempt", f"{_time(row['last']['at'])}: {row['last']['text']}"))
     if row.get("said"):
         pairs.append(("comment", row["said"]))
     if dry_run:
         pairs.append(("agent", "dry run: it only says what it would do"))
+    return pairs
+
+
+def _compatibility(found: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the compatibility table that apply to a job, and its refusals in each mode."""
+    pairs = [("started as", "; ".join(found["kinds"]))]
+    for mode, result in found["modes"].items():
+        name = mode
+        if result["possible"]:
+            pairs.append((name, "can be suspended"))
+        for one in result["against"]:
+            pairs.append((name, f"{one['code']}: {one['text']}"))
+            if one["remedy"] is not None:
+                pairs.append(("", f"remedy: {one['remedy']}"))
+            name = ""
     return pairs
 
 

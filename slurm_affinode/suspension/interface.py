@@ -18,6 +18,7 @@ from slurm_affinode.base.threads import Workers
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
 from slurm_affinode.suspension.shared_state import SuspendedJob
@@ -78,6 +79,10 @@ class Suspender(Protocol):
 
         Reads only, and takes about a second at most, since ``status`` calls it often.
         """
+        ...
+
+    def compatibility(self, job: WatchedJob) -> Compatibility:
+        """Return the kinds of this job, and the reasons against a suspension in each mode. Reads only."""
         ...
 
     def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:

@@ -14,7 +14,7 @@ from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Mode, Refusal
+from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.memory_limits import of_spare
 from slurm_affinode.suspension.registry import WatchedJob
@@ -273,6 +273,50 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
 def _numbers(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+\.\d+(\.\d+)?", version)
     return tuple(map(int, match[0].split("."))) if match else (0, 0)
+
+
+_IN_PLACE = "submit it with mode=inplace"
+_ADMINISTRATORS = "for administrators"
+_REMEDIES = {
+    "no-requeue": f"submit it with --requeue; or {_IN_PLACE}",
+    "multi-node": "submit it for one node (--nodes=1)",
+    "heterogeneous": "submit its components as separate jobs",
+    "srun-steps": "start the program without srun, or submit it with steps=local in --gpu-suspend-idle",
+    "criu": f"{_ADMINISTRATORS}: install CRIU 4.1 or newer; or {_IN_PLACE}",
+    "criu-sockets": f"{_ADMINISTRATORS}: install CRIU 4.2 or newer; or {_IN_PLACE}",
+    "no-shared-store": f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
+    "no-room": f"try again later; or {_IN_PLACE}",
+    "setuid": _IN_PLACE,
+    "other-user": _IN_PLACE,
+    "left-tree": _IN_PLACE,
+    "traced": f"detach the debugger; or {_IN_PLACE}",
+    "io-uring": f"submit it without io_uring=allow; or {_IN_PLACE}",
+    "rdma": _IN_PLACE,
+    "namespaces": _IN_PLACE,
+    "undumpable": _IN_PLACE,
+    "stream-deleted": f"do not delete its output while it runs; or {_IN_PLACE}",
+    "sysv-ipc": f"remove the objects (ipcrm) if they are not needed; or {_IN_PLACE}",
+    "gpu-file": f"end the program, or start it outside of the job; or {_IN_PLACE}",
+    "gpu-numbers": f"{_ADMINISTRATORS}: set up the prolog",
+    "mig": "request a whole GPU, or shards",
+    "mps": "start it without MPS",
+    "driver": f"{_ADMINISTRATORS}: install a newer driver",
+    "stopped": "resume the process (kill -CONT)",
+    "host-memory": "request more memory (--mem)",
+    "mode": "submit it with another mode",
+    "slurm": "try again in a moment",
+    "not-started": "try again in a moment",
+    "busy": "try again in a moment",
+    "recovering": "try again in a moment",
+}
+"""Code -> what the owner can do; codes without an entry have no remedy."""
+
+
+def remedy(refusal: Refusal, option: SuspendOption) -> str | None:
+    """Return the remedy of the owner of a job with this option, or ``None`` if there is none."""
+    if refusal.code == "srun-steps" and option.steps is Steps.LOCAL:
+        return "start the program without srun, or without the options that need Slurm's srun"
+    return _REMEDIES.get(refusal.code)
 
 
 _ASK_AGAIN_S = 600.0

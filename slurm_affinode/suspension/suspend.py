@@ -18,8 +18,9 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.inspection import TreeFacts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal, Steps, SuspendOption
+from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
 from slurm_affinode.suspension import refusals
+from slurm_affinode.suspension.compatibility import Compatibility, kinds
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError, LookAgain, Refused
 from slurm_affinode.suspension.journal import JobJournal
@@ -119,7 +120,7 @@ class JobSuspender:
         root = self._root_of(job)
         found = list(self._before(job, root, members, ending))
         if job.slurm is None or not root:
-            return _with_remedy(found, job.option)
+            return found
         tree = parts.look(job.init_pid, root)
         try:
             users = cuda_users(parts, (one.pid for one in members))
@@ -138,7 +139,19 @@ class JobSuspender:
         except (CheckpointError, GpuError) as error:
             # The version of a driver that is too old explains more than a missing function.
             found.append(Refusal("driver", parts.cuda.capabilities().why_not or str(error)))
-        return _with_remedy(found, job.option)
+        return found
+
+    def compatibility(self, job: WatchedJob) -> Compatibility:
+        """See ``interface.Suspender``."""
+        options = {mode: replace(job.option, mode=mode) for mode in Mode}
+        modes = {mode: self.refusals(replace(job, option=option)) for mode, option in options.items()}
+        codes = {refusal.code for found in modes.values() for refusal in found}
+        root = self._root_of(job)
+        tree, users = None, frozenset[int]()
+        with suppress(CheckpointError, GpuError):
+            users = cuda_users(self._parts, (one.pid for one in self._members(job)))
+            tree = self._parts.look(job.init_pid, root) if root else None
+        return Compatibility(kinds(job, tree, users, codes), modes)
 
     def _before(self, job: WatchedJob, root: int, members: Sequence[Member], ending: Ending[Any]) -> Iterator[Refusal]:
         """Yield the reasons that are known without an inspection of the process tree."""
@@ -261,11 +274,3 @@ def first_facts(
         option=job.option, why=why, began_epoch=parts.now(), init_pid=job.init_pid, init_started=job.init_started,
         cuda_pids=cuda, stopped_pids=stopped(members),
     )  # fmt: skip
-
-
-def _with_remedy(found: Sequence[Refusal], option: SuspendOption) -> list[Refusal]:
-    """Name ``steps=local`` to a job that runs steps without it."""
-    if option.steps is Steps.LOCAL:
-        return list(found)
-    remedy = "steps=local in --gpu-suspend-idle runs steps on one node below the script"
-    return [replace(one, text=f"{one.text}; {remedy}") if one.code == "srun-steps" else one for one in found]

@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
@@ -32,6 +33,12 @@ def reasons(cluster: Cluster, job: str) -> dict[str, str]:
 def wait_for_reason(cluster: Cluster, job: str, code: str) -> str:
     """Wait until ``status`` shows the code; return its text."""
     return wait_until(f"status names {code}", lambda: reasons(cluster, job), lambda found: code in found)[code]
+
+
+def compatibility(cluster: Cluster, job: str) -> dict[str, Any]:
+    """Return the kinds of a job and its refusals by mode, from ``status``."""
+    found: dict[str, Any] = status(cluster, job)["jobs"][0]["compatibility"]
+    return found
 
 
 def runs_on(cluster: Cluster, job: str, code: str) -> str:
@@ -217,8 +224,18 @@ def test_srun_steps_are_refused(cluster: Cluster) -> None:
     script = f"#!/bin/bash\nsrun --overlap sleep 8\necho steps are over\n{IDLE}\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
+    found = compatibility(cluster, job)
+    assert found["kinds"] == ["batch script", "srun in the script"]
+    for mode in ("requeue", "inplace"):
+        against = {one["code"]: one["remedy"] for one in found["modes"][mode]["against"]}
+        assert "steps=local" in against["srun-steps"]
     cluster.wait_for_output(job, "steps are over")
     wait_until("status does not name it", lambda: reasons(cluster, job), lambda found: "srun-steps" not in found)
+    wait_until(
+        "it can be suspended",
+        lambda: compatibility(cluster, job),
+        lambda found: found["modes"]["requeue"]["possible"] and found["kinds"] == ["batch script"],
+    )
     assert cluster.job(job)["Restarts"] == "0"
 
 
@@ -235,7 +252,7 @@ def test_second_component_of_heterogeneous_job_is_refused(cluster: Cluster) -> N
     cluster.wait_for_state(job, "RUNNING")
     done = cluster.run("login", "slurm-affinode", "status", f"{job}+1", user="alice")
     assert done.returncode == 1
-    assert "cannot be suspended: it is a heterogeneous job" in done.stderr
+    assert "cannot be suspended: heterogeneous: it is a heterogeneous job" in done.stderr
 
 
 def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
@@ -259,8 +276,10 @@ def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
             for verb in ("status", "suspend"):
                 done = cluster.run(node, "slurm-affinode", verb, job, user="alice")
                 assert done.returncode == 1
-                assert f"job {job} cannot be suspended: it is interactive" in done.stderr
+                assert f"job {job} cannot be suspended: interactive: it is interactive" in done.stderr
                 assert "only batch jobs can be suspended" in done.stderr
+        refusal = status(cluster, job)["refusal"]
+        assert (refusal["code"], refusal["remedy"]) == ("interactive", "submit it with sbatch --gpu-suspend-idle=15m")
         said, _ = running.communicate(timeout=60)
     finally:
         running.kill()

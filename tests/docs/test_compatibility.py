@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_affinode.suspension.compatibility import CompatibilityRow
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 TEXT = (REPOSITORY / "docs" / "compatibility.md").read_text(encoding="utf-8")
 _TEST = re.compile(r"`([\w/]+\.py)::(\w+)`")
@@ -41,3 +43,20 @@ def test_cell_is_a_test_or_a_code(row: list[str]) -> None:
             assert f'"{code[1]}"' in codes(), code[1]
         else:
             assert cell == "not tested"
+
+
+NOT_DETECTED = {
+    "MPI, srun --pty, several nodes in one step",
+    "server at 0.0.0.0 or at the address of its host",
+    "server on libuv or uvloop (Node.js, vLLM)",
+    "program with shared memory in /dev/shm",
+    "salloc, srun from the shell",
+}
+"""Rows that ``status`` does not name: properties of programs, and jobs without the option."""
+
+
+def test_kinds_in_status_are_rows_of_the_table() -> None:
+    """Both have the same names, in the same order."""
+    named = [row[0].replace("`", "") for row in rows()]
+    assert [name for name in named if name not in NOT_DETECTED] == [kind.value for kind in CompatibilityRow]
+    assert set(named) >= NOT_DETECTED

@@ -102,6 +102,29 @@ def test_step_that_has_ended_does_not_prevent_suspension(node: Node1, monkeypatc
     wait_until("the record is current", lambda: by_record(node.daemon.registry.get(7)) == [])  # type: ignore[arg-type]
 
 
+def test_status_of_a_job_has_its_kinds_and_remedies(node: Node1) -> None:
+    """For each mode; not in the list of all jobs. The refusal of a request has the remedy as its hint."""
+    watched(node)
+    node.acts.refused.append(Refusal("mps", "it uses MPS"))
+    (row,) = ask(node, verb="status", job=7)["jobs"]
+    assert row["compatibility"] == {
+        "kinds": ["batch script"],
+        "modes": {
+            "requeue": {
+                "possible": False,
+                "against": [{"code": "mps", "text": "it uses MPS", "remedy": "start it without MPS"}],
+            },
+            "inplace": {"possible": True, "against": []},
+        },
+    }
+    assert ask(node, verb="status")["jobs"][0]["compatibility"] is None
+    with pytest.raises(control.RequestError, match="it uses MPS") as caught:
+        ask(node, verb="suspend", job=7)
+    assert caught.value.hint == "start it without MPS"
+    node.daemon.registry.set_phase(7, Phase.LOCKED)
+    assert ask(node, verb="status", job=7)["jobs"][0]["compatibility"] is None
+
+
 def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
     """Each refusal has its code: cannot be suspended, already suspended, not opted in, unknown."""
     watched(node)
@@ -119,7 +142,7 @@ def test_suspend_on_request_is_refused_with_reason(node: Node1) -> None:
 @pytest.mark.parametrize(
     ("change", "code", "said"),
     [
-        ({"batch": False}, "interactive", "job 9 cannot be suspended: it is interactive"),
+        ({"batch": False}, "interactive", "job 9 cannot be suspended: interactive: it is interactive"),
         ({"batch": False, "het_job_id": 9}, "heterogeneous", "its parts cannot be suspended as one"),
         ({}, "not-opted-in", "submitted without --gpu-suspend-idle"),
         ({"batch_host": "c2"}, "unknown-job", "is known on c2"),

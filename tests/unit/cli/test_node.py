@@ -89,6 +89,35 @@ def test_status_of_running_job(run: Any) -> None:
     assert "\x1b" not in done.output
 
 
+def test_status_names_rows_of_compatibility_and_remedies(run: Any) -> None:
+    """For each mode, with all its refusals."""
+    against = [
+        {"code": "io-uring", "text": "python (8) uses io_uring", "remedy": "submit it without io_uring=allow"},
+        {"code": "gone", "text": "its processes have ended", "remedy": None},
+    ]
+    modes = {"requeue": {"possible": False, "against": against}, "inplace": {"possible": True, "against": []}}
+    row = RUNNING | {"compatibility": {"kinds": ["batch script", "job array"], "modes": modes}}
+    done = run(Reach({"node": "c1", "jobs": [row]}), "status", "7")
+    lines = [
+        "  started as   batch script; job array",
+        "  requeue      io-uring: python (8) uses io_uring",
+        "               remedy: submit it without io_uring=allow",
+        "               gone: its processes have ended",
+        "  inplace      can be suspended",
+    ]
+    assert "\n".join(lines) in done.output
+
+
+def test_status_of_refused_job_as_json(run: Any) -> None:
+    """With code and remedy; the error is reported as well."""
+    error = AnswerError("interactive", "job 7 cannot be suspended", hint="submit it with sbatch", exit_code=1)
+    done = run(Reach(error), "status", "7", "--json")
+    refusal = {"code": "interactive", "text": "job 7 cannot be suspended", "remedy": "submit it with sbatch"}
+    assert json.loads(done.output) == {"jobs": [], "refusal": refusal}
+    assert done.exception is error
+    assert run(Reach(error), "status", "7").output == ""
+
+
 def test_status_of_job_just_registered(run: Any) -> None:
     """Nothing has been sampled yet."""
     row = RUNNING | {

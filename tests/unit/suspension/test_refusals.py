@@ -23,8 +23,17 @@ from slurm_affinode.checkpoint.inspection import (
     memory_facts,
 )
 from slurm_affinode.checkpoint.interface import Capabilities
-from slurm_affinode.model.suspension import Mode, Refusal
-from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, estimate, of_mode, of_tree, refusals
+from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
+from slurm_affinode.suspension.refusals import (
+    GpuUseFacts,
+    ImageFacts,
+    JobFacts,
+    estimate,
+    of_mode,
+    of_tree,
+    refusals,
+    remedy,
+)
 
 GIB = 1 << 30
 HERE = {"pid": "pid:[5]", "mnt": "mnt:[5]", "user": "user:[1]"}
@@ -115,6 +124,19 @@ def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
     assert [one.code for one in found] == [code]
     assert found[0].text
     assert "\n" not in found[0].text
+
+
+@pytest.mark.parametrize("code", sorted({code for code, _ in REASONS} - {"interactive", "gone"}))
+def test_each_reason_has_a_remedy(code: str) -> None:
+    """The remedy against steps depends on the option; the agent's routing has that of interactive jobs."""
+    assert remedy(Refusal(code, "text"), SuspendOption())
+
+
+def test_remedy_of_steps_depends_on_option() -> None:
+    refusal = Refusal("srun-steps", "text")
+    assert "steps=local" in (remedy(refusal, SuspendOption()) or "")
+    assert "steps=local" not in (remedy(refusal, SuspendOption(steps=Steps.LOCAL)) or "")
+    assert remedy(Refusal("gone", "text"), SuspendOption()) is None
 
 
 def test_refused_mode_lists_allowed_ones() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 from agent_site import Crash, Process
-from inplace_site import BACK, GIB, OPEN, OPTION, OUT, QUIET, Node, asleep, awake, entries
+from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entries
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts
 from slurm_affinode.checkpoint.interface import Capabilities, CudaState, CudaUnavailable, HelperLost
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Phase, Steps
+from slurm_affinode.model.suspension import Mode, Phase
+from slurm_affinode.suspension.compatibility import CompatibilityRow
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
 from slurm_affinode.suspension.interface import Refused
 
@@ -162,14 +163,19 @@ def test_job_with_processes_outside_its_script_is_refused(world, node, changes, 
     assert world.effect_log == []
 
 
-def test_refusal_of_steps_names_the_key_that_allows_them(world, node):
-    """Unless the job has it: its step is one that has to run under Slurm."""
-    slurm = replace(node.agent.parts.slurm.job(7), steps=(step("0"),))
-    [refusal] = node.suspender.refusals(node.job(slurm=slurm))
-    assert "steps=local" in str(refusal)
-    local = node.job(slurm=slurm, option=replace(OPTION, steps=Steps.LOCAL))
-    [refusal] = node.suspender.refusals(local)
-    assert "steps=local" not in str(refusal)
+def test_compatibility_has_the_refusals_of_each_mode(world, node):
+    """Whatever the mode of the job, also one that is not possible on its node; nothing is changed."""
+    record = node.agent.parts.slurm.job(7)
+    plain = node.suspender.compatibility(node.job(slurm=record))
+    assert plain.kinds == (CompatibilityRow.BATCH,)
+    assert {mode: [one.code for one in found] for mode, found in plain.modes.items()} == {
+        Mode.REQUEUE: ["mode"],
+        Mode.INPLACE: [],
+    }
+    busy = node.suspender.compatibility(node.job(slurm=replace(record, steps=(step("0"),))))
+    assert busy.kinds == (CompatibilityRow.BATCH, CompatibilityRow.STEPS)
+    assert [one.code for one in busy.modes[Mode.INPLACE]] == ["srun-steps"]
+    assert world.effect_log == []
 
 
 def test_job_that_cannot_wake_or_has_no_gpu_memory_is_refused(world, node):

@@ -1,0 +1,83 @@
+"""The rows of ``docs/compatibility.md`` that apply to a job, and whether it can be suspended now in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
+from slurm_affinode.model.suspension import Mode, Refusal, Steps
+from slurm_affinode.suspension.registry import WatchedJob
+
+
+class CompatibilityRow(StrEnum):
+    """A way to start a job, as the table calls it."""
+
+    BATCH = "batch script"
+    ARRAY = "job array"
+    SEVERAL_GPUS = "several GPUs, several processes"
+    SHARDS = "shards of a GPU"
+    DATA_LOADER = "data loader with workers (fork, forkserver, spawn)"
+    LOCAL_STEPS = "srun in the script, steps=local"
+    STEPS = "srun in the script"
+    TORCHRUN = "torchrun, accelerate launch"
+    NOTEBOOK = "notebook server (Jupyter)"
+    TERMINAL = "terminal (tmux) in a batch job"
+    MONITOR = "monitor, or another program that opens GPU devices without CUDA"
+    CONTAINER = "container of the user (Apptainer, Charliecloud, enroot)"
+    MIG = "MIG instance"
+    MPS = "MPS"
+    HETEROGENEOUS = "heterogeneous job"
+    SEVERAL_NODES = "several nodes"
+
+
+_BY_CODE = {
+    "srun-steps": CompatibilityRow.STEPS,
+    "gpu-file": CompatibilityRow.MONITOR,
+    "namespaces": CompatibilityRow.CONTAINER,
+    "mig": CompatibilityRow.MIG,
+    "mps": CompatibilityRow.MPS,
+    "heterogeneous": CompatibilityRow.HETEROGENEOUS,
+    "multi-node": CompatibilityRow.SEVERAL_NODES,
+}
+_BY_NAME = {
+    "torchrun": CompatibilityRow.TORCHRUN,
+    "accelerate": CompatibilityRow.TORCHRUN,
+    "jupyter": CompatibilityRow.NOTEBOOK,
+    "tmux": CompatibilityRow.TERMINAL,
+}
+"""Beginning of the name of a process -> kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compatibility:
+    """Which jobs it is one of, and what prevents its suspension."""
+
+    kinds: tuple[CompatibilityRow, ...]
+    modes: Mapping[Mode, Sequence[Refusal]]
+    """Refusals of a suspension now, by mode; empty: it can be suspended."""
+
+
+def kinds(
+    job: WatchedJob, tree: TreeFacts | None, cuda_users: Collection[int], codes: Collection[str]
+) -> tuple[CompatibilityRow, ...]:
+    """Return the kinds of a watched job, in the order of the table.
+
+    ``tree``: its processes, ``None`` if they are unknown. ``codes``: those of its refusals, in any mode.
+    """
+    found = {CompatibilityRow.BATCH, *(kind for code, kind in _BY_CODE.items() if code in codes)}
+    if job.slurm is not None and job.slurm.array_job_id is not None:
+        found.add(CompatibilityRow.ARRAY)
+    if job.slurm is not None and any(name.startswith("gres/shard") for name in job.slurm.tres_allocated):
+        found.add(CompatibilityRow.SHARDS)
+    if len(job.devices or ()) > 1 or len(cuda_users) > 1:
+        found.add(CompatibilityRow.SEVERAL_GPUS)
+    if job.option.steps is Steps.LOCAL:
+        found.add(CompatibilityRow.LOCAL_STEPS)
+    if tree is not None:
+        if forked_workers(tree, cuda_users):
+            found.add(CompatibilityRow.DATA_LOADER)
+        names = [one.name for one in tree.processes]
+        found |= {kind for start, kind in _BY_NAME.items() if any(name.startswith(start) for name in names)}
+    return tuple(kind for kind in CompatibilityRow if kind in found)

@@ -1,0 +1,77 @@
+"""The kinds of a job, from Slurm's record, its processes and its refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts
+from slurm_affinode.model.suspension import Steps, SuspendOption
+from slurm_affinode.suspension.compatibility import CompatibilityRow, kinds
+from slurm_affinode.suspension.registry import WatchedJob
+
+SCRIPT = ProcessFacts(100, "slurm_script", (1001,) * 4)
+PROGRAM = ProcessFacts(101, "python", (1001,) * 4, files=("/dev/nvidia0",))
+TREE = TreeFacts(99, 100, (SCRIPT, PROGRAM))
+SLURM = SimpleNamespace(array_job_id=None, tres_allocated={"cpu": "1", "gres/gpu": "1"})
+JOB = WatchedJob(7, 1001, 1001, 0, SuspendOption(), 99, 1, 2, SimpleNamespace(), 0.0, slurm=SLURM)  # type: ignore[arg-type]
+
+
+def found(
+    *,
+    job: dict[str, Any] | None = None,
+    slurm: dict[str, Any] | None = None,
+    more: ProcessFacts | None = None,
+    users: tuple[int, ...] = (101,),
+    codes: tuple[str, ...] = (),
+) -> tuple[CompatibilityRow, ...]:
+    """Return the kinds of a job besides ``BATCH``, which every watched job is."""
+    record = SimpleNamespace(**{**vars(SLURM), **(slurm or {})})
+    watched = replace(JOB, slurm=record, **(job or {}))  # type: ignore[arg-type]
+    tree = TREE if more is None else replace(TREE, processes=(*TREE.processes, more))
+    first, *rest = kinds(watched, tree, users, codes)
+    assert first is CompatibilityRow.BATCH
+    return tuple(rest)
+
+
+def test_plain_job_is_a_batch_script() -> None:
+    assert found() == ()
+    assert kinds(replace(JOB, slurm=None), None, (), ()) == (CompatibilityRow.BATCH,)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"slurm": {"array_job_id": 5}}, CompatibilityRow.ARRAY),
+        ({"job": {"devices": (SimpleNamespace(), SimpleNamespace())}}, CompatibilityRow.SEVERAL_GPUS),
+        ({"users": (101, 102)}, CompatibilityRow.SEVERAL_GPUS),
+        ({"slurm": {"tres_allocated": {"gres/shard": "6"}}}, CompatibilityRow.SHARDS),
+        ({"more": replace(PROGRAM, pid=102, heir_of=(101,))}, CompatibilityRow.DATA_LOADER),
+        ({"job": {"option": SuspendOption(steps=Steps.LOCAL)}}, CompatibilityRow.LOCAL_STEPS),
+        ({"codes": ("srun-steps",)}, CompatibilityRow.STEPS),
+        ({"more": replace(SCRIPT, pid=102, name="torchrun")}, CompatibilityRow.TORCHRUN),
+        ({"more": replace(SCRIPT, pid=102, name="accelerate")}, CompatibilityRow.TORCHRUN),
+        ({"more": replace(SCRIPT, pid=102, name="jupyter-lab")}, CompatibilityRow.NOTEBOOK),
+        ({"more": replace(SCRIPT, pid=102, name="tmux: server")}, CompatibilityRow.TERMINAL),
+        ({"codes": ("gpu-file",)}, CompatibilityRow.MONITOR),
+        ({"codes": ("namespaces",)}, CompatibilityRow.CONTAINER),
+        ({"codes": ("mig",)}, CompatibilityRow.MIG),
+        ({"codes": ("mps",)}, CompatibilityRow.MPS),
+        ({"codes": ("heterogeneous",)}, CompatibilityRow.HETEROGENEOUS),
+        ({"codes": ("multi-node",)}, CompatibilityRow.SEVERAL_NODES),
+    ],
+)
+def test_kind_is_named(facts: dict[str, Any], kind: CompatibilityRow) -> None:
+    """No other is."""
+    assert found(**facts) == (kind,)
+
+
+def test_several_kinds_are_in_the_order_of_the_table() -> None:
+    assert found(slurm={"array_job_id": 5}, users=(101, 102), codes=("mps", "host-memory")) == (
+        CompatibilityRow.ARRAY,
+        CompatibilityRow.SEVERAL_GPUS,
+        CompatibilityRow.MPS,
+    )
