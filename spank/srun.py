@@ -18,7 +18,9 @@ import stat
 import sys
 import time
 
-SHEPHERD_JOB, SHEPHERD_RESTARTS, SHEPHERD_OPTION, SHEPHERD_END = 2, 3, 7, 8  # arguments, see spank/shepherd_options.c
+# Arguments of the shepherd, see spank/shepherd_options.c.
+SHEPHERD_JOB, SHEPHERD_RESTARTS, SHEPHERD_SOCKET, SHEPHERD_OPTION, SHEPHERD_END = 2, 3, 6, 7, 8
+MOST_ENVIRONMENT = 1 << 20
 REAL_SRUN = "SLURM_AFFINODE_SRUN"
 COMM, COMM_OVERLAP = "affinode-srun", "affinode-srun+"  # how launchers find each other; the agent refuses "srun"
 STEPS_PER_RESTART = 1000
@@ -29,6 +31,11 @@ BUFFER = 1 << 16
 MOST_INPUT = 1 << 20
 NO_ARRAY = "4294967294"
 GPU_LISTS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+# What Slurm says about the allocation of an attempt, and no job sets.
+FACTS = (
+    "SLURMD_NODENAME", "SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_JOB_NODELIST", "SLURM_JOB_START_TIME",
+    "SLURM_NODELIST", "SLURM_RESTART_COUNT", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",
+)  # fmt: skip
 GPU_COUNTS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 FORWARDED = (signal.SIGCONT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -111,9 +118,7 @@ def say(text: str) -> None:
 def initial_environment() -> dict[str, str]:
     """Return the environment of this process without changes by the interpreter (it sets LC_CTYPE)."""
     with open("/proc/self/environ", "rb") as file:
-        words = file.read().split(b"\0")
-    pairs = (word.partition(b"=") for word in words if b"=" in word)
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+        return pairs_of(file.read())
 
 
 # --- Slurm's srun
@@ -145,8 +150,11 @@ def default_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-def restarts_of(env: dict[str, str]) -> int | None:
-    """Return the restart count of the job's current attempt; ``None`` unless this process is below its shepherd."""
+def attempt_of(env: dict[str, str]) -> tuple[int, str] | None:
+    """Return the restart count of the job's current attempt, and the agent's directory.
+
+    ``None`` unless this process is below the job's shepherd.
+    """
     try:
         with open("/proc/1/cmdline", "rb") as file:
             words = os.fsdecode(file.read()).split("\0")
@@ -155,10 +163,40 @@ def restarts_of(env: dict[str, str]) -> int | None:
             and words[SHEPHERD_JOB] == env.get("SLURM_JOB_ID")
             and "steps=local" in words[SHEPHERD_OPTION].split(",")
         ):
-            return int(words[SHEPHERD_RESTARTS])
+            return int(words[SHEPHERD_RESTARTS]), os.path.dirname(words[SHEPHERD_SOCKET])
     except (OSError, IndexError, ValueError):
         pass
     return None
+
+
+def pairs_of(environ: bytes) -> dict[str, str]:
+    """Read a file such as /proc/PID/environ."""
+    pairs = (word.partition(b"=") for word in environ.split(b"\0") if b"=" in word)
+    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+
+
+def current(env: dict[str, str], restarts: int, directory: str) -> dict[str, str]:
+    """Return the environment with the facts of the current attempt, which the agent has written after a restore.
+
+    A list of GPUs that the job has shortened stays.
+    """
+    if restarts == 0:
+        return env
+    import shlex  # noqa: PLC0415 - not needed in the first attempt
+
+    try:
+        with open(os.path.join(directory, "environment", env["SLURM_JOB_ID"]), "rb") as file:
+            words = shlex.split(os.fsdecode(file.read(MOST_ENVIRONMENT)))
+    except (OSError, ValueError):
+        return env
+    written = {name: value for name, _, value in (word.partition("=") for word in words if word != "export")}
+    if written.get("SLURM_RESTART_COUNT") != str(restarts):
+        return env
+    found = {name: written[name] for name in FACTS if name in written}
+    for name in GPU_LISTS:
+        if name in env and name in written and env[name].count(",") == written[name].count(","):
+            found[name] = written[name]
+    return {**env, **found}
 
 
 # --- options
@@ -546,11 +584,9 @@ def running() -> list[tuple[int, dict[str, str]]]:
         if parent in launchers:
             try:
                 with open(f"/proc/{pid}/environ", "rb") as file:
-                    words = file.read().split(b"\0")
+                    found.append((parent, pairs_of(file.read())))
             except OSError:
                 continue
-            pairs = (os.fsdecode(word).partition("=") for word in words)
-            found.append((parent, {name: value for name, _, value in pairs}))
     return found
 
 
@@ -1048,10 +1084,12 @@ def main() -> int:
     own = os.path.dirname(os.path.realpath(__file__))
     arguments = sys.argv[1:]
     try:
-        restarts = restarts_of(env)
-        if restarts is None:
+        attempt = attempt_of(env)
+        if attempt is None:
             become_real(env, own, arguments)
             return 1
+        restarts = attempt[0]
+        env = current(env, *attempt)
         try:
             options, command = parse(arguments, env)
             return run(Step(options, command, env), restarts)

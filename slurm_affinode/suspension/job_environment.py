@@ -1,9 +1,10 @@
 """Slurm's variables of the current attempt of a restored job, in a file that its programs can read.
 
 The memory of a restored process has the environment of the first attempt: ``SLURM_JOB_NODELIST``, ``SLURMD_NODENAME``,
-``SLURM_JOB_END_TIME`` and ``SLURM_RESTART_COUNT`` are out of date. The shepherd of the new attempt has the current
-values, as slurmstepd has set them. The file is one ``export NAME='value'`` per line, for a shell to source and for
-``shlex`` to split. It is written by root and readable for the primary group of the job.
+``SLURM_JOB_END_TIME`` and ``SLURM_RESTART_COUNT`` are out of date, and so are the numbers of its GPUs for programs that
+it starts now. The shepherd of the new attempt has the current values, as slurmstepd has set them. The file is one
+``export NAME='value'`` per line, for a shell to source and for ``shlex`` to split. It is written by root and readable
+for the primary group of the job.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from slurm_affinode.base.pidfd import Id, Process
 
 DIRECTORY = "environment"
 """Below the directory of the agent's sockets."""
-_NAME = re.compile(rb"SLURM[A-Z0-9_]{0,80}")
+_GPUS = rb"CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK"
+_NAME = re.compile(rb"SLURM[A-Z0-9_]{0,80}|" + _GPUS)
 _LIMIT = 1 << 20
 
 
@@ -55,7 +57,7 @@ class JobEnvironments:
 
 
 def exports(environ: bytes) -> bytes:
-    """Return Slurm's variables in ``/proc/PID/environ`` as commands of a shell, sorted by name."""
+    """Return the variables of Slurm and of its GPUs in ``/proc/PID/environ`` as commands of a shell, sorted by name."""
     found = {}
     for entry in environ.split(b"\0"):
         name, equals, value = entry.partition(b"=")

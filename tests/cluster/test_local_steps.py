@@ -124,6 +124,33 @@ def test_step_is_suspended_and_restored_with_its_job(cluster: Cluster) -> None:
     assert outcome(cluster, job).state == "COMPLETED"
 
 
+def test_step_after_a_move_has_the_current_environment(cluster: Cluster) -> None:
+    """Node, restart count and GPUs are those of the new attempt."""
+    script = """#!/bin/bash
+while sleep 0.5; do
+  srun bash -c 'echo step on $SLURMD_NODENAME of $SLURM_JOB_NODELIST restarts ${SLURM_RESTART_COUNT:-none}\
+ gpus $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'
+done
+"""
+    neighbour = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c2", wrap="sleep 120", user="bob")
+    cluster.wait_for_state(neighbour, "RUNNING")
+    job = cluster.submit(LOCAL, "--partition=gpu", "--gres=gpu:1", "--nodelist=c1", script=script)
+    cluster.wait_for_output(job, "step on c1 of c1 restarts none gpus 0 0")
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "step on c2 of c2 restarts 1 gpus 1 1")
+    cluster.exec("login", "scancel", job, user="alice")
+
+
+def remedies_of_steps(cluster: Cluster, job: str) -> list[str]:
+    """Return the remedies against running steps in the status of a job; empty if there are no such steps."""
+    found = status(cluster, job)["jobs"][0]["compatibility"]
+    against = () if found is None else found["modes"]["requeue"]["against"]
+    return [one["remedy"] for one in against if one["code"] == "srun-steps"]
+
+
 def test_other_steps_are_run_by_slurm(cluster: Cluster) -> None:
     """The job cannot be suspended meanwhile; its output says so, and sacct has the step."""
     job = cluster.submit(
@@ -132,8 +159,8 @@ def test_other_steps_are_run_by_slurm(cluster: Cluster) -> None:
     cluster.wait_for_output(
         job, "the option --time needs Slurm's srun: the job cannot be suspended while this step runs"
     )
-    found = wait_until("status names it", lambda: str(status(cluster, job)), lambda text: "srun-steps" in text)
-    assert "steps=local" not in found
+    remedies = wait_until("status names it", lambda: remedies_of_steps(cluster, job))
+    assert "steps=local" not in remedies[0]
     rows = wait_until(
         "sacct has the step",
         lambda: cluster.exec("login", "sacct", "--noheader", "--format=JobID", f"--jobs={job}").split(),
@@ -145,4 +172,4 @@ def test_other_steps_are_run_by_slurm(cluster: Cluster) -> None:
 def test_remedy_is_named(cluster: Cluster) -> None:
     """A job without ``steps=local`` that runs a step."""
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", wrap="srun sleep 60")
-    wait_until("status names it", lambda: str(status(cluster, job)), lambda text: "steps=local" in text)
+    assert "steps=local" in wait_until("status names it", lambda: remedies_of_steps(cluster, job))[0]

@@ -51,13 +51,20 @@ class Site:
         return self.root / "steps"
 
     def start(
-        self, script: str, *, option: str = LOCAL, restarts: int = 0, stdin: bytes | None = None, **variables: str
+        self,
+        script: str,
+        *,
+        option: str = LOCAL,
+        restarts: int = 0,
+        stdin: bytes | None = None,
+        socket_path: str = "/no/such.sock",
+        **variables: str,
     ) -> subprocess.Popen[bytes]:
         """Start a batch script below the shepherd."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         os.set_inheritable(its.fileno(), True)
         argv = ("unshare", "--pid", "--fork", "--mount-proc", str(self.shepherd), str(its.fileno()), str(JOB),
-                str(restarts), "0", "300", "/no/such.sock", option, "--", "/bin/bash", "-c", script)  # fmt: skip
+                str(restarts), "0", "300", socket_path, option, "--", "/bin/bash", "-c", script)  # fmt: skip
         env = {
             "PATH": f"{self.launcher}:{self.root}/slurm:/usr/bin:/bin", "HOME": "/", "SLURM_JOB_ID": str(JOB),
             "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_CPUS_PER_NODE": "4", "SLURMD_NODENAME": "gpu01",
@@ -130,6 +137,44 @@ def variables(text: str) -> dict[str, str]:
 
 
 # --- tasks and their environment
+
+
+STEP_ENVIRONMENT = (
+    "srun bash -c 'echo $SLURMD_NODENAME $SLURM_JOB_END_TIME $SLURM_JOB_NAME $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'"
+)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "script", "expected"),
+    [
+        ((1, 1), "", "gpu02 200 train 4,5 6,7"),
+        ((1, 1), "export SLURM_JOB_NAME=mine;", "gpu02 200 mine 4,5 6,7"),
+        ((1, 1), "export CUDA_VISIBLE_DEVICES=1;", "gpu02 200 train 1 6,7"),
+        ((1, 1), "unset CUDA_VISIBLE_DEVICES;", "gpu02 200 train 6,7"),
+        ((2, 1), "", "gpu01 100 train 0,1 2,3"),
+        ((0, 1), "", "gpu01 100 train 0,1 2,3"),  # a file of an earlier job with the same ID
+        ((1, None), "", "gpu01 100 train 0,1 2,3"),
+    ],
+    ids=["restored", "set", "shortened", "unset", "earlier attempt", "not restored", "no file"],
+)
+def test_step_of_restored_job_has_current_environment(
+    site: Site, tmp_path: Path, attempts: tuple[int, int | None], script: str, expected: str
+) -> None:
+    """The facts in the agent's file, and its lists of GPUs unless the script has shortened them.
+
+    ``attempts``: restart counts of the job, and in the file.
+    """
+    restarts, written = attempts
+    if written is not None:
+        (tmp_path / "environment").mkdir()
+        (tmp_path / "environment" / str(JOB)).write_text(
+            f"export SLURMD_NODENAME=gpu02\nexport SLURM_JOB_END_TIME='200'\nexport SLURM_RESTART_COUNT={written}\n"
+            "export SLURM_JOB_GPUS=6,7\nexport CUDA_VISIBLE_DEVICES=4,5\nexport SLURM_JOB_NAME='a \n'\"'\"'b'\n"
+        )
+    socket_path = str(tmp_path / "shepherd.sock")
+    given = {**GPUS, "SLURM_JOB_END_TIME": "100"}
+    ended = site.run(script + STEP_ENVIRONMENT, restarts=restarts, socket_path=socket_path, **given)
+    assert (ended.out, ended.err, ended.status) == (f"{expected}\n", "", 0)
 
 
 def test_tasks_have_the_environment_of_a_step(site: Site) -> None:

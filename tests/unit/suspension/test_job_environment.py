@@ -22,6 +22,7 @@ def shepherd() -> Iterator[Id]:
         "SLURM_JOB_NODELIST": "c2",
         "SLURMD_NODENAME": "c2",
         "SLURM_JOB_NAME": ODD,
+        "CUDA_VISIBLE_DEVICES": "3",
         "SECRET": "x",
         "PATH": "/bin",
     }
@@ -38,9 +39,14 @@ def test_shell_gets_current_values(tmp_path: Path, shepherd: Id) -> None:
     path = tmp_path / "environment" / "7"
     assert path.stat().st_mode & 0o777 == 0o440
     assert path.parent.stat().st_mode & 0o777 == 0o755
-    shell = f". {path}; env -0 | grep -z ^SLURM | sort -z"
+    shell = f". {path}; env -0 | grep -zE '^(SLURM|CUDA)' | sort -z"
     found = subprocess.run(["/bin/sh", "-c", shell], env={}, check=True, capture_output=True, text=True).stdout
-    assert found.split("\0")[:-1] == ["SLURMD_NODENAME=c2", f"SLURM_JOB_NAME={ODD}", "SLURM_JOB_NODELIST=c2"]
+    assert found.split("\0")[:-1] == [
+        "CUDA_VISIBLE_DEVICES=3",
+        "SLURMD_NODENAME=c2",
+        f"SLURM_JOB_NAME={ODD}",
+        "SLURM_JOB_NODELIST=c2",
+    ]
     assert "SECRET" not in path.read_text()
     environments.remove(7)
     environments.remove(7)
