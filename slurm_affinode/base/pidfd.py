@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -42,6 +42,16 @@ _ADOPTED = 8
 _POLL_S = 0.005
 _CHUNK = 1 << 14
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+
+
+def _close_all(fds: list[int], close: Callable[[int], None] = os.close) -> None:
+    while True:
+        try:
+            close(fds.pop())
+        except IndexError:  # also if another thread closes them
+            return
+        except OSError:
+            continue
 
 
 class ExhaustedError(UnreachableError):
@@ -121,7 +131,12 @@ class Process:
         """Close all descriptors. Closing it twice is not an error."""
         _close_all(self._fds)
 
-    __del__ = close  # a tenth of the time of weakref.finalize; there are thousands of processes
+    def __del__(self, close_all: Callable[[list[int]], None] = _close_all) -> None:
+        """Close it as garbage: in a tenth of the time of ``weakref.finalize``, and there are thousands of processes.
+
+        The function is a default value because modules are emptied before the last objects are removed.
+        """
+        close_all(self._fds)
 
     # --- contents of /proc/PID
 
@@ -333,16 +348,6 @@ def _check_exhausted(error: OSError, what: str) -> None:
     if error.errno in _EXHAUSTED:
         hint = "raise LimitNOFILE= of the service, or find out which files it keeps open"
         raise ExhaustedError(f"{what} cannot be looked at: {error.strerror}", hint=hint) from error
-
-
-def _close_all(fds: list[int]) -> None:
-    while True:
-        try:
-            os.close(fds.pop())
-        except IndexError:  # also if another thread closes them
-            return
-        except OSError:
-            continue
 
 
 def pids(proc: Path = PROC) -> Iterator[int]:

@@ -81,6 +81,17 @@ def test_reaped_process_is_gone_for_every_method() -> None:
         assert held.namespace("pid") is None
 
 
+def test_process_is_closed_as_garbage_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter empties modules before it removes the last objects."""
+    held = Process(os.getpid())
+    directory = held._directory
+    monkeypatch.setattr(pidfd, "_close_all", None)
+    monkeypatch.setattr(pidfd, "os", None)
+    del held
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(directory)
+
+
 def test_number_of_another_process_is_refused() -> None:
     """The start times differ."""
     with sleeper() as child, pytest.raises(ProcessGoneError, match="another process"):
