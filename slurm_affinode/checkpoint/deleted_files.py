@@ -31,7 +31,7 @@ from itertools import islice
 from typing import TypeVar
 
 from slurm_affinode.base import json_values, pidfd
-from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.base.pidfd import ExhaustedError, Id, Process
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, integer, message
@@ -105,7 +105,7 @@ def give_names(tree: Collection[Id], owner: tuple[int, int]) -> None:
         return found
 
     opened: list[tuple[str, str, int, int]] = []
-    with suppress(OSError):
+    with suppress(OSError, ExhaustedError):
         opened = _patiently(open_all)
         if opened:
             _below(next(iter(tree)), owner, give)
@@ -173,7 +173,7 @@ def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
 
     Paths are resolved below the root directory of ``init``, or of this process if that is ``None``.
     """
-    with suppress(OSError, CheckpointError):
+    with suppress(OSError, CheckpointError, ExhaustedError):
         directory_fd = store.open_criu(image)
         try:
             # The index is not verified, so the owner is taken from the manifest.
@@ -199,7 +199,7 @@ def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
             if not name.startswith(ASIDE) or name == _aside(process, one.facts)
         ]
 
-    with suppress(OSError):
+    with suppress(OSError, ExhaustedError):
         found = _patiently(find)
         if found:
             _below(next(iter(tree)), owner, remove)
@@ -214,7 +214,7 @@ def ahead(tree: Collection[Id]) -> tuple[RemovedFile, ...]:
             for process, one in islice(_nameless(tree), _MOST_AHEAD)
         )
 
-    with suppress(OSError):
+    with suppress(OSError, ExhaustedError):
         return _patiently(find)
     return ()
 
@@ -229,7 +229,7 @@ def forget_lost(named: Collection[RemovedFile], owner: tuple[int, int]) -> None:
                     if name.startswith(REMAP) or name.endswith(_DELETED) or name == one.aside:
                         _remove(parent, name, one.inode)
 
-    with suppress(OSError):
+    with suppress(OSError, ExhaustedError):
         if named:
             _below(None, owner, remove)
 
@@ -277,7 +277,7 @@ def _take_away(
             with suppress(OSError), _opened(root, one.directory) as parent:
                 _remove(parent, which(one), one.inode)
 
-    with suppress(OSError, RestoreFailed):
+    with suppress(OSError, RestoreFailed, ExhaustedError):
         owner, remaps = _read(directory_fd)
         if remaps:
             _below(init, known or owner, remove)

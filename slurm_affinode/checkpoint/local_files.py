@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from slurm_affinode.base import json_values
-from slurm_affinode.base.pidfd import PROC, Id, Process, ProcessGoneError, processes
+from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, ProcessGoneError, processes
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
@@ -311,7 +311,7 @@ def leave(directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PRO
         finally:
             os.close(root)
 
-    with suppress(OSError, CheckpointError, ValueError, KeyError):
+    with suppress(OSError, CheckpointError, ExhaustedError, ValueError, KeyError):
         if INDEX not in root_directory.names(directory_fd):
             return []
         index = json_values.table(
@@ -336,7 +336,7 @@ def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
         for path in reversed(list(made)):
             _unlinked(root, path, partial(_is, made[path]))
 
-    with suppress(OSError):
+    with suppress(OSError, ExhaustedError):
         with Process(init.pid, started=init.started) as process:
             root = process.open("root", os.O_PATH | os.O_DIRECTORY)
         try:

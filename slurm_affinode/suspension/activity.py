@@ -77,7 +77,10 @@ class Watch:
             return self._driver.devices()
 
     def sample(self, job: WatchedJob, rule: IdleRule) -> Sample:
-        """Sample the job's GPUs and processes: state now, and activity since the last call. Never raises."""
+        """Sample the job's GPUs and processes: state now, and activity since the last call.
+
+        Raises ``ExhaustedError`` only.
+        """
         memory = self._jobs.setdefault(job.job_id, _Memory())
         in_place = job.option.mode is Mode.INPLACE
         # Slurm does not report the GPU indices of a job with shards.

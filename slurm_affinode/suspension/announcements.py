@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_affinode.base.pidfd import Process
+from slurm_affinode.base.pidfd import ExhaustedError, Process
 
 DIRECTORY = "shepherds"
 """Below the directory of the sockets (``ANNOUNCEMENTS`` in ``spank/announcement.h``)."""
@@ -71,7 +71,7 @@ class Announcements:
     def clear(self, job_id: int) -> None:
         """Remove the announcement for a job if its shepherd has ended. Never raises."""
         # Slurm identifies a lost attempt by the job ID alone; another attempt may already run here.
-        with contextlib.suppress(OSError, AnnouncementError):
+        with contextlib.suppress(OSError, AnnouncementError, ExhaustedError):
             found = self.of(job_id)
             if found is None or not _lives(found):
                 with self._opened() as directory:
@@ -79,7 +79,7 @@ class Announcements:
 
     def sweep(self) -> None:
         """Remove the announcements left by killed keepers. Never raises."""
-        with contextlib.suppress(OSError, AnnouncementError):
+        with contextlib.suppress(OSError, AnnouncementError, ExhaustedError):
             with self._opened() as directory:
                 names = os.listdir(directory)  # noqa: PTH208 - a descriptor
             for name in names:

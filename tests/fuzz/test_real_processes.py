@@ -16,11 +16,11 @@ import pytest
 
 from fuzz.mutation import LINE_ENDS
 from slurm_affinode.agent import orphans
-from slurm_affinode.base.pidfd import ExhaustedError, Process, processes
-from slurm_affinode.checkpoint import cuda, inspection, open_files
+from slurm_affinode.base.pidfd import ExhaustedError, Id, Process, processes
+from slurm_affinode.checkpoint import cuda, deleted_files, inspection, local_files, open_files
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.local_files import _sockets
-from slurm_affinode.checkpoint.user_files import user_of
+from slurm_affinode.checkpoint.user_files import User, user_of
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension.inplace import freezer
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
@@ -231,3 +231,20 @@ def test_missing_descriptor_is_not_taken_for_end_of_process(reader: Callable[[Pr
             reader(held)
     assert "LimitNOFILE" in (raised.value.hint or "")
     reader(Process(os.getpid()))
+
+
+OWNER = (os.getuid(), os.getgid())
+CLEAN_UPS: dict[str, Callable[[Id], object]] = {
+    "names before a dump": lambda one: deleted_files.give_names([one], OWNER),
+    "names of removed files": lambda one: deleted_files.ahead([one]),
+    "names of an aborted dump": lambda one: deleted_files.forget([one], OWNER),
+    "files of a failed restore": lambda one: local_files.remove(one, {}, User(*OWNER, ())),
+}
+
+
+@pytest.mark.parametrize("clean_up", CLEAN_UPS.values(), ids=CLEAN_UPS.keys())
+def test_clean_up_without_descriptors_does_not_fail(clean_up: Callable[[Id], object]) -> None:
+    with Process(os.getpid()) as held:
+        one = held.id
+    with no_descriptors():
+        clean_up(one)

@@ -18,8 +18,9 @@ from background import started_of
 from namespace_job import needs_root
 from waiting import wait_until
 
-from slurm_affinode.base.pidfd import Process, processes
+from slurm_affinode.base.pidfd import ExhaustedError, Process, processes
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.suspension import announcements as announcements_module
 from slurm_affinode.suspension.announcements import Announcement, AnnouncementError, Announcements
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
 
@@ -360,3 +361,18 @@ def test_stale_announcements_are_removed(tmp_path: Path, announcements: Announce
     assert sorted(path.name for path in directory.iterdir()) == [".126.new", "124", "125"]
     announcements.sweep()
     assert sorted(path.name for path in directory.iterdir()) == [".126.new", "125"]
+
+
+def test_announcement_of_unknown_state_is_kept(
+    tmp_path: Path, announcements: Announcements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without free descriptors, the agent does not know whether its shepherd is alive."""
+
+    def exhausted(pid: int, *, started: int) -> Process:
+        raise ExhaustedError(f"process {pid} cannot be looked at: Too many open files")
+
+    write(tmp_path / "shepherds", ANNOUNCED)
+    monkeypatch.setattr(announcements_module, "Process", exhausted)
+    announcements.clear(123)
+    announcements.sweep()
+    assert announcements.of(123) == ANNOUNCED
