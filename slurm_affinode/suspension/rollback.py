@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaState
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.journal import JobJournal
-from slurm_affinode.suspension.process_tree import TreeGoneError
+from slurm_affinode.suspension.process_tree import Member, TreeGoneError
+from slurm_affinode.suspension.record import SuspensionRecord
 
 _ATTEMPTS = 5
 _PAUSE_S = 1.0
@@ -25,7 +29,7 @@ class Rollback:
         """
         parts, record = self._parts, journal.record
         try:
-            members = parts.processes.everybody(record.init_pid, record.init_started)
+            members = self._everybody(record)
         except TreeGoneError:
             deleted_files.forget_lost(record.removed or (), (record.uid, record.gid))
             return True
@@ -42,6 +46,18 @@ class Rollback:
         if self._parts.limits is not None:
             self._parts.limits.lower(record.key.job_id)
         return all((*restored, *unlocked))
+
+    def _everybody(self, record: SuspensionRecord) -> Sequence[Member]:
+        """Return the processes of the job. Without free descriptors, try again: otherwise they stay stopped."""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self._parts.sleep(_PAUSE_S)
+            try:
+                return self._parts.processes.everybody(record.init_pid, record.init_started)
+            except ExhaustedError as error:
+                self._parts.log.warning("job %s: not rolled back yet: %s", record.key.job_id, error)
+                why = error
+        raise why
 
     def _leave(self, job_id: int, pid: int, state: CudaState) -> bool:
         """Move the process out of ``state`` if it is in that state; return whether that succeeded."""

@@ -9,7 +9,8 @@ from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 from agent_site import SUBMIT, Slurm, make_job
 from agent_world import Agent, FakeProcesses
 
-from slurm_affinode.checkpoint.interface import Capabilities, CudaUnavailable, HelperLost
+from slurm_affinode.base.pidfd import ExhaustedError
+from slurm_affinode.checkpoint.interface import Capabilities, CudaError, CudaUnavailable, HelperLost
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
 from slurm_affinode.suspension.context import SuspendSettings
@@ -26,6 +27,31 @@ def test_lock_timeout_leaves_job_running(world):
     check(world)
     assert world.comment.startswith("runs on: its GPU is busy")
     assert ledger(world).failure == "its GPU is busy"
+
+
+def test_rollback_waits_for_free_descriptors(world, monkeypatch):
+    """The processes cannot be listed for some seconds; they are not taken for ended, and none stays stopped."""
+    agent, failures = Agent(world, "c1"), [3]
+    everybody = FakeProcesses.everybody
+
+    def listed(self, *arguments):
+        if locked and failures[0]:
+            failures[0] -= 1
+            raise ExhaustedError("process 5 cannot be looked at: Too many open files")
+        return everybody(self, *arguments)
+
+    locked = []
+
+    def fails(pid):
+        locked.append(pid)
+        raise CudaError("no")
+
+    agent.cuda.checkpoint = fails
+    monkeypatch.setattr(FakeProcesses, "everybody", listed)
+    assert agent.suspend().failure == "no"
+    assert failures == [0]
+    assert world.running()
+    check(world)
 
 
 def test_job_requeued_meanwhile_is_not_reported_as_running(world):
