@@ -279,7 +279,7 @@ class NightlyConfig:
     sacct_overlap: Span = "2d"
     """How far before the last run accounting is read again, for records that reached the database late."""
     keep_samples: _Retention = "400d"
-    """Older GPU samples are deleted."""
+    """Older samples of GPUs and inference engines are deleted."""
     keep_jobs: _Retention = "1100d"
     """Jobs that ended longer ago are deleted."""
     keep_reports: _Retention = "400d"
@@ -338,6 +338,11 @@ class Config:
     def history_dir(self) -> Path:
         """The root of the GPU metrics."""
         return self.state_dir / "history"
+
+    @property
+    def serving_dir(self) -> Path:
+        """The root of the metrics of inference engines."""
+        return self.history_dir / "serving"
 
 
 def load(

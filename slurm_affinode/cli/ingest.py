@@ -43,6 +43,8 @@ from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.inputs import FORMATS
+from slurm_affinode.metrics.serving import reader as serving
+from slurm_affinode.metrics.serving.ingest import EngineTotals
 from slurm_affinode.pipeline import ingest
 from slurm_affinode.pipeline.ingest import LedgerIntake
 from slurm_affinode.slurm import commands, times
@@ -403,7 +405,7 @@ def _report_gpu(summary: IngestSummary, run: IngestRun, *, failure: AffinodeErro
     run.say_dry()
 
 
-def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
+def _rows(summary: IngestSummary, *, unit: str = "devices") -> list[tuple[str, str]]:
     by_status = {word: sum(one.status == word for one in summary.files) for word in ("taken", "known", "failed")}
     words = {"taken": "read", "known": "known already", "failed": "not usable"}
     counted = "server" if any(one.format == "prometheus-api" for one in summary.files) else "files"
@@ -414,12 +416,12 @@ def _rows(summary: IngestSummary) -> list[tuple[str, str]]:
     if not summary.dry_run:
         rows += [("new", f"{summary.new:,}"), ("duplicates", f"{summary.duplicates:,}")]
     rows += [
-        ("devices", f"{summary.devices:,} on {summary.nodes:,} nodes"),
+        (unit, f"{summary.devices:,} on {summary.nodes:,} nodes"),
         ("from", "unknown" if summary.first is None else f"{clock(summary.first, seconds=True)} ({zone()})"),
         ("to", "unknown" if summary.last is None else clock(summary.last, seconds=True)),
     ]
     if summary.steps_s:
-        rows.append(("step", ", ".join(f"{step:g} s ({count:,} devices)" for step, count in summary.steps_s[:5])))
+        rows.append(("step", ", ".join(f"{step:g} s ({count:,} {unit})" for step, count in summary.steps_s[:5])))
     if unknown := _unknown(summary):
         more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
         rows.append(("not used", ", ".join(list(unknown)[:10]) + more))
@@ -480,6 +482,106 @@ def _file_json(one: FileOutcome) -> dict[str, Any]:
         "decisions": dict(one.decisions),
         "unknown": dict(one.unknown),
     }
+
+
+_SERVING_EPILOG = """\b
+Examples:
+  slurm-affinode ingest serving recordings/                 everything below a directory
+  slurm-affinode ingest serving --node gpu01 --address gpu01:8000 vllm.prom.gz
+  slurm-affinode ingest serving --scrape http://gpu01:8000/metrics --scrape gpu02:30000
+  curl -s http://gpu01:8000/metrics | slurm-affinode ingest serving --start now --address gpu01:8000 -
+  slurm-affinode ingest serving range.json                  a response of Prometheus' /api/v1/query_range
+
+\b
+Formats:
+  prometheus       exposition text of vLLM, SGLang, TGI, Triton (TensorRT-LLM) and llama.cpp, one or more scrapes;
+                   recordings with '# scrape MS took 0.012s' and '# scrape MS failed after 0.000s: WHY' lines
+  openmetrics      likewise with '# EOF' at the end
+  prometheus-json  responses of the Prometheus API
+  parquet          columns of the sample schema (docs/engine-metrics.md)
+Compressed text (gzip, zstd, bzip2, xz) is read as it is.
+"""
+
+
+@command(epilog=_SERVING_EPILOG)
+@click.argument("paths", nargs=-1, type=click.Path(readable=False), metavar="[PATH...]")
+@click.option(
+    "--scrape", "urls", multiple=True, metavar="URL", help="Scrape this endpoint once; may be repeated"
+)  # fmt: skip
+@click.option(
+    "--format", "format_", type=click.Choice(serving.FORMATS), help="Set the format of every file [default: by content]"
+)
+@_cluster("Set the cluster of every sample [default: from the file, else configuration]")
+@click.option("--node", metavar="NAME", help="Set the node of every sample [default: from the labels]")
+@click.option(
+    "--address", metavar="HOST:PORT", help="Set the address of series without one [default: name of the file]"
+)
+@click.option("--start", metavar="TIME", help="Set the time of the first scrape in files without times")
+@click.option(
+    "--interval", type=Span(), metavar="SPAN", help="Set the scrape interval in files without times, such as 15s"
+)
+@_strict("a file at its first bad line")
+@click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
+@ingest_options()
+def ingest_serving(
+    *,
+    paths: tuple[str, ...],
+    urls: tuple[str, ...],
+    format_: str | None,
+    cluster: str | None,
+    node: str | None,
+    address: str | None,
+    start: str | None,
+    interval: float | None,
+    strict: bool,
+    again: bool,
+    run: IngestRun,
+) -> int:
+    """Ingest metrics of inference engines from files, directories, globs, standard input (-) or by a scrape.
+
+    Ingesting the same input twice is a no-op. What an engine does not export is unknown. Of a file that is cut off,
+    the lines before are ingested. An unusable file or endpoint is reported in one line; the others are ingested, and
+    the exit status is 2.
+    """
+    if bool(paths) == bool(urls):
+        raise click.UsageError("give either PATH... or --scrape URL")
+    if urls and (format_ or address or start or interval or again):
+        raise click.UsageError("--format, --address, --start, --interval and --again are for files, not for --scrape")
+    options = ingest.read_options(
+        run.config, cluster=cluster, node=node, start=start, interval_s=interval, strict=strict
+    )  # fmt: skip
+    with run.store() as repository, _with_stdin(paths) as given:
+        total = sum(inputs.size(path) for path in inputs.expand(given)[0])
+        with progress("reading", total=total, quiet=run.as_json or bool(urls), of_bytes=True) as advance:
+            summary, totals = ingest.ingest_engine_samples(
+                run.config, repository, options, paths=given, urls=urls, format=format_, address=address, again=again,
+                dry_run=run.dry_run, advance=advance,
+            )  # fmt: skip
+    _report_serving(summary, totals, run)
+    return 2 if summary.failed else 0
+
+
+def _report_serving(summary: IngestSummary, totals: EngineTotals, run: IngestRun) -> None:
+    engines = dict(sorted(totals.engines.items()))
+    if run.as_json:
+        found = _gpu_as_json(summary)
+        found["engines"] = found.pop("devices")
+        found["steps_s"] = [{"step_s": step, "engines": count} for step, count in summary.steps_s]
+        print_json({**found, "by_engine": engines, "failed_scrapes": totals.failed_scrapes})
+        return
+    for one in summary.files:
+        _print_gpu_problems(one, run)
+    if summary.first is not None:
+        rows = dict(_rows(summary, unit="engines"))
+        rows["engines"] = ", ".join(f"{count:,} {engine}" for engine, count in engines.items())
+        if totals.failed_scrapes:
+            rows["failed"] = f"{totals.failed_scrapes:,} scrapes"
+        rows.pop("not used", None)  # engines export hundreds of metrics that no column needs
+        for name, text in rows.items():
+            click.echo(printable(f"{name:<11} {text}"))
+    elif not summary.failed:
+        click.echo(f"nothing new: {len(summary.files):,} files were ingested before and are unchanged")
+    run.say_dry()
 
 
 _SACCT_EPILOG = """\b

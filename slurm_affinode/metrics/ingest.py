@@ -1,4 +1,4 @@
-"""Ingest of files with GPU samples: find them, detect their formats, read, check and store them.
+"""Ingest of files with samples: find them, detect their formats, read, check and store them.
 
 A bad file does not stop the others. Values that no GPU can produce (wrong unit, fault) become "not measured".
 """
@@ -15,6 +15,7 @@ import polars as pl
 
 from slurm_affinode.base.errors import AffinodeError, DiskError, InputError, UnreachableError
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, RejectedLine
@@ -38,6 +39,31 @@ def possible(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
         above = f"{name} above {most:,} {unit}".rstrip()
         notes.decide(f"values of {above} cannot be and were taken as not measured", counts[name])
     return samples.with_columns(pl.when(~beyond[name]).then(pl.col(name)) for name in bad) if bad else samples
+
+
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """Reader of the files of a table."""
+
+    read: Callable[[Path, ReadOptions, ReadingNotes, str | None, Advance], tuple[str, Iterator[pl.DataFrame]]]
+    """Return the format of a file and its samples. Raises ``InputError``, also between frames."""
+    fingerprint: Callable[[Path, str, ReadOptions, str | None], str]
+    """Return a digest of a file's content and of everything that determines how it is read."""
+    checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame]
+    """Set impossible values to not measured, and note them."""
+    wanted: str
+    """What a file without any sample lacks, for its error."""
+    hint: str
+    table: SampleTable = GPU
+
+
+GPU_FILES = FileReader(
+    inputs.read_file, inputs.fingerprint, possible, "GPU metric",
+    "name further metrics in a file and give it as gpu_history.aliases",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +125,16 @@ class IngestSummary:
 class SeenFiles:
     """Devices and nodes seen while samples are read."""
 
+    checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame] = possible
+    table: SampleTable = GPU
     devices: set[int] = field(default_factory=set)
-    nodes: set[tuple[str, str]] = field(default_factory=set)
+    nodes: set[tuple[str, str | None]] = field(default_factory=set)
     """Cluster and name."""
 
     def watch(self, frames: Iterator[pl.DataFrame], notes: ReadingNotes) -> Iterator[Prepared]:
         """Prepare ``frames`` for a writer; impossible values are set to not measured and noted."""
         for frame in frames:
-            ready = prepared(possible(frame, notes))
+            ready = prepared(self.checked(frame, notes), self.table)
             self.devices.update(ready.identities["device"])
             self.nodes.update(ready.identities.select("cluster", "node").iter_rows())
             yield ready
@@ -120,9 +148,10 @@ def ingest_files(
     format: str | None = None,
     again: bool = False,
     dry_run: bool = False,
-    advance: Callable[[int], None] = lambda count: None,
+    advance: Advance = lambda count: None,
     on_landed: Callable[[Sequence[FileOutcome]], None] = lambda outcomes: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    reader: FileReader = GPU_FILES,
 ) -> IngestSummary:
     """Ingest ``paths``. A file that fails does not stop the others; a store that cannot be written does.
 
@@ -133,7 +162,7 @@ def ingest_files(
     files, nothing = inputs.expand(paths)
     missing = [FileOutcome(given, "failed", error=f"{given}: {why}") for given, why in nothing]
     known = frozenset[str]() if again or dry_run else store.sources()
-    run = _Run(options, format, known, now, advance)
+    run = SourceRun(options, format, known, now, advance, reader=reader)
     if dry_run or not files:
         for path in files:
             run.take(path, count)
@@ -156,14 +185,23 @@ def count(frames: Iterator[Prepared], source: SampleSource) -> Taken:
     return Taken(source, rows, min(times, default=None), max(times, default=None))
 
 
-class _Run:
+class _KnownError(Exception):
+    """The source was ingested before and has not changed."""
+
+    def __init__(self, fingerprint: str) -> None:
+        super().__init__(fingerprint)
+        self.fingerprint = fingerprint
+
+
+class SourceRun:
     """State of an ingest."""
 
     def __init__(
         self, options: ReadOptions, format: str | None, known: frozenset[str], now: Callable[[], datetime],
-        advance: Callable[[int], None],
+        advance: Advance, *, reader: FileReader,
     ) -> None:  # fmt: skip
         self._options = options
+        self._reader = reader
         self._format = format
         self._known = known
         self._now = now
@@ -174,31 +212,48 @@ class _Run:
 
     def take(self, path: Path, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
         """Ingest one file."""
-        name, started, notes = str(path), self._now(), ReadingNotes(str(path))
-        done = 0
+        name, done = str(path), 0
 
         def advance(count: int) -> None:
             nonlocal done
             done += count
             self._advance(count)
 
-        try:
-            digest = inputs.fingerprint(path, name, self._options, self._format)
+        def read(notes: ReadingNotes) -> tuple[str, Iterator[pl.DataFrame], str | None]:
+            digest = self._reader.fingerprint(path, name, self._options, self._format)
             if digest in self._known:
-                self._outcomes[name] = FileOutcome(name, "known", fingerprint=digest)
-                return
-            kind, frames = inputs.read_file(path, self._options, notes, self._format, advance)
-            seen = SeenFiles()
-            taken = add(_not_empty(seen.watch(frames, notes), notes), SampleSource(name, digest))
+                raise _KnownError(digest)
+            return *self._reader.read(path, self._options, notes, self._format, advance), digest
+
+        try:
+            self.take_from(name, read, add)
+        finally:
+            self._advance(inputs.size(path) - done)
+
+    def take_from(
+        self,
+        name: str,
+        read: Callable[[ReadingNotes], tuple[str, Iterator[pl.DataFrame], str | None]],
+        add: Callable[[Iterator[Prepared], SampleSource], Taken],
+    ) -> None:
+        """Ingest one source; ``read`` returns its format, samples and fingerprint. Raises if the store cannot be used.
+
+        Any other error is part of the outcome.
+        """
+        started, notes = self._now(), ReadingNotes(name)
+        try:
+            kind, frames, digest = read(notes)
+            seen = SeenFiles(self._reader.checked, self._reader.table)
+            taken = add(_not_empty(seen.watch(frames, notes), notes, self._reader), SampleSource(name, digest))
             self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
             self._seen.devices |= seen.devices
             self._seen.nodes |= seen.nodes
+        except _KnownError as known:
+            self._outcomes[name] = FileOutcome(name, "known", fingerprint=known.fingerprint)
         except (UnreachableError, DiskError):
             raise
         except AffinodeError as error:
             self._outcomes[name] = _failure(name, notes, error, started, self._now())
-        finally:
-            self._advance(inputs.size(path) - done)
 
     def landed(self, taken: Sequence[Taken]) -> None:
         """Record that files are durable, which may happen before ``take`` returns for the last of them."""
@@ -256,7 +311,7 @@ def sampling_steps(
     return tuple(counts.most_common())
 
 
-def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes) -> Iterator[Prepared]:
+def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes, reader: FileReader) -> Iterator[Prepared]:
     """Yield ``frames``; raise ``InputError`` if the file had no usable sample."""
     rows = 0
     for frame in frames:
@@ -270,9 +325,9 @@ def _not_empty(frames: Iterator[Prepared], notes: ReadingNotes) -> Iterator[Prep
         raise InputError(f"none of its {notes.problem_count} samples can be used: {first.reason}", where=where)
     found = ", ".join(name for name, _ in notes.unknown.most_common(5))
     raise InputError(
-        f"has no GPU metric that is known{f' (it has {found})' if found else ''}",
+        f"has no {reader.wanted} that is known{f' (it has {found})' if found else ''}",
         where=notes.name,
-        hint="name further metrics in a file and give it as gpu_history.aliases",
+        hint=reader.hint,
     )
 
 

@@ -36,6 +36,9 @@ from slurm_affinode.metrics.prometheus.queries import Question, discover, parse_
 from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.local_time import local_zone
+from slurm_affinode.metrics.serving import ingest as serving
+from slurm_affinode.metrics.serving.ingest import EngineTotals
+from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.slurm.accounting.schema import Accounting
 
@@ -112,7 +115,43 @@ def ingest_gpu_samples(
     return summary
 
 
-def journal_entry(outcome: FileOutcome, moment: datetime) -> IngestRecord:
+def ingest_engine_samples(
+    config: Config,
+    repository: Repository | None,
+    options: ReadOptions,
+    *,
+    paths: Sequence[str | Path] = (),
+    urls: Sequence[str] = (),
+    format: str | None = None,
+    address: str | None = None,
+    again: bool = False,
+    dry_run: bool = False,
+    advance: Callable[[int], None] = lambda count: None,
+    now: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> tuple[IngestSummary, EngineTotals]:
+    """Ingest engine metrics from ``paths``, or else by a scrape of ``urls``; see ``ingest_gpu_samples``."""
+
+    def landed(outcomes: Sequence[FileOutcome]) -> None:
+        if repository is not None:
+            for outcome in outcomes:
+                repository.record_ingest(journal_entry(outcome, now(), kind="serving"))
+
+    with closing(engine_store(config.serving_dir)) as store:
+        if not paths:
+            found = serving.ingest_scrapes(store, urls, options, dry_run=dry_run, now=now)
+            if not dry_run:
+                landed(found[0].files)
+            return found
+        found = serving.ingest_files(
+            store, paths, options, format=format, address=address, again=again, dry_run=dry_run, advance=advance,
+            on_landed=landed,
+        )  # fmt: skip
+    if not dry_run:
+        landed(found[0].failed)
+    return found
+
+
+def journal_entry(outcome: FileOutcome, moment: datetime, *, kind: str = "gpu") -> IngestRecord:
     """Return the journal entry of a file or server; ``moment`` replaces unknown times."""
     problems = [IngestProblem(problem.reason, problem.line) for problem in outcome.problems]
     if outcome.error is not None:
@@ -121,7 +160,7 @@ def journal_entry(outcome: FileOutcome, moment: datetime) -> IngestRecord:
     if outcome.unknown:
         notes.append(f"not used: {', '.join(name for name, _ in outcome.unknown[:20])}")
     return IngestRecord(
-        kind="gpu",
+        kind=kind,
         source=outcome.path,
         started=outcome.started or moment,
         finished=outcome.finished or moment,

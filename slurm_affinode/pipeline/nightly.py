@@ -26,6 +26,7 @@ from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import ingest, report, report_archive
 from slurm_affinode.pipeline.report_archive import Period, candidates
 from slurm_affinode.report.output import WrittenReport
@@ -95,6 +96,8 @@ class NightlyOutcome:
     deleted_runs: int = 0
     deleted_days: int = 0
     """Days of GPU samples."""
+    deleted_serving_days: int = 0
+    """Days of engine samples."""
     deleted_reports: tuple[str, ...] = ()
     deleted_audit: int = 0
     """Audit records of clean-ups."""
@@ -269,6 +272,7 @@ class _Log:
     empty: list[str] = field(default_factory=list)
     deleted_reports: list[str] = field(default_factory=list)
     deleted_days: int = 0
+    deleted_serving_days: int = 0
     deleted_runs: int = 0
     deleted_audit: int = 0
     failures: list[Failure] = field(default_factory=list)
@@ -434,7 +438,7 @@ class _Night:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def clear(self) -> None:
-        """Delete reports, GPU samples, accounting and audit records that are older than their retention."""
+        """Delete reports, GPU and engine samples, accounting and audit records that are older than their retention."""
         log = self.log
         with log.part("retention of reports"):
             for record in self.store.reports():
@@ -445,15 +449,20 @@ class _Night:
         with log.part("retention of GPU samples"):
             self.history.close()  # open files would keep their disk space
             log.deleted_days = len(self.history.delete_before(self.keep.samples.date()))
+        with log.part("retention of engine samples"), contextlib.closing(
+            engine_store(self.config.serving_dir)
+        ) as serving:  # fmt: skip
+            log.deleted_serving_days = len(serving.delete_before(self.keep.samples.date()))
         with log.part("retention of accounting"):
             log.deleted_runs = self.store.delete_before(self.keep.jobs)
         with log.part("retention of the audit"):
             who = Who.am_i()
             zombies = ZombieLog(self.store.engine)
             log.deleted_audit = audit.prune(zombies, self.keep.audit, who, self.now, "nightly.keep_audit")
+        days = f"{log.deleted_days} days of GPU samples, {log.deleted_serving_days} days of engine samples"
         log.say(
-            f"  deleted: {len(log.deleted_reports)} reports, {log.deleted_days} days of GPU samples, "
-            f"{log.deleted_runs} job runs, {log.deleted_audit} records of the audit"
+            f"  deleted: {len(log.deleted_reports)} reports, {days}, {log.deleted_runs} job runs, "
+            f"{log.deleted_audit} records of the audit"
         )
 
     def outcome(self) -> NightlyOutcome:
@@ -469,6 +478,7 @@ class _Night:
             deleted_runs=log.deleted_runs,
             deleted_audit=log.deleted_audit,
             deleted_days=log.deleted_days,
+            deleted_serving_days=log.deleted_serving_days,
             deleted_reports=tuple(log.deleted_reports),
             failures=tuple(log.failures),
         )

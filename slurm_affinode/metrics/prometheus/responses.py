@@ -29,10 +29,12 @@ from slurm_affinode.metrics.schema import TIME
 
 _SHOWN = 200
 _LATEST_MS = POSSIBLE[1].timestamp() * 1000
+Result = Mapping[str, Any]
+"""A series of a response, or a response."""
 _POINTS = {"ms": pl.Int64(), "raw": pl.String()}
 
 
-def warnings_of(answer: Mapping[str, Any]) -> list[str]:
+def warnings_of(answer: Result) -> list[str]:
     """Return the warnings in a response, above all that it is incomplete.
 
     Prometheus and Thanos report this in ``warnings``, VictoriaMetrics in ``isPartial``.
@@ -47,7 +49,7 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
     reader = SeriesReader(notes, options, fallback_node)
     long = LongForm()
     number = 0
-    for number, result in _series(path, notes):
+    for number, result in series_of(path, notes):
         entries = reader.entries(result, number, long)
         if entries is not None:
             yield from long.add(entries)
@@ -76,12 +78,11 @@ class SeriesReader:
     def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
         """Return the ``ENTRIES`` of a series, numbered by ``long``; None, with a note, if it cannot be used."""
         options, notes = self._options, self._notes
-        metric = result.get("metric") or {}
-        points = result.get("values") or ([result["value"]] if "value" in result else [])
-        if not isinstance(metric, dict) or not isinstance(points, list):
+        found = labels_and_points(result)
+        if found is None:
             notes.problem(None, f"series {number}: is no series with labels and points", strict=options.strict)
             return None
-        labels = {_whole(name): _whole(value) for name, value in metric.items() if value is not None}
+        labels, points = found
         name = labels.pop("__name__", None)
         alias = options.aliases.metric(name) if name else None
         if name is None or alias is None:
@@ -92,7 +93,7 @@ class SeriesReader:
             notes.problem(None, f"series {number}: {identity}", strict=options.strict)
             return None
         series = long.series(identity, self._identifier.job_of(labels))
-        frame = _points(points, notes, options, number)
+        frame = points_of(points, notes, options, number)
         factor = alias.factor
         if alias.unit == "percent_or_ratio" and not self._is_percent(name, identity):
             factor = factor if shows_percent(frame["value"]) else 100.0
@@ -104,7 +105,17 @@ class SeriesReader:
         )
 
 
-def _points(points: list[Any], notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
+def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]] | None:
+    """Return the labels of a series, with ``__name__``, and its points; None if it has another form."""
+    metric = result.get("metric") or {}
+    points = result.get("values") or ([result["value"]] if "value" in result else [])
+    if not isinstance(metric, dict) or not isinstance(points, list):
+        return None
+    return {_whole(name): _whole(value) for name, value in metric.items() if value is not None}, points
+
+
+def points_of(points: list[Any], notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
+    """Return ``ms``, ``raw``, ``value`` and ``time`` of points; note those that cannot be used."""
     try:
         times = [round(float(time) * 1000) for time, _ in points]
         values = [str(value) for _, value in points]
@@ -129,7 +140,8 @@ def _whole(value: Any) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
-def _series(path: Path, notes: ReadingNotes) -> Iterator[tuple[int, dict[str, Any]]]:
+def series_of(path: Path, notes: ReadingNotes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the series of all responses in a file, numbered from 1. Raises ``InputError``."""
     number = 0
     for document in _documents(path, notes.name):
         if not isinstance(document, dict):

@@ -265,14 +265,19 @@ def read_file(
 
 def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
     """Return a digest of the file's content and of everything that determines how it is read."""
-    with reading(name), path.open("rb") as file:
-        digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
     how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
            options.start, options.interval_s, options.fields, sorted(options.aliases.metrics.items(), key=str),
            sorted(options.aliases.labels.items()), sorted(options.aliases.columns.items(), key=str),
            None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
-    digest.update(repr(how).encode("utf-8", "surrogatepass"))
-    return digest.hexdigest()
+    return digest(path, name, how)
+
+
+def digest(path: Path, name: str, how: tuple[object, ...]) -> str:
+    """Return a digest of a file's content and of ``how`` it is read. Raises ``InputError``."""
+    with reading(name), path.open("rb") as file:
+        found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+    found.update(repr(how).encode("utf-8", "surrogatepass"))
+    return found.hexdigest()
 
 
 def size(path: Path) -> int:

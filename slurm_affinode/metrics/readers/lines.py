@@ -98,15 +98,29 @@ def blocks(
     ``advance`` is called with numbers of bytes of text read, ``reject`` with unreadable lines (see ``whole_lines``).
     Raises ``InputError`` for a file that is not text or cannot be read.
     """
-    number = 1
     with reading(name), open_binary(path) as file:
-        for at, piece in enumerate(whole_lines(file.read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
-            data = piece if at else piece.removeprefix(b"\xef\xbb\xbf")
-            complete = data.endswith(b"\n")
-            lines = _lines((data[:-1] if complete else data).decode("utf-8", "replace"), number)
-            number += len(lines)
-            yield LineBlock(lines, None if complete else number - 1)
-            advance(len(piece))
+        yield from _blocks(file.read, name, chunk, advance, reject)
+
+
+def blocks_of(
+    text: bytes, name: str, *, reject: Callable[[int, str, bytes], None] = lambda line, why, data: None
+) -> Iterator[LineBlock]:
+    """Yield the lines of a text in memory, as ``blocks`` does."""
+    yield from _blocks(io.BytesIO(text).read, name, CHUNK, lambda count: None, reject)
+
+
+def _blocks(
+    read: Callable[[int], bytes], name: str, chunk: int, advance: Callable[[int], None],
+    reject: Callable[[int, str, bytes], None],
+) -> Iterator[LineBlock]:  # fmt: skip
+    number = 1
+    for at, piece in enumerate(whole_lines(read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
+        data = piece if at else piece.removeprefix(b"\xef\xbb\xbf")
+        complete = data.endswith(b"\n")
+        lines = _lines((data[:-1] if complete else data).decode("utf-8", "replace"), number)
+        number += len(lines)
+        yield LineBlock(lines, None if complete else number - 1)
+        advance(len(piece))
 
 
 def _lines(text: str, first: int) -> pl.DataFrame:

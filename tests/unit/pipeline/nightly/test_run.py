@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from datetime import UTC, datetime, timedelta
 
+import polars as pl
 import pytest
 
 from slurm_affinode.base.errors import ConfigError, UnreachableError
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.cleanup import AuditEntry
 from slurm_affinode.pipeline.nightly import Failure, NightlyError
 
@@ -174,6 +177,17 @@ def test_retention_removes_only_expired_data(site):
     with Repository.open(site.config.db_url) as store:
         assert store.counts().jobs == 2
         assert [one.verb for one in ZombieLog(store.engine).history()] == ["look", "prune"]
+
+
+def test_retention_removes_expired_engine_samples(site):
+    site.toml += '[nightly]\nkeep_samples = "5d"\n'
+    times = [site.now - timedelta(days=n) for n in (30, 6, 1)]
+    samples = pl.DataFrame({"cluster": "alpha", "address": "gpu01:8000", "engine": "vllm", "time": times})
+    with contextlib.closing(engine_store(site.config.serving_dir)) as store:
+        store.ingest(samples, source="test")
+        assert site.night().deleted_serving_days == 2
+        assert store.days() == [times[-1].date()]
+        assert site.night().deleted_serving_days == 0
 
 
 def test_report_is_not_rendered_from_expired_samples(site):

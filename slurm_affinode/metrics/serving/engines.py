@@ -1,0 +1,134 @@
+"""The table of engine metrics (``engines.toml``): names by engine and release -> columns of the sample schema."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from slurm_affinode.metrics.serving.schema import COUNTERS, METRICS, OWNER
+
+PROCESS = "process"
+"""Table of metrics without labels, which describe the process behind an endpoint."""
+HELPERS = ("kv_blocks", "kv_blocks_used")
+"""Read only to compute ``kv_tokens`` and ``kv_usage``."""
+BUCKETS = ("prompt_lengths", "generation_lengths")
+EXPORTED = "slurm_affinode_serving_"
+"""Prefix of the names under which this project's exporter publishes the columns."""
+CONFIGURATION = frozenset({"kv_tokens", "kv_blocks", "block_size", "max_running", "memory_share"})
+"""Fields that hold for all models and ranks behind an endpoint if a series names none."""
+_SUMMED = COUNTERS | {"running", "waiting", "waiting_capacity", "swapped"}
+_OF_EXPORTER = {"model": ("model",), "rank": ("rank",)}
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSource:
+    """A metric that a column is read from."""
+
+    engine: str
+    field: str
+    number: int
+    """Position in the table: of several sources of a field, the first one with a value is used."""
+    where: Mapping[str, tuple[str, ...]]
+    unless: Mapping[str, tuple[str, ...]]
+    label: str | None
+    scale: float
+    summed: bool
+    """Whether several series of an engine are added; else the largest value is used."""
+    attached: bool
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Return whether a series with ``labels`` is a source of the field."""
+        return all(labels.get(name) in values for name, values in self.where.items()) and not any(
+            labels.get(name) in values for name, values in self.unless.items()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineNames:
+    """An engine of the table."""
+
+    title: str
+    prefixes: tuple[str, ...]
+    model: tuple[str, ...]
+    """Labels with the name of the model."""
+    rank: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTable:
+    """The parsed table."""
+
+    engines: Mapping[str, EngineNames]
+    by_name: Mapping[str, tuple[MetricSource, ...]]
+    """Name of a sample, in every spelling -> its sources."""
+    sources: tuple[MetricSource, ...]
+    """All sources, by number."""
+
+
+@functools.cache
+def load() -> EngineTable:
+    """Return the built-in table."""
+    text = resources.files("slurm_affinode.metrics.serving").joinpath("engines.toml").read_text(encoding="utf-8")
+    return parse(tomllib.loads(text))
+
+
+def parse(data: Mapping[str, Mapping[str, Any]]) -> EngineTable:
+    """Build the table from parsed TOML. Raises ``KeyError`` or ``ValueError`` for a damaged one."""
+    sources: list[MetricSource] = []
+    by_name: dict[str, list[MetricSource]] = {}
+    engines = {
+        engine: EngineNames(one["title"], tuple(one["prefixes"]), tuple(one["model"]), tuple(one["rank"]))
+        for engine, one in data.items()
+    }
+    for engine, one in data.items():
+        for name, entry in _entries(one):
+            if entry["field"] not in (*METRICS, *HELPERS):
+                raise ValueError(f"{engine}: {entry['field']} is no column")
+            source = _source(engine, len(sources), entry)
+            sources.append(source)
+            for prefix in engines[engine].prefixes:
+                for spelled in _spellings(prefix + name):
+                    by_name.setdefault(spelled, []).append(source)
+    return EngineTable(engines, {name: tuple(found) for name, found in by_name.items()}, tuple(sources))
+
+
+def _entries(engine: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for entry in engine["metrics"]:
+        yield entry["name"], entry
+    for entry in engine["histograms"]:
+        for part in ("sum", "count", "bucket"):
+            if part in entry:
+                yield f"{entry['name']}_{part}", {**entry, "field": entry[part]}
+
+
+def _source(engine: str, number: int, entry: Mapping[str, Any]) -> MetricSource:
+    field = entry["field"]
+    aggregate = entry.get("aggregate", "sum" if engine != PROCESS and field in _SUMMED else "max")
+    where, unless = (
+        {label: tuple(values) for label, values in entry.get(key, {}).items()} for key in ("where", "unless")
+    )
+    return MetricSource(
+        engine, field, number, where, unless, entry.get("label"), float(entry.get("scale", 1.0)), aggregate == "sum",
+        bool(entry.get("attached", False)),
+    )  # fmt: skip
+
+
+def _spellings(name: str) -> tuple[str, ...]:
+    """Return the names of a sample: clients differ in whether they append ``_total`` to a counter."""
+    return (name, name.removesuffix("_total")) if name.endswith("_total") else (name,)
+
+
+def exported_name(field: str) -> str:
+    """Return the name under which the exporter publishes a column."""
+    return f"{EXPORTED}{field}_total" if field in COUNTERS else EXPORTED + field
+
+
+@functools.cache
+def exported_fields() -> Mapping[str, str]:
+    """Return the names under which the exporter publishes columns, and the columns."""
+    plain = [name for name in METRICS if name not in {*BUCKETS, "error", *OWNER}]
+    return {spelled: field for field in plain for spelled in _spellings(exported_name(field))}

@@ -1,0 +1,191 @@
+"""``ingest serving``: files, scrapes, output, exit statuses, the journal and the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import polars as pl
+import pytest
+from click.testing import CliRunner, Result
+
+from slurm_affinode.cli.main import cli
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.serving.schema import SAMPLES
+from slurm_affinode.metrics.serving.store import engine_store
+
+MS = 1793520000000
+TEXT = (
+    f'vllm:num_requests_running{{model_name="m"}} 5 {MS}\nvllm:num_requests_running{{model_name="m"}} 6 {MS + 15000}\n'
+)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return tmp_path / "state"
+
+
+def run(state: Path, *args: str | Path, text: str | None = None) -> Result:
+    """Run ``ingest serving``."""
+    argv = ["ingest", "serving", "--state", str(state), *map(str, args)]
+    return CliRunner().invoke(cli, argv, input=text, standalone_mode=False)
+
+
+def store(state: Path) -> SampleStore:
+    return engine_store(state / "history" / "serving")
+
+
+class Endpoint:
+    """An HTTP server whose responses a test sets."""
+
+    def __init__(self) -> None:
+        endpoint = self
+        self.status, self.body, self.headers = 200, b"vllm:num_requests_waiting 3\n", dict[str, str]()
+        self.paths: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                endpoint.paths.append(self.path)
+                self.send_response(endpoint.status)
+                for name, value in endpoint.headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(endpoint.body)
+
+            def log_message(self, *_: object) -> None:
+                """Print nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_port}"
+        Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    found = Endpoint()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+
+
+def test_file_is_ingested_once(state: Path, tmp_path: Path) -> None:
+    path = tmp_path / "gpu01.prom"
+    path.write_text(TEXT)
+    first = run(state, path, "--address", "gpu01:8000")
+    assert first.return_value == 0
+    for text in ("1 read", "samples     2", "new         2", "engines     1 vllm", "15 s (1 engines)"):
+        assert text in first.stdout
+    again = run(state, path, "--address", "gpu01:8000")
+    assert "nothing new: 1 file" in again.stdout
+    repeated = json.loads(run(state, path, "--address", "gpu01:8000", "--again", "--json").stdout)
+    assert (repeated["samples"], repeated["new"], repeated["duplicates"]) == (2, 0, 2)
+    with Repository.open(f"sqlite:///{state / 'affinode.sqlite'}") as repository:
+        assert [entry.records for entry in repository.ingests(kind="serving")] == [2, 2]
+
+
+def test_stored_samples_are_scanned_lazily_by_interval(state: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.prom"
+    path.write_text(TEXT)
+    run(state, path)
+    since = datetime.fromtimestamp(MS / 1000 + 1, UTC)
+    rows = store(state).scan(since, since + timedelta(minutes=1))
+    assert isinstance(rows, pl.LazyFrame)
+    found = rows.collect()
+    assert dict(found.schema) == {"device": pl.UInt64(), **SAMPLES}
+    assert found.select("cluster", "address", "engine", "model", "running", "kv_usage").rows() == [
+        ("default", "a", "vllm", "m", 6.0, None)
+    ]
+
+
+def test_later_file_completes_a_sample(state: Path, tmp_path: Path) -> None:
+    """Values that are missing in a later source are kept, buckets included."""
+    name = "vllm:request_prompt_tokens_bucket"
+    one, two = tmp_path / "one.prom", tmp_path / "two.prom"
+    one.write_text(f'{name}{{le="5"}} 2 {MS}\n{name}{{le="+Inf"}} 3 {MS}\nvllm:num_requests_running 1 {MS}\n')
+    two.write_text(f"vllm:num_requests_running 2 {MS}\n")
+    for path in (one, two):
+        assert run(state, path, "--address", "x:1").return_value == 0
+    row = store(state).scan().collect().row(0, named=True)
+    assert row["running"] == 2
+    assert row["prompt_lengths"] == [{"le": 5.0, "count": 2.0}, {"le": float("inf"), "count": 3.0}]
+
+
+def test_parquet_is_read_back(state: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.prom"
+    path.write_text(TEXT)
+    run(state, path)
+    whole = store(state).scan().collect()
+    whole.write_parquet(tmp_path / "b.parquet")
+    other = tmp_path / "other"
+    assert run(other, tmp_path / "b.parquet").return_value == 0
+    assert store(other).scan().collect().equals(whole)
+
+
+def test_cut_file_is_reported_with_its_line(state: Path) -> None:
+    result = run(state, "-", "--address", "gpu01:8000", text=TEXT + "vllm:num_requests_wai")
+    assert result.return_value == 0
+    assert ":3: is cut off in its last line" in result.stderr
+    assert "samples     2" in result.stdout
+
+
+def test_unusable_file_does_not_stop_the_others(state: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.prom", tmp_path / "bad.prom"
+    good.write_text(TEXT)
+    bad.write_text(f"node_load1 3 {MS}\n")
+    result = run(state, bad, good)
+    assert result.return_value == 2
+    assert "has no metric of an engine that is known (it has node_load1)" in result.stderr
+    assert len(store(state).scan().collect()) == 2
+
+
+def test_dry_run_stores_nothing(state: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.prom"
+    path.write_text(TEXT)
+    assert "dry run" in run(state, path, "--dry-run").stdout
+    assert not state.exists()
+
+
+def test_scrape_is_stored_with_its_duration(state: Path, endpoint: Endpoint) -> None:
+    result = run(state, "--scrape", endpoint.address, "--node", "gpu01")
+    assert result.return_value == 0
+    row = store(state).scan().collect().row(0, named=True)
+    assert (row["address"], row["node"], row["engine"], row["waiting"], row["error"]) == (
+        endpoint.address, "gpu01", "vllm", 3.0, None,
+    )  # fmt: skip
+    assert 0 < row["scrape_s"] < 5
+    assert endpoint.paths == ["/metrics"]
+
+
+def test_failed_scrape_is_a_sample_of_the_engine_seen_there(state: Path, endpoint: Endpoint) -> None:
+    run(state, "--scrape", endpoint.address)
+    endpoint.status = 500
+    result = run(state, "--scrape", endpoint.address, "--json")
+    assert (result.return_value, json.loads(result.stdout)["failed_scrapes"]) == (0, 1)
+    assert store(state).scan().collect()["error"].to_list() == [None, "HTTP 500"]
+
+
+def test_endpoint_that_redirects_is_not_followed(state: Path, endpoint: Endpoint) -> None:
+    endpoint.status, endpoint.headers = 302, {"Location": f"http://{endpoint.address}/other"}
+    result = run(state, "--scrape", endpoint.address)
+    assert result.return_value == 2
+    assert "HTTP 302" in result.stderr
+    assert endpoint.paths == ["/metrics"]
+
+
+def test_oversized_scrape_is_refused(state: Path, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_affinode.metrics.serving.ingest.LARGEST_SCRAPE", 10)
+    result = run(state, "--scrape", endpoint.address)
+    assert result.return_value == 2
+    assert "more than" in result.stderr
+    assert store(state).days() == []
+
+
+@pytest.mark.parametrize("args", [(), ("a.prom", "--scrape", "gpu01:1"), ("--scrape", "gpu01:1", "--again")])
+def test_contradicting_options_are_usage_errors(state: Path, args: tuple[str, ...]) -> None:
+    assert CliRunner().invoke(cli, ["ingest", "serving", "--state", str(state), *args]).exit_code == 2
