@@ -163,7 +163,7 @@ class MemoryLimits:
     def make_room(
         self, job_id: int, init: Id, needed: int, spare: Callable[[AllocatedMemory], SpareMemory | None]
     ) -> bool:
-        """Raise the limits of a job so that it may use ``needed`` more bytes; return whether that was necessary.
+        """Raise the limits of a job so that it can use ``needed`` more bytes; return whether that was necessary.
 
         They are raised by all of ``needed`` if ``spare`` permits, so that other processes of the job keep what they
         have left. ``spare``: return the memory that the node can spare; ``None``: unknown. Raises ``MemoryLimitError``.
