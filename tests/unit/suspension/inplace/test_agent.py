@@ -284,6 +284,9 @@ def test_status_as_text() -> None:
     }  # fmt: skip
     text = shown(row)
     assert "in place: idle 15m, 48 GiB in host memory, wakes on a request" in text
+    assert "memory limit" not in text
+    raised = {**row, "in_place": {**VIEW, "limit_raised_bytes": 30 << 30}}
+    assert "memory limit raised by 30 GiB until it is awake" in shown(raised)
     assert "or: slurm-affinode wake 7" in text
     assert status_command._line(row)[4:] == ("asleep 12m", "48 GiB in host memory", "wakes on a request")
     waits = {**VIEW, "asked": 1_760_000_600.0, "asked_why": "a connection waits on port 8000", "overdue": True,
