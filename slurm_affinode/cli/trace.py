@@ -12,6 +12,7 @@ import polars as pl
 
 from slurm_affinode.analysis import prices
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis.serving.engine_model import EngineModel
 from slurm_affinode.base import config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.cli.command import LazyGroup, command
@@ -35,6 +36,10 @@ def write_outputs(out: Path, html: str, summary: Summary) -> None:
 
 
 _TRACES = {
+    "azure": (
+        "slurm_affinode.cli.trace:azure",
+        "Requests of the Azure LLM inference traces (2023, 2024, LMM 2025).",
+    ),
     "clustercockpit": (
         "slurm_affinode.cli.trace:clustercockpit",
         "Per-job averages of ClusterCockpit's job database.",
@@ -139,6 +144,117 @@ def _claim(claim: Any) -> tuple[str, str, str]:
         return claim.text, "unknown", claim.verdict
     digits = claim.decimals if claim.computed == round(claim.computed) else claim.decimals + 1
     return claim.text, f"{claim.computed:,.{digits}f} {claim.unit}", claim.verdict
+
+
+_ENGINE = EngineModel()
+
+
+@command()
+@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@out_option
+@json_option
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(1),
+    default=_ENGINE.kv_tokens,
+    show_default=True,
+    metavar="N",
+    help="Capacity of an engine's KV cache in tokens",
+)
+@click.option(
+    "--max-running",
+    type=click.IntRange(1),
+    default=_ENGINE.max_running,
+    show_default=True,
+    metavar="N",
+    help="Most requests in a batch",
+)
+@click.option(
+    "--iteration-ms",
+    type=click.FloatRange(0.001),
+    default=_ENGINE.base_s * 1e3,
+    show_default=True,
+    metavar="MS",
+    help="Time of an iteration with an empty batch",
+)
+@click.option(
+    "--request-us",
+    type=click.FloatRange(0),
+    default=_ENGINE.per_request_s * 1e6,
+    show_default=True,
+    metavar="US",
+    help="Time that a running request adds to an iteration",
+)
+@click.option(
+    "--prefill-us",
+    type=click.FloatRange(0),
+    default=_ENGINE.per_prefill_token_s * 1e6,
+    show_default=True,
+    metavar="US",
+    help="Time that a token of a prompt adds to an iteration",
+)
+@click.option(
+    "--engines",
+    type=click.IntRange(1, 4096),
+    metavar="N",
+    help="Number of engines in the model [default: as many as the busiest minute needs]",
+)
+def azure(
+    *,
+    paths: tuple[Path, ...], out: Path | None, as_json: bool, kv_tokens: int, max_running: int, iteration_ms: float,
+    request_us: float, prefill_us: float, engines: int | None,
+) -> None:  # fmt: skip
+    """Analyze the requests of the Azure LLM inference traces (2023, 2024, LMM 2025).
+
+    FILE is a published CSV file, plain or compressed; several are analyzed one by one. Arrivals, tokens and work are
+    exact. What engines would experience is an estimate by a queueing model over the busiest hour, with the parameters
+    given; the defaults are assumptions about no particular GPU.
+
+    \b
+    Examples:
+      slurm-affinode trace azure AzureLLMInferenceTrace_code.csv --out out/azure
+      slurm-affinode trace azure AzureLLMInferenceTrace_conv_1week.csv --kv-tokens 120000 --json
+    """
+    from slurm_affinode.analysis.serving import requests  # noqa: PLC0415 - --help stays quick
+    from slurm_affinode.metrics.readers import azure_llm  # noqa: PLC0415
+    from slurm_affinode.report import requests_page  # noqa: PLC0415
+
+    engine = EngineModel(
+        kv_tokens=kv_tokens, max_running=max_running, base_s=iteration_ms / 1e3, per_request_s=request_us / 1e6,
+        per_prefill_token_s=prefill_us / 1e6,
+    )  # fmt: skip
+    results = []
+    problems: list[str] = []
+    with progress("files", total=len(paths), quiet=as_json) as advance:
+        for path in paths:
+            found = azure_llm.read(path)
+            problems += found.problems
+            results.append(requests.analyse(found.name, found.requests, engine, engines))
+            advance(1)
+    for problem in problems:
+        warn(f"slurm-affinode: {problem}")
+    summary: dict[str, Any] = {
+        "trace": "azure", "files": [one.summary.as_dict() for one in results], "notes": problems,
+    }  # fmt: skip
+    if out is not None:
+        write_outputs(out, requests_page.html(results, problems), summary)
+    if as_json:
+        print_json(summary)
+        return
+    for one in results:
+        print_table(("figure", "value"), _request_figures(one.summary.as_dict()), title=one.summary.name,
+                    right=("value",))  # fmt: skip
+        click.echo()
+
+
+def _request_figures(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    figures: list[tuple[str, str]] = []
+    for key, value in row.items():
+        if isinstance(value, dict):
+            figures += _request_figures(value, f"{prefix}{key}.")
+        elif key != "name":
+            figures.append((f"{prefix}{key}", value if isinstance(value, str) else _plain(value)))
+    return figures
 
 
 config_option = click.option(

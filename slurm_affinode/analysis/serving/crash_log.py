@@ -77,7 +77,7 @@ _SIZE = r"(\d{1,18}(?:\.\d{1,9})?)\s*(bytes|[KMGT]i?B|B)"
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class LogFailure:
     """One line of a log, or one traceback, that tells of a failure. Sizes are bytes; ``None`` is not told."""
 
     kind: str
@@ -141,7 +141,7 @@ class LogFindings:
     log: str
     bytes: int
     lines: int
-    failures: tuple[Failure, ...]
+    failures: tuple[LogFailure, ...]
     """In the order of the log; of each kind at most ``MOST_KEPT`` and half as many."""
     dropped: int
     """Failures between the first and the last ones of a kind, which are only counted."""
@@ -317,8 +317,8 @@ class LogScanner:
         self._lines = 0
         self._cut = 0
         self._dropped = 0
-        self._first: dict[str, list[Failure]] = {}
-        self._last: dict[str, list[Failure]] = {}
+        self._first: dict[str, list[LogFailure]] = {}
+        self._last: dict[str, list[LogFailure]] = {}
         self._startup = StartupFacts()
 
     def feed(self, block: bytes) -> None:
@@ -409,7 +409,7 @@ class LogScanner:
         values = dict(figures)
         if job is not None and "job" not in values:
             values["job"] = int(job[1])
-        failure = Failure(kind, self._log, self._lines + 1, one_line(text, 600), **values)  # type: ignore[arg-type]
+        failure = LogFailure(kind, self._log, self._lines + 1, one_line(text, 600), **values)  # type: ignore[arg-type]
         first, last = self._first.setdefault(kind, []), self._last.setdefault(kind, [])
         for group in (last, first):
             for index, one in enumerate(group):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from slurm_affinode.analysis.serving.crash_log import KINDS, MEMORIES, Failure, LogFindings, StartupFacts
+from slurm_affinode.analysis.serving.crash_log import KINDS, MEMORIES, LogFailure, LogFindings, StartupFacts
 from slurm_affinode.base.text import size
 from slurm_affinode.model.finding import plain
 
@@ -81,8 +81,8 @@ class CrashTriage:
     """Process -> its memory, of the memory that ran out; the largest first."""
     advice: tuple[str, ...]
     doubts: tuple[str, ...]
-    cause: Failure | None
-    failures: tuple[Failure, ...]
+    cause: LogFailure | None
+    failures: tuple[LogFailure, ...]
     """All failures, in the order of the logs."""
     startup: StartupFacts
     job: JobOutcome | None
@@ -135,7 +135,7 @@ def triage(
     )
 
 
-def _cause(failures: Sequence[Failure], job: JobOutcome | None) -> tuple[Failure | None, str | None]:
+def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogFailure | None, str | None]:
     recorded = None if job is None or job.state is None else _STATES.get(job.state)
     if recorded is not None:
         named = next((one for one in failures if one.kind == recorded), None)
@@ -153,12 +153,12 @@ def _cause(failures: Sequence[Failure], job: JobOutcome | None) -> tuple[Failure
     return found, None if found is None else found.kind
 
 
-def _first(failures: Sequence[Failure]) -> Failure | None:
+def _first(failures: Sequence[LogFailure]) -> LogFailure | None:
     ranks = [one.rank for one in failures]
     return None if not ranks else failures[ranks.index(min(ranks))]
 
 
-def _summary(kind: str | None, cause: Failure | None, job: JobOutcome | None) -> str:
+def _summary(kind: str | None, cause: LogFailure | None, job: JobOutcome | None) -> str:
     if kind is None:
         if job is not None and job.state == "COMPLETED":
             return "the job completed; failures in its logs were handled by the program"
@@ -181,13 +181,15 @@ def _summary(kind: str | None, cause: Failure | None, job: JobOutcome | None) ->
     return f"{text}{who}" + (f": {', '.join(figures)}" if figures else "")
 
 
-def _process(failure: Failure) -> str:
+def _process(failure: LogFailure) -> str:
     if failure.pid is None:
         return failure.process or "?"
     return f"PID {failure.pid}" if failure.process is None else f"{failure.process}, PID {failure.pid}"
 
 
-def _confidence(kind: str | None, cause: Failure | None, failures: Sequence[Failure], job: JobOutcome | None) -> float:
+def _confidence(
+    kind: str | None, cause: LogFailure | None, failures: Sequence[LogFailure], job: JobOutcome | None
+) -> float:
     """Half for a text that names the cause, the rest for accounting, and for the absence of another cause."""
     if kind is None:
         return 0.0
@@ -204,7 +206,7 @@ def _confidence(kind: str | None, cause: Failure | None, failures: Sequence[Fail
     return round(min(1.0, named + recorded + alone), 2)
 
 
-def _holders(cause: Failure | None, job: JobOutcome | None) -> tuple[tuple[str, float], ...]:
+def _holders(cause: LogFailure | None, job: JobOutcome | None) -> tuple[tuple[str, float], ...]:
     found: list[tuple[str, float]] = []
     if cause is not None:
         found += [(f"PID {pid}", held) for pid, held in cause.holders]
@@ -216,7 +218,7 @@ def _holders(cause: Failure | None, job: JobOutcome | None) -> tuple[tuple[str, 
 
 
 def _doubts(
-    kind: str | None, cause: Failure | None, failures: Sequence[Failure], job: JobOutcome | None
+    kind: str | None, cause: LogFailure | None, failures: Sequence[LogFailure], job: JobOutcome | None
 ) -> Sequence[str]:
     doubts = []
     if job is not None and job.state == "COMPLETED" and any(one.rank == 0 for one in failures):
@@ -237,7 +239,11 @@ def _doubts(
 
 
 def _advice(
-    kind: str | None, cause: Failure | None, failures: Sequence[Failure], startup: StartupFacts, job: JobOutcome | None
+    kind: str | None,
+    cause: LogFailure | None,
+    failures: Sequence[LogFailure],
+    startup: StartupFacts,
+    job: JobOutcome | None,
 ) -> Sequence[str]:
     match kind:
         case "gpu-out-of-memory":
@@ -290,7 +296,7 @@ def _advice(
             return []
 
 
-def _gpu_advice(cause: Failure | None) -> list[str]:
+def _gpu_advice(cause: LogFailure | None) -> list[str]:
     advice = []
     if cause is not None and cause.holders:
         held = size(round(sum(one for _, one in cause.holders)))

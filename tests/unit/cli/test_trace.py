@@ -313,3 +313,33 @@ def test_real_accounting_without_gpu_history(shared_data: Path, tmp_path: Path) 
     assert result.total["gpu_hours_idle"] is None
     assert result.total["gpu_hours_measured"] == 0
     assert result.jobs.select(pl.col("mapping").unique()).to_series().to_list() == ["unknown"]
+
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:17:03.9799600,4808,10
+2023-11-16 18:17:04.5,3180,8
+x,1,1
+"""
+
+
+def test_requests_are_analyzed_and_bad_rows_reported(tmp_path: Path) -> None:
+    """Figures on the screen, a page, a summary, and a warning with the line."""
+    path = tmp_path / "code.csv"
+    path.write_text(AZURE)
+    result = CliRunner().invoke(cli, ["trace", "azure", str(path), "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert "context.mean" in result.output
+    assert "line 4" in result.output
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["files"][0]["context"]["sum"] == 7988
+    assert summary["files"][0]["modeled"]["monolithic"]["completed"] == 2
+    assert "Requests of language models" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_parameters_of_the_engine_matter(tmp_path: Path) -> None:
+    """A KV cache below one request: nothing fits."""
+    path = tmp_path / "code.csv"
+    path.write_text(AZURE)
+    result = CliRunner().invoke(cli, ["trace", "azure", str(path), "--kv-tokens", "4000", "--json"])
+    row = json.loads(result.stdout)["files"][0]["modeled"]
+    assert (row["monolithic"]["never_fits"], row["engine"]["kv_tokens"]) == (1, 4000)

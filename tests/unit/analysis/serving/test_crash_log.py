@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_affinode.analysis.serving import crash_log
-from slurm_affinode.analysis.serving.crash_log import MOST_KEPT, Failure, LogFindings, scan
+from slurm_affinode.analysis.serving.crash_log import MOST_KEPT, LogFailure, LogFindings, scan
 
 GIB = 2**30
 MIB = 2**20
@@ -22,7 +22,7 @@ def findings(text: str | bytes, *, block: int = 1 << 20) -> LogFindings:
     return scan((data[at : at + block] for at in range(0, len(data), block)), "job.out")
 
 
-def only(text: str | bytes) -> Failure:
+def only(text: str | bytes) -> LogFailure:
     found = findings(text)
     assert len(found.failures) == 1, found.failures
     return found.failures[0]
