@@ -29,6 +29,7 @@ from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Mode, Versions
 from slurm_affinode.slurm.interface import SlurmClient
+from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
 from slurm_affinode.suspension.context import LOG, Parts, SuspendSettings
 from slurm_affinode.suspension.dump import RequeueEnding
@@ -44,7 +45,6 @@ from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import mailer
 from slurm_affinode.suspension.memory_limits import MemoryLimits
-from slurm_affinode.suspension.messages import one
 from slurm_affinode.suspension.notify import Aftermath
 from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
@@ -221,7 +221,7 @@ def _report(parts: Parts, key: JobKey, text: str) -> None:
     note = parts.notes.read(key.cluster, key.job_id)
     if note is not None:
         with suppress(AffinodeError):
-            parts.notes.write(replace(note, trouble=one(text)))
+            parts.notes.write(replace(note, trouble=messages.reason(text)))
 
 
 def cluster_name(config: Config, slurm: SlurmClient) -> str:

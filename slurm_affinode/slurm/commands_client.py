@@ -302,7 +302,7 @@ def with_steps(jobs: Sequence[Job], steps: Sequence[Step]) -> tuple[Job, ...]:
 
 
 def pick(found: Sequence[Job], target: Target) -> Job:
-    """Return the record that ``target`` means. Raises ``UnknownJobError``."""
+    """Return the job of ``target``: of an array, its task or its first record. Raises ``UnknownJobError``."""
 
     def fits(job: Job) -> int | None:
         if target.task is not None:

@@ -129,7 +129,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             announce(parts, attempt, Phase.REQUEUEING)
             self._requeuer.requeue(job.job_id, job.restarts)
             if parts.settings.notices:
-                job.say(f"suspended on {parts.node}: {messages.one(attempt.facts.why or '')}")
+                job.say(f"suspended on {parts.node}: {messages.reason(attempt.facts.why or '')}")
             if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
                 parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
             if parts.limits is not None:

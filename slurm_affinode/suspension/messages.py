@@ -61,7 +61,7 @@ def comment(own: str, before: str | None) -> str:
 
 def suspended(why: str, held_bytes: int, job: str) -> str:
     """Return ``suspended: idle 15m, 52 GiB, wake with: slurm-affinode wake 123``."""
-    return f"{SUSPENDED}{one(why)}, {size(held_bytes)}, wake with: slurm-affinode wake {job}"
+    return f"{SUSPENDED}{reason(why)}, {size(held_bytes)}, wake with: slurm-affinode wake {job}"
 
 
 def restoring(node: str) -> str:
@@ -71,17 +71,17 @@ def restoring(node: str) -> str:
 
 def runs_on(why: str) -> str:
     """Return the comment for an aborted suspension."""
-    return f"{RUNS_ON}{one(why)}"
+    return f"{RUNS_ON}{reason(why)}"
 
 
 def lost(node: str, why: str) -> str:
     """Return the comment for a job that has lost its state: its processes on ``node`` ended, and there is no image."""
-    return f"{LOST}its processes on {node} ended while it was suspended ({one(why)}); there is no image"
+    return f"{LOST}its processes on {node} ended while it was suspended ({reason(why)}); there is no image"
 
 
 def held(why: str) -> str:
     """Return the comment for a job that was not restored."""
-    return f"{HELD}{one(why)}"
+    return f"{HELD}{reason(why)}"
 
 
 def asleep(why: str, held_bytes: int, job: str, *, on_request: bool) -> str:
@@ -91,17 +91,17 @@ def asleep(why: str, held_bytes: int, job: str, *, on_request: bool) -> str:
     ``on_request``: a request from outside can reach it.
     """
     wakes = "wakes on a request, or with" if on_request else "wake with"
-    return f"{ASLEEP}{one(why)}, {size(held_bytes)} in host memory, {wakes}: slurm-affinode wake {job}"
+    return f"{ASLEEP}{reason(why)}, {size(held_bytes)} in host memory, {wakes}: slurm-affinode wake {job}"
 
 
 def waits(verb: str, why: str) -> str:
     """Return the comment for a job that waits to ``wake`` or to ``start``."""
-    return f"{WAITS_TO_WAKE if verb == 'wake' else WAITS_TO_START}{one(why)}"
+    return f"{WAITS_TO_WAKE if verb == 'wake' else WAITS_TO_START}{reason(why)}"
 
 
 def not_woken(why: str) -> str:
     """Return the comment for a job that could not be woken."""
-    return f"{NOT_WOKEN}{one(why)}; it sleeps on, and is tried again"
+    return f"{NOT_WOKEN}{reason(why)}; it sleeps on, and is tried again"
 
 
 def signal_name(number: int) -> str:
@@ -112,6 +112,6 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def one(text: str) -> str:
+def reason(text: str) -> str:
     """Return a reason as one line that leaves room for the owner's part of a comment."""
     return one_line(text, _MAX_REASON_BYTES)

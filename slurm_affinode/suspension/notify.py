@@ -77,7 +77,7 @@ class Aftermath:
     def ran_on(self, journal: JobJournal, why: str) -> None:
         """Complete an aborted suspension. No comment is set if Slurm has ended the attempt meanwhile."""
         parts, record = self._parts, journal.record
-        parts.ledger.write(replace(record.ledger_entry(parts.node), failure=messages.one(why)))
+        parts.ledger.write(replace(record.ledger_entry(parts.node), failure=messages.reason(why)))
         if parts.processes.alive(record.init_pid, record.init_started):
             comment(parts, record.key.job_id, messages.runs_on(why))
         self._close(journal)

@@ -189,7 +189,7 @@ class SuspensionRecord(SuspensionFacts):
         return Note(
             cluster=self.key.cluster, job_id=self.key.job_id, submit=self.key.submit_epoch, restarts=self.restarts,
             seq=self.seq or 0, uid=self.uid, node=node, began_ms=self.began_ms,
-            since_epoch=self.phases.get(Phase.QUEUED, now_epoch), why=messages.one(self.why or ""),
+            since_epoch=self.phases.get(Phase.QUEUED, now_epoch), why=messages.reason(self.why or ""),
             gpus=self.gpus or 0, gpu_bytes=self.gpu_bytes or 0, image_bytes=self.image_bytes or 0,
             wake=self.option.wake, user=self.user, shown=self.shown, trouble=_one(self.trouble),
             passed=_one(self.passed),
@@ -218,4 +218,4 @@ _NEEDED = ("restarts", "uid", "gid", "option", "began_epoch", "init_pid", "init_
 
 
 def _one(text: str | None) -> str | None:
-    return None if text is None else messages.one(text)
+    return None if text is None else messages.reason(text)

@@ -394,12 +394,12 @@ class JobRestorer:
         parts.log.error("job %s: not restored: %s", arrival.job_id, why)
         note = parts.notes.read(parts.cluster, arrival.job_id)
         if parts.settings.notices:
-            say(dict(zip(STREAMS, arrival.fds, strict=False)), f"not restored: {messages.one(why)}")
+            say(dict(zip(STREAMS, arrival.fds, strict=False)), f"not restored: {messages.reason(why)}")
         if placing is not None:
             entry = _entry(placing.manifest)
             if parts.settings.fresh:
                 entry = replace(entry, restoring_ms=round(placing.began * 1000))
-            parts.ledger.write(replace(entry, restore_failure=messages.one(why)))
+            parts.ledger.write(replace(entry, restore_failure=messages.reason(why)))
             with contextlib.suppress(JournalError):
                 placing.journal.close()
         self._mail("failed", job, None if placing is None else placing.manifest, why=why)
@@ -411,7 +411,7 @@ class JobRestorer:
             note = self._new_note(placing)
         if note is not None:
             with contextlib.suppress(AffinodeError):
-                parts.notes.write(replace(note, failure=messages.one(why)))
+                parts.notes.write(replace(note, failure=messages.reason(why)))
         return self._hold(arrival, job, why, note)
 
     def _new_note(self, placing: _Placing) -> Note:
@@ -456,7 +456,7 @@ class JobRestorer:
     def _hold(self, arrival: Arrival, job: Job, why: str, note: Note | None) -> Reply:
         """Requeue and hold the job; its image is kept."""
         parts = self._parts
-        text = messages.one(why)
+        text = messages.reason(why)
         notify.comment(
             self._parts, arrival.job_id, messages.held(f"{text}; try again with: slurm-affinode wake {job.id}")
         )

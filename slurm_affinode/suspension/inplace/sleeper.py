@@ -120,7 +120,7 @@ class Sleeper:
         """Record a failed wake; return the delay of the retry in seconds, longer each time."""
         pause = min(_RETRY_MAX_S, _RETRY_S * 2.0 ** min(self.failures, 10))
         self.failures += 1
-        self.failure, self.retry_epoch = messages.one(why), now + pause
+        self.failure, self.retry_epoch = messages.reason(why), now + pause
         return pause
 
     def pauses(self, now: float) -> bool:

@@ -196,7 +196,9 @@ class Waking:
                     parts.cuda.checkpoint(pid)
             except CheckpointError as error:
                 parts.log.warning("job %s: process %s keeps its GPU memory: %s", sleeper.job_id, pid, error)
-        parts.ledger.write(replace(sleeper.journal.record.ledger_entry(parts.node), restore_failure=messages.one(why)))
+        parts.ledger.write(
+            replace(sleeper.journal.record.ledger_entry(parts.node), restore_failure=messages.reason(why))
+        )
         with sleeper.turning:
             if sleeper.signalled:  # its signal handlers run
                 return
@@ -249,7 +251,7 @@ class Waking:
         """Cancel a job that has waited too long."""
         slurm = self._parts.slurm
         try:
-            said = messages.one(f"ended by slurm-affinode: {why}")
+            said = messages.reason(f"ended by slurm-affinode: {why}")
             slurm.set_comment(sleeper.job_id, messages.comment(said, slurm.job(sleeper.job_id).comment))
             slurm.cancel(sleeper.job_id)
         except AffinodeError as error:
