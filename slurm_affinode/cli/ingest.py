@@ -39,6 +39,7 @@ from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, Upser
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary
 from slurm_affinode.metrics.prometheus.client import Client
+from slurm_affinode.metrics.prometheus.importer import ImportOutcome
 from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadOptions
@@ -356,19 +357,34 @@ def ingest_gpu(
 
 
 def _from_prometheus(run: IngestRun, options: ReadOptions, since: datetime | None, until: datetime) -> int:
-    settings = run.config.prometheus
-    server = Server.of(settings)
-    if server.exposed:
-        warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
+    server = _server(run)
     with run.store() as repository:
-        begin = since or ingest.next_since(repository, settings, options, datetime.now(UTC))
-        whole = round((until - begin).total_seconds() * 1000)
-        with progress("reading", total=max(0, whole), quiet=run.as_json, of_time=True) as advance:
+        begin = since or ingest.next_since(repository, run.config.prometheus, options, datetime.now(UTC))
+        with _progress_of_time(run, begin, until) as advance:
             outcome = ingest.ingest_prometheus(
                 run.config, repository, begin, until, options, dry_run=run.dry_run, advance=advance,
                 client=Client(server),
             )  # fmt: skip
     _report_gpu(outcome.summary, run, failure=outcome.failure)
+    return _continued(outcome)
+
+
+def _server(run: IngestRun) -> Server:
+    server = Server.of(run.config.prometheus)
+    if server.exposed:
+        warn(f"{server.url}: the credentials go over the network as plain text; https would keep them")
+    return server
+
+
+def _progress_of_time(
+    run: IngestRun, begin: datetime, until: datetime
+) -> AbstractContextManager[Callable[[int], None]]:
+    whole = round((until - begin).total_seconds() * 1000)
+    return progress("reading", total=max(0, whole), quiet=run.as_json, of_time=True)
+
+
+def _continued(outcome: ImportOutcome) -> int:
+    """Print how to continue after a failure; return the exit status."""
     if outcome.failure is None:
         return 0
     warn(f"slurm-affinode: {outcome.failure}")
@@ -490,6 +506,7 @@ Examples:
   slurm-affinode ingest serving --node gpu01 --address gpu01:8000 vllm.prom.gz
   slurm-affinode ingest serving --scrape http://gpu01:8000/metrics --scrape gpu02:30000
   curl -s http://gpu01:8000/metrics | slurm-affinode ingest serving --start now --address gpu01:8000 -
+  slurm-affinode ingest serving --prometheus http://prometheus:9090 --since 7d
   slurm-affinode ingest serving range.json                  a response of Prometheus' /api/v1/query_range
 
 \b
@@ -522,7 +539,14 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 )
 @_strict("a file at its first bad line")
 @click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
-@ingest_options()
+@ingest_options(
+    click.option(
+        "--since", type=When(), metavar="TIME",
+        help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
+    ),
+    click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME"),
+    connection=(prometheus_options,),
+)  # fmt: skip
 def ingest_serving(
     *,
     paths: tuple[str, ...],
@@ -535,21 +559,28 @@ def ingest_serving(
     interval: float | None,
     strict: bool,
     again: bool,
+    since: datetime | None,
+    until: datetime,
+    asked: bool,
     run: IngestRun,
 ) -> int:
-    """Ingest metrics of inference engines from files, directories, globs, standard input (-) or by a scrape.
+    """Ingest metrics of inference engines from files, standard input (-), Prometheus or by a scrape.
 
     Ingesting the same input twice is a no-op. What an engine does not export is unknown. Of a file that is cut off,
     the lines before are ingested. An unusable file or endpoint is reported in one line; the others are ingested, and
-    the exit status is 2.
+    the exit status is 2. Exit status 3: Prometheus does not respond or failed midway.
     """
-    if bool(paths) == bool(urls):
-        raise click.UsageError("give either PATH... or --scrape URL")
-    if urls and (format_ or address or start or interval or again):
-        raise click.UsageError("--format, --address, --start, --interval and --again are for files, not for --scrape")
+    if bool(paths) + bool(urls) + (asked or since is not None) > 1:
+        raise click.UsageError("give PATH..., --scrape URL or --prometheus URL, one after the other")
+    if not paths and not urls and run.config.prometheus.url is None:
+        raise click.UsageError("nothing to read: give PATH..., --scrape URL or --prometheus URL")
+    if not paths and (format_ or address or start or interval or again):
+        raise click.UsageError("--format, --address, --start, --interval and --again are for files")
     options = ingest.read_options(
         run.config, cluster=cluster, node=node, start=start, interval_s=interval, strict=strict
     )  # fmt: skip
+    if not paths and not urls:
+        return _engines_from_prometheus(run, options, since, until)
     with run.store() as repository, _with_stdin(paths) as given:
         total = sum(inputs.size(path) for path in inputs.expand(given)[0])
         with progress("reading", total=total, quiet=run.as_json or bool(urls), of_bytes=True) as advance:
@@ -561,13 +592,30 @@ def ingest_serving(
     return 2 if summary.failed else 0
 
 
-def _report_serving(summary: IngestSummary, totals: EngineTotals, run: IngestRun) -> None:
+def _engines_from_prometheus(run: IngestRun, options: ReadOptions, since: datetime | None, until: datetime) -> int:
+    server = _server(run)
+    with run.store() as repository:
+        now = datetime.now(UTC)
+        begin = since or ingest.next_since(repository, run.config.prometheus, options, now, kind="serving")
+        with _progress_of_time(run, begin, until) as advance:
+            outcome, totals = ingest.ingest_engines_of_prometheus(
+                run.config, repository, begin, until, options, dry_run=run.dry_run, advance=advance,
+                client=Client(server),
+            )  # fmt: skip
+    _report_serving(outcome.summary, totals, run, failure=outcome.failure)
+    return _continued(outcome)
+
+
+def _report_serving(
+    summary: IngestSummary, totals: EngineTotals, run: IngestRun, *, failure: AffinodeError | None = None
+) -> None:  # fmt: skip
     engines = dict(sorted(totals.engines.items()))
     if run.as_json:
         found = _gpu_as_json(summary)
         found["engines"] = found.pop("devices")
         found["steps_s"] = [{"step_s": step, "engines": count} for step, count in summary.steps_s]
-        print_json({**found, "by_engine": engines, "failed_scrapes": totals.failed_scrapes})
+        error = None if failure is None else str(failure)
+        print_json({**found, "by_engine": engines, "failed_scrapes": totals.failed_scrapes, "error": error})
         return
     for one in summary.files:
         _print_gpu_problems(one, run)

@@ -59,7 +59,7 @@ _INGEST = {
         "Ingest accounting: sacct text or JSON, or run sacct",
     ),
     "gpu": ("slurm_affinode.cli.ingest:ingest_gpu", "Ingest GPU metrics: files, directories, Prometheus"),
-    "serving": ("slurm_affinode.cli.ingest:ingest_serving", "Ingest metrics of inference engines: files, scrapes"),
+    "serving": ("slurm_affinode.cli.ingest:ingest_serving", "Ingest engine metrics: files, Prometheus, scrapes"),
     "allocations": (
         "slurm_affinode.cli.ingest:ingest_allocations",
         "Ingest the GPUs of jobs, recorded by a prolog or scontrol",

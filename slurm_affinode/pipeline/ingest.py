@@ -37,6 +37,7 @@ from slurm_affinode.metrics.prometheus.server import Server
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.local_time import local_zone
 from slurm_affinode.metrics.serving import ingest as serving
+from slurm_affinode.metrics.serving import prometheus as serving_prometheus
 from slurm_affinode.metrics.serving.ingest import EngineTotals
 from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.ledger import LedgerEntry, decode
@@ -387,11 +388,38 @@ def ingest_prometheus(
     return outcome
 
 
+def ingest_engines_of_prometheus(
+    config: Config,
+    repository: Repository | None,
+    since: datetime,
+    until: datetime,
+    options: ReadOptions,
+    *,
+    dry_run: bool = False,
+    advance: Callable[[int], None] = lambda milliseconds: None,
+    client: Client | None = None,
+) -> tuple[ImportOutcome, EngineTotals]:
+    """Ingest engine metrics from Prometheus; see ``ingest_prometheus``."""
+    asked = question(config.prometheus, since, until)
+    totals = EngineTotals()
+    with closing(engine_store(config.serving_dir)) as store:
+        outcome = ingest(
+            store, client or Client(Server.of(config.prometheus)), asked, options, dry_run=dry_run, advance=advance,
+            reader=serving_prometheus.server_reader(totals),
+        )  # fmt: skip
+    if repository is not None and not dry_run:
+        for file in outcome.summary.files:
+            repository.record_ingest(journal_entry(file, datetime.now(UTC), kind="serving"))
+        end = min(outcome.until, datetime.now(UTC))
+        _remember(repository, config.prometheus, options, since, end, kind="serving")
+    return outcome, totals
+
+
 def next_since(
-    repository: Repository | None, settings: PrometheusConfig, options: ReadOptions, now: datetime
+    repository: Repository | None, settings: PrometheusConfig, options: ReadOptions, now: datetime, *, kind: str = "gpu"
 ) -> datetime:
     """Return where to continue: ``overlap`` before the end of the last ingest of the same series, else 7 days ago."""
-    reached = None if repository is None else repository.get(_key(settings, options))
+    reached = None if repository is None else repository.get(_key(settings, options, kind))
     if reached is None:
         return now - FIRST_SPAN
     overlap = timedelta(seconds=parse_span_s(settings.overlap))
@@ -399,19 +427,20 @@ def next_since(
 
 
 def _remember(
-    repository: Repository, settings: PrometheusConfig, options: ReadOptions, since: datetime, until: datetime
-) -> None:
-    key = _key(settings, options)
+    repository: Repository, settings: PrometheusConfig, options: ReadOptions, since: datetime, until: datetime,
+    *, kind: str = "gpu",
+) -> None:  # fmt: skip
+    key = _key(settings, options, kind)
     before = repository.get(key)
     # An ingest that leaves a gap after the last one does not move the end.
     if before is None or since <= datetime.fromisoformat(before) < until:
         repository.set(key, until.astimezone(UTC).isoformat())
 
 
-def _key(settings: PrometheusConfig, options: ReadOptions) -> str:
-    content = json.dumps(
-        [settings.url, settings.match, settings.step, options.cluster, sorted(settings.headers.items())]
-    )
+def _key(settings: PrometheusConfig, options: ReadOptions, kind: str) -> str:
+    facts = [settings.url, settings.match, settings.step, options.cluster, sorted(settings.headers.items())]
+    # GPU metrics came first, and their keys exist in databases.
+    content = json.dumps(facts if kind == "gpu" else [*facts, kind])
     return _REACHED + hashlib.sha256(content.encode()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""Ingest of GPU samples from a Prometheus server into a sample store, window by window."""
+"""Ingest of samples from a Prometheus server into a sample store, window by window."""
 
 from __future__ import annotations
 
@@ -6,14 +6,47 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import polars as pl
+
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.base.times import utc
-from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary, SeenFiles, count, sampling_steps
+from slurm_affinode.metrics.ingest import FileOutcome, IngestSummary, SeenFiles, count, possible, sampling_steps
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals
 from slurm_affinode.metrics.prometheus.client import Client
-from slurm_affinode.metrics.prometheus.queries import QueryReader, Question, ServerMetrics, Window, discover
+from slurm_affinode.metrics.prometheus.queries import (
+    QueryReader,
+    Question,
+    SeriesCollector,
+    ServerMetrics,
+    Window,
+    discover,
+)
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ServerReader:
+    """What is read from a server, and into which table."""
+
+    discover: Callable[[Client, Question, ReadOptions], ServerMetrics]
+    collector: Callable[[ReadingNotes, ReadOptions], Callable[[], SeriesCollector]] | None
+    """Return the factory of the collectors of windows; ``None``: those of GPUs."""
+    checked: Callable[[pl.DataFrame, ReadingNotes], pl.DataFrame]
+    wanted: str
+    """What a server without any sample lacks, in the singular."""
+    samples: str
+    hint: str
+    absent: str
+    """Hint if it has no samples in the interval."""
+    table: SampleTable = GPU
+
+
+GPU_SERVER = ServerReader(
+    discover, None, possible, "GPU metric", "GPU samples", "name further metrics in a file and give it as gpu_history.aliases",
+    "does it scrape dcgm-exporter, and does it keep samples that long? choose --since, --until and --match",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +69,7 @@ def ingest(
     dry_run: bool = False,
     advance: Callable[[int], None] = lambda milliseconds: None,
     now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    reader: ServerReader = GPU_SERVER,
 ) -> ImportOutcome:
     """Ingest the samples of ``question``. A window is stored as a whole or not at all; ingesting it twice is a no-op.
 
@@ -43,8 +77,8 @@ def ingest(
     nothing could be read; a later failure is part of the outcome.
     """
     started = now()
-    run = _Run(client, question, options, ReadingNotes(client.server.url), advance)
-    found = discover(client, question, options)
+    run = _Run(client, question, options, ReadingNotes(client.server.url), advance, reader=reader)
+    found = reader.discover(client, question, options)
     totals: WrittenTotals | None = None
     if dry_run:
         for window in run.windows(found):
@@ -69,12 +103,16 @@ class _Run:
         options: ReadOptions,
         notes: ReadingNotes,
         advance: Callable[[int], None],
+        *,
+        reader: ServerReader,
     ) -> None:
         self._client = client
-        self._reader = QueryReader(client, question, options, notes)
+        self._of = reader
+        collector = None if reader.collector is None else reader.collector(notes, options)
+        self._reader = QueryReader(client, question, options, notes, collector=collector)
         self._notes = notes
         self._advance = advance
-        self._seen = SeenFiles()
+        self._seen = SeenFiles(reader.checked, reader.table)
         self._taken: list[Taken] = []
         self.at = question.since_ms
         self.failure: AffinodeError | None = None
@@ -103,7 +141,7 @@ class _Run:
         totals: WrittenTotals | None,
         store: SampleStore,
     ) -> IngestSummary:
-        """Summarize the ingest. Raises ``InputError`` if the server has no known GPU metric."""
+        """Summarize the ingest. Raises ``InputError`` if the server has no known metric."""
         samples = sum(one.samples for one in self._taken)
         if not samples and self.failure is None:
             raise self._nothing(found)
@@ -149,10 +187,10 @@ class _Run:
         matching = _shown(question.matchers)
         if found.other:
             has = f" (it has {', '.join(found.other[:5])})"
-            hint = "name further metrics in a file and give it as gpu_history.aliases"
-            return InputError(f"has no GPU metric that is known {span}{matching}{has}", where=notes.name, hint=hint)
-        hint = "does it scrape dcgm-exporter, and does it keep samples that long? choose --since, --until and --match"
-        return InputError(f"has no GPU samples {span}{matching}", where=notes.name, hint=hint)
+            lacks = f"has no {self._of.wanted} that is known {span}{matching}{has}"
+            return InputError(lacks, where=notes.name, hint=self._of.hint)
+        lacks = f"has no {self._of.samples} {span}{matching}"
+        return InputError(lacks, where=notes.name, hint=self._of.absent)
 
 
 def _shown(matchers: Sequence[object]) -> str:

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -140,12 +140,24 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ServerMetrics:
-    """The GPU metrics that the server has."""
+    """The metrics of a table that the server has."""
 
     names: tuple[str, ...]
     """Metrics in the alias table; of several for one field, the one that takes precedence comes last."""
     other: tuple[str, ...] = ()
     """GPU metrics that are not read."""
+    matchers: Mapping[str, tuple[Matcher, ...]] = field(default_factory=dict)
+    """Name of a metric -> further conditions on its series."""
+
+
+class SeriesCollector(Protocol):
+    """Collects the series of a window and converts them to samples."""
+
+    def add(self, series: dict[str, Any], number: int) -> None:
+        """Add a series of a response; ``number`` counts those of the response."""
+
+    def frames(self, inside: pl.Expr) -> list[pl.DataFrame]:
+        """Return the samples whose ``time`` is ``inside`` the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +201,25 @@ def _present(client: Client, question: Question, name: str) -> bool:
     return bool(series)
 
 
+class _GpuCollector:
+    """Collects the series of GPUs."""
+
+    def __init__(self, reader: SeriesReader) -> None:
+        self._reader = reader
+        self._long = LongForm(entries_at_once=2**62)  # a window is small; its metrics must be merged
+        self._held: list[pl.DataFrame] = []
+
+    def add(self, series: dict[str, Any], number: int) -> None:
+        entries = self._reader.entries(series, number, self._long)
+        if entries is not None:
+            self._held.append(entries)
+
+    def frames(self, inside: pl.Expr) -> list[pl.DataFrame]:
+        if self._held:
+            list(self._long.add(pl.concat(self._held).filter(inside)))  # yields nothing before ``rest``
+        return list(self._long.rest())
+
+
 @dataclass(slots=True)
 class QueryReader:
     """Read the samples of ``question``, earliest first. Raises ``AffinodeError``, also between windows."""
@@ -198,6 +229,8 @@ class QueryReader:
     options: ReadOptions
     notes: ReadingNotes
     points_wanted: int = POINTS_WANTED
+    collector: Callable[[], SeriesCollector] | None = None
+    """Return the collector of a window; ``None``: that of GPUs."""
     _percent: set[tuple[str, str | None]] = field(default_factory=set)
     _step_ms: int | None = None
     """Step of range queries; None: raw samples are read."""
@@ -237,26 +270,27 @@ class QueryReader:
 
     def _window(self, found: ServerMetrics, since: int, until: int) -> tuple[list[pl.DataFrame], int]:
         """Return the samples of ``[since, until)`` and the number of points in the largest response."""
-        reader = SeriesReader(self.notes, self.options, self.options.node, self._is_percent)
-        long = LongForm(entries_at_once=2**62)  # a window is small; its metrics must be merged
+        collector = self.collector() if self.collector is not None else self._of_gpus()
         largest = 0
         # A range has whole seconds, and includes its left end or not, depending on the server's version.
         inside = pl.col("time").dt.epoch("ms").is_between(since, until, closed="left")
         for name in found.names:
-            points, held = 0, []
+            points = 0
             for number, series in enumerate(self._series(found, name, since, until), start=1):
                 series.setdefault("metric", {}).setdefault("__name__", name)
                 points += len(series.get("values") or ())
-                entries = reader.entries(series, number, long)
-                if entries is not None:
-                    held.append(entries)
-            if held:
-                list(long.add(pl.concat(held).filter(inside)))  # yields nothing before ``rest``
+                collector.add(series, number)
             largest = max(largest, points)
-        return list(long.rest()), largest
+        return collector.frames(inside), largest
+
+    def _of_gpus(self) -> SeriesCollector:
+        return _GpuCollector(SeriesReader(self.notes, self.options, self.options.node, self._is_percent))
+
+    def _selector(self, found: ServerMetrics, name: str) -> str:
+        return selector(name, (*self.question.matchers, *found.matchers.get(name, ())))
 
     def _series(self, found: ServerMetrics, name: str, since: int, until: int) -> list[dict[str, Any]]:
-        chosen = selector(name, self.question.matchers)
+        chosen = self._selector(found, name)
         if self._step_ms is None:
             try:
                 series = self.client.raw(f"{chosen}[{duration(until - since)}]", until - 1)
@@ -282,7 +316,7 @@ class QueryReader:
         until = self.question.until_ms // 1000 * 1000
         since = max(self.question.since_ms // 1000 * 1000, until - _PROBE_MS)
         for name in found.names:
-            query = f"timestamp({selector(name, self.question.matchers)})"
+            query = f"timestamp({self._selector(found, name)})"
             gaps: list[float] = []
             try:
                 answer = self.client.over(query, since, until, _PROBE_STEP_MS)

@@ -115,7 +115,8 @@ class SampleBuilder:
         self._scrapes: list[pl.DataFrame] = []
         self._last_engines: pl.DataFrame | None = None
         self._last_counters: pl.DataFrame | None = None
-        self._known_engine: dict[int, int] = {}
+        self._failures: list[tuple[int, datetime, str]] = []
+        """Endpoint, time, reason."""
 
     # -- series -------------------------------------------------------------------------------------------------
 
@@ -175,6 +176,13 @@ class SampleBuilder:
         self._series.append((index, number, constant, bound))
         return len(self._series) - 1
 
+    def failed(self, labels: Mapping[str, str], times: Sequence[datetime], reason: str) -> None:
+        """Add scrapes of an endpoint that failed. They count for the engines that it was found to have."""
+        endpoint = self._identifier.endpoint(labels)
+        if not isinstance(endpoint, str):
+            at = self._endpoints.setdefault(endpoint, len(self._endpoints))
+            self._failures += [(at, time, reason) for time in times]
+
     # -- values -------------------------------------------------------------------------------------------------
 
     def add(self, entries: pl.DataFrame, scrapes: pl.DataFrame | None = None) -> Iterator[pl.DataFrame]:
@@ -200,6 +208,18 @@ class SampleBuilder:
         rows = pl.concat(self._held) if self._held else pl.DataFrame(schema=ENTRIES)
         self._held, self._count = [], 0
         yield from self._samples(rows, last=True)
+        yield from self._failed()
+
+    def _failed(self) -> Iterator[pl.DataFrame]:
+        failures, self._failures = self._failures, []
+        engines_of: dict[int, list[int]] = {}
+        for endpoint in {at for at, _, _ in failures}:
+            known = [index for one, index in self._combinations.items() if one.endpoint == endpoint]
+            engines_of[endpoint] = sorted({to for _, to in self._resolved(known)})
+        rows = [(to, time, reason) for at, time, reason in failures for to in engines_of[at]]
+        if rows:
+            schema = {"at": pl.UInt32(), "time": TIME, "error": pl.String()}
+            yield self._identified(pl.DataFrame(rows, schema=schema, orient="row"))
 
     def _samples(self, rows: pl.DataFrame, *, last: bool) -> Iterator[pl.DataFrame]:
         frame = self._wide(rows) if len(rows) else None

@@ -12,6 +12,7 @@ from threading import Thread
 import polars as pl
 import pytest
 from click.testing import CliRunner, Result
+from prometheus_server import prometheus
 
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
@@ -189,3 +190,50 @@ def test_oversized_scrape_is_refused(state: Path, endpoint: Endpoint, monkeypatc
 @pytest.mark.parametrize("args", [(), ("a.prom", "--scrape", "gpu01:1"), ("--scrape", "gpu01:1", "--again")])
 def test_contradicting_options_are_usage_errors(state: Path, args: tuple[str, ...]) -> None:
     assert CliRunner().invoke(cli, ["ingest", "serving", "--state", str(state), *args]).exit_code == 2
+
+
+def test_prometheus_gives_samples_of_engines_and_failed_scrapes(state: Path, tmp_path: Path) -> None:
+    """Metrics of processes are read for the endpoints of engines only."""
+    at = MS // 1000
+
+    def family(name: str, *series: tuple[str, str]) -> str:
+        lines = [
+            f"{name}{{{labels}}} {value} {at + 15 * n}"
+            for labels, values in series
+            for n, value in enumerate(values.split())
+            if value != "-"
+        ]
+        return "\n".join([f"# TYPE {name} gauge", *lines, ""])
+
+    engine, other = 'instance="gpu01:8000",job="vllm"', 'instance="gpu01:9100",job="node"'
+    history = "".join([
+        family("vllm:kv_cache_usage_perc", (f'{engine},engine="0",model_name="m"', "0.5 0.6 -")),
+        family("vllm:num_requests_running", (f'{engine},engine="0",model_name="m"', "1 2 -")),
+        family("process_open_fds", (engine, "40 41 -"), (other, "7 7 7")),
+        family("scrape_duration_seconds", (engine, "0.25 0.25 5"), (other, "1 1 1")),
+        family("up", (engine, "1 1 0"), (other, "1 1 1")),
+        "# EOF\n",
+    ])  # fmt: skip
+    since = datetime.fromtimestamp(at - 60, UTC).isoformat()
+    until = datetime.fromtimestamp(at + 600, UTC).isoformat()
+    with prometheus(tmp_path / "prometheus", history) as url:
+        arguments = ("--prometheus", url, "--since", since, "--until", until, "--json")
+        first, second = (run(state, *arguments) for _ in range(2))
+    assert (first.return_value, second.return_value) == (0, 0), first.stderr
+    found = json.loads(first.stdout)
+    assert (found["new"], found["by_engine"], found["failed_scrapes"]) == (3, {"vllm": 1}, 1)
+    assert json.loads(second.stdout)["new"] == 0
+    rows = store(state).scan().sort("time").collect()
+    names = ("node", "address", "model", "rank", "running", "kv_usage", "open_files", "scrape_s", "error")
+    assert rows.select(names).rows() == [
+        ("gpu01", "gpu01:8000", "m", "0", 1, 0.5, 40, 0.25, None),
+        ("gpu01", "gpu01:8000", "m", "0", 2, 0.6, 41, 0.25, None),
+        ("gpu01", "gpu01:8000", "m", "0", None, None, None, 5, "the scrape of Prometheus failed (up is 0)"),
+    ]
+
+
+def test_prometheus_without_engines_is_reported(state: Path, tmp_path: Path) -> None:
+    history = f"# TYPE up gauge\nup 1 {MS // 1000}\n# EOF\n"
+    with prometheus(tmp_path / "prometheus", history) as url:
+        result = run(state, "--prometheus", url, "--since", "2026-10-31T00:00Z", "--until", "2026-11-02T00:00Z")
+    assert "has no samples of engines" in str(result.exception)
