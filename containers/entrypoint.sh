@@ -152,6 +152,16 @@ configure_cgroups() {
   cp "$chosen"/* /etc/slurm/
 }
 
+# A cgroup into which users may move their processes, as the user's instance of systemd has.
+make_user_cgroup() { # DIRECTORY
+  local file
+  mkdir -p "$1/user.slice"
+  for file in cpuset.cpus cpuset.mems; do
+    [ ! -e "$1/$file" ] || [ -e "$1/cgroup.controllers" ] || cat "$1/$file" >"$1/user.slice/$file"
+  done
+  chmod 0666 "$1/cgroup.procs" "$1/user.slice/cgroup.procs"
+}
+
 # Cgroups as on a node of its own: the container's cgroup is the root, and slurmd may create others below it. Starts this
 # script again in a cgroup namespace of its own, because Slurm reads the paths of its processes from there.
 enter_cgroups() {
@@ -161,6 +171,7 @@ enter_cgroups() {
   if [ "$CGROUPS" = v2 ]; then
     umount --recursive --lazy /sys/fs/cgroup
     mount -t cgroup2 none /sys/fs/cgroup
+    make_user_cgroup /sys/fs/cgroup
     # Slurm rejects a host that has mounted version 1 as well.
     if grep -qv '^0::' /proc/self/cgroup; then slurmd=(env LD_PRELOAD=/usr/local/lib/cgroup-unified.so slurmd); fi
     return
@@ -168,6 +179,7 @@ enter_cgroups() {
   while read -r _ point type options _; do
     if [ "$type" != cgroup ] || [[ ,$options, != *,ro,* ]]; then continue; fi
     mount -o remount,bind,rw "$point" || { say "$point cannot be written: CLUSTER_CGROUPS=none runs without cgroups"; return 1; }
+    make_user_cgroup "$point"
   done </proc/mounts
   [ -w /sys/fs/cgroup/devices ] || { say "no cgroup v1 on this host: try CLUSTER_CGROUPS=v2 or none"; return 1; }
 }

@@ -1,12 +1,15 @@
 #!/opt/slurm-affinode/bin/python
-"""Leaves a process behind that keeps GPU memory when the job has ended: a daemon in a session of its own."""
+"""Leaves a process behind that keeps GPU memory when the job has ended: a daemon outside of the job's cgroups."""
 
 import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 import gpu
+
+CGROUPS = Path("/sys/fs/cgroup")
 
 
 def main() -> int:
@@ -30,8 +33,17 @@ def main() -> int:
     return 0 if pid else 1
 
 
+def leave_cgroups() -> None:
+    """Moves this process to cgroups of its user, as ``systemd-run --user`` does: Slurm kills what is in the job's."""
+    for row in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = row.split(":", 2)
+        if path.startswith(("/slurm", "/system.slice")):
+            (CGROUPS / controllers / "user.slice" / "cgroup.procs").write_text("0")
+
+
 def leftover(options: argparse.Namespace, ready: int) -> None:
     """The process that stays. It tells its PID when it holds the memory, and lets go of the job's output."""
+    leave_cgroups()
     device, _buffer = gpu.start(options)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
