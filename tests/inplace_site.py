@@ -79,6 +79,9 @@ class FakeFreezer:
                 process.stopped = process.stopped and process.pid in stay
                 self.continued += [process.pid] * (not process.stopped)
 
+    def clear(self, how: str) -> None:
+        assert how == SIGNALS
+
     def busy(self, pids: Iterable[int]) -> bool:
         return any(pid in self.at_work for pid in pids)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -83,6 +84,15 @@ class Cgroup:
             os.write(fd, value.encode())
         finally:
             os.close(fd)
+
+    def make(self, name: str) -> None:
+        """Create a cgroup below it, unless it exists. Raises ``OSError``."""
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o755, dir_fd=self._fd)
+
+    def remove(self, name: str) -> None:
+        """Remove a cgroup below it. Raises ``OSError``, also if a process is in it."""
+        os.rmdir(name, dir_fd=self._fd)
 
     def names(self, place: str = ".") -> list[str]:
         """Return the names of the cgroups directly below it, or below one of its cgroups. Raises ``OSError``."""

@@ -1,8 +1,12 @@
 """Freezing and thawing of all processes of a job.
 
-The cgroup freezer is used if a cgroup contains exactly these processes; Slurm's own also contains the shepherd, which
-has to receive signals. Otherwise SIGSTOP is sent until no thread runs any more: a process that was forking has left a
-child. A parent is stopped before its children and continued after them, so that a shell does not notice their stop.
+The cgroup freezer is used if a cgroup contains exactly these processes. Slurm's own also contains the shepherd, which
+has to receive signals. With cgroup version 2, the processes are therefore frozen in a cgroup below Slurm's, where its
+limits remain in force, and move back when they are thawed. Version 1 is not used in this way: its freezer also blocks
+SIGKILL, and Slurm could not end the job while no agent is running.
+
+Otherwise SIGSTOP is sent until no thread runs any more: a process that was forking has left a child. A parent is
+stopped before its children and continued after them, so that a shell does not notice their stop.
 """
 
 from __future__ import annotations
@@ -19,10 +23,13 @@ from typing import Protocol
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import PROC, Process, processes
+from slurm_affinode.gpu.jobs import cgroup_of_job
 from slurm_affinode.suspension.cgroup import Cgroup
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, send
 
 SIGNALS = "signals"
+OWN = "slurm-affinode"
+"""Name of the cgroup below Slurm's in which the processes of a job are frozen."""
 _LOOK_AGAIN_S = 0.005
 _STILL = "TtZXx"
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -58,6 +65,10 @@ class Freezer(Protocol):
 
         Raises ``FreezeError``, ``TreeGoneError``.
         """
+        ...
+
+    def clear(self, how: str) -> None:
+        """Remove what the freeze of a job that has ended has left."""
         ...
 
     def busy(self, pids: Iterable[int]) -> bool:
@@ -107,6 +118,15 @@ class FreezerCgroup(Cgroup):
             return self.text("freezer.state").strip() == "FROZEN"
         return "frozen 1" in self.text("cgroup.events").split("\n")
 
+    def of_slurm(self, pids: Collection[int]) -> bool:
+        """Return whether it is a cgroup of a job in version 2 that directly contains these processes.
+
+        Those that the job has moved to cgroups of its own would lose them. Raises ``OSError``.
+        """
+        if self.version == 1 or cgroup_of_job(str(self.path)) is None or self.text("cgroup.subtree_control").strip():
+            return False
+        return set(pids) <= set(kernel_text.numbers(self.text("cgroup.procs")))
+
     def processes(self) -> set[int]:
         """Return its processes and those below it; 0 stands for one that is not visible here. Raises ``OSError``."""
         found: set[int] = set()
@@ -138,8 +158,12 @@ class LinuxFreezer:
         pids = {member.pid for member in members}
         for group in self._cgroups_of(pids):
             with contextlib.suppress(OSError):
-                if group.can_freeze() and init_pid not in pids and group.processes() == pids:
+                if not group.can_freeze() or init_pid in pids:
+                    continue
+                if group.processes() == pids:
                     return str(group)
+                if group.of_slurm(pids):
+                    return str(group.path / OWN)
         return SIGNALS
 
     def _cgroups_of(self, pids: Collection[int]) -> Iterator[FreezerCgroup]:
@@ -167,6 +191,9 @@ class LinuxFreezer:
     def freeze(self, init_pid: int, init_started: int, how: str, *, timeout_s: float) -> None:
         """See ``Freezer``."""
         deadline = self.now() + timeout_s
+        if Path(how).name == OWN:
+            self._freeze_apart(init_pid, init_started, Path(how), deadline)
+            return
         if how != SIGNALS:
             with self._cgroup(how) as group:
                 self._set(group, frozen=True, deadline=deadline)
@@ -187,6 +214,10 @@ class LinuxFreezer:
     ) -> None:
         """See ``Freezer``."""
         members = self.members(init_pid, init_started)
+        if Path(how).name == OWN:
+            if Path(how).is_dir():
+                self._thaw_apart(members, Path(how), stay)
+            return
         if how != SIGNALS and Path(how).is_dir():
             with self._cgroup(how) as group:
                 # A frozen process receives this signal before it runs.
@@ -195,6 +226,65 @@ class LinuxFreezer:
             members = self.members(init_pid, init_started)
         stopped_ones = [one for one in reversed(members) if one.pid not in stay and one.pid not in going]
         send(stopped_ones, signal.SIGCONT, proc=self.proc)
+
+    def _freeze_apart(self, init_pid: int, init_started: int, path: Path, deadline: float) -> None:
+        """Move the processes to a frozen cgroup below their own. A child of a process that was forking follows it."""
+        with self._cgroup(str(path.parent)) as parent:
+            with self._reported(parent, OWN):
+                parent.make(OWN)
+            with self._cgroup(str(path)) as group, self._reported(group, "cgroup.procs"):
+                group.freeze(frozen=True)
+                calm = 0
+                while calm < 2:
+                    inside = group.processes()
+                    outside = [one for one in self.members(init_pid, init_started) if one.pid not in inside]
+                    outside = [one for one in outside if one.state not in "ZX"]
+                    self._move(outside, group)
+                    calm = calm + 1 if not outside and group.frozen() else 0
+                    if not calm and self.now() >= deadline:
+                        raise FreezeError(f"{group} is not frozen in time")
+                    if not calm:
+                        self.sleep(_LOOK_AGAIN_S)
+
+    def _thaw_apart(self, members: Sequence[Member], path: Path, stay: Collection[int]) -> None:
+        """Move the processes back, children first, except for those that stay frozen.
+
+        A process that the job has stopped itself (T) remains stopped where it was.
+        """
+        with (
+            self._cgroup(str(path.parent)) as parent,
+            self._cgroup(str(path)) as group,
+            self._reported(group, "cgroup.procs"),
+        ):
+            inside = group.processes()
+            leaving = [one for one in reversed(members) if one.pid in inside]
+            self._move([one for one in leaving if one.pid not in stay or one.state in "Tt"], parent)
+            if not group.processes():
+                parent.remove(OWN)
+
+    def _move(self, members: Iterable[Member], group: FreezerCgroup) -> None:
+        """Move processes to a cgroup. Raises ``OSError``."""
+        for member in members:
+            # The kernel takes a PID: the process is known to have it until just before.
+            with (
+                contextlib.suppress(ProcessLookupError),
+                Process(member.pid, started=member.started, proc=self.proc),
+            ):
+                group.write("cgroup.procs", str(member.pid))
+
+    def clear(self, how: str) -> None:
+        """See ``Freezer``. Slurm cannot remove the cgroup of a job while it contains another."""
+        if Path(how).name == OWN:
+            with contextlib.suppress(OSError), FreezerCgroup(self.cgroups, Path(how).parent) as parent:
+                parent.remove(OWN)
+
+    @contextlib.contextmanager
+    def _reported(self, group: FreezerCgroup, name: str) -> Iterator[None]:
+        """Raise ``FreezeError`` in place of ``OSError``."""
+        try:
+            yield
+        except OSError as error:
+            raise FreezeError(f"{group}: {name}: {error.strerror or error}") from error
 
     def _cgroup(self, path: str) -> FreezerCgroup:
         """Open a cgroup. Raises ``FreezeError``."""
@@ -253,7 +343,7 @@ class LinuxFreezer:
         return False
 
     def _set(self, group: FreezerCgroup, *, frozen: bool, deadline: float) -> None:
-        try:
+        with self._reported(group, group.knob):
             while True:
                 group.freeze(frozen=frozen)
                 if group.frozen() is frozen:
@@ -261,8 +351,6 @@ class LinuxFreezer:
                 if self.now() >= deadline:
                     raise FreezeError(f"{group} is not {'frozen' if frozen else 'thawed'} in time")
                 self.sleep(_LOOK_AGAIN_S)
-        except OSError as error:
-            raise FreezeError(f"{group}: {group.knob}: {error.strerror or error}") from error
 
 
 def _moves(process: Process) -> bool:

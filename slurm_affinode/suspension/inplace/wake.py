@@ -19,7 +19,7 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.inplace.freezer import FreezeError, Freezer
+from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Sharing
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sockets import Sockets, unnoticed
@@ -110,8 +110,9 @@ class Waking:
 
     def _rest_goes_on(self, sleeper: Sleeper) -> None:
         """Thaw everything that was stopped for the suspension. ``turning`` is held."""
-        # A job that Slurm has suspended meanwhile continues when Slurm resumes it, which thaws all of it.
-        if not self._freezer.held(sleeper.init_pid):
+        # A job that Slurm has suspended meanwhile continues when Slurm resumes it: with SIGCONT to all of it, or by
+        # thawing its cgroup, which also holds processes that leave the cgroup of their freeze.
+        if sleeper.how != SIGNALS or not self._freezer.held(sleeper.init_pid):
             self._go_on(sleeper, sleeper.stay, sleeper.ahead)
         sleeper.thawed = True
 
@@ -243,6 +244,7 @@ class Waking:
     def gone(self, sleeper: Sleeper) -> None:
         """Record in the ledger that its processes have ended, and close the journal."""
         parts = self._parts
+        self._freezer.clear(sleeper.how)
         entry = sleeper.journal.record.ledger_entry(parts.node)
         parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
         self._close(sleeper.journal)

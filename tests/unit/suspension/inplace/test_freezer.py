@@ -17,7 +17,7 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.suspension import cgroup as cgroup_module
-from slurm_affinode.suspension.inplace.freezer import SIGNALS, FreezeError, LinuxFreezer
+from slurm_affinode.suspension.inplace.freezer import OWN, SIGNALS, FreezeError, LinuxFreezer
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, TreeGoneError, parents_first, send, stopped
 
 
@@ -178,6 +178,107 @@ def test_program_without_first_thread_is_frozen(tmp_path: Path) -> None:
         job.goes_on()
     finally:
         job.end()
+
+
+@pytest.fixture
+def task_cgroup() -> Iterator[Path]:
+    """A cgroup of version 2 as Slurm makes it for the task of a batch job."""
+    tops = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
+    top = next((top for top in tops if (top / "cgroup.controllers").exists()), None)
+    if top is None or not os.access(top, os.W_OK) or os.geteuid() != 0:
+        pytest.skip("no cgroup of version 2 can be created here")
+    scope = top / f"test{os.getpid()}_slurmstepd.scope"
+    path = scope / "job_7/step_batch/user/task_0"
+    path.mkdir(parents=True)
+    yield path
+    for directory in (path / OWN, path, *path.parents):
+        if directory == top:
+            break
+        wait_until("it is empty", lambda directory=directory: _removed(directory))  # type: ignore[misc]
+
+
+def _removed(directory: Path) -> bool:
+    try:
+        directory.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def enter(group: Path, job: Job) -> None:
+    """Move a job into a cgroup, with its PID 1."""
+    freezer = LinuxFreezer()
+    for _ in range(3):  # it forks meanwhile
+        for pid in (job.init, *(one.pid for one in freezer.members(job.init, job.started))):
+            try:
+                (group / "cgroup.procs").write_text(str(pid))
+            except ProcessLookupError:
+                continue
+
+
+@needs_root
+def test_job_in_cgroup_of_slurm_is_frozen_without_signals(task_cgroup: Path, job: Job) -> None:
+    """All of it, although it forks, and not its PID 1. A process that the job has stopped itself remains stopped."""
+    freezer = LinuxFreezer()
+    sleeping = sleeper(job, freezer)
+    enter(task_cgroup, job)
+    stop(sleeping.pid)
+    before = stopped(freezer.members(job.init, job.started))
+    how = freezer.how(freezer.members(job.init, job.started), job.init)
+    assert how == str(task_cgroup / OWN)
+    freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
+    members = freezer.members(job.init, job.started)
+    assert {one.pid for one in members} == set(map(int, (task_cgroup / OWN / "cgroup.procs").read_text().split()))
+    assert (task_cgroup / "cgroup.procs").read_text().split() == [str(job.init)]
+    assert stopped(members) == before
+    assert freezer.moving((one.pid for one in members), how) is None
+    assert not freezer.held(job.init)
+    size = job.size()
+    time.sleep(0.2)
+    assert job.size() == size
+    # Parents stay frozen at first, as when a job wakes.
+    above = {member.parent for member in members} & {member.pid for member in members}
+    freezer.thaw(job.init, job.started, how, stay={*before, *above})
+    assert set(map(int, (task_cgroup / OWN / "cgroup.procs").read_text().split())) == above
+    freezer.thaw(job.init, job.started, how, stay=before, going=())
+    assert not (task_cgroup / OWN).exists()
+    job.goes_on()
+    assert stopped(freezer.members(job.init, job.started)) == before
+    freezer.thaw(job.init, job.started, how, stay=before)
+
+
+@needs_root
+def test_job_that_is_killed_while_frozen_leaves_no_cgroup(task_cgroup: Path, job: Job) -> None:
+    """SIGKILL ends frozen processes with version 2, also while no agent is running."""
+    freezer = LinuxFreezer()
+    sleeper(job, freezer)
+    enter(task_cgroup, job)
+    how = freezer.how(freezer.members(job.init, job.started), job.init)
+    freezer.freeze(job.init, job.started, how, timeout_s=DEADLINE_S)
+    pids = [one.pid for one in freezer.members(job.init, job.started)]
+    os.kill(job.init, signal.SIGKILL)
+    wait_until("all of it ends", lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
+    freezer.clear(how)
+    assert not (task_cgroup / OWN).exists()
+    freezer.clear(how)
+
+
+@needs_root
+def test_job_with_cgroups_of_its_own_is_stopped_by_signals(task_cgroup: Path, job: Job) -> None:
+    """As made by a container: its processes would lose them."""
+    freezer = LinuxFreezer()
+    sleeping = sleeper(job, freezer)
+    enter(task_cgroup, job)
+    own = task_cgroup / "container"
+    own.mkdir()
+    (own / "cgroup.procs").write_text(str(sleeping.pid))
+    try:
+        assert freezer.how(freezer.members(job.init, job.started), job.init) == SIGNALS
+    finally:
+        (task_cgroup / "cgroup.procs").write_text(str(sleeping.pid))
+        own.rmdir()
 
 
 def test_signal_is_not_sent_to_reused_pid(monkeypatch: pytest.MonkeyPatch) -> None:
