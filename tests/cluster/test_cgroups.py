@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.servers import NODE
+from cluster.servers import NODE, ask, in_place, process_states, put_to_sleep, serve, wait_awake
 from cluster.sleepers import (
     BY_HAND,
     asleep,
@@ -164,6 +164,42 @@ def test_time_suspended_by_slurm_is_not_idle_time(cluster: Cluster) -> None:
     wait_asleep(cluster, job)
     assert len(steps(cluster.output(job))) - before >= 10
     cluster.exec("login", "scancel", job, user="alice")
+
+
+def own_cgroups(cluster: Cluster) -> list[str]:
+    """Return the cgroups of c1 in which jobs are frozen."""
+    return cluster.shell(NODE, "find /sys/fs/cgroup -type d -name slurm-affinode").split()
+
+
+def test_sleeper_is_frozen_in_its_cgroup(cluster: Cluster) -> None:
+    """With version 2, and no process gets a signal: a request wakes it, ``scontrol resume`` as well, SIGKILL ends it.
+
+    With version 1 by signals, because a frozen process would survive SIGKILL.
+    """
+    server = serve(cluster, 8001, memory_mib=200)
+    put_to_sleep(cluster, server.job)
+    seen = in_place(cluster, server.job)
+    assert seen is not None
+    if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/freezer").returncode == 0:
+        assert seen["frozen_by"] == "signals"
+        assert process_states(cluster) == {"T"}
+        cluster.exec("login", "scancel", server.job, user="alice")
+        return
+    assert seen["frozen_by"] == own_cgroups(cluster)[0]
+    assert process_states(cluster) == {"S"}
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
+    wait_awake(cluster, server.job)
+    assert own_cgroups(cluster) == []
+    put_to_sleep(cluster, server.job)
+    cluster.exec("login", "scontrol", "suspend", server.job)
+    cluster.exec("login", "scontrol", "resume", server.job)
+    wait_awake(cluster, server.job)
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 3}
+    put_to_sleep(cluster, server.job)
+    cluster.exec("login", "scancel", "--full", "--signal=KILL", server.job, user="alice")
+    cluster.wait_for_state(server.job, "FAILED", "CANCELLED", "COMPLETED")
+    wait_until("its cgroup is gone", lambda: own_cgroups(cluster), lambda left: not left)
+    assert found(cluster, NODE)["processes"] == []
 
 
 HUNGRY = r"""
