@@ -422,12 +422,6 @@ class AccountingQueries:
             condition = and_(condition, job.cluster == cluster)
         return self._frame(tables.jobs, JOBS, condition)
 
-    def steps(self, since: datetime, until: datetime, **filters: Unpack[RunFilters]) -> pl.DataFrame:
-        """Return all steps of the runs that ``jobs`` returns, as ``STEPS``."""
-        job, step = tables.jobs.c, tables.steps.c
-        same = and_(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
-        return self._frame(tables.steps, STEPS, exists().where(same, _selected(since, until, filters)))
-
     def allocation_gpus(self, since: datetime, until: datetime, **filters: Unpack[RunFilters]) -> pl.DataFrame:
         """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``ALLOCATION_GPUS``.
 

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 from click import UsageError
 from click.testing import CliRunner, Result
+from stored_steps import stored_steps
 
 from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.cli.main import cli
@@ -245,7 +246,7 @@ def test_array_task_has_one_id_for_all_field_sets(state: Path, tmp_path: Path, r
     assert jobs.sort("array_task_id")["array_task_id"].to_list() == [1, 2]
     assert jobs.filter(pl.col("array_task_id") == 1)["job_id"].to_list() == [21]
     with store(state) as repository:
-        assert repository.steps(SINCE, UNTIL)["job_id"].to_list() == [21]
+        assert stored_steps(repository)["job_id"].to_list() == [21]
 
 
 def test_default_start_of_ingest(state: Path) -> None:

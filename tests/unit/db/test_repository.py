@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
+from stored_steps import stored_steps
 
 from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.db import migrations
@@ -150,7 +151,6 @@ def test_filters_and_columns_are_applied(repository, jobs, steps, gpus):
     assert ids(users=["' OR 1=1 --"]) == []
     assert ids(gpu_only=True) == [1, 3]
     assert repository.jobs(EARLY, LATE, columns=["gpus", "user"]).columns == ["gpus", "user"]
-    assert repository.steps(EARLY, LATE, users=["Ann"]).get_column("job_id").to_list() == [2]
     held = repository.allocation_gpus(EARLY, LATE, users=["ann"])
     assert held.schema == empty(ALLOCATION_GPUS).schema
     assert held.to_dicts() == [{"cluster": "c1", "job_id": 1, "start": None, "node": None, "gpu": "GPU-a"}]
@@ -273,7 +273,7 @@ def test_fingerprint_depends_on_the_attempts_of_the_interval(repository, jobs, g
 
 def test_empty_database_returns_empty_frames(repository):
     assert repository.jobs(EARLY, LATE).schema == empty(JOBS).schema
-    assert repository.steps(EARLY, LATE).schema == empty(STEPS).schema
+    assert stored_steps(repository).schema == empty(STEPS).schema
     assert repository.allocation_gpus(EARLY, LATE).schema == empty(ALLOCATION_GPUS).schema
     assert repository.upsert(empty(JOBS), empty(STEPS)).jobs == Counts()
 
@@ -305,7 +305,7 @@ def test_attempt_without_submit_time_is_not_counted_twice(repository, jobs, step
         repository.upsert(*frames)
     [job] = all_jobs()
     assert (job["submit"], job["qos"], job["account"]) == (WAITED, "normal", "physics")
-    found = repository.steps(EARLY, LATE).sort("step_id")
+    found = stored_steps(repository).sort("step_id")
     assert found.get_column("step_id").to_list() == ["0", "batch"]
     assert found.get_column("submit").unique().to_list() == [WAITED]
     for frames in (guess, true):
