@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import PurePath
+from typing import Any, TypeVar
 
 import click
 
 from slurm_affinode.analysis.serving.crash_log import MEMORIES
 from slurm_affinode.analysis.serving.triage import CrashTriage
 from slurm_affinode.base import process
+from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import printable, size
 from slurm_affinode.cli.command import LazyGroup, command
-from slurm_affinode.cli.options import clock, json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.options import (
+    When,
+    clock,
+    config_options,
+    json_option,
+    print_json,
+    print_table,
+    progress,
+    warn,
+)
+from slurm_affinode.model.finding import Evidence, plain
+from slurm_affinode.model.serving import Diagnosis, EngineHealth
+from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
+from slurm_affinode.pipeline.servers import ServerQuery
+from slurm_affinode.pipeline.triage import is_job
 
 _COMMANDS = {
+    "list": ("slurm_affinode.cli.serving:list_", "List engines and what is wrong with them"),
+    "explain": ("slurm_affinode.cli.serving:explain", "Show the diagnoses of engines with their evidence"),
     "triage": ("slurm_affinode.cli.serving:triage", "Find out why a job failed, from its logs and accounting"),
 }
 
@@ -23,6 +43,171 @@ _COMMANDS = {
 @click.group(cls=LazyGroup, lazy=_COMMANDS)
 def serving() -> None:
     """Diagnose model servers: inference engines in Slurm jobs."""
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def period_options(function: F) -> F:
+    """Add the period and the filters of the commands that diagnose stored samples."""
+    options = [
+        click.option("--since", type=When(), metavar="TIME", help="Begin at TIME [default: 1d before the end]"),
+        click.option("--until", type=When(), metavar="TIME", help="End before TIME [default: the last sample]"),
+        click.option("--cluster", "clusters", multiple=True, metavar="NAME", help="Select a cluster"),
+        click.option("--node", "-w", "nodes", multiple=True, metavar="NAME", help="Select a node"),
+        click.option("--user", "-u", "users", multiple=True, metavar="NAME", help="Select a user"),
+        click.option(
+            "--engine",
+            "engines",
+            multiple=True,
+            metavar="NAME",
+            help="Select an engine: vllm, sglang, tgi, triton, llamacpp",
+        ),
+    ]
+    return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+_LIST_EPILOG = """\b
+Examples:
+  slurm-affinode serving list                   engines with samples on the last day, problems first
+  slurm-affinode serving list --since 7d --user alice --json
+
+\b
+Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2 invalid input or no samples.
+"""
+
+
+@command("list", epilog=_LIST_EPILOG)
+@config_options
+@period_options
+@json_option
+def list_(*, config: Config, as_json: bool, **query: Any) -> int:
+    """List engines with their state at the end of the period and the worst one in it.
+
+    Diagnoses the samples that `ingest serving` has stored, together with GPU samples where these are known.
+    """
+    found = servers.find(config, ServerQuery(**query))
+    engines = sorted(found.engines, key=_urgency)
+    if as_json:
+        print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in engines]})
+    else:
+        rows = [_row(one) for one in engines]
+        if rows:
+            print_table(("engine", "model", "address", "job", "user", "now", "since", "worst"), rows)
+        else:
+            click.echo("no engine matches")
+        click.echo(f"\nExamined: {clock(found.since)} to {clock(found.until)}")
+        click.echo("Evidence: slurm-affinode serving explain ADDRESS")
+    return 1 if any(_problem(one) for one in engines) else 0
+
+
+_EXPLAIN_EPILOG = """\b
+Examples:
+  slurm-affinode serving explain 4711                 the engines of a job
+  slurm-affinode serving explain gpu01:8000 --since 2d
+
+\b
+Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
+"""
+
+
+@command(epilog=_EXPLAIN_EPILOG)
+@config_options
+@click.argument("target", metavar="JOBID|ADDRESS")
+@period_options
+@click.option(
+    "--all", "everything", is_flag=True, help="Show the evidence of every diagnosis, not only of the problems"
+)
+@json_option
+def explain(*, config: Config, target: str, everything: bool, as_json: bool, **query: Any) -> int:
+    """Show the diagnoses of engines over time, with evidence, rule, confidence and advice.
+
+    ADDRESS is the host and port of the metrics, as `serving list` shows it.
+    """
+    wanted = ServerQuery(**query)
+    wanted = replace(wanted, jobs=(target,)) if is_job(target) else replace(wanted, addresses=(target,))
+    found = servers.find(config, wanted)
+    if as_json:
+        print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in found.engines]})
+        return 0 if found.engines else 1
+    if not found.engines:
+        warn(f"slurm-affinode: no samples of {printable(target)} between {clock(found.since)} and {clock(found.until)}")
+        return 1
+    for number, one in enumerate(found.engines):
+        if number:
+            click.echo()
+        _explain_engine(one, everything=everything)
+    return 0
+
+
+def _as_json(health: EngineHealth) -> dict[str, Any]:
+    row: dict[str, Any] = plain(health)
+    return {
+        **row,
+        "current": [one.kind for one in health.current],
+        "diagnoses": [one.as_json() for one in health.diagnoses],
+    }
+
+
+def _problem(health: EngineHealth) -> bool:
+    return any(one.severity != "none" for one in health.current)
+
+
+_SEVERITY = ("critical", "warning", "none")
+
+
+def _worst(diagnoses: Sequence[Diagnosis]) -> Diagnosis | None:
+    return min(diagnoses, key=lambda one: (_SEVERITY.index(one.severity), one.since), default=None)
+
+
+def _urgency(health: EngineHealth) -> tuple[int, str, str]:
+    now = _worst(health.current)
+    return (3 if now is None else _SEVERITY.index(now.severity), health.key.node or "", health.key.address)
+
+
+def _row(health: EngineHealth) -> tuple[str, ...]:
+    now, worst = _worst(health.current), _worst(health.diagnoses)
+    return (
+        health.key.engine, health.key.model or "", _address(health), health.job or "", health.user or "",
+        "unknown" if now is None else now.kind, "" if now is None else clock(now.since),
+        "" if worst is None else worst.kind,
+    )  # fmt: skip
+
+
+def _address(health: EngineHealth) -> str:
+    return health.key.address + ("" if health.key.rank is None else f" rank {health.key.rank}")
+
+
+def _met(item: Evidence) -> str:
+    if item.unknown:
+        return "unknown"
+    return "yes" if item.met else "no" if item.threshold else ""
+
+
+def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
+    job = "" if health.job is None else f", job {health.job}"
+    user = "" if health.user is None else f" of {health.user}"
+    click.echo(printable(f"{health.key.engine} {health.key.model or ''} at {_address(health)}{job}{user}"))
+    failed = f", {health.failed:,} of them failed" if health.failed else ""
+    span = f"{clock(health.since, seconds=True)} to {clock(health.until, seconds=True)}"
+    click.echo(f"{span}: {health.samples:,} scrapes{failed}\n")
+    rows = [
+        (clock(one.since, seconds=True), clock(one.until, seconds=True), one.kind, f"{one.confidence:.0%}", one.summary)
+        for one in health.diagnoses
+    ]
+    if not rows:
+        click.echo("No diagnosis: the samples do not show requests, memory or progress.")
+        return
+    print_table(("from", "to", "diagnosis", "confidence", "summary"), rows, right=("confidence",))
+    for one in health.diagnoses:
+        if one.severity == "none" and not everything:
+            continue
+        click.echo(f"\n{one.kind}, {clock(one.since, seconds=True)}: {printable(one.rule)}")
+        proof = [(_met(item), item.dimension, item.threshold or "", item.text) for item in one.evidence]
+        print_table(("met", "evidence", "expected", "observed"), proof)
+        for label, text in (("Advice", one.advice), ("Doubt", one.doubt)):
+            if text:
+                click.echo(f"{label}: {printable(text)}")
 
 
 _TRIAGE_EPILOG = """\b

@@ -1,4 +1,4 @@
-"""``slurm-affinode serving triage``: its screen, JSON and exit codes."""
+"""``slurm-affinode serving``: screens, JSON and exit codes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,69 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.errors import InputError, NoStoreError
 from slurm_affinode.cli.main import cli
 
 
-def run(*arguments: str, stdin: str | None = None) -> tuple[int, str]:
-    result = CliRunner().invoke(cli, ["serving", "triage", *arguments], input=stdin, standalone_mode=False)
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["serving", *arguments], standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return result.return_value, result.output
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    return invoke("triage", *arguments)
+
+
+@pytest.fixture(scope="module")
+def state(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A state directory with a recorded episode of overload, and a server whose API process was killed."""
+    folder = tmp_path_factory.mktemp("state")
+    for address, name in (("busy:8000", "episode-short-prompts"), ("killed:8000", "api-server-killed")):
+        path = shared_data / "serving" / f"vllm-0.32-cpu-{name}.prom.gz"
+        arguments = ["ingest", "serving", "--state", str(folder), "--node", "n1", "--address", address, str(path)]
+        assert CliRunner().invoke(cli, arguments).exit_code in (0, 1)
+    return folder
+
+
+def test_engines_with_problems_are_listed_first(state: Path) -> None:
+    code, text = invoke("list", "--state", str(state))
+    assert code == 1
+    assert text.index("killed:8000") < text.index("busy:8000")
+    assert "ended" in text
+
+
+def test_engines_can_be_selected(state: Path) -> None:
+    code, text = invoke("list", "--state", str(state), "--engine", "sglang")
+    assert (code, text.splitlines()[0]) == (0, "no engine matches")
+
+
+def test_diagnoses_are_explained_with_rule_and_advice(state: Path) -> None:
+    code, text = invoke("explain", "busy:8000", "--state", str(state))
+    assert code == 0
+    for part in ("queue-unstable", "recovering", "Advice: ", "standard deviations", "1881 preemptions"):
+        assert part in text
+
+
+def test_diagnoses_as_json(state: Path) -> None:
+    row = json.loads(invoke("explain", "killed:8000", "--state", str(state), "--json")[1])
+    (engine,) = row["engines"]
+    assert engine["current"] == ["ended"]
+    assert engine["key"]["address"] == "killed:8000"
+    assert engine["failed"] == 34
+    assert {"kind", "since", "until", "evidence", "rule", "severity"} <= engine["diagnoses"][0].keys()
+
+
+def test_unknown_engine_is_named(state: Path) -> None:
+    code, text = invoke("explain", "other:1", "--state", str(state))
+    assert code == 1
+    assert "no samples of other:1" in text
+
+
+def test_state_without_samples_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(NoStoreError, match="no samples of engines"):
+        invoke("list", "--state", str(tmp_path))
 
 
 def test_screen_names_cause_sizes_and_advice(tmp_path: Path) -> None:
