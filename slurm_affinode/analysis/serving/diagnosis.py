@@ -150,25 +150,26 @@ _NO_FLEET = Fleet()
 def diagnose_all(
     samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
 ) -> Iterator[EngineHealth]:
-    """Yield the health of every engine in ``samples``, in the order of their identity.
+    """Yield the health of every engine in ``samples``.
 
-    A few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they
-    make more exact.
+    With a column ``device``, as in the sample store, engines are in its order, otherwise in that of their identity. A
+    few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they make
+    more exact.
     """
     whole = conform(samples)
-    identity = list(IDENTITY)
-    counts = whole.select(identity).group_by(identity).len().sort(identity, nulls_last=True).collect(engine="streaming")
     names = [name for name in whole.collect_schema().names() if name not in _HISTOGRAMS]
-    for batch in _batches(counts):
-        keys = [EngineKey(*row) for row in batch.select(_KEY).iter_rows()]
-        part = _of_engines(whole.select(names), batch).collect(engine="streaming")
-        parts = {EngineKey(*key): frame for key, frame in part.partition_by(_KEY, as_dict=True).items()}
+    by = ["device"] if "device" in names else _KEY
+    counts = whole.select(by).group_by(by).len().sort(by, nulls_last=True).collect(engine="streaming")
+    for engines in _batches(counts):
+        part = _of_engines(whole.select(names), engines).collect(engine="streaming")
         gpus = _gpus_of(fleet.gpus, part)
-        for key in keys:
-            yield from _one(whole, key, parts.pop(key), gpus, fleet, options)
+        for chosen, own in part.partition_by(by, as_dict=True).items():
+            key = EngineKey(*own.select(_KEY).row(0))
+            engine = pl.DataFrame([chosen], schema=engines.select(by).schema, orient="row")
+            yield from _one(_of_engines(whole, engine), key, own, gpus, fleet, options)
 
 
-_KEY = ["cluster", "node", "address", "engine", "model", "rank"]
+_KEY = list(IDENTITY)
 
 
 def _batches(counts: pl.DataFrame) -> Iterator[pl.DataFrame]:
@@ -178,9 +179,12 @@ def _batches(counts: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 
 def _of_engines(samples: pl.LazyFrame, engines: pl.DataFrame) -> pl.LazyFrame:
-    # The filter on the address is for the statistics of row groups; the join is exact, and missing is a value.
-    chosen = samples.filter(pl.col("address").is_in(engines["address"].unique().implode()))
-    return chosen.join(engines.select(_KEY).lazy(), on=_KEY, how="semi", nulls_equal=True)
+    if "device" in engines.columns:
+        # Stored samples are sorted by device: a range reads only the row groups of these engines.
+        return samples.filter(pl.col("device").is_between(engines["device"].min(), engines["device"].max()))
+    near = samples.filter(pl.col("address").is_in(engines["address"].unique().implode()))
+    chosen = near.join(engines.select(_KEY).lazy(), on=_KEY, how="semi", nulls_equal=True, maintain_order="left")
+    return chosen.sort(_KEY, nulls_last=True, maintain_order=True)
 
 
 def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame | None:
@@ -196,17 +200,16 @@ def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame |
 
 
 def _one(  # noqa: PLR0917
-    whole: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
+    mine: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
     options: Options,
 ) -> Iterator[EngineHealth]:  # fmt: skip
     uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
-    mine = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
+    own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
     jobs = samples["job"].drop_nulls()
     running = None if fleet.running_jobs is None or not len(jobs) else jobs[-1] in fleet.running_jobs
-    around = Surroundings(mine, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
+    around = Surroundings(own_gpus, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
     found = diagnose(key, samples, around, options)
     overloaded = any(one.kind == "queue-unstable" for health in found for one in health.diagnoses)
-    if overloaded and "generation_lengths" in whole.collect_schema().names():
-        engine = pl.DataFrame([key.__getstate__()], schema=dict.fromkeys(_KEY, pl.String), orient="row")
-        found = diagnose(key, _of_engines(whole, engine).collect(engine="streaming"), around, options)
+    if overloaded and "generation_lengths" in mine.collect_schema().names():
+        found = diagnose(key, mine.collect(engine="streaming"), around, options)
     yield from found

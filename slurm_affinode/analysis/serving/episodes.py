@@ -24,11 +24,11 @@ def close_s(series: EngineSeries) -> float:
 def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> list[tuple[int, int]]:
     """Return the episodes (first, last sample) in which ``mask`` holds, within the segments of the series.
 
-    The condition may pause for ``close`` seconds; by default, for ``close_s``, or for half the time of the parts before
-    and after. A pause of several samples is never longer than either part: a long episode does not absorb single
-    samples around it.
+    The condition may pause for ``close`` seconds; by default, for two samples, for ``close_s``, or for half the time of
+    the parts before and after. A pause of more samples is never longer than either part: a long episode does not absorb
+    single samples around it.
     """
-    short = SHORT_STEPS * series.step_s
+    short = SHORT_STEPS * series.step_s if close is None else 0.0
     time = series.time
     found: list[tuple[int, int]] = []
     for first, end in series.segments:

@@ -208,13 +208,14 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
             ]  # fmt: skip
             found.append(diagnosis("out-of-memory", moment(begin), moment(end), proof,
                                    f"The engine ended under load with {gpu_share:.0%} of the GPU memory held.",
-                                   certainty=0.6, doubt="healthy engines reserve nearly all GPU memory as well"))  # fmt: skip
-    for i, event in enumerate(memory):
-        if i not in told:
-            at = series.all_times[-1] if event.time is None else event.time.timestamp()
-            found.append(_out_of_memory(series, at, at, event))
-    found += [_refused_start(series, one) for one in events if one.kind == "request-too-large"]
-    return found
+                                   certainty=0.6, doubt="healthy engines reserve as much"))  # fmt: skip
+    # An error is logged on many lines: one diagnosis of a kind.
+    others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
+    for event in others.values():
+        at = series.all_times[-1] if event.time is None else event.time.timestamp()
+        found.append(_out_of_memory(series, at, at, event))
+    refused = {one.time: one for one in events if one.kind == "request-too-large"}
+    return found + [_refused_start(series, one) for one in refused.values()]
 
 
 def _load_before(series: EngineSeries, position: int) -> str:

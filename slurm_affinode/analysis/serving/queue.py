@@ -21,8 +21,8 @@ from slurm_affinode.analysis.serving.series import EngineSeries, Floats, Integer
 from slurm_affinode.model.finding import Evidence
 from slurm_affinode.model.serving import Diagnosis
 
-SIGNIFICANT = 4.0
-"""Standard deviations of a random walk. Excursions of a stable queue seldom have more than 3, however long they last."""
+SIGNIFICANT = 3.5
+"""Standard deviations. Excursions of a stable queue seldom have more than 3, however long they last."""
 SUSTAINED_S = 20.0
 SUSTAINED_REQUESTS = 3.0
 """Times a request's processing time: a burst of arrivals is over sooner."""
@@ -31,6 +31,13 @@ LARGEST_STEP = 0.75
 EMPTY_SHARE = 0.05
 MODEL_ERROR = 0.1
 """Relative error of the token-based estimate itself, as published for an A100."""
+_PERIOD_S, _PERIODS = 5.0, 24
+_MEDIAN_SQUARE = 0.455
+"""Median of squared deviations, relative to their variance, for a normal distribution."""
+_FEW = 5
+"""Intervals from which the fluctuation can be estimated from the queue itself."""
+_EDGE = 0.02
+"""Share of the growth at its begin and end that is left out of the estimate of the fluctuation."""
 _PARTS = 8
 _OF_SMALLEST = 0.368
 """Mean of the smallest three quarters of squared deviations, relative to their variance, for a normal distribution."""
@@ -59,6 +66,9 @@ class Growth:
 def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the overloads of the engine, and the times in which it recovers from them."""
     backlog = _backlog(series)
+    if not (backlog >= SIGNIFICANT).any():
+        return []
+    dispersion = _dispersion(series, backlog)
     found: list[Diagnosis] = []
     for first, last in runs(series, backlog > 0):
         lead, tail = _widen(series, first, last)
@@ -66,7 +76,7 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         at = at[np.isfinite(backlog[at])]
         if len(at) < 3 or float(backlog[at].max()) < SIGNIFICANT:
             continue
-        found += _of_episode(series, capacity, at, backlog[at])
+        found += _of_episode(series, capacity, at, backlog[at], dispersion)
     return found
 
 
@@ -79,6 +89,30 @@ def _backlog(series: EngineSeries) -> Floats:
     total = np.cumsum(rejected)
     calm = np.where((waiting == 0) & (rejected == 0), total, 0.0)
     return waiting + total - np.maximum.accumulate(calm)
+
+
+def _dispersion(series: EngineSeries, backlog: Floats) -> float:
+    """Return the variance of arrivals relative to that of Poisson arrivals, at least 1: requests may come in batches.
+
+    It is estimated over the whole series, busy or not, from neighboring periods of at least 5 s.
+    """
+    ended = series.change("finished")
+    if not np.isfinite(ended).any():
+        ended = series.change("e2e_count")
+    held = backlog + np.nan_to_num(series.value("running"))
+    arrived = ended + np.concatenate([[np.nan], np.diff(held)])
+    known = np.isfinite(arrived)
+    total, clock = np.cumsum(np.where(known, arrived, 0.0)), np.cumsum(np.where(known, series.interval, 0.0))
+    if not len(clock) or clock[-1] < _PERIOD_S * _PARTS:
+        return 1.0
+    edges = np.unique(np.searchsorted(clock, np.arange(0.0, clock[-1], max(_PERIOD_S, series.step_s))))
+    counts, spans = np.diff(total[edges]), np.diff(clock[edges])
+    spans = np.where(spans > 0, spans, np.nan)
+    rate = (counts[1:] + counts[:-1]) / (spans[1:] + spans[:-1])
+    squares = np.diff(counts / spans) ** 2 / (1 / spans[1:] + 1 / spans[:-1]) / np.where(rate > 0, rate, np.nan)
+    squares = squares[np.isfinite(squares)]
+    # The median: a change of the rate is no fluctuation.
+    return max(1.0, float(np.median(squares)) / _MEDIAN_SQUARE) if len(squares) >= _PERIODS else 1.0
 
 
 def _widen(series: EngineSeries, first: int, last: int) -> tuple[int, int]:
@@ -98,7 +132,7 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     arrivals.
     """
     length, steps = float(time[-1] - time[0]), len(time) - 1
-    if steps < 4 or length <= 0:
+    if steps < _FEW or length <= 0:
         return max(rate, 1e-9)
     scale = max(1, steps // _PARTS)
     spans, change = np.diff(time[::scale]), np.diff(queue[::scale])
@@ -114,12 +148,14 @@ def _variance(time: Floats, queue: Floats, rate: float) -> float:
     return max(min(found), rate, 1e-9)
 
 
-def _of_episode(series: EngineSeries, capacity: Capacity, at: Integers, queue: Floats) -> list[Diagnosis]:
+def _of_episode(
+    series: EngineSeries, capacity: Capacity, at: Integers, queue: Floats, dispersion: float
+) -> list[Diagnosis]:
     time = series.time[at]
     parts = legs(time, queue, _variance(time, queue, 0.0))
     growths: list[Growth] = []
     for leg in _merged(parts, queue):
-        growth = _growth(series, at, queue, leg)
+        growth = _growth(series, at, queue, leg, dispersion)
         if growth is not None:
             growths.append(growth)
     found: list[Diagnosis] = []
@@ -147,7 +183,7 @@ def _merged(parts: list[Leg], queue: Floats) -> list[Leg]:
     return rising
 
 
-def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg) -> Growth | None:
+def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispersion: float) -> Growth | None:
     """Return the growth over a rising leg, or ``None`` if it is random, short, or a single burst."""
     time = series.time[at]
     length, steps = float(time[leg.last] - time[leg.first]), leg.last - leg.first
@@ -158,9 +194,13 @@ def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg) -> Grow
     if service_s is not None and length < SUSTAINED_REQUESTS * service_s:
         return None
     served = _served(series, first, last)
-    # Poisson arrivals, at a rate of at least the growth itself, and random service.
-    rate = (leg.rise + 1.5 * (served or 0.0)) / length
-    part = slice(leg.first, leg.last + 1)
+    # Arrivals at a rate of at least the growth itself, and random service.
+    rate = (dispersion * (leg.rise + (served or 0.0)) + 0.5 * (served or 0.0)) / length
+    # The slow begin and end of the growth are left out of the estimate of its fluctuation.
+    level = queue[leg.first : leg.last + 1] - queue[leg.first]
+    begin = leg.first + int(np.flatnonzero(level <= _EDGE * leg.rise)[-1])
+    end = leg.first + int(np.flatnonzero(level >= (1 - _EDGE) * leg.rise)[0])
+    part = slice(begin, max(begin, end) + 1)
     deviations = leg.rise / math.sqrt(_variance(time[part], queue[part], rate) * length)
     if deviations < SIGNIFICANT:
         return None
@@ -171,7 +211,7 @@ def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg) -> Grow
         steps == 2 and float((change / leg.rise).max()) > LARGEST_STEP
     ):
         return None
-    if steps < 4 and length < 2 * SUSTAINED_S:
+    if steps < _FEW and length < 2 * SUSTAINED_S:
         return None
     moving = series.progress[first + 1 : last + 1]
     if np.isfinite(moving).any() and float(np.nanmean(moving)) < 0.1:
@@ -222,7 +262,7 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
     length = float(series.time[last] - series.time[first])
     begin, end = (float(series.value("waiting")[i]) for i in (first, last))
     ttft, usual = _first_token(series, growth)
-    estimate = overload(series, growth)
+    estimate = overload(series, capacity, growth)
     ratio = growth.arrivals / growth.service if growth.arrivals is not None and growth.service else None
     proof = [
         evidence("queue", growth.deviations, "sd", f"at least {SIGNIFICANT:g} standard deviations", 0.4,
@@ -237,7 +277,7 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
                  f"time to first token {ttft:.3g} s at the end" + ("" if usual is None else f", {usual:.3g} s before"),
                  met=ttft is not None and (usual is None or ttft > 2 * usual)),
         evidence("tokens", None if estimate is None else estimate[0], "", "above 1", 0.1,
-                 "the token-based estimate needs lengths, iteration times and the size of the KV cache"
+                 "the token-based estimate needs a full KV cache of known size, lengths and iteration times"
                  if estimate is None else
                  f"token-based estimate of the overload: {estimate[0]:.2f} ± {estimate[1]:.2f}",
                  met=estimate is not None and estimate[0] + estimate[1] > 1),
@@ -255,13 +295,13 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
         "drain_s": end / growth.service if growth.service else None,
     }  # fmt: skip
     doubt = []
-    if growth.steps < 4:
+    if growth.steps < _FEW:
         doubt.append(f"only {growth.steps + 1} scrapes cover it")
     if estimate is not None and estimate[0] + estimate[1] < 1:
         doubt.append("the token-based estimate does not confirm it")
     return diagnosis(
         "queue-unstable", moment(series.time[first]), moment(series.time[last]), proof, f"{summary}.",
-        figures=figures, doubt="; ".join(doubt), certainty=0.7 if growth.steps < 4 else 1.0,
+        figures=figures, doubt="; ".join(doubt), certainty=0.7 if growth.steps < _FEW else 1.0,
     )  # fmt: skip
 
 
@@ -295,9 +335,10 @@ def _first_token(series: EngineSeries, growth: Growth) -> tuple[float | None, fl
     return at_end, begin
 
 
-def overload(series: EngineSeries, growth: Growth) -> tuple[float, float] | None:
+def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[float, float] | None:
     """Return the arrival rate relative to M / (b E[g]), and its error (one standard deviation).
 
+    It holds where the KV cache is the limit: ``None`` if that is not full, or if lengths or times are unknown.
     The time of an iteration, b, lies between the time that running requests need for a token (running / output rate)
     and the token latency, which includes pauses of preempted requests: their mean is used, their distance is an error.
     """
@@ -309,6 +350,8 @@ def overload(series: EngineSeries, growth: Growth) -> tuple[float, float] | None
     latency = series.ratio_of("token_latency_s", "token_latency_count", first, last)
     times = [one for one in (running / rate if running and rate else None, latency) if one]
     if growth.arrivals is None or not size or prompt is None or not output or not times:
+        return None
+    if float(capacity.kv_full[first : last + 1].mean()) < 0.5:
         return None
     iteration = math.sqrt(times[0] * times[-1])
     square, square_error = _second_moment(series, first, last, output)

@@ -18,11 +18,11 @@ RULES: Mapping[str, str] = {
     "the engine's own requests: if one needs a fifth of the cache, the cache is full at 0.8.",
     "batch-full": "Requests wait while the number of running requests stays at its limit, which is configured, or seen "
     "as a plateau. It takes the place of KV saturation for engines without KV metrics.",
-    "queue-unstable": "The queue grows by more than four standard deviations of its random fluctuation, for at least "
+    "queue-unstable": "The queue grows by more than 3.5 standard deviations of its random fluctuation, for at least "
     "20 s and three times a request's own processing time, in several steps: more requests arrive than are served. "
     "Rejected requests count as queued. The token-based estimate of the overload is the arrival rate relative to "
-    "M / (b E[g]), M: tokens of the KV cache, b: time of an iteration, g: o s + o (o + 1) / 2 for s prompt and o output "
-    "tokens.",
+    "M / (b E[g]), M: tokens of the KV cache, b: time of an iteration, g: o s + o (o + 1) / 2 for s prompt and o "
+    "output tokens.",
     "recovering": "After an overload the queue gets shorter, until a twentieth is left or it grows again.",
     "preemption-storm": "For at least 20 s requests are preempted nearly without pause, and repeating their prefill "
     "takes at least a tenth of the tokens processed, or output falls by at least a fifth.",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from slurm_affinode.metrics.serving.schema import COUNTERS, METRICS, SAMPLES
+from slurm_affinode.metrics.serving.schema import BUCKETS, COUNTERS, METRICS, SAMPLES
 from slurm_affinode.model.serving import EngineKey
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -236,10 +236,14 @@ def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
 
 
 def conform(samples: pl.LazyFrame) -> pl.LazyFrame:
-    """Return the frame with all columns of a sample except histograms that it lacks; a missing column is unknown."""
+    """Return the frame with the columns of a sample, and ``device`` if it has one; a missing column is unknown.
+
+    Missing histograms are not added.
+    """
     present = samples.collect_schema().names()
-    return samples.select(
+    columns = [
         (pl.col(name) if name in present else pl.lit(None)).cast(dtype).alias(name)
         for name, dtype in SAMPLES.items()
-        if name in present or dtype not in (SAMPLES["prompt_lengths"],)
-    )
+        if name in present or dtype != BUCKETS
+    ]
+    return samples.select(*(["device"] if "device" in present else []), *columns)
