@@ -124,6 +124,11 @@ def test_step_is_suspended_and_restored_with_its_job(cluster: Cluster) -> None:
     assert outcome(cluster, job).state == "COMPLETED"
 
 
+def constrains_devices(cluster: Cluster) -> bool:
+    """Return whether the numbers of GPUs in a job are those of its own GPUs only."""
+    return "ConstrainDevices=yes" in cluster.shell("c1", "grep -i '^ConstrainDevices' /etc/slurm/cgroup.conf || true")
+
+
 def test_step_after_a_move_has_the_current_environment(cluster: Cluster) -> None:
     """Node, restart count and GPUs are those of the new attempt."""
     script = """#!/bin/bash
@@ -140,7 +145,11 @@ done
     wait_asleep(cluster, job)
     cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
     wake(cluster, job)
-    cluster.wait_for_output(job, "step on c2 of c2 restarts 1 gpus 1 1")
+    cluster.wait_for_output(job, "step on c2 of c2 restarts 1")
+    lines = cluster.exec("c2", "cat", f"/run/slurm-affinode/environment/{job}").splitlines()
+    (visible,) = (line.partition("=")[2] for line in lines if line.startswith("export CUDA_VISIBLE_DEVICES="))
+    assert visible == ("0" if constrains_devices(cluster) else "1")
+    cluster.wait_for_output(job, f"step on c2 of c2 restarts 1 gpus {visible} 1")
     cluster.exec("login", "scancel", job, user="alice")
 
 

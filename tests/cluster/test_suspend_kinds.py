@@ -221,11 +221,11 @@ def test_multi_node_job_is_refused(cluster: Cluster) -> None:
 
 def test_srun_steps_are_refused(cluster: Cluster) -> None:
     """As long as the steps run; afterwards no longer."""
-    script = f"#!/bin/bash\nsrun --overlap sleep 8\necho steps are over\n{IDLE}\n"
+    script = "#!/bin/bash\nsrun --overlap sleep 20\necho steps are over\nsleep 120\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
     found = compatibility(cluster, job)
-    assert found["kinds"] == ["batch script", "srun in the script"]
+    assert found["kinds"] == ["batch script", "srun in the script"], found
     for mode in ("requeue", "inplace"):
         against = {one["code"]: one["remedy"] for one in found["modes"][mode]["against"]}
         assert "steps=local" in against["srun-steps"]
