@@ -128,6 +128,15 @@ def used_mib(cluster: Cluster) -> list[int]:
     return [gpu.used_mib for gpu in cluster.gpus(NODE)]
 
 
+def frozen(cluster: Cluster, job: str) -> bool:
+    """Return whether no process of a sleeping job on c1 runs: stopped by signals, or in a frozen cgroup."""
+    seen = in_place(cluster, job)
+    assert seen is not None
+    if seen["frozen_by"] == "signals":
+        return process_states(cluster) == {"T"}
+    return "frozen 1" in cluster.exec(NODE, "cat", f"{seen['frozen_by']}/cgroup.events")
+
+
 def process_states(cluster: Cluster) -> set[str]:
     """Return the process states of alice's servers on c1."""
     said = cluster.shell(NODE, "ps -u alice -o stat=,args= | grep model_server | grep -v shepherd | cut -c1")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.servers import NODE, ask, in_place, process_states, put_to_sleep, serve, wait_awake
+from cluster.servers import NODE, ask, frozen, in_place, put_to_sleep, serve, wait_awake
 from cluster.sleepers import (
     BY_HAND,
     asleep,
@@ -182,11 +182,11 @@ def test_sleeper_is_frozen_in_its_cgroup(cluster: Cluster) -> None:
     assert seen is not None
     if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/freezer").returncode == 0:
         assert seen["frozen_by"] == "signals"
-        assert process_states(cluster) == {"T"}
+        assert frozen(cluster, server.job)
         cluster.exec("login", "scancel", server.job, user="alice")
         return
     assert seen["frozen_by"] == own_cgroups(cluster)[0]
-    assert process_states(cluster) == {"S"}
+    assert frozen(cluster, server.job)
     assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
     wait_awake(cluster, server.job)
     assert own_cgroups(cluster) == []

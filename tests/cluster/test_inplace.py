@@ -19,11 +19,11 @@ from cluster.servers import (
     SERVER_MIB,
     ask,
     fault,
+    frozen,
     in_place,
     init_gpus,
     inplace_configured,
     ledger,
-    process_states,
     put_to_sleep,
     serve,
     used_mib,
@@ -50,7 +50,7 @@ def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> Non
     held = sum(used_mib(cluster))
     put_to_sleep(cluster, server.job)
     assert sum(used_mib(cluster)) <= held - SERVER_MIB
-    assert process_states(cluster) == {"T"}
+    assert frozen(cluster, server.job)
     assert cluster.job(server.job)["JobState"] == "RUNNING"
     seen = in_place(cluster, server.job)
     assert seen is not None

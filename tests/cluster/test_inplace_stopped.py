@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.servers import BY_HAND, NODE, ask, in_place, process_states, put_to_sleep, serve, wait_awake
+from cluster.servers import BY_HAND, NODE, ask, frozen, in_place, put_to_sleep, serve, wait_awake
 from cluster.sleepers import agent_pid, status, wait_for_agents
 
 pytestmark = pytest.mark.cluster
@@ -62,7 +62,7 @@ def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None
         assert not seen["overdue"]
         resume = f"resume it with: scontrol resume {server.job}"
         assert seen["waits"] in (f"Slurm {does} it; {resume}" for does in ("has suspended", "is about to suspend"))
-        assert process_states(cluster) == {"T"}
+        assert frozen(cluster, server.job)
         cluster.exec("login", "scontrol", "resume", server.job)
         assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
     wait_awake(cluster, server.job)
