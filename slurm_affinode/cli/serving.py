@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import click
@@ -25,6 +25,7 @@ from slurm_affinode.cli.options import (
     print_table,
     progress,
     warn,
+    zone,
 )
 from slurm_affinode.model.finding import Evidence, plain
 from slurm_affinode.model.serving import Diagnosis, EngineHealth
@@ -32,6 +33,7 @@ from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
 from slurm_affinode.pipeline.servers import ServerQuery
 from slurm_affinode.pipeline.triage import is_job
+from slurm_affinode.report.output import write_files
 
 _COMMANDS = {
     "list": ("slurm_affinode.cli.serving:list_", "List engines and what is wrong with them"),
@@ -118,15 +120,29 @@ Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
 @click.option(
     "--all", "everything", is_flag=True, help="Show the evidence of every diagnosis, not only of the problems"
 )
+@click.option(
+    "--html",
+    "page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write a page with charts to FILE",
+)
 @json_option
-def explain(*, config: Config, target: str, everything: bool, as_json: bool, **query: Any) -> int:
+def explain(
+    *, config: Config, target: str, everything: bool, page: Path | None, as_json: bool, **query: Any
+) -> int:  # fmt: skip
     """Show the diagnoses of engines over time, with evidence, rule, confidence and advice.
 
     ADDRESS is the host and port of the metrics, as `serving list` shows it.
     """
     wanted = ServerQuery(**query)
     wanted = replace(wanted, jobs=(target,)) if is_job(target) else replace(wanted, addresses=(target,))
-    found = servers.find(config, wanted)
+    found = servers.find(config, wanted, timelines=page is not None)
+    if page is not None and found.engines:
+        from slurm_affinode.report import servers_page  # noqa: PLC0415 - most calls need no page
+
+        text = servers_page.html(list(zip(found.engines, found.timelines, strict=True)), zone())
+        write_files(page.parent, {page.name: text.encode()})
     if as_json:
         print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in found.engines]})
         return 0 if found.engines else 1

@@ -10,9 +10,11 @@ from datetime import datetime, timedelta
 import polars as pl
 
 from slurm_affinode.analysis.serving.diagnosis import Fleet, diagnose_all
+from slurm_affinode.analysis.serving.timeline import timeline
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import NoStoreError
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.serving import EngineHealth
 
@@ -42,10 +44,12 @@ class Servers:
     since: datetime
     until: datetime
     engines: tuple[EngineHealth, ...]
+    timelines: tuple[pl.DataFrame, ...] = ()
+    """``analysis.serving.timeline`` of each engine over the time from its first to its last scrape, if requested."""
 
 
-def find(config: Config, query: ServerQuery) -> Servers:
-    """Return the health of the selected engines.
+def find(config: Config, query: ServerQuery, *, timelines: bool = False) -> Servers:
+    """Return the health of the selected engines, with ``timelines`` for charts if these are wanted.
 
     The period ends with the last sample and is a day long unless the query says otherwise. Raises ``NoStoreError``
     without stored samples of engines.
@@ -67,7 +71,20 @@ def find(config: Config, query: ServerQuery) -> Servers:
             if wanted:
                 samples = samples.filter(pl.col(column).is_in(wanted))
         with _gpu_samples(config, since, until) as gpus:
-            return Servers(since, until, tuple(diagnose_all(samples, Fleet(gpus=gpus))))
+            found = tuple(diagnose_all(samples, Fleet(gpus=gpus)))
+            charts = tuple(_timeline(one, samples, gpus) for one in found) if timelines else ()
+            return Servers(since, until, found, charts)
+
+
+def _timeline(health: EngineHealth, samples: pl.LazyFrame, gpus: pl.LazyFrame | None) -> pl.DataFrame:
+    same = [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in IDENTITY]
+    until = health.until + timedelta(seconds=1)
+    own = samples.filter(pl.all_horizontal(same), pl.col("time").is_between(health.since, health.until)).collect()
+    held = None
+    if gpus is not None and health.gpus:
+        during = pl.col("time").is_between(health.since, until)
+        held = gpus.filter(pl.col("uuid").is_in(health.gpus), during).collect()
+    return timeline(own, held, health.since, until)
 
 
 @contextlib.contextmanager

@@ -526,19 +526,71 @@ def lines(
     return figure(words, picture, legend=series, numbers=numbers)
 
 
-def _curve(xs: Sequence[float], s: Series, low: float, span: float, axis: ValueAxis) -> Markup:
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A colored interval below curves; ``label`` is its tooltip."""
+
+    start: datetime
+    end: datetime
+    fill: str
+    label: str
+
+
+def time_lines(
+    words: Words, moments: Sequence[datetime], series: Sequence[Series], *, unit: str, zone: tzinfo,
+    bands: Sequence[Band] = (), height: int = 120, value: Formatter = fmt.number,
+) -> Markup:  # fmt: skip
+    """Draw curves over ``moments`` (UTC, equal steps, shown in ``zone``), above a row of ``bands``.
+
+    ``None`` interrupts a curve. Charts with the same moments have the same time axis.
+    """
+    known = [v for s in series for v in s.values if v is not None]
+    if len(moments) < 2 or not known:
+        return empty(words, "Not measured.")
+    step = moments[1] - moments[0]
+    first, last = moments[0], moments[-1] + step
+    span = (last - first).total_seconds()
+    axis = value_axis(max(known))
+    xs = [(at - first + step / 2).total_seconds() for at in moments]
+    body = [horizontal_grid(axis, height, _TOP, unit)]
+    for band in bands:
+        low = max(0.0, (band.start - first).total_seconds()) / span
+        high = min(span, (band.end - first).total_seconds()) / span
+        drawn = rect(100 * low, _TOP + height + 3, max(100 * (high - low), 0.3), 7, band.fill)
+        if high > 0 and low < 1:
+            body.append(Markup("<g><title>{}</title>{}</g>").format(band.label, drawn))
+    body += [_curve(xs, s, 0.0, span, axis, height) for s in series]
+    for tick in time_ticks(first, last, zone):
+        x = 100 * (tick.at - first).total_seconds() / span
+        kind = "start" if x < 3 else "end" if x > 97 else ""
+        body.append(text(x, _TOP + height + 26, tick.label, f"{kind} {'' if tick.major else 'wide'}".strip()))
+    every = max(1, len(moments) // 60)
+    numbers = Numbers(
+        ["Start", *(s.label for s in series)],
+        [[fmt.moment(at, zone, seconds=step < timedelta(minutes=1)), *(value(s.values[i]) for s in series)]
+         for i, at in enumerate(moments) if i % every == 0],
+        f"{words.title} ({unit})",
+    )  # fmt: skip
+    return figure(
+        words, svg(words, _TOP + height + 32, body), legend=series if len(series) > 1 else (), numbers=numbers
+    )
+
+
+def _curve(  # noqa: PLR0917
+    xs: Sequence[float], s: Series, low: float, span: float, axis: ValueAxis, height: int = _PLOT
+) -> Markup:
     """Return a path in a nested SVG that stretches with the width, while its stroke does not."""
     path, pen_up = [], True
     for x, y in zip(xs, s.values, strict=True):
         if y is None:
             pen_up = True
             continue
-        path.append(f"{'M' if pen_up else 'L'}{num(1000 * (x - low) / span)} {num(_PLOT * (1 - y / axis.top))}")
+        path.append(f"{'M' if pen_up else 'L'}{num(1000 * (x - low) / span)} {num(height * (1 - y / axis.top))}")
         pen_up = False
     return Markup(
         '<svg x="0" y="{}" width="100%" height="{}" viewBox="0 0 1000 {}" preserveAspectRatio="none" class="curve">'
         '<title>{}</title><path class="s-{}" d="{}"/></svg>'
-    ).format(_TOP, _PLOT, _PLOT, s.label, s.fill, "".join(path))
+    ).format(_TOP, height, height, s.label, s.fill, "".join(path))
 
 
 def split(words: Words, parts: Sequence[Series], *, value: Formatter = fmt.number) -> Markup:

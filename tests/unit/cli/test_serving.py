@@ -62,6 +62,16 @@ def test_diagnoses_as_json(state: Path) -> None:
     assert {"kind", "since", "until", "evidence", "rule", "severity"} <= engine["diagnoses"][0].keys()
 
 
+def test_page_has_charts_and_diagnoses(state: Path, tmp_path: Path) -> None:
+    page = tmp_path / "server.html"
+    code, _ = invoke("explain", "busy:8000", "--state", str(state), "--html", str(page))
+    text = page.read_text()
+    assert code == 0
+    for part in ("KV cache in use", "Preemptions per second", "queue-unstable", "Not exported by this engine"):
+        assert part in text
+    assert text.count("<path class=") >= 6
+
+
 def test_unknown_engine_is_named(state: Path) -> None:
     code, text = invoke("explain", "other:1", "--state", str(state))
     assert code == 1
