@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from slurm_affinode.analysis.serving.episodes import runs
+from slurm_affinode.analysis.serving.episodes import lasting, runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, Floats, moment
 from slurm_affinode.model.serving import Diagnosis
 
 MIN_LEVEL, MAX_LEVEL = 0.5, 0.97
 """Bounds of the usage at which a KV cache counts as full. Below half, a second request as large as those held fits."""
-STORM_S, STORM_PAUSE_S = 20.0, 5.0
+STORM_S = 20.0
 RECOMPUTED_SHARE = 0.1
 LOST_SHARE = 0.2
 _ENOUGH = 5
@@ -95,13 +95,10 @@ def _batch_limit(series: EngineSeries, running: Floats, queued: Bools) -> tuple[
 
 def saturation(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the episodes in which the KV cache, or the batch, is full."""
-    found = []
-    for first, last in runs(series, capacity.kv_full):
-        if np.count_nonzero(capacity.kv_full[first : last + 1]) >= 2:
-            found.append(_kv_saturated(series, capacity, first, last))
-    for first, last in runs(series, capacity.batch_full & ~capacity.kv_full):
-        if np.count_nonzero(capacity.batch_full[first : last + 1]) >= 3:
-            found.append(_batch_saturated(series, capacity, first, last))
+    found = [_kv_saturated(series, capacity, *one) for one in lasting(series, capacity.kv_full)]
+    found += [
+        _batch_saturated(series, capacity, *one) for one in lasting(series, capacity.batch_full & ~capacity.kv_full)
+    ]
     return found
 
 
@@ -160,7 +157,7 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
     if not (grown > 0).any():
         return []
     found = []
-    for first, last in runs(series, grown > 0, close=STORM_PAUSE_S):
+    for first, last in lasting(series, grown > 0):
         before = max(first - 1, 0)
         spans = series.interval[before + 1 : last + 1]
         length, count = float(np.nansum(spans)), series.sum_of("preemptions", before, last) or 0.0

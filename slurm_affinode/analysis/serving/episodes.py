@@ -55,6 +55,34 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
     return found
 
 
+WINDOW = 12
+"""Samples over which the share with a condition is taken."""
+ENTER, LEAVE = 0.5, 0.25
+
+
+def lasting(series: EngineSeries, mask: Bools) -> list[tuple[int, int]]:
+    """Return the episodes (first, last sample) in which ``mask`` holds most of the time.
+
+    An episode begins where the condition holds in half of the samples of a window, and extends to where it holds in a
+    quarter, so that a condition that flickers gives one episode, and a short one none.
+    """
+    found: list[tuple[int, int]] = []
+    for first, end in series.segments:
+        part = mask[first:end]
+        if not part.any():
+            continue
+        total = np.concatenate([[0], np.cumsum(part)])
+        at = np.arange(len(part))
+        low, high = np.maximum(at - WINDOW // 2, 0), np.minimum(at + WINDOW // 2, len(part))
+        share = (total[high] - total[low]) / (high - low)
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], (share >= LEAVE).astype(np.int8), [0]])))
+        for begin, last in zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True):
+            held = np.flatnonzero(part[begin : last + 1])
+            if len(held) >= 2 and float(share[begin : last + 1].max()) >= ENTER:
+                found.append((first + begin + int(held[0]), first + begin + int(held[-1])))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Leg:
     """Part of a series between two turning points."""

@@ -23,6 +23,8 @@ from slurm_affinode.model.serving import Diagnosis
 
 SIGNIFICANT = 3.5
 """Standard deviations. Excursions of a stable queue seldom have more than 3, however long they last."""
+_LEAST = SIGNIFICANT**2
+"""Requests. Less growth cannot be significant, as its own arrivals fluctuate by their square root."""
 SUSTAINED_S = 20.0
 SUSTAINED_REQUESTS = 3.0
 """Times a request's processing time: a burst of arrivals is over sooner."""
@@ -66,7 +68,7 @@ class Growth:
 def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     """Return the overloads of the engine, and the times in which it recovers from them."""
     backlog = _backlog(series)
-    if not (backlog >= SIGNIFICANT).any():
+    if not (backlog >= _LEAST).any():
         return []
     dispersion = _dispersion(series, backlog)
     found: list[Diagnosis] = []
@@ -74,7 +76,7 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         lead, tail = _widen(series, first, last)
         at = np.arange(lead, tail + 1)
         at = at[np.isfinite(backlog[at])]
-        if len(at) < 3 or float(backlog[at].max()) < SIGNIFICANT:
+        if len(at) < 3 or float(backlog[at].max()) < _LEAST:
             continue
         found += _of_episode(series, capacity, at, backlog[at], dispersion)
     return found
@@ -188,7 +190,7 @@ def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispers
     time = series.time[at]
     length, steps = float(time[leg.last] - time[leg.first]), leg.last - leg.first
     first, last = int(at[leg.first]), int(at[leg.last])
-    if steps < 2 or length < SUSTAINED_S or leg.rise < SIGNIFICANT:
+    if steps < 2 or length < SUSTAINED_S or leg.rise < _LEAST:
         return None
     service_s = _request_s(series, first, last)
     if service_s is not None and length < SUSTAINED_REQUESTS * service_s:

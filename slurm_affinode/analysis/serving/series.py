@@ -45,22 +45,25 @@ class EngineSeries:
         if samples.is_empty():
             raise ValueError("an engine without samples has no diagnoses")
         self.key = key
-        order = samples.sort("time", maintain_order=True).unique("time", keep="last", maintain_order=True)
-        self.all_times: Floats = order["time"].dt.epoch("ms").to_numpy().astype(np.float64) / 1000
-        failed = (
-            order["error"].is_not_null().to_numpy() if "error" in order.columns else np.zeros(order.height, np.bool_)
-        )
-        self.failed: Bools = failed
+        stamps = samples["time"].to_physical().to_numpy()
+        if not (stamps[1:] > stamps[:-1]).all():
+            samples = samples.sort("time", maintain_order=True).unique("time", keep="last", maintain_order=True)
+            stamps = samples["time"].to_physical().to_numpy()
+        self.all_times: Floats = stamps.astype(np.float64) / 1000
+        """Time of each scrape, failed ones included, in seconds since the epoch."""
+        errors = samples["error"] if "error" in samples.columns else None
+        none = errors is None or errors.null_count() == len(errors)
+        self.errors: list[str | None] = [None] * len(stamps) if errors is None or none else errors.to_list()
+        """Why each scrape failed, among all."""
+        self.failed: Bools = np.array([one is not None for one in self.errors], np.bool_)
         steps = np.diff(self.all_times)
         self.step_s = float(np.median(steps)) if len(steps) else 0.0
         """Scrape interval: the median time between scrapes; 0 with a single sample."""
-        self.reached: Integers = np.flatnonzero(~failed)
+        self.reached: Integers = np.flatnonzero(~self.failed)
         """Positions of the successful scrapes among all."""
-        self._rows = order.filter(~pl.Series(failed)) if failed.any() else order
-        self._last = {name: _last(order, name) for name in ("job", "user", "gpus")}
-        self.errors: list[str | None] = order["error"].to_list() if failed.any() else [None] * len(failed)
-        """Why each scrape failed, among all."""
-        self.histograms = [name for name in ("prompt_lengths", "generation_lengths") if name in order.columns]
+        self._rows = samples.filter(pl.Series(~self.failed)) if self.failed.any() else samples
+        self._last = {name: _last(samples, name) for name in ("job", "user", "gpus")}
+        self.histograms = [name for name in ("prompt_lengths", "generation_lengths") if name in samples.columns]
         self._values: dict[str, Floats] = {}
         self._changes: dict[str, Floats] = {}
 
@@ -90,10 +93,11 @@ class EngineSeries:
     def value(self, name: str) -> Floats:
         """Return a metric; NaN where it is unknown."""
         if name not in self._values:
+            column = np.full(len(self), np.nan)
             if name in self._rows.columns and METRICS[name] in (pl.Float64(), pl.Boolean()):
-                column = self._rows[name].cast(pl.Float64).fill_null(np.nan).to_numpy()
-            else:
-                column = np.full(len(self), np.nan)
+                found = self._rows[name]
+                if found.null_count() < len(found):
+                    column = (found.cast(pl.Float64) if found.dtype != pl.Float64 else found).to_numpy()
             self._values[name] = np.where(np.isfinite(column), column, np.nan)
         return self._values[name]
 
@@ -211,8 +215,10 @@ class EngineSeries:
 def _last(samples: pl.DataFrame, name: str) -> str | None:
     if name not in samples.columns:
         return None
-    known = samples[name].drop_nulls()
-    return str(known[-1]) if len(known) else None
+    column = samples[name]
+    if column.null_count() == len(column):
+        return None
+    return str(column[-1] if column[-1] is not None else column.drop_nulls()[-1])
 
 
 def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
@@ -224,6 +230,9 @@ def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
     start = whole.value("start_time")
     known = np.round(start[np.isfinite(start)])
     changes = int((np.abs(np.diff(known)) > 1).sum())
+    if not changes:
+        yield whole
+        return
     distinct = np.unique(known)
     if changes <= len(distinct) or len(distinct) < 2:
         yield whole
