@@ -44,7 +44,7 @@ struct shepherd {
     pid_t root;
     int64_t answer_ns; /* WAITING without an image: when the wait for the agent times out */
     int64_t hold_ns;   /* WAITING for an image: when the job is held. HELD: when the shepherd exits. */
-    bool terminated;   /* Slurm has sent a signal that ends most processes */
+    bool terminated;   /* Slurm has sent all processes a signal that ends most of them */
     int64_t end_ns;    /* ENDING: when the remaining processes are killed */
     int status;        /* ENDING: wait status of the script */
     struct {
@@ -313,8 +313,9 @@ static void handle_signals(struct shepherd *shepherd)
             kill(group ? -shepherd->root : shepherd->root, number);
             report_signal(shepherd, number);
         }
-        if (ends_waiting(number))
-            terminate(shepherd, number);
+        /* Sent to the script alone, as by proctrack/cgroup: Slurm then kills the other processes when the script has ended. */
+        if (ends_waiting(number) && (shepherd->phase == WAITING || shepherd->phase == HELD))
+            finish(shepherd, number);
     }
 }
 

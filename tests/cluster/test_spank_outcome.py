@@ -181,7 +181,11 @@ CHILD
 
 
 def test_child_of_canceled_job_cleans_up(cluster: Cluster) -> None:
-    """A shell ends at once on SIGTERM; its child gets the same signal, and the time to remove its shared memory."""
+    """A shell ends at once on SIGTERM; its child gets the same signal, and the time to remove its shared memory.
+
+    With cgroups, Slurm signals the shell alone, and kills its child when the shell has ended.
+    """
+    killed = "proctrack/cgroup" in cluster.exec("login", "scontrol", "show", "config")
     pair = submit_pair(cluster, CLEANS_UP.replace("IGNORED", "False"), "--partition=gpu")
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
@@ -191,10 +195,16 @@ def test_child_of_canceled_job_cleans_up(cluster: Cluster) -> None:
     assert found.state == "CANCELLED"
     for job in pair.both:
         wait_until(
-            f"the shared memory of job {job} is removed",
+            f"the shared memory of job {job} is removed, or its owner is killed",
             lambda job=job: cluster.run("c1", "ls", SHM).stdout.split(),  # type: ignore[misc]
-            lambda names, job=job: f"kept-{job}" not in names,
+            lambda names, job=job: (f"kept-{job}" in names) == killed,
         )
+    wait_until(
+        "its child is gone",
+        lambda: cluster.run("c1", "pgrep", "-u", "alice", "python3").stdout,
+        lambda pids: pids == "",
+    )
+    cluster.shell("c1", "rm -f /dev/shm/kept-*")
 
 
 def test_child_that_ignores_signals_ends_with_canceled_job(cluster: Cluster) -> None:
