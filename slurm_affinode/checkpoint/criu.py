@@ -76,7 +76,6 @@ _COMMON = (
     "--no-default-config",
     "--manage-cgroups=ignore",  # the restored tree belongs in the cgroup of Slurm's new step
     "--shell-job",
-    "--tcp-close",
     "--skip-in-flight",
     "--ext-unix-sk",
     "--file-locks",
@@ -98,6 +97,8 @@ class _Target:
     passed: Inheritance
     root_pid_ns: int
     inventory: Inventory
+    connections: Sequence[str]
+    """CRIU's options for TCP connections."""
     deadline: float
 
     def left_s(self) -> float:
@@ -167,6 +168,7 @@ class Criu:
             "--images-dir=/proc/self/fd/" + str(directory_fd),
             "--log-file=dump.log", f"-v{self._verbosity}",
             "--leave-stopped", f"--timeout={max(1, int(timeout_s))}", f"--ghost-limit={_GHOST_LIMIT}", *_COMMON,
+            *inet_sockets.options(one for _, one in space.processes()),
         ]  # fmt: skip
         processes = [Id(one.pid, one.started) for one in space.numbers()]
         owner = local_files.owner_of(processes)
@@ -270,8 +272,9 @@ class Criu:
             passed = stack.enter_context(
                 Inheritance(image, space.root_fd, space.mount_fd, user, inherit, timeout_s=timeout_s)
             )
-            _move_addresses(image)
-            self._restore(_Target(space, image, passed, root_pid_ns, inventory, deadline), memories, pages, ready)
+            connections = _adapt_sockets(image)
+            target = _Target(space, image, passed, root_pid_ns, inventory, connections, deadline)
+            self._restore(target, memories, pages, ready)
             passed.finish()
             undo.pop_all()
         return root_pid_ns
@@ -334,7 +337,7 @@ class Criu:
                 "restore",
                 f"--images-dir=/proc/self/fd/{image.fd}", f"--work-dir=/proc/self/fd/{work_fd}",
                 f"--libdir=/proc/self/fd/{work_fd}", "--log-file=restore.log", f"-v{self._verbosity}",
-                "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON,
+                "--restore-detached", "--pidfile=pid", Gate.OPTION, *_COMMON, *target.connections,
                 *([Filler.OPTION] if filler is not None else []),
                 *(word for one in inherit for word in ("--inherit-fd", f"fd[{one.fd}]:{one.key}")),
             ]  # fmt: skip
@@ -487,13 +490,16 @@ def _last_pid(numbers: Collection[int]) -> int:
     return base
 
 
-def _move_addresses(image: PrivateImage) -> None:
+def _adapt_sockets(image: PrivateImage) -> tuple[str, ...]:
+    """Change the network sockets of an image to those that it has here; return CRIU's options for connections."""
     try:
+        connections = inet_sockets.restored(image)
         moved = inet_sockets.move(image, inet_sockets.addresses())
     except BadImage as error:
         raise RestoreFailed(f"the image is not complete: {error}") from None
     for old, new in moved.items():
         LOG.info("sockets at %s are restored at %s", old, new)
+    return connections
 
 
 def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:

@@ -1,12 +1,15 @@
-"""IPv4 and IPv6 sockets that are bound to an address of the node, which another node does not have.
+"""IPv4 and IPv6 sockets: addresses of the node, which another node does not have, and connections.
 
-CRIU binds such a socket to the address in the image (``inet_bind`` in ``criu/sk-inet.c``) and fails where the address
+CRIU binds a socket to the address in the image (``inet_bind`` in ``criu/sk-inet.c``) and fails where the address
 does not exist. So a dump records to which network interface each address belongs, and a restore replaces an address
 that the node does not have with that of its interface of the same name, else with the one from which it sends to other
 networks. Only addresses of the old node are replaced, so an address that no node had at the dump stays as it is.
 
-Connections are not restored (``--tcp-close``). Clients outside the job have to look up the new address, as after a
-restart.
+TCP connections between processes of the job are restored, with the data on their way: those of ``torchrun``, gloo and
+NCCL. All others are closed, and clients outside the job have to look up the new address, as after a restart. CRIU
+restores either all connections or none, so the image of a job with connections of its own holds all of them
+(``--tcp-established``), and a restore replaces those with an end elsewhere by closed sockets. For a job without any,
+CRIU need not look into connections that will be closed (``--tcp-close``).
 """
 
 from __future__ import annotations
@@ -18,14 +21,25 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from slurm_affinode.base import json_values
-from slurm_affinode.base.pidfd import PROC
+from slurm_affinode.base.pidfd import PROC, Process
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.criu_images import BadImage, bodies, framed, message, read_image, spans, varint
+from slurm_affinode.checkpoint.criu_images import (
+    BadImage,
+    Message,
+    bodies,
+    encoded,
+    framed,
+    integer,
+    message,
+    read_image,
+    spans,
+    varint,
+)
 from slurm_affinode.checkpoint.file_table import FILES, Type
 from slurm_affinode.checkpoint.interface import RestoreFailed
 from slurm_affinode.checkpoint.private_image import PrivateImage
@@ -36,6 +50,13 @@ _ENTRY = 4
 """Field of ``inet_sk_entry`` in ``file_entry`` (``images/fdinfo.proto``)."""
 _SOURCE, _PEER = 11, 12
 """Fields of ``inet_sk_entry`` (``images/sk-inet.proto``): addresses in words of 32 bits, in network byte order."""
+_PROTOCOL, _STATE, _SOURCE_PORT, _PEER_PORT, _SHUTDOWN = 5, 6, 7, 8, 19
+_TCP, _CLOSED, _BOTH_WAYS = 6, 7, 3
+"""Values of the fields above: IPPROTO_TCP, TCP_CLOSE, and ``BOTH`` of ``sk_shutdown``."""
+_STREAM = "tcp-stream-"
+"""Prefix of the files of connections."""
+_MAPPED = "0000000000000000FFFF0000"
+"""Prefix of an IPv4 address in ``/proc/net/tcp6``."""
 _LIMIT = 1 << 20
 _SIOCGIFCONF, _SIOCGIFCONF_BYTES = 0x8912, 40
 """An entry of ``struct ifconf`` on 64-bit machines: the name (16 bytes) and a ``struct sockaddr``."""
@@ -45,6 +66,102 @@ _ELSEWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 """Addresses for documentation (RFC 5737, RFC 3849). Connecting a UDP socket sends nothing."""
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+End = tuple[Address | None, int]
+"""Address and port of one end of a connection."""
+CLOSE, KEEP = ("--tcp-close",), ("--tcp-established",)
+"""Options of CRIU."""
+KEEP_AT_DUMP = (*KEEP, "--network-lock=skip")
+"""The tree is stopped, and what arrives from elsewhere belongs to a connection that will be closed: no need to have a
+packet filter drop it."""
+
+
+# --- connections
+
+
+def options(members: Iterable[Process]) -> tuple[str, ...]:
+    """Return CRIU's options for a dump of these processes, which are stopped."""
+    return KEEP_AT_DUMP if connected(members) else CLOSE
+
+
+def connected(members: Iterable[Process]) -> bool:
+    """Return whether a TCP connection has both ends in these processes."""
+    inodes: set[str] = set()
+    tables: dict[str, bytes] = {}
+    for process in members:
+        found = _sockets(process)
+        with suppress(OSError):
+            if found and (space := process.link("ns/net")) not in tables:
+                tables[space] = process.read("net/tcp") + process.read("net/tcp6")
+        inodes |= found
+    ends = set()
+    for table in tables.values():
+        for line in table.decode("ascii", "replace").split("\n"):
+            words = line.split()
+            if len(words) > 9 and words[9] in inodes:
+                here, there = (word.removeprefix(_MAPPED) for word in words[1:3])
+                if (there, here) in ends:
+                    return True
+                ends.add((here, there))
+    return False
+
+
+def _sockets(process: Process) -> set[str]:
+    """Return the inodes of the sockets that a process has open."""
+    found = set()
+    with suppress(OSError):
+        for name in process.names("fd"):
+            with suppress(OSError):
+                target = process.link(f"fd/{name}")
+                if target.startswith("socket:["):
+                    found.add(target[8:-1])
+    return found
+
+
+def restored(image: PrivateImage) -> tuple[str, ...]:
+    """Close the connections in an image that have an end outside the job; return CRIU's options for the restore.
+
+    Raises ``BadImage``.
+    """
+    if not any(name.startswith(_STREAM) for name in image.names()):
+        return CLOSE
+    image.replace(FILES, without_outside(image.read(FILES)))
+    return KEEP
+
+
+def without_outside(table: bytes) -> bytes:
+    """Return ``files.img`` with closed sockets for the connections with one end in it. Raises ``BadImage``."""
+    ends = {_ends(fields) for body in bodies(table) if (fields := _connection(body)) is not None}
+    made = bytearray(table[:_MAGICS])
+    for body in bodies(table):
+        fields = _connection(body)
+        outside = fields is not None and tuple(reversed(_ends(fields))) not in ends
+        made += framed(_changed(body, _shut) if outside else body)
+    return bytes(made)
+
+
+def _connection(body: bytes) -> Message | None:
+    """Return the fields of a TCP connection in an entry of the file table."""
+    fields = _socket(body)
+    if fields is None or integer(fields, _PROTOCOL) != _TCP or not integer(fields, _PEER_PORT):
+        return None
+    return fields
+
+
+def _ends(fields: Message) -> tuple[End, End]:
+    return (
+        (_decoded(_words(fields, _SOURCE)), integer(fields, _SOURCE_PORT)),
+        (_decoded(_words(fields, _PEER)), integer(fields, _PEER_PORT)),
+    )
+
+
+def _shut(inner: bytes) -> bytes:
+    """Return a socket like one whose connection CRIU has closed: without a port, and shut down in both directions."""
+    values = {_STATE: _CLOSED, _SOURCE_PORT: 0, _PEER_PORT: 0, _SHUTDOWN: _BOTH_WAYS}
+    rest = b"".join(inner[begin:end] for number, _, begin, end in spans(inner) if number not in values)
+    return rest + b"".join(encoded(number, value) for number, value in values.items())
+
+
+# --- addresses
 
 
 def addresses(*, proc: Path = PROC) -> dict[Address, str]:
@@ -132,14 +249,23 @@ def _alike(one: Address, other: Address) -> bool:
 
 def _addresses_of(body: bytes) -> Iterator[Address]:
     """Yield the addresses in an entry of the file table; none if it is not a network socket."""
-    facts = message(body)
-    inner = facts.get(_ENTRY, [None])[0]
-    if facts.get(1) == [Type.INETSK] and isinstance(inner, bytes):
-        fields = message(inner)
+    fields = _socket(body)
+    if fields is not None:
         for field in (_SOURCE, _PEER):
-            address = _decoded([word for word in fields.get(field, []) if isinstance(word, int)])
+            address = _decoded(_words(fields, field))
             if address is not None:
                 yield address
+
+
+def _socket(body: bytes) -> Message | None:
+    """Return the fields of a network socket in an entry of the file table."""
+    facts = message(body)
+    inner = facts.get(_ENTRY, [None])[0]
+    return message(inner) if facts.get(1) == [Type.INETSK] and isinstance(inner, bytes) else None
+
+
+def _words(fields: Message, field: int) -> list[int]:
+    return [word for word in fields.get(field, []) if isinstance(word, int)]
 
 
 def _decoded(words: list[int]) -> Address | None:
@@ -157,11 +283,15 @@ def _with(body: bytes, new_for: Callable[[Address], Address | None]) -> bytes:
     """Return an entry of the file table with other addresses."""
     if not any(new_for(address) for address in _addresses_of(body)):
         return body
+    return _changed(body, lambda inner: _with_addresses(inner, new_for))
+
+
+def _changed(body: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """Return an entry of the file table with another network socket."""
     made = bytearray()
     for number, value, begin, end in spans(body):
         if number == _ENTRY and isinstance(value, bytes):
-            inner = _with_addresses(value, new_for)
-            made += varint(number << 3 | 2) + varint(len(inner)) + inner
+            made += encoded(number, change(value))
         else:
             made += body[begin:end]
     return bytes(made)

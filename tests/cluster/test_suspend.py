@@ -419,6 +419,56 @@ def test_listener_at_own_address_moves_to_another_node(cluster: Cluster) -> None
     assert f"step number={last + 2} at {where} same port: True" in cluster.output(job)
 
 
+CONNECTED = r"""#!/usr/bin/env python3
+#SBATCH --partition=gpu --gres=gpu:1 --nodelist=c1
+import os, socket, time
+def pair(address):
+    with socket.create_server((address, 0)) as listener:
+        return socket.create_connection(listener.getsockname()), listener.accept()[0]
+pairs = [pair("127.0.0.1"), pair(socket.gethostbyname(socket.gethostname()))]
+outside = socket.create_connection(("slurmctld", 6817))
+unread = bytes(range(256)) * 200
+if os.fork() == 0:
+    while word := pairs[0][1].recv(1):
+        pairs[1][1].sendall(word)
+    os._exit(0)
+for one in pairs:
+    one[1].close()
+more = pair("127.0.0.1")
+more[0].sendall(unread)
+closed = number = 0
+while closed < 4:
+    number += 1
+    pairs[0][0].sendall(b"%c" % (number % 256))
+    if pairs[1][0].recv(1) != b"%c" % (number % 256):
+        raise SystemExit("another byte came back")
+    try:
+        state = "open" if outside.send(b"") == 0 and outside.getpeername() else ""
+    except OSError:
+        state, closed = "closed", closed + 1
+    print("step number=%d outside %s" % (number, state), flush=True)
+    time.sleep(0.5)
+found = b""
+while len(found) < len(unread):
+    found += more[1].recv(len(unread))
+print("in flight:", found == unread, "at", pairs[1][0].getsockname()[0], flush=True)
+"""
+
+
+def test_connections_between_processes_of_a_job_are_restored(cluster: Cluster) -> None:
+    """At the address of the new node, with data on its way; the one to another machine is closed."""
+    job = asleep(cluster, CONNECTED, BY_HAND)
+    last = steps(cluster.output(job))[-1]
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
+    wake(cluster, job)
+    cluster.wait_for_state(job, "COMPLETED", timeout_s=90)
+    output = cluster.output(job)
+    assert steps(output) == list(range(1, last + 5))
+    assert f"step number={last} outside open" in output
+    assert f"step number={last + 1} outside closed" in output
+    assert f"in flight: True at {cluster.run('c2', 'hostname', '-i').stdout.split()[0]}" in output
+
+
 NO_RING = r"""#!/usr/bin/env python3
 #SBATCH --partition=gpu --gres=gpu:1
 import ctypes, time

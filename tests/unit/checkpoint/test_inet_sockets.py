@@ -6,11 +6,14 @@ import ipaddress
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import inet_sockets
 from slurm_affinode.checkpoint.criu_images import BadImage, bodies, encoded, framed, message
 from slurm_affinode.checkpoint.inet_sockets import INDEX
@@ -144,3 +147,81 @@ def test_own_addresses_are_found() -> None:
         if address.version == 4:
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.bind((str(address), 0))
+
+
+def connection(number: int, source: str, port: int, peer: str, peer_port: int) -> bytes:
+    """Return an established TCP connection in the file table."""
+    fields = [
+        (1, number),
+        (2, number + 100),
+        (3, 2),
+        (4, 1),
+        (5, 6),
+        (6, 1),
+        (7, port),
+        (8, peer_port),
+        (9, 2),
+        (10, 0),
+    ]
+    fields += [(11, word) for word in words(source)] + [(12, word) for word in words(peer)]
+    inner = b"".join(encoded(key, value) for key, value in fields) + encoded(13, b"") + encoded(14, b"\x08\x01")
+    return framed(encoded(1, 4) + encoded(2, number) + encoded(4, inner))
+
+
+def states(table: bytes) -> list[tuple[object, ...]]:
+    """Return state, ports and shutdown of each socket."""
+    found = []
+    for body in bodies(table):
+        (inner,) = message(body)[4]
+        assert isinstance(inner, bytes)
+        fields = message(inner)
+        found.append((*(fields[key][0] for key in (6, 7, 8)), fields.get(19, [0])[0]))
+    return found
+
+
+def test_connections_to_others_are_closed(tmp_path: Path) -> None:
+    """Those with both ends in the image are kept, also between IPv4 and IPv6 sockets, and so is a listener."""
+    own = [
+        connection(1, "10.0.0.1", 29500, "10.0.0.1", 40000), connection(2, "::ffff:10.0.0.1", 40000, "10.0.0.1", 29500)
+    ]  # fmt: skip
+    others = [connection(3, "10.0.0.1", 8000, "10.9.9.9", 5), connection(4, "10.0.0.1", 40000, "10.0.0.1", 29501)]
+    dump = Dump(tmp_path / "criu", *own, *others, entry(5, "10.0.0.1"))
+    (tmp_path / "criu" / "tcp-stream-65.img").write_bytes(b"")
+    image = dump.image()
+    assert inet_sockets.restored(image) == inet_sockets.KEEP
+    table = image.read("files.img")
+    assert states(table) == [(1, 29500, 40000, 0), (1, 40000, 29500, 0), (7, 0, 0, 3), (7, 0, 0, 3), (10, 8000, 0, 0)]
+    assert addresses_in(table)[2] == (words("10.0.0.1"), words("10.9.9.9"))
+
+
+def test_image_without_own_connections_is_restored_as_it_is(tmp_path: Path) -> None:
+    """As the images of releases that closed all connections."""
+    dump = Dump(tmp_path / "criu", connection(1, "10.0.0.1", 29500, "10.0.0.1", 40000))
+    image = dump.image()
+    before = image.read("files.img")
+    assert inet_sockets.restored(image) == inet_sockets.CLOSE
+    assert image.read("files.img") == before
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_own_connection_is_found(family: socket.AddressFamily) -> None:
+    """One with both ends in the processes, in one or in two of them; not one with an end in another process."""
+    with socket.socket(family) as listener:
+        listener.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+        listener.listen()
+        with Process(os.getpid()) as own:
+            assert inet_sockets.options([own]) == inet_sockets.CLOSE
+            client = socket.create_connection(listener.getsockname()[:2])
+            server, _ = listener.accept()
+            with client, server:
+                assert inet_sockets.options([own]) == inet_sockets.KEEP_AT_DUMP
+                code = "import sys; sys.stdin.read()"
+                with subprocess.Popen(
+                    (sys.executable, "-c", code), stdin=subprocess.PIPE, pass_fds=[server.fileno()]
+                ) as child:
+                    server.close()
+                    assert not inet_sockets.connected([own])
+                    with Process(child.pid) as other:
+                        assert inet_sockets.connected([own, other])
+                    assert child.stdin is not None
+                    child.stdin.close()
