@@ -265,8 +265,8 @@ class Criu:
             _refuse_excess(space, image.fd, inventory)
             if space.members():
                 raise RestoreFailed("the job's PID namespace is not empty")
-            stack.callback(deleted_files.settle, init, image.fd)
-            made = local_files.put_back(init, image.fd, image.open)
+            stack.callback(deleted_files.settle, init, image.fd, (user.uid, user.gid))
+            made = local_files.put_back(init, image.fd, image.open, user)
             undo = stack.enter_context(ExitStack())
             undo.callback(local_files.remove, init, made, user)
             passed = stack.enter_context(

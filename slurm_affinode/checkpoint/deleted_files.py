@@ -142,9 +142,14 @@ def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *
     root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
 
 
-def put_in_place(init: Id, directory_fd: int, *, wait_s: float = WAIT_S) -> None:
-    """Link the files under CRIU's names before a restore. Raises ``RestoreFailed``."""
-    owner, remaps = _read(directory_fd)
+def put_in_place(init: Id, directory_fd: int, owner: tuple[int, int], *, wait_s: float = WAIT_S) -> None:
+    """Link the files under CRIU's names before a restore. Raises ``RestoreFailed``.
+
+    ``owner``: UID and GID of the job, according to Slurm; root on another node could have written others to the image.
+    """
+    (uid, _), remaps = _read(directory_fd)
+    if remaps and uid != owner[0]:
+        raise RestoreFailed(f"the image's removed files belong to user {uid}, not to user {owner[0]}")
     deadline = time.monotonic() + wait_s
 
     def make(root: int) -> None:
@@ -163,9 +168,9 @@ def put_in_place(init: Id, directory_fd: int, *, wait_s: float = WAIT_S) -> None
             raise RestoreFailed(f"a deleted file cannot be recreated: {name}: {error.strerror}") from None
 
 
-def settle(init: Id, directory_fd: int) -> None:
-    """Remove CRIU's names after a restore, unless CRIU has removed them. Never raises."""
-    _take_away(init, directory_fd, lambda one: one.name)
+def settle(init: Id, directory_fd: int, owner: tuple[int, int]) -> None:
+    """Remove CRIU's names after a restore, unless CRIU has removed them. Never raises. ``owner``: see above."""
+    _take_away(init, directory_fd, lambda one: one.name, owner)
 
 
 def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
@@ -269,18 +274,16 @@ def _listed(value: object) -> NamedFile:
 # ---
 
 
-def _take_away(
-    init: Id | None, directory_fd: int, which: Callable[[NamedFile], str], known: tuple[int, int] | None = None
-) -> None:
+def _take_away(init: Id | None, directory_fd: int, which: Callable[[NamedFile], str], owner: tuple[int, int]) -> None:
     def remove(root: int) -> None:
         for one in remaps:
             with suppress(OSError), _opened(root, one.directory) as parent:
                 _remove(parent, which(one), one.inode)
 
     with suppress(OSError, RestoreFailed, ExhaustedError):
-        owner, remaps = _read(directory_fd)
+        _, remaps = _read(directory_fd)
         if remaps:
-            _below(init, known or owner, remove)
+            _below(init, owner, remove)
 
 
 @dataclass(frozen=True, slots=True)

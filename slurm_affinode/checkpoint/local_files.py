@@ -31,7 +31,7 @@ from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, Process
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user, user_of
+from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user
 
 INDEX = "local.json"
 PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
@@ -178,8 +178,13 @@ def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
         # Any user may choose a name that looks like a line of this file.
         rows = (row.split(None, 7) for row in text.split(b"\n"))
         theirs = (os.fsdecode(row[7]) for row in rows if len(row) == 8 and b"socket:[%s]" % row[6] in inodes)
-        return [path for path in theirs if path.startswith(tuple(f"{place}/" for place in places))]
+        return [path for path in theirs if _is_below(path, places)]
     return []
+
+
+def _is_below(path: str, places: Sequence[str]) -> bool:
+    """Return whether a path begins with one of these directories and does not lead upwards. It may contain links."""
+    return path.startswith(tuple(f"{place}/" for place in places)) and ".." not in path.split("/")
 
 
 def _names_left(file: int, path: str, process: Process) -> list[str]:
@@ -294,11 +299,12 @@ def names_of(index: bytes) -> set[str]:
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
 
 
-def leave(directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
+def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
     """Remove the files of a dump from the node that the job has left; return their paths. Never raises.
 
-    ``directory_fd``: CRIU's directory in the image; it is not verified. A file is removed with the user's rights, and
-    only if it is the one that was copied, is unchanged since, and no process has it open.
+    ``directory_fd``: CRIU's directory in the image; it is not verified, so ``owner`` is the UID and GID of the job. A
+    file is removed with the owner's rights, and only if it is the one that was copied, is unchanged since, and no
+    process has it open.
     """
     removed: list[str] = []
 
@@ -317,15 +323,14 @@ def leave(directory_fd: int, *, places: Sequence[str] = PLACES, proc: Path = PRO
         index = json_values.table(
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
         )
-        user = User(json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID))
         originals = {
             path: [json_values.whole(number) for number in json_values.typed(list, identity)]
             for path, identity in json_values.table(index.get("originals", {})).items()
-            if path.startswith(tuple(f"{place}/" for place in places)) and "\0" not in path
+            if _is_below(path, places) and "\0" not in path
         }
         if originals:
             used = _used(places, proc)
-            Patience(None, look_s=_ANSWER_S)(lambda: as_user(user, remove))
+            Patience(None, look_s=_ANSWER_S)(lambda: as_user(User(*owner), remove))
     return removed
 
 
@@ -395,16 +400,18 @@ def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
 
 
 def put_back(
-    init: Id, directory_fd: int, contents: Callable[[str], int], *, places: Sequence[str] = PLACES, proc: Path = PROC
-) -> dict[str, tuple[int, int]]:
+    init: Id, directory_fd: int, contents: Callable[[str], int], user: User, *, places: Sequence[str] = PLACES,
+    proc: Path = PROC,
+) -> dict[str, tuple[int, int]]:  # fmt: skip
     """Create missing files in the mount namespace of a process; return the device and inode of each by its path.
 
     Raises ``RestoreFailed``.
 
     ``directory_fd``: a copy of the checkpoint image that only root can change. ``contents`` returns a descriptor of a
-    file of the image, which stays open.
+    file of the image, which stays open. ``user``: the user of the job, according to Slurm; root on another node could
+    have written a different one to the image.
     """
-    deleted_files.put_in_place(init, directory_fd)
+    deleted_files.put_in_place(init, directory_fd, (user.uid, user.gid))
     if INDEX not in root_directory.names(directory_fd):
         return {}
     try:
@@ -412,12 +419,14 @@ def put_back(
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
         )
         files = [_listed(one) for one in json_values.typed(list, index["files"])]
-        uid, gid = json_values.whole(index["uid"], MOST_ID), json_values.whole(index["gid"], MOST_ID)
+        uid = json_values.whole(index["uid"], MOST_ID)
         copies: dict[str | None, int] = {
             one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
         }
     except (ImageDamaged, ValueError, KeyError) as error:
         raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+    if uid != user.uid:
+        raise RestoreFailed(f"the image's temporary files belong to user {uid}, not to user {user.uid}")
     made: dict[str, tuple[int, int]] = {}
     failed: list[str] = []
     try:
@@ -429,7 +438,7 @@ def put_back(
     def make() -> None:
         for one in files:
             try:
-                if one.path.startswith(tuple(f"{place}/" for place in places)):
+                if _is_below(one.path, places):
                     created = _make(root, one, copies)
                     if created is not None:
                         made[one.path] = created
@@ -438,7 +447,6 @@ def put_back(
                 return
 
     try:
-        user = user_of(init.pid, uid, gid, started=init.started, proc=proc)
         as_user(user, make)  # with the user's rights, so a path may lead anywhere
     except OSError as error:
         raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None

@@ -114,7 +114,7 @@ class Aftermath:
             with suppress(CheckpointError, OSError):
                 criu = store.open_criu(store.get(record.key.name, record.seq))
                 try:
-                    removed = local_files.leave(criu)
+                    removed = local_files.leave(criu, (record.uid, record.gid))
                 finally:
                     os.close(criu)
                 if removed:

@@ -26,6 +26,7 @@ from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.retention import SharedDemand
 from slurm_affinode.checkpoint.signatures import NAME, SIGNER, SignatureError, Signer
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model import ledger
 from slurm_affinode.model.suspension import (
     FileFact,
@@ -386,7 +387,7 @@ def _local_files() -> Iterator[Check]:
         def check(data: bytes) -> bool:
             put(str(image / local_files.INDEX), data)
             try:
-                made = local_files.put_back(Id(5, 1), fd, contents, places=("/tmp",), proc=proc)
+                made = local_files.put_back(Id(5, 1), fd, contents, User(0, 0), places=("/tmp",), proc=proc)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:

@@ -72,9 +72,9 @@ def test_jobs_with_the_same_remap_name_restore_their_own_files(place: Place) -> 
         assert CRIU not in place.names()
         for name, image in (("a", 0), ("b", 1)):
             for _ in range(2):  # as if the agent died during a restore
-                deleted_files.put_in_place(ME, place.images[image])
+                deleted_files.put_in_place(ME, place.images[image], OWNER)
                 assert (place.work / CRIU).read_text() == name
-            deleted_files.settle(ME, place.images[image])
+            deleted_files.settle(ME, place.images[image], OWNER)
             assert len(place.names()) == 2  # both can be restored again
 
 
@@ -83,14 +83,23 @@ def test_restore_waits_for_another_restore_in_the_directory(place: Place) -> Non
     with place.open_removed("a"), place.open_removed("b"):
         place.dumped("a", 0)
         place.dumped("b", 1)
-        deleted_files.put_in_place(ME, place.images[0])
+        deleted_files.put_in_place(ME, place.images[0], OWNER)
         with pytest.raises(RestoreFailed, match=r"link_remap\.5: is there already"):
-            deleted_files.put_in_place(ME, place.images[1], wait_s=0)
+            deleted_files.put_in_place(ME, place.images[1], OWNER, wait_s=0)
         other = threading.Timer(0.2, (place.work / CRIU).unlink)
         other.start()
-        deleted_files.put_in_place(ME, place.images[1])
+        deleted_files.put_in_place(ME, place.images[1], OWNER)
         assert (place.work / CRIU).read_text() == "b"
         other.join()
+
+
+def test_names_of_another_user_are_refused(place: Place) -> None:
+    """Root on another node may name root in the list of an image."""
+    with place.open_removed("a"):
+        place.dumped("a", 0)
+        with pytest.raises(RestoreFailed, match=r"belong to user \d+, not to user 2001"):
+            deleted_files.put_in_place(ME, place.images[0], (2001, 2001))
+        assert CRIU not in place.names()
 
 
 def test_aborted_dump_leaves_no_name(place: Place) -> None:
@@ -140,9 +149,9 @@ def test_name_removed_by_the_user_is_not_restored(place: Place) -> None:
         place.dumped("a", 0)
         (name,) = place.names()
         (place.work / name).unlink()
-        deleted_files.put_in_place(ME, place.images[0])
+        deleted_files.put_in_place(ME, place.images[0], OWNER)
         (place.work / CRIU).write_text("another")
-        deleted_files.settle(ME, place.images[0])
+        deleted_files.settle(ME, place.images[0], OWNER)
         assert place.names() == {CRIU}
 
 
@@ -163,7 +172,7 @@ def test_aside_names_differ_between_attempts(place: Place, monkeypatch: pytest.M
         monkeypatch.setattr(Path, "read_text", later)
         place.dumped("a", 1)
         assert place.names() > first
-        deleted_files._take_away(ME, place.images[0], lambda one: one.aside)
+        deleted_files._take_away(ME, place.images[0], lambda one: one.aside, OWNER)
         assert len(place.names()) == 1
         assert not place.names() & first
 
@@ -184,11 +193,11 @@ def test_directory_that_does_not_respond_does_not_block(
     )
     theirs.stall()
     try:
-        deleted_files.settle(ME, image)
+        deleted_files.settle(ME, image, OWNER)
         with pytest.raises(
             RestoreFailed, match=r"a deleted file cannot be recreated: link_remap\.5: its file system does not respond"
         ):
-            deleted_files.put_in_place(ME, image, wait_s=0)
+            deleted_files.put_in_place(ME, image, OWNER, wait_s=0)
     finally:
         theirs.go_on()
         os.close(image)
@@ -231,11 +240,11 @@ def test_name_for_a_dump_is_set_aside_and_restored(place: Place) -> None:
         deleted_files.set_aside([ME], place.images[0], OWNER)
         (aside,) = place.names()
         assert aside.startswith(deleted_files.ASIDE)
-        deleted_files.put_in_place(ME, place.images[0])
+        deleted_files.put_in_place(ME, place.images[0], OWNER)
         assert place.names() == {"a (deleted)", aside}
         index = root_directory.read(place.images[0], deleted_files.INDEX, owner=os.geteuid(), limit=1 << 20)
         assert deleted_files.names_of(index) == {f"{place.work}/a (deleted)"}
-        deleted_files.settle(ME, place.images[0])
+        deleted_files.settle(ME, place.images[0], OWNER)
         assert place.names() == {aside}
 
 
@@ -249,7 +258,7 @@ def test_each_removed_name_of_a_file_is_restored(place: Place) -> None:
             assert place.names() == {"a (deleted)", "b (deleted)"}
             deleted_files.set_aside([ME], place.images[0], OWNER)
             assert len(place.names()) == 1
-            deleted_files.put_in_place(ME, place.images[0])
+            deleted_files.put_in_place(ME, place.images[0], OWNER)
             assert place.names() > {"a (deleted)", "b (deleted)"}
             deleted_files.forget([ME], OWNER)
             assert place.names() == set()

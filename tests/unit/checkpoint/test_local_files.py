@@ -30,6 +30,7 @@ class Place:
     image: Path
     fd: int
     made: dict[str, tuple[int, int]] = field(default_factory=dict)
+    user: User = field(default_factory=lambda: User(os.getuid(), os.getgid()))
 
     def save(self) -> int:
         """Save the files of this process."""
@@ -37,7 +38,7 @@ class Place:
 
     def leave(self) -> list[str]:
         """Remove the files when the job has left."""
-        return leave(self.fd, places=[str(self.tmp)])
+        return leave(self.fd, (os.getuid(), os.getgid()), places=[str(self.tmp)])
 
     def put_back(self) -> list[str]:
         """Restore the files, as seen by this process."""
@@ -48,7 +49,7 @@ class Place:
             return opened[-1]
 
         try:
-            self.made = put_back(Process(os.getpid()).id, self.fd, contents, places=[str(self.tmp)])
+            self.made = put_back(Process(os.getpid()).id, self.fd, contents, self.user, places=[str(self.tmp)])
             return list(self.made)
         finally:
             for fd in opened:
@@ -200,6 +201,38 @@ def test_leaving_follows_no_path_to_another_place(place: Place, tmp_path: Path) 
     assert (tmp_path / "away" / "file").exists()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_user_in_the_index_gets_no_rights(place: Place) -> None:
+    """A writer of the store, or root on another node, may name root; only the rights of the job's user are used."""
+    place.tmp.chmod(0o755)
+    index, mine = place.image / INDEX, place.tmp / "mine"
+    mine.write_text("x")
+    facts = mine.stat()
+    identity = [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
+    index.touch(mode=0o600)
+    entry = {"path": f"{place.tmp}/made", "kind": "directory", "mode": 0o700}
+    index.write_text(json.dumps({"uid": 0, "gid": 0, "files": [entry], "originals": {str(mine): identity}}))
+    assert leave(place.fd, (2001, 2001), places=[str(place.tmp)]) == []
+    assert mine.exists()
+    place.user = User(2001, 2001)
+    with pytest.raises(RestoreFailed, match="belong to user 0, not to user 2001"):
+        place.put_back()
+    assert [one.name for one in place.tmp.iterdir()] == ["mine"]
+    index.write_text(json.dumps({"uid": 2001, "gid": 0, "files": [entry]}))
+    with pytest.raises(RestoreFailed, match="Permission denied"):
+        place.put_back()
+
+
+def test_socket_with_a_path_upwards_is_left_out(place: Place) -> None:
+    """Its directories would be created outside of the local ones."""
+    elsewhere = place.tmp.parent / "e"
+    elsewhere.mkdir()
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(f"{place.tmp}/../e/l")
+        assert place.save() == 0
+    assert INDEX not in [one.name for one in place.image.iterdir()]
+
+
 def test_directory_of_a_socket_is_restored(place: Place) -> None:
     """multiprocessing makes such sockets. CRIU makes the socket itself, but not the directories above it."""
     directory = place.tmp / "py mp" / "in"  # short: an address has at most 107 bytes
@@ -319,6 +352,10 @@ def test_paths_outside_the_local_directories_are_not_restored(place: Place) -> N
     index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": [entry]}))
     assert place.put_back() == []
     assert not elsewhere.exists()
+    for path in (f"{place.tmp}/../elsewhere", f"{place.tmp}//../elsewhere", f"{place.tmp}/x/../../elsewhere"):
+        index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": [entry | {"path": path}]}))
+        assert place.put_back() == []
+        assert not elsewhere.exists()
     index.write_text("{}")
     with pytest.raises(RestoreFailed, match="cannot be read"):
         place.put_back()
