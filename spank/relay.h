@@ -1,11 +1,11 @@
 /* Delivers each signal once to each process of a job, as without a shepherd. Signals reach a job in three ways:
  *
  *   the whole container (scancel, time limit)      the kernel delivers it to the script and to the shepherd
- *   the batch script alone (--signal=B:, -b)       only the keeper gets it
+ *   the batch script alone (--signal=B:, -b)       only the keeper gets it; with proctrack/cgroup all but SIGKILL
  *   the script's process group (scancel --full)    only the keeper and the witness get it
  *
  * So the shepherd passes on the signals that the keeper reports, unless it got the same signal itself at that time. Where
- * Slurm tracks processes by cgroup, the keeper gets the signals of the container too, in unknown order: hence the delay.
+ * Slurm signals the whole container, the keeper may get it too, in unknown order: hence the delay.
  * Pure: the caller passes the time.
  */
 #ifndef AFFINODE_RELAY_H
