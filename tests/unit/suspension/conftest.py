@@ -2,6 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
 from agent_fixtures import in_order, node, world
+from waiting import DEADLINE_S
+
+from slurm_affinode.base.threads import Workers
+from slurm_affinode.checkpoint.image_store import DirectoryStore
 
 __all__ = ["in_order", "node", "world"]
+
+
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close the stores and end the worker threads of all agents of a test, also of those that crashed."""
+    made: list[Any] = []
+
+    def recorded(kind: type) -> None:
+        init = kind.__init__  # type: ignore[misc]
+
+        def record(self: Any, *arguments: Any, **options: Any) -> None:
+            made.append(self)
+            init(self, *arguments, **options)
+
+        monkeypatch.setattr(kind, "__init__", record)
+
+    for kind in (DirectoryStore, Workers):
+        recorded(kind)
+    yield
+    for one in made:
+        if isinstance(one, Workers):
+            one.close()
+            with one.lock:  # a call in progress still uses the stores
+                one.lock.wait_for(lambda one=one: not any(queue._running for queue in one._queues), DEADLINE_S)  # type: ignore[misc]
+    for one in made:
+        if isinstance(one, DirectoryStore) and hasattr(one, "_entries"):  # else it could not be opened
+            one.close()
