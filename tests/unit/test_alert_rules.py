@@ -24,13 +24,13 @@ def promtool() -> str:
 
 
 def test_rules_are_valid(promtool: str) -> None:
-    done = subprocess.run([promtool, "check", "rules", RULES], capture_output=True, text=True)
+    done = subprocess.run([promtool, "check", "rules", RULES], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_alerts_fire_on_overload_and_not_on_bursts(promtool: str) -> None:
     tests = ROOT / "tests" / "data" / "serving.rules.test.yml"
-    done = subprocess.run([promtool, "test", "rules", tests], capture_output=True, text=True)
+    done = subprocess.run([promtool, "test", "rules", tests], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
