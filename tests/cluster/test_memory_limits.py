@@ -1,0 +1,267 @@
+"""Jobs with more GPU memory than fits below their memory limit, which the agent raises meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
+from cluster.servers import BY_HAND as IN_PLACE
+from cluster.servers import ask, fault, in_place, put_to_sleep, serve
+from cluster.sleepers import (
+    BY_HAND,
+    LOCAL,
+    asleep,
+    configured,
+    finish,
+    hold_criu,
+    idle_job,
+    kill_agent,
+    let_criu_go,
+    pausing_criu,
+    status,
+    steps,
+    suspend,
+    wait_asleep,
+    wait_for_agents,
+    wait_for_held_criu,
+    wake,
+)
+
+pytestmark = pytest.mark.cluster
+
+NODE = "c1"
+LIMIT_MIB, GPU_MIB, IDLE = 500, 1500, 20
+SMALL = (f"--nodelist={NODE}", f"--mem={LIMIT_MIB}M")
+SCRIPT = idle_job(idle=IDLE, more=f"--memory-mib {GPU_MIB}")
+ROOT = "/sys/fs/cgroup/memory"
+
+PLACE = f"{ROOT}/slurm*/uid_*/*/step_batch"
+"""The cgroup of the batch step of the only job on the node, which Slurm 26.05 does not name by the job's ID."""
+LIMITS = f'for one in {PLACE} {PLACE}/..; do echo $(($(cat "$one/memory.limit_in_bytes") >> 20)); done'
+USED = f"echo $(($(cat {PLACE}/../memory.usage_in_bytes) >> 20))"
+
+
+@pytest.fixture(autouse=True)
+def limited(cluster: Cluster) -> None:
+    """Skip where Slurm does not limit memory by cgroups."""
+    conf = cluster.exec(NODE, "cat", "/etc/slurm/cgroup.conf")
+    if "ConstrainRAMSpace=yes" not in conf or "cgroup/v1" not in conf:
+        pytest.skip("the cluster does not limit memory by cgroups of version 1 (CLUSTER_CGROUPS=v1)")
+
+
+@pytest.fixture
+def paused(cluster: Cluster) -> Iterator[None]:
+    """Run agents with a criu that can be paused before and after its work."""
+    wait_for_agents(cluster)
+    with pausing_criu(cluster):
+        yield
+
+
+def limits(cluster: Cluster) -> list[int]:
+    """Return the limits of the job's batch step and of the job in MiB."""
+    return [int(one) for one in cluster.shell(NODE, LIMITS).split()]
+
+
+def used(cluster: Cluster) -> int:
+    """Return the memory in use in MiB."""
+    return int(cluster.shell(NODE, USED))
+
+
+def records(cluster: Cluster) -> str:
+    """Return the names of the records of raised limits on all nodes."""
+    return "".join(cluster.run(node, "ls", f"{LOCAL}/memory-limits").stdout for node in GPU_NODES)
+
+
+def wait_until_lowered(cluster: Cluster, limit_mib: int = LIMIT_MIB) -> None:
+    wait_until("the limit is Slurm's", lambda: limits(cluster), lambda found: found == [limit_mib] * 2)
+    wait_until("no record is left", lambda: records(cluster), lambda names: names == "")
+
+
+def test_job_is_suspended_and_restored_beyond_its_limit(cluster: Cluster, paused: None) -> None:
+    """The limit is raised during the dump and the restore, and Slurm's otherwise."""
+    job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
+    cluster.wait_for_output(job, "step number=2")
+    assert limits(cluster) == [LIMIT_MIB] * 2
+    hold_criu(cluster, NODE, "before", "dump")
+    cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+    wait_for_held_criu(cluster, NODE, "before", "dump")
+    assert min(limits(cluster)) >= LIMIT_MIB + GPU_MIB
+    let_criu_go(cluster, NODE)
+    wait_asleep(cluster, job)
+    assert records(cluster) == ""
+    wake(cluster, job)
+    cluster.wait_for_output(job, f"step number={IDLE - 1}")
+    wait_until_lowered(cluster)
+    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+
+
+def test_aborted_suspension_restores_the_limit(cluster: Cluster) -> None:
+    """The driver fails to move GPU memory: the job runs on with Slurm's limit."""
+    job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
+    cluster.wait_for_output(job, "step number=2")
+    with fault(cluster, "checkpoint-fails"):
+        cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
+    assert cluster.job(job)["Restarts"] == "0"
+    wait_until_lowered(cluster)
+    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+
+
+def test_killed_agent_leaves_no_raised_limit(cluster: Cluster, paused: None) -> None:
+    """The next agent restores it when it has rolled back the suspension."""
+    job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
+    cluster.wait_for_output(job, "step number=2")
+    hold_criu(cluster, NODE, "before", "dump")
+    cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+    wait_for_held_criu(cluster, NODE, "before", "dump")
+    kill_agent(cluster, NODE)
+    assert min(limits(cluster)) >= LIMIT_MIB + GPU_MIB
+    let_criu_go(cluster, NODE)
+    wait_until_lowered(cluster)
+    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+
+
+def test_agent_killed_during_restore_leaves_no_raised_limit(cluster: Cluster, paused: None) -> None:
+    """The next agent restores the job again, and then the limit of its new attempt."""
+    job = asleep(cluster, idle_job(idle=IDLE, more=f"--memory-mib 100 --host-mib {LIMIT_MIB - 150}"), BY_HAND, *SMALL)
+    hold_criu(cluster, NODE, "before", "restore")
+    wake(cluster, job)
+    wait_for_held_criu(cluster, NODE, "before", "restore")
+    assert min(limits(cluster)) > LIMIT_MIB
+    kill_agent(cluster, NODE)
+    let_criu_go(cluster, NODE)
+    cluster.wait_for_output(job, f"step number={IDLE - 1}")
+    wait_until_lowered(cluster)
+    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+
+
+def test_sleeper_keeps_its_raised_limit(cluster: Cluster) -> None:
+    """Also under the next agent; the limit is Slurm's again when it is awake, unless Slurm has changed it."""
+    server = serve(cluster, 8001, IN_PLACE, f"--mem={LIMIT_MIB}M", memory_mib=GPU_MIB)
+    put_to_sleep(cluster, server.job)
+    raised = limits(cluster)
+    assert min(raised) >= LIMIT_MIB + GPU_MIB
+    kill_agent(cluster, NODE)
+    wait_for_agents(cluster)
+    seen = in_place(cluster, server.job)
+    assert seen is not None
+    assert seen["limit_raised_bytes"] >> 20 == raised[0] - LIMIT_MIB
+    assert limits(cluster) == raised
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 2}
+    wait_until_lowered(cluster)
+    put_to_sleep(cluster, server.job)
+    cluster.shell(NODE, f"for one in {PLACE} {PLACE}/..; do echo 600M >$one/memory.limit_in_bytes; done")
+    assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": 3}
+    wait_until("no record is left", lambda: records(cluster), lambda names: names == "")
+    assert limits(cluster) == [600] * 2
+
+
+@pytest.mark.parametrize(
+    ("keys", "text"),
+    [
+        ({"memory_reserve": "1T"}, "the node can spare 0 B ("),
+        ({"raise_memory_limit": False}, "does not fit below its memory limit"),
+    ],
+)
+def test_limit_that_cannot_be_raised_is_refused(cluster: Cluster, keys: dict[str, object], text: str) -> None:
+    """The node has to spare the memory, and the site to permit it."""
+    with configured(cluster, (NODE,), **keys):
+        job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
+        cluster.wait_for_output(job, "step number=2")
+        done = wait_until(
+            "the agent knows the job",
+            lambda: cluster.run("login", "slurm-affinode", "suspend", job, user="alice"),
+            lambda done: "yet" not in done.stderr,
+        )
+        assert done.returncode == 1
+        assert text in done.stderr
+        assert "raise --mem" in done.stderr
+        assert limits(cluster) == [LIMIT_MIB] * 2
+        finish(cluster, job)
+
+
+# Fills 6 x 64 MiB of device memory on a signal in a file, checks it on another one, and frees it.
+DENSE = f"""#!/bin/bash
+exec /opt/slurm-affinode/bin/python -c '
+import pathlib, sys, time
+sys.path.insert(0, "{WORKLOADS}")
+import gpu
+from gpu import call, driver
+gpu.PATTERN_BYTES = 64 << 20
+def wait(name):
+    while not pathlib.Path("/home/alice", name).exists():
+        time.sleep(0.1)
+device = gpu.Gpu()
+gpu.say("waits")
+wait("fill")
+held = [device.hold(64 << 20, seed=number) for number in range(6)]
+gpu.say("filled")
+wait("check")
+intact = all(device.intact(one) for one in held)
+gpu.say("checked", memory="intact" if intact else "damaged")
+for one in held:
+    call(driver.cuMemFree, one.address)
+wait("end")
+'
+"""
+MOVE = 'for pid in $(pgrep -u alice -f "[g]pu.PATTERN_BYTES"); do echo $pid >"$1/cgroup.procs"; done'
+
+
+def test_memory_that_moves_is_charged_to_the_raised_limit(cluster: Cluster) -> None:
+    """Emulated GPU memory is host memory: it is filled outside the job's cgroup, and counts when it has moved once.
+
+    After the wake it therefore exceeds Slurm's limit, which is restored once the job has freed it; nothing is killed.
+    """
+    orders = [f"/home/alice/{name}" for name in ("fill", "check", "end")]
+    cluster.shell("login", "rm -f " + " ".join(orders))
+    options = ("--partition=gpu", "--gres=gpu:1", f"--nodelist={NODE}", "--mem=300M")
+    job = cluster.submit(*options, IN_PLACE, script=DENSE)
+    cluster.wait_for_output(job, "waits")
+    inside = cluster.shell(NODE, f"ls -d {PLACE}/task_0 2>/dev/null || echo {PLACE}").strip()
+    cluster.shell(NODE, MOVE, ROOT)
+    cluster.shell("login", f"touch {orders[0]}", user="alice")
+    cluster.wait_for_output(job, "filled", timeout_s=120)
+    cluster.shell(NODE, MOVE, inside)
+    assert used(cluster) < 200
+    suspend(cluster, job)
+    wait_until("it sleeps", lambda: in_place(cluster, job), lambda seen: seen is not None)
+    assert used(cluster) > 6 * 64
+    wake(cluster, job)
+    wait_until("it is awake", lambda: in_place(cluster, job), lambda seen: seen is None)
+    assert min(limits(cluster)) >= 6 * 64
+    assert status(cluster, job)["jobs"]
+    cluster.shell("login", f"touch {orders[1]}", user="alice")
+    cluster.wait_for_output(job, "memory=intact")
+    wait_until_lowered(cluster, 300)
+    cluster.shell("login", f"touch {orders[2]}", user="alice")
+    cluster.wait_for_state(job, "COMPLETED")
+    cluster.shell("login", "rm -f " + " ".join(orders))
+
+
+HOG = f"""#!/bin/bash
+{WORKLOADS}/idle_after.py --busy 1 --idle {IDLE} --again 1 --memory-mib {GPU_MIB} &
+python3 -c 'import os, time
+while not os.path.exists("/home/alice/eat"): time.sleep(0.1)
+memory = bytearray(8 << 30)' &
+wait %1
+"""
+
+
+def test_process_killed_for_lack_of_memory_does_not_end_the_job(cluster: Cluster, paused: None) -> None:
+    """A process exceeds even the raised limit while GPU memory is in host memory: the job is suspended without it."""
+    cluster.shell("login", "rm -f /home/alice/eat")
+    job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", *SMALL, script=HOG)
+    cluster.wait_for_output(job, "step number=2")
+    hold_criu(cluster, NODE, "before", "dump")
+    cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+    wait_for_held_criu(cluster, NODE, "before", "dump")
+    cluster.shell("login", "touch /home/alice/eat", user="alice")
+    wait_until(
+        "the kernel has killed it", lambda: cluster.run(NODE, "pgrep", "-f", "[b]ytearray.8 << 30").stdout,
+        lambda found: found == "",
+    )  # fmt: skip
+    let_criu_go(cluster, NODE)
+    wait_asleep(cluster, job)
+    assert records(cluster) == ""
+    wake(cluster, job)
+    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
