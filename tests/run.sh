@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Runs every test: those that need no cluster and, at the same time, once their images are built, the whole suite of the
-# cluster on one Slurm release and the main scenarios on the other. All of them run even if some fail; the exit status
-# shows whether any failed. Tests on the cluster mostly wait: they are distributed over five workers, each with its own
-# cluster, and the other tests run with lower priority (nice).
+# cluster on one Slurm release and the main scenarios on the other, there also those of cgroups with version 2. All of them
+# run even if some fail; the exit status shows whether any failed. Tests on the cluster mostly wait: they are distributed over
+# five workers, each with its own cluster, and the other tests run with lower priority (nice).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 pytest=.venv/bin/pytest
 logs=out/test-logs
 mkdir -p "$logs"
 
-# RELEASE MARKERS OPTION...: its output goes to a file, as two of them run at the same time. A failed test is repeated
-# with an empty queue, and the summary shows it: dozens of daemons on two cores do not always meet deadlines. Ctrl-C also
-# reaches these processes, although a shell makes background processes ignore it, so that they end their clusters. The
+# RELEASE CGROUPS MARKERS OPTION...: its output goes to a file, as two of them run at the same time. A failed test is
+# repeated with an empty queue, and the summary shows it: dozens of daemons on two cores do not always meet deadlines. Ctrl-C
+# also reaches these processes, although a shell makes background processes ignore it, so that they end their clusters. The
 # other tests share the cores, and are repeated once.
 on_cluster() {
-  SLURM_RELEASE=$1 env --default-signal=INT "$pytest" -p no:cacheprovider -m "$2" --reruns 2 tests/cluster "${@:3}" \
-    >"$logs/cluster-$1.log" 2>&1
+  SLURM_RELEASE=$1 CLUSTER_CGROUPS=$2 env --default-signal=INT "$pytest" -p no:cacheprovider -m "$3" --reruns 2 tests/cluster \
+    "${@:4}" >"$logs/cluster-$1-$2.log" 2>&1
 }
 
 # RELEASE: if it fails, so do all tests on that cluster.
@@ -32,10 +32,11 @@ on_clusters() {
   local failed=0 docker=0 whole
   containers/ensure-docker.sh && docker=1
   if ((docker)); then build_image 24.11 || failed=1; fi
-  on_cluster 24.11 cluster -n 5 --dist worksteal --durations=40 &
+  on_cluster 24.11 v1 cluster -n 5 --dist worksteal --durations=40 &
   whole=$!
   if ((docker)); then build_image 26.05 || failed=1; fi
-  on_cluster 26.05 "cluster and main" --durations=20 || failed=1
+  on_cluster 26.05 v1 "cluster and main" --durations=20 || failed=1
+  on_cluster 26.05 v2 "cluster and main" -k test_cgroups || failed=1
   wait "$whole" || failed=1
   return "$failed"
 }
@@ -47,5 +48,5 @@ failed=0
 nice "$pytest" -m "not cluster and not gpu" -n 3 --dist loadfile --no-loadscope-reorder \
   --reruns 1 --cov --cov-report=term:skip-covered --cov-fail-under=90 "$@" || failed=1
 wait "$clusters" || failed=1
-cat "$logs/cluster-24.11.log" "$logs/cluster-26.05.log"
+cat "$logs"/cluster-{24.11-v1,26.05-v1,26.05-v2}.log
 exit "$failed"
