@@ -70,8 +70,7 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
             held = _held(tree, stack)
             if not held:
                 return 0
-            facts = held[0].facts()
-            owner = facts.st_uid, facts.st_gid
+            owner = held[0].user()
             root = held[0].open("root", os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, root)
             for path in _sockets(held, places):
@@ -394,8 +393,7 @@ def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
     """Return the UID and GID of a job's processes, or ``None`` if there are none."""
     with ExitStack() as stack:
         for process in _held(tree, stack):
-            facts = process.facts()
-            return facts.st_uid, facts.st_gid
+            return process.user()
     return None
 
 
