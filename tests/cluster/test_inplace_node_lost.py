@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from cluster.caught import IN_PLACE, caught_in_place, nothing_left, row_of
@@ -64,4 +67,71 @@ def test_job_without_requeue_ends_after_node_loss(cluster: Cluster) -> None:
     cluster.start(NODE)
     wait_for_agents(cluster)
     miss(cluster, lambda: cluster.job(server.job)["JobState"] == "NODE_FAIL")
+    nothing_left(cluster, server.job)
+
+
+# Response times of slurmd in milliseconds, one a line. Argument: seconds.
+RESPONSES = r"""
+end=$((SECONDS + $1))
+while [ "$SECONDS" -lt "$end" ]; do
+  began=$(date +%s%N)
+  scontrol show slurmd >/dev/null || echo 60000
+  echo $((($(date +%s%N) - began) / 1000000))
+  sleep 0.1
+done
+"""
+
+
+def median_ms(cluster: Cluster, seconds: int) -> float:
+    """Return the median response time of slurmd during some seconds."""
+    lines = cluster.shell(NODE, RESPONSES, str(seconds), timeout_s=seconds + 60).split()
+    return statistics.median(map(int, lines))
+
+
+def test_sleep_and_wake_do_not_delay_slurmd(cluster: Cluster) -> None:
+    """slurmd responds as fast while a server falls asleep and wakes again and again as while it is awake."""
+    server = serve(cluster, 8000)
+    awake = median_ms(cluster, 10)
+    stop = threading.Event()
+
+    def cycle() -> None:
+        while not stop.is_set():
+            put_to_sleep(cluster, server.job)
+            ask(cluster, server.url)
+
+    with ThreadPoolExecutor(1) as pool:
+        cycles = pool.submit(cycle)
+        try:
+            busy = median_ms(cluster, 20)
+        finally:
+            stop.set()
+        cycles.result()
+    assert len(ledger(cluster, server.job)) > 1
+    # A node is declared failed after SlurmdTimeout, 15 s here; the machine has other work in between.
+    assert busy < 3 * awake + 1000
+
+
+def test_sleeper_ends_and_starts_again_after_timeout_of_slurmd(cluster: Cluster) -> None:
+    """slurmctld declares the node failed and requeues the job; slurmd responds again, with the old job asleep there.
+
+    The old processes end, the job starts again, and the node is not drained.
+    """
+    server = serve(cluster, 8000)
+    put_to_sleep(cluster, server.job)
+    pid = cluster.exec(NODE, "cat", "/run/slurmd.pid").strip()
+    old = cluster.shell(NODE, "pgrep -u alice -f model_server").split()
+    cluster.shell(NODE, f"kill -STOP {pid}")
+    try:
+        wait_until("the node has failed", lambda: cluster.nodes()[NODE].startswith("down"), timeout_s=120)
+    finally:
+        cluster.shell(NODE, f"kill -CONT {pid}")
+    wait_until("the job runs again", lambda: cluster.job(server.job)["Restarts"] == "1", timeout_s=120)
+    cluster.wait_for_state(server.job, "RUNNING", timeout_s=120)
+    wait_until(
+        "it serves again",
+        lambda: cluster.run("login", "curl", "--silent", "--fail", f"{server.url}/health").returncode == 0,
+    )
+    assert not set(old) & set(cluster.shell(NODE, "pgrep -u alice -f model_server").split())
+    assert cluster.nodes()[NODE] in ("allocated", "mixed")
+    cluster.exec("login", "scancel", server.job)
     nothing_left(cluster, server.job)
