@@ -1,6 +1,6 @@
 """Reader of the Azure LLM inference traces (``Azure/AzurePublicDataset``): 2023, 2024, and LMM 2025 with images.
 
-A file is CSV, plain or compressed, with ``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens`` and in 2025 ``NumImages``.
+A file is CSV, plain or compressed, with ``TIMESTAMP``, ``ContextTokens``, ``GeneratedTokens``, in 2025 ``NumImages``.
 Times have up to nine digits of a fraction, and an offset or none; without one they are UTC.
 """
 
