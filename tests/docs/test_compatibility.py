@@ -48,6 +48,7 @@ def test_cell_is_a_test_or_a_code(row: list[str]) -> None:
 NOT_DETECTED = {
     "MPI, srun --pty, several nodes in one step",
     "server at 0.0.0.0 or at the address of its host",
+    "inference server (llama.cpp)",
     "server on libuv or uvloop (Node.js, vLLM)",
     "program with shared memory in /dev/shm",
     "salloc, srun from the shell",

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Makes the Python environment of the real programs that tests run as jobs, for the release on which all tests run:
+# programs.sh RELEASE DIRECTORY
+set -euo pipefail
+mkdir -p "$2"
+[ "$1" = 24.11 ] || exit 0
+python3 -m venv --system-site-packages "$2"
+/build/with-ca.sh "$2/bin/pip" install -q --disable-pip-version-check --no-deps -r /build/programs.txt

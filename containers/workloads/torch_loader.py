@@ -1,0 +1,110 @@
+#!/opt/programs/bin/python
+"""Reads batches from data loaders of PyTorch while the process holds GPU memory.
+
+One loader for each start method of its workers, all of which stay for two epochs. Each batch goes through a pinned
+buffer to the GPU and back.
+"""
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import gpu
+import torch
+from cuda.bindings import driver
+from torch.utils.data import DataLoader, Dataset
+
+WIDTH = 1 << 14
+BATCH = 2
+
+
+class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Random numbers that depend on the index alone, and who has made them: a process, and its how many-th they are."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.made = length, 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.made += 1
+        values = torch.rand(WIDTH, generator=torch.Generator().manual_seed(index))
+        return values, torch.tensor([os.getpid(), self.made])
+
+
+class Transfer:
+    """A pinned buffer of the host and one of the GPU, each for one batch."""
+
+    def __init__(self) -> None:
+        self.size = BATCH * WIDTH * 4
+        self.device = gpu.call(driver.cuMemAlloc, self.size)
+        self.address = int(gpu.call(driver.cuMemAllocHost, self.size))
+        self.pinned = torch.frombuffer((ctypes.c_char * self.size).from_address(self.address), dtype=torch.float32)
+
+    def digest(self, batch: torch.Tensor) -> str:
+        """Returns the digest of a batch after its way to the GPU and back."""
+        self.pinned.copy_(batch.flatten())
+        gpu.call(driver.cuMemcpyHtoD, self.device, self.address, self.size)
+        self.pinned.zero_()
+        gpu.call(driver.cuMemcpyDtoH, self.address, self.device, self.size)
+        return hashlib.sha256(self.pinned.numpy()).hexdigest()
+
+
+def loader(method: str, length: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns a loader whose workers are started in this way."""
+    return DataLoader(
+        Numbers(length), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=2,
+        persistent_workers=True, multiprocessing_context=method, timeout=120,
+    )  # fmt: skip
+
+
+def expected(length: int, epochs: int) -> Iterator[str]:
+    """The digests of all batches, computed in this process alone."""
+    alone = DataLoader(Numbers(length), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
+    for _ in range(epochs):
+        for values, _ in alone:
+            yield hashlib.sha256(values.flatten().numpy()).hexdigest()
+
+
+def main() -> int:
+    """Runs the workload: each step takes a batch from every loader."""
+    parser = gpu.parser(__doc__)
+    parser.add_argument("--methods", default="fork,forkserver,spawn", metavar="LIST", help="how workers are started")
+    parser.add_argument("--steps", type=int, default=20, metavar="N", help="batches of an epoch")
+    parser.add_argument("--epochs", type=int, default=2, metavar="N", help="number of epochs")
+    parser.add_argument("--every", type=float, default=0.5, metavar="S", help="seconds between two steps")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    device, buffer = gpu.start(options)
+    transfer = Transfer()
+    length = options.steps * BATCH
+    loaders = {method: loader(method, length) for method in options.methods.split(",")}
+    seen: dict[str, list[str]] = {method: [] for method in loaders}
+    makers: dict[int, int] = {}
+    for _ in range(options.epochs):
+        for batches in zip(*loaders.values(), strict=True):
+            for method, (values, made) in zip(loaders, batches, strict=True):
+                seen[method].append(transfer.digest(values))
+                for pid, count in made.tolist():
+                    makers[pid] = max(count, makers.get(pid, 0))
+            gpu.say("step", number=len(seen[method]))
+            time.sleep(options.every)
+    gpu.say("workers", counts=",".join(str(count) for count in sorted(makers.values())))
+    children = [child for child in multiprocessing.active_children() if child.pid in makers]
+    loaders.clear()
+    for child in children:
+        child.join(30)
+    gpu.say("exited", codes=",".join(str(child.exitcode) for child in children))
+    wanted = list(expected(length, options.epochs))
+    for method, digests in seen.items():
+        gpu.say("sequence", method=method, batches="identical" if digests == wanted else "different")
+    return gpu.finish(device, buffer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
