@@ -2,8 +2,8 @@
 
 Writes samples of synthetic engines, a scrape every 15 s for a day, with 20 metrics, to Parquet files, as the sample
 store has them (sorted by engine). A fifth of the engines is overloaded for some hours, a fifth is idle for some hours,
-and a tenth has gaps and restarts. Then it diagnoses them, and prints seconds and peak memory of one process, and the ratio to
-Polars' scan and sum of the same columns, the limit for any analysis of these files. Limits: 60 s, 1 GiB.
+and a tenth has gaps and restarts. Then it diagnoses them, and prints seconds and peak memory of one process, and the
+ratio to Polars' scan and sum of the same columns, the limit for any analysis of these files. Limits: 60 s, 1 GiB.
 
 ``--errors`` instead prints how often the queue of a simulated engine (``tests/serving_simulation.py``) is diagnosed as
 unstable, by load, for three kinds of engines, with Poisson arrivals and with batches of arrivals. Below a load of 1 it

@@ -15,7 +15,7 @@ from slurm_affinode.model.finding import Evidence, plain
 DIAGNOSES: Mapping[str, str] = {
     "healthy": "the engine serves its requests",
     "idle": "the engine holds GPU memory and serves no requests",
-    "asleep": "the engine has been put to sleep and holds little GPU memory",
+    "asleep": "the engine is in a sleep state and holds little GPU memory",
     "kv-saturated": "the KV cache is effectively full",
     "batch-full": "the batch is full and requests wait",
     "queue-unstable": "requests arrive faster than they are served, and the queue grows",
@@ -25,7 +25,7 @@ DIAGNOSES: Mapping[str, str] = {
     "swap-thrashing": "requests are swapped between GPU and host memory again and again",
     "stalled": "requests are held and none makes progress",
     "out-of-memory": "the engine ended for want of memory",
-    "ended": "the engine does not answer any more",
+    "ended": "the server does not respond any more",
     "orphaned-engine": "the server is gone, and its engine still holds the GPU",
     "memory-leak": "host memory of the server grows without bound",
     "squatter-signature": "GPU memory is nearly full and nothing computes while the job runs",

@@ -31,7 +31,7 @@ _HISTOGRAMS = ("prompt_lengths", "generation_lengths")
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class EngineContext:
     """Facts about one engine from other sources. Absent is unknown."""
 
     gpus: pl.DataFrame | None = None
@@ -49,12 +49,12 @@ class Options:
     """Time without requests from which an engine is idle."""
 
 
-_NOTHING = Surroundings()
+_NOTHING = EngineContext()
 _DEFAULTS = Options()
 
 
 def diagnose(
-    key: EngineKey, samples: pl.DataFrame, around: Surroundings = _NOTHING, options: Options = _DEFAULTS
+    key: EngineKey, samples: pl.DataFrame, around: EngineContext = _NOTHING, options: Options = _DEFAULTS
 ) -> list[EngineHealth]:
     """Return the health of one engine: one result, or one for each process if several respond in turn.
 
@@ -63,7 +63,7 @@ def diagnose(
     return [_health(series, around, options) for series in streams(key, samples)]
 
 
-def _health(series: EngineSeries, around: Surroundings, options: Options) -> EngineHealth:
+def _health(series: EngineSeries, around: EngineContext, options: Options) -> EngineHealth:
     gpus = memory.gpu_state(series, around.gpus)
     found: list[Diagnosis] = []
     if len(series):
@@ -207,7 +207,7 @@ def _one(  # noqa: PLR0917
     own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
     jobs = samples["job"].drop_nulls()
     running = None if fleet.running_jobs is None or not len(jobs) else jobs[-1] in fleet.running_jobs
-    around = Surroundings(own_gpus, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
+    around = EngineContext(own_gpus, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
     found = diagnose(key, samples, around, options)
     overloaded = any(one.kind == "queue-unstable" for health in found for one in health.diagnoses)
     if overloaded and "generation_lengths" in mine.collect_schema().names():

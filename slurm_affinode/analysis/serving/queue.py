@@ -73,6 +73,8 @@ def instabilities(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
     dispersion = _dispersion(series, backlog)
     found: list[Diagnosis] = []
     for first, last in runs(series, backlog > 0):
+        if backlog[first : last + 1].max() < _LEAST:
+            continue
         lead, tail = _widen(series, first, last)
         at = np.arange(lead, tail + 1)
         at = at[np.isfinite(backlog[at])]

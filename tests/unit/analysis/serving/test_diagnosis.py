@@ -14,7 +14,7 @@ import pytest
 import serving_recordings as recordings
 from serving_simulation import Engine, service_rate, simulate
 
-from slurm_affinode.analysis.serving.diagnosis import Fleet, Options, Surroundings, diagnose, diagnose_all
+from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose, diagnose_all
 from slurm_affinode.analysis.serving.liveness import recognize
 from slurm_affinode.analysis.serving.rules import RULES
 from slurm_affinode.metrics.serving.schema import IDENTITY
@@ -35,8 +35,8 @@ def serving(shared_data: Path) -> Path:
     return path
 
 
-def health(samples: pl.DataFrame, around: Surroundings | None = None, **options: float) -> EngineHealth:
-    (one,) = diagnose(KEY, samples, around or Surroundings(), Options(**options))
+def health(samples: pl.DataFrame, around: EngineContext | None = None, **options: float) -> EngineHealth:
+    (one,) = diagnose(KEY, samples, around or EngineContext(), Options(**options))
     return one
 
 
@@ -283,26 +283,26 @@ def processes(directory: Path) -> list[EngineProcess]:
 def test_killed_server_leaves_its_engine(serving: Path) -> None:
     seen = processes(serving)
     assert len({one.seen for one in seen}) == 6
-    found = health(recordings.read(serving, KILLED), Surroundings(processes=tuple(seen)))
+    found = health(recordings.read(serving, KILLED), EngineContext(processes=tuple(seen)))
     orphan = only(found, "orphaned-engine")
     assert "13513" in orphan.evidence[0].text
     assert "13132" not in orphan.evidence[0].text
     assert "unknown" in orphan.doubt
     holding = tuple(replace(one, gpu_memory_mib=20480.0 if one.kind == "worker" else 0.0) for one in seen)
-    surer = only(health(recordings.read(serving, KILLED), Surroundings(processes=holding)), "orphaned-engine")
+    surer = only(health(recordings.read(serving, KILLED), EngineContext(processes=holding)), "orphaned-engine")
     assert surer.confidence == 1.0
     assert dict(surer.figures)["gpu_memory_mib"] == 20480
 
 
 def test_engine_with_its_server_is_no_orphan(serving: Path) -> None:
     seen = [one for one in processes(serving) if one.seen == processes(serving)[0].seen]
-    found = health(recordings.read(serving, SHORT), Surroundings(processes=tuple(seen)))
+    found = health(recordings.read(serving, SHORT), EngineContext(processes=tuple(seen)))
     assert not of(found, "orphaned-engine")
 
 
 def test_processes_without_a_job_are_no_orphaned_engine(serving: Path) -> None:
     seen = tuple(replace(one, job=None) for one in processes(serving))
-    assert not of(health(recordings.read(serving, KILLED), Surroundings(processes=seen)), "orphaned-engine")
+    assert not of(health(recordings.read(serving, KILLED), EngineContext(processes=seen)), "orphaned-engine")
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_recorded_logs_are_recognized(serving: Path) -> None:
     lines = (serving / "vllm-0.32-cpu-kv-too-small.log").read_text().splitlines()
     events = [event for line in lines if (event := recognize(line))]
     assert {"request-too-large", "engine-died"} == {one.kind for one in events}
-    found = health(recordings.read(serving, DIED), Surroundings(events=tuple(events)))
+    found = health(recordings.read(serving, DIED), EngineContext(events=tuple(events)))
     assert "did not start" in only(found, "request-too-large").summary
 
 
@@ -333,7 +333,7 @@ def test_out_of_memory_advises_less_memory_and_preemption_more(serving: Path) ->
     samples = recordings.read(serving, DIED)
     failed = samples.filter(pl.col("error").is_not_null())["time"][0]
     event = EngineEvent("gpu-out-of-memory", "torch.OutOfMemoryError: CUDA out of memory.", failed)
-    found = only(health(samples, Surroundings(events=(event,))), "out-of-memory")
+    found = only(health(samples, EngineContext(events=(event,))), "out-of-memory")
     assert found.confidence == 1.0
     assert found.advice.startswith("Lower")
     storm = of(health(recordings.read(serving, SHORT)), "preemption-storm")[0]
@@ -394,7 +394,7 @@ def test_swap_thrashing() -> None:
 def test_idle_engine_with_its_cost() -> None:
     found = health(
         synthetic(7200, running=0.0, waiting=0.0, kv_usage=0.0, generation_tokens=500.0),
-        Surroundings(gpus=gpus(7200, fb_used_mib=40960.0, fb_total_mib=81920.0, util_pct=0.0, power_w=60.0)),
+        EngineContext(gpus=gpus(7200, fb_used_mib=40960.0, fb_total_mib=81920.0, util_pct=0.0, power_w=60.0)),
     )
     figures = dict(only(found, "idle").figures)
     assert figures["gpu_hours"] == pytest.approx(2.0, abs=0.02)
@@ -406,7 +406,7 @@ def test_idle_engine_with_its_cost() -> None:
 def test_sleeping_engine_is_no_squatter() -> None:
     found = health(
         synthetic(7200, running=0.0, waiting=0.0, asleep=True, generation_tokens=500.0),
-        Surroundings(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=True),
+        EngineContext(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=True),
     )
     assert {one.kind for one in found.diagnoses} == {"asleep"}
     assert "still held" in only(found, "asleep").doubt
@@ -416,12 +416,12 @@ def test_sleeping_engine_is_no_squatter() -> None:
 def test_squatter_signature_states_what_power_says(power: float, text: str) -> None:
     found = health(
         synthetic(7200, running=0.0, waiting=0.0, generation_tokens=500.0),
-        Surroundings(
+        EngineContext(
             gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0, power_w=power), job_running=True
         ),
     )
     assert text in only(found, "squatter-signature").doubt
-    ended = Surroundings(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=False)
+    ended = EngineContext(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=False)
     assert not of(health(synthetic(7200, running=0.0), ended), "squatter-signature")
 
 
