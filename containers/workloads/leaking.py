@@ -43,8 +43,8 @@ def leave_cgroups() -> None:
 
 def leftover(options: argparse.Namespace, ready: int) -> None:
     """The process that stays. It tells its PID when it holds the memory, and lets go of the job's output."""
-    leave_cgroups()
     device, _buffer = gpu.start(options)
+    leave_cgroups()  # with the job's GPU open: outside, its index belongs to another one
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
