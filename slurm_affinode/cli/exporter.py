@@ -21,6 +21,7 @@ Examples:
   slurm-affinode exporter --job-map /run/slurm-affinode/jobs         job labels recorded by prolog and epilog
   slurm-affinode exporter --spool /var/spool/slurm-affinode          also files: slurm-affinode ingest gpu DIR
   slurm-affinode exporter --tls-cert node.pem --tls-key node.key --token-file /etc/slurm-affinode/token
+  slurm-affinode exporter --serving                                  also vLLM, SGLang, TGI, ... in jobs
 
 \b
 Signals: TERM and INT stop it cleanly; HUP closes the open spool file, so that it can be ingested.
@@ -50,6 +51,11 @@ _DIR = click.Path(path_type=Path, file_okay=False)
     help="Set the time covered by one file",
 )
 @click.option("--spool-keep", type=Span(), default="14d", show_default=True, metavar="SPAN", help="Delete older files")
+@click.option("--serving", is_flag=True, help="Find inference engines in jobs and export their metrics (needs root)")
+@click.option(
+    "--serving-period", type=Span(1), default="15s", show_default=True, metavar="SPAN",
+    help="Set the scrape interval of engines",
+)  # fmt: skip
 @click.option("--node", metavar="NAME", help="Set the name of this node [default: its short host name]")
 @click.option("--cluster", metavar="NAME", help="Set the cluster label [default: configuration]")
 @click.option("--tls-cert", type=_FILE, metavar="FILE", help="Serve HTTPS with this certificate chain (PEM)")
@@ -65,6 +71,8 @@ def exporter(
     spool: Path | None,
     spool_file: float,
     spool_keep: float,
+    serving: bool,
+    serving_period: float,
     node: str | None,
     cluster: str | None,
     tls_cert: Path | None,
@@ -92,7 +100,7 @@ def exporter(
         node=node or socket.gethostname().partition(".")[0],
         cluster=cluster or config.cluster.name,
         host=host, port=port, period_s=period, job_map=job_map, spool=spool,
-        spool_file_s=spool_file, spool_keep_s=spool_keep,
+        spool_file_s=spool_file, spool_keep_s=spool_keep, serving_s=serving_period if serving else None,
         access=Access(tls_cert, tls_key, tls_client_ca, _token(token_file)),
     )  # fmt: skip
     signals = workflow.Signals()

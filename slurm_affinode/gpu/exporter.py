@@ -13,7 +13,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from socketserver import ThreadingMixIn
@@ -87,6 +87,16 @@ class LastSweep(Collector):
         """Provide no more sweeps."""
         with self._lock:
             self._sweep = None
+
+    def gpus(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the UUIDs of the GPUs of each job in the last sweep, sorted."""
+        with self._lock:
+            sweep = self._sweep
+        found: dict[str, set[str]] = {}
+        for sample in sweep.samples if sweep is not None else ():
+            for job in sample.jobs or ():
+                found.setdefault(job, set()).add(sample.device.uuid)
+        return {job: tuple(sorted(uuids)) for job, uuids in found.items()}
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.gpu import sampler
 from slurm_affinode.gpu.exporter import Access, LastSweep, MetricsServer
 from slurm_affinode.gpu.interface import GpuDriver
+from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.sampler import Spool
+from slurm_affinode.metrics.serving import engines
 from slurm_affinode.model.gpu import Sweep
+from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine
 
 Say = Callable[[str], None]
 CONVERT_TIMEOUT_S = 120.0
 LAST_CONVERSION_S = 20.0
+LAST_ROUND_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,57 @@ class ExporterOptions:
     spool: Path | None = None
     spool_file_s: float = 600.0
     spool_keep_s: float | None = None
+    serving_s: float | None = None
+    """Scrape interval of engines in jobs; ``None``: they are not searched for."""
+
+
+class LastEngines(Collector):
+    """Provides the engines of the last round to a registry, unless it is older than ``stale_s``."""
+
+    def __init__(
+        self, *, node: str, cluster: str | None, stale_s: float, gpus: Callable[[], Mapping[str, Sequence[str]]],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """``gpus`` returns the UUIDs of the GPUs of each job."""
+        self._node, self._cluster, self._stale_s, self._gpus, self._now = node, cluster, stale_s, gpus, now
+        self._last: tuple[float, list[FoundEngine]] = (float("-inf"), [])
+
+    def put(self, found: list[FoundEngine]) -> None:
+        """Replace the engines."""
+        self._last = (self._now(), found)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of one scrape."""
+        at, found = self._last
+        if self._now() - at > self._stale_s:
+            return
+        gpus = self._gpus()
+        # A user may serve two engines with the same labels: each series may occur once.
+        labelled = {
+            tuple(sorted(labels.items())): (one, labels) for one in found if (labels := self._labels(one, gpus))
+        }
+        up = Metric(engines.EXPORTED + "up", "Whether the last scrape of the engine succeeded.", "gauge")
+        fields: dict[str, Metric] = {}
+        for one, labels in labelled.values():
+            up.add_sample(up.name, labels, float(one.up))
+            for field_name, value in (*one.reading.values.items(), ("scrape_s", one.took_s)):
+                name = engines.exported_name(field_name)
+                kind = "counter" if field_name in engines.COUNTERS else "gauge"
+                metric = fields.setdefault(
+                    field_name, Metric(name.removesuffix("_total"), f"Column {field_name} of engine samples.", kind)
+                )
+                metric.add_sample(name, labels, value)
+        if labelled:
+            yield up
+        yield from fields.values()
+
+    def _labels(self, one: FoundEngine, gpus: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        labels = {
+            "engine": one.reading.engine, "model": one.reading.model, "rank": one.reading.rank,
+            "address": one.address, "Hostname": self._node, "cluster": self._cluster, "hpc_job": one.job,
+            "user": one.user, "gpus": ",".join(gpus.get(one.job, ())) or None,
+        }  # fmt: skip
+        return {name: text for name, text in labels.items() if text is not None}
 
 
 class Signals:
@@ -112,6 +170,7 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
         sinks += [spool, _Rotation(spool, signals.close_file, say)]
     registry = CollectorRegistry()
     registry.register(shown)
+    scraping = _search_engines(options, registry, shown, signals, say) if options.serving_s is not None else None
     ProcessCollector(registry=registry)
     server = MetricsServer(registry, options.host, options.port, options.access)
     say(f"{options.node}: a sample every {options.period_s:g} s, metrics at {options.host}:{server.port}/metrics")
@@ -120,5 +179,25 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
     finally:
         server.close()
         driver.close()
+        if scraping is not None:
+            scraping.join(LAST_ROUND_S)
         if converter is not None:
             converter.close()
+
+
+def _search_engines(
+    options: ExporterOptions, registry: CollectorRegistry, shown: LastSweep, signals: Signals, say: Say
+) -> threading.Thread:
+    """Start the search for engines in a thread of its own, so that a slow engine delays no GPU sample."""
+    period_s = options.serving_s or 0.0
+    last = LastEngines(
+        node=options.node, cluster=options.cluster, stale_s=3 * period_s + 60, gpus=shown.gpus
+    )  # fmt: skip
+    registry.register(last)
+    scraper = EngineScraper(JobFinder(), say=say)
+    thread = threading.Thread(
+        target=scraper.run, args=(last.put,), kwargs={"period_s": period_s, "stop": signals.stop}, name="engines",
+        daemon=True,
+    )  # fmt: skip
+    thread.start()
+    return thread

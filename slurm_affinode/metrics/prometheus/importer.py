@@ -44,7 +44,8 @@ class ServerReader:
 
 
 GPU_SERVER = ServerReader(
-    discover, None, possible, "GPU metric", "GPU samples", "name further metrics in a file and give it as gpu_history.aliases",
+    discover, None, possible, "GPU metric", "GPU samples",
+    "name further metrics in a file and give it as gpu_history.aliases",
     "does it scrape dcgm-exporter, and does it keep samples that long? choose --since, --until and --match",
 )  # fmt: skip
 

@@ -1,16 +1,24 @@
-"""The table of engine metrics (``engines.toml``): names by engine and release -> columns of the sample schema."""
+"""The table of engine metrics (``engines.toml``): names by engine and release -> columns of the sample schema.
+
+It is also read by the program that scrapes an engine on a node, so that Polars is not imported here.
+"""
 
 from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from slurm_affinode.metrics.serving.schema import COUNTERS, METRICS, OWNER
-
+COUNTERS = frozenset({
+    "preemptions", "prompt_tokens", "cached_tokens", "generation_tokens", "finished", "failed", "rejected", "ttft_s",
+    "ttft_count", "token_latency_s", "token_latency_count", "e2e_s", "e2e_count", "queue_s", "queue_count", "prefill_s",
+    "decode_s", "prompt_length", "prompt_length_count", "generation_length", "generation_length_count", "cpu_s",
+    "uncollectable",
+})  # fmt: skip
+"""Metrics that only grow while the engine runs."""
 PROCESS = "process"
 """Table of metrics without labels, which describe the process behind an endpoint."""
 HELPERS = ("kv_blocks", "kv_blocks_used")
@@ -77,7 +85,7 @@ def load() -> EngineTable:
 
 
 def parse(data: Mapping[str, Mapping[str, Any]]) -> EngineTable:
-    """Build the table from parsed TOML. Raises ``KeyError`` or ``ValueError`` for a damaged one."""
+    """Build the table from parsed TOML. Raises ``KeyError`` for a damaged one."""
     sources: list[MetricSource] = []
     by_name: dict[str, list[MetricSource]] = {}
     engines = {
@@ -86,8 +94,6 @@ def parse(data: Mapping[str, Mapping[str, Any]]) -> EngineTable:
     }
     for engine, one in data.items():
         for name, entry in _entries(one):
-            if entry["field"] not in (*METRICS, *HELPERS):
-                raise ValueError(f"{engine}: {entry['field']} is no column")
             source = _source(engine, len(sources), entry)
             sources.append(source)
             for prefix in engines[engine].prefixes:
@@ -130,5 +136,34 @@ def exported_name(field: str) -> str:
 @functools.cache
 def exported_fields() -> Mapping[str, str]:
     """Return the names under which the exporter publishes columns, and the columns."""
-    plain = [name for name in METRICS if name not in {*BUCKETS, "error", *OWNER}]
+    plain = {source.field for source in load().sources} - {*BUCKETS, *HELPERS}
     return {spelled: field for field in plain for spelled in _spellings(exported_name(field))}
+
+
+EngineLabels = tuple[str, str | None, str | None]
+"""Engine, model and rank, as far as the labels of a series name them."""
+
+
+def owners(keys: Iterable[EngineLabels], makers: Iterable[EngineLabels]) -> dict[EngineLabels, list[EngineLabels]]:
+    """Return the engines that the series of each of ``keys`` may belong to, behind one endpoint at one time.
+
+    ``makers`` are those that make an engine. One that is named less completely than another is none itself. Takes time
+    proportional to the number of keys, which users choose.
+    """
+    makers = list(dict.fromkeys(makers))
+    covered = _by_pattern(makers)
+    whole = [key for key in makers if len(covered[key]) == 1]
+    engines_of = _by_pattern(whole)
+    mine = {*whole}
+    return {
+        key: [key] if key in mine else whole if key[0] == PROCESS else engines_of.get(key, []) for key in keys
+    }  # fmt: skip
+
+
+def _by_pattern(keys: Iterable[EngineLabels]) -> dict[EngineLabels, list[EngineLabels]]:
+    """Return labels, complete or not -> the keys that agree with them."""
+    found: dict[EngineLabels, list[EngineLabels]] = {}
+    for engine, model, rank in keys:
+        for pattern in {(engine, one, two) for one in (model, None) for two in (rank, None)}:
+            found.setdefault(pattern, []).append((engine, model, rank))
+    return found

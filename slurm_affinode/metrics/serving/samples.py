@@ -19,7 +19,15 @@ from slurm_affinode.metrics.identity import node_name
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, job_ids
 from slurm_affinode.metrics.schema import TIME
 from slurm_affinode.metrics.serving import engines
-from slurm_affinode.metrics.serving.engines import BUCKETS, CONFIGURATION, EXPORTED, PROCESS, EngineTable, MetricSource
+from slurm_affinode.metrics.serving.engines import (
+    BUCKETS,
+    CONFIGURATION,
+    EXPORTED,
+    PROCESS,
+    EngineLabels,
+    EngineTable,
+    MetricSource,
+)
 from slurm_affinode.metrics.serving.schema import IDENTITY, METRICS, OWNER, SAMPLES
 
 ENTRIES_AT_ONCE = 1_500_000
@@ -50,13 +58,10 @@ class _Combination:
     model: str | None
     rank: str | None
 
-    def covers(self, other: _Combination) -> bool:
-        """Return whether ``other`` may be the engine that this one does not name completely."""
-        return (
-            self.engine in (other.engine, PROCESS)
-            and self.model in (None, other.model)
-            and self.rank in (None, other.rank)
-        )
+    @property
+    def labels(self) -> EngineLabels:
+        """The labels, without the endpoint."""
+        return self.engine, self.model, self.rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +108,7 @@ class SampleBuilder:
         self._table: EngineTable = engines.load()
         self._endpoints: dict[_Endpoint, int] = {}
         self._combinations: dict[_Combination, int] = {}
+        self._listed: list[_Combination] = []
         self._defining: set[int] = set()
         """Combinations with a series that makes an engine."""
         self._series: list[tuple[int, int, float | None, float | None]] = []
@@ -167,6 +173,8 @@ class SampleBuilder:
         at = self._endpoints.setdefault(endpoint, len(self._endpoints))
         combination = _Combination(at, source.engine, served, ranked)
         index = self._combinations.setdefault(combination, len(self._combinations))
+        if index == len(self._listed):
+            self._listed.append(combination)
         if not source.attached and source.engine != PROCESS:
             self._defining.add(index)
         constant = None if source.label is None else _number(labels.get(source.label))
@@ -259,7 +267,7 @@ class SampleBuilder:
 
     def _assigned(self, entries: pl.DataFrame) -> pl.DataFrame:
         """Replace each combination by the engines that it belongs to; drop what belongs to none."""
-        listed = list(self._combinations)
+        listed = self._listed
         where = pl.Series([one.endpoint for one in listed], dtype=pl.UInt32)
         present: dict[int, list[int]] = {}
         for index in entries["at"].unique().sort():
@@ -299,20 +307,10 @@ class SampleBuilder:
 
     def _resolved(self, indexes: Sequence[int]) -> list[tuple[int, int]]:
         """Return pairs of a combination and an engine that it belongs to, for the combinations seen at one time."""
-        listed = list(self._combinations)
-        makers = [one for one in indexes if one in self._defining]
-        whole = [
-            one for one in makers
-            if not any(two != one and listed[one].covers(listed[two]) for two in makers)
-        ]  # fmt: skip
-        found = []
-        for one in indexes:
-            if one in whole:
-                found.append((one, one))
-                continue
-            fitting = [two for two in whole if listed[one].covers(listed[two])]
-            found += [(one, two) for two in fitting]
-        return found
+        listed = {index: self._listed[index].labels for index in indexes}
+        numbers = {labels: index for index, labels in listed.items()}
+        owners = engines.owners(numbers, (labels for index, labels in listed.items() if index in self._defining))
+        return [(index, numbers[owner]) for index, labels in listed.items() for owner in owners[labels]]
 
     def _fields(self, entries: pl.DataFrame) -> pl.DataFrame:
         """Return ``at``, ``time`` and the plain columns of the schema."""
@@ -408,7 +406,7 @@ class SampleBuilder:
         endpoints = list(self._endpoints)
         whole = [
             (*endpoints[one.endpoint][:3], one.engine, one.model, one.rank, *endpoints[one.endpoint][3:])
-            for one in self._combinations
+            for one in self._listed
         ]
         table = pl.DataFrame(whole, schema={**IDENTITY, **OWNER}, orient="row")
         given = wide.with_columns(table[name].gather(wide["at"]).alias(name) for name in table.columns)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import polars as pl
 
 from slurm_affinode.metrics.schema import TIME
+from slurm_affinode.metrics.serving.engines import COUNTERS
+
+__all__ = ["BUCKETS", "COUNTERS", "IDENTITY", "METRICS", "OWNER", "SAMPLES"]
 
 IDENTITY: dict[str, pl.DataType] = {
     "cluster": pl.String(),
@@ -78,11 +81,3 @@ METRICS: dict[str, pl.DataType] = {
 }
 
 SAMPLES: dict[str, pl.DataType] = {**IDENTITY, "time": TIME, **OWNER, **METRICS}
-
-COUNTERS = frozenset({
-    "preemptions", "prompt_tokens", "cached_tokens", "generation_tokens", "finished", "failed", "rejected", "ttft_s",
-    "ttft_count", "token_latency_s", "token_latency_count", "e2e_s", "e2e_count", "queue_s", "queue_count", "prefill_s",
-    "decode_s", "prompt_length", "prompt_length_count", "generation_length", "generation_length_count", "cpu_s",
-    "uncollectable",
-})  # fmt: skip
-"""Metrics that only grow while the engine runs."""

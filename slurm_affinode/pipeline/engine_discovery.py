@@ -1,0 +1,262 @@
+"""Discovery of inference engines in the jobs of this node, and their scrapes.
+
+An engine is found by a listening TCP socket that a process of a job holds, and by the response to ``/metrics``. The
+request is sent by a program with the privileges of that process (``metrics.serving.scrape``): it reaches nothing that
+the user could not reach, and only its bounded result is read here. A process is held while it is examined, and the
+socket must still be its own after the scrape, so that no other program's metrics count for the job. Jobs are those of
+cgroups and of slurmstepd; environment variables are the user's, and do not count. Engines in network namespaces of
+their own are not found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from slurm_affinode.base import kernel_text, process
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
+from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, own_namespace, processes
+from slurm_affinode.base.users import name_of_user
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.metrics.serving import scrape
+from slurm_affinode.metrics.serving.scrape import EngineReading
+
+MOST_PORTS_OF_JOB = 8
+MOST_PORTS = 64
+MOST_DESCRIPTORS = 4096
+"""Descriptors of a process that are examined."""
+AT_ONCE = 4
+"""Scrapes at the same time."""
+RETRY_S = 300.0
+"""How long a port that has no engine is left alone, and an engine that fails is still exported as down."""
+PROGRAM_S = scrape.TIMEOUT_S + 5.0
+"""Timeout of the program, which needs time to start."""
+_LISTEN = "0A"
+_SOCKET = re.compile(r"socket:\[([0-9]{1,20})\]")
+_MOST_GROUPS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A listening socket of a job's process."""
+
+    process: Id
+    inode: int
+    job: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    host: str
+    """Address to connect to: that of the socket, or loopback if it listens on all."""
+    port: int
+
+    @property
+    def key(self) -> tuple[Id, int]:
+        """Identity of the socket as long as the process lives."""
+        return self.process, self.inode
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEngine:
+    """An engine of a job, at one scrape."""
+
+    reading: EngineReading
+    address: str
+    job: str
+    user: str
+    took_s: float
+    up: bool = True
+    """Whether the last scrape succeeded; if not, ``reading`` has no values."""
+
+
+def listening(*, proc: Path = PROC) -> dict[int, tuple[str, int]]:
+    """Return inode -> address and port of the listening TCP sockets of this network namespace."""
+    found: dict[int, tuple[str, int]] = {}
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            for row in kernel_text.lines(proc / "self" / "net" / name)[1:]:
+                words = row.split()
+                if len(words) < 10 or words[3] != _LISTEN:
+                    continue
+                address, _, port = words[1].partition(":")
+                host, inode = _host(address), kernel_text.number(words[9])
+                number = kernel_text.number(port, 16)
+                if host is not None and inode and number:
+                    found[inode] = host, number
+    return found
+
+
+def _host(text: str) -> str | None:
+    """Return the address to connect to for one written by the kernel: words of 32 bits in the byte order of the CPU."""
+    if len(text) not in (8, 32):
+        return None
+    words = [kernel_text.number(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    if any(word is None for word in words):
+        return None
+    packed = struct.pack(f"={len(words)}I", *words)
+    if len(words) == 1:
+        return "127.0.0.1" if packed == bytes(4) else socket.inet_ntop(socket.AF_INET, packed)
+    return "::1" if packed == bytes(16) else socket.inet_ntop(socket.AF_INET6, packed)
+
+
+def ports(finder: JobFinder, *, proc: Path = PROC) -> list[ListeningPort]:
+    """Return the listening ports of all jobs on this node, each once, bounded for each job and the node.
+
+    Raises ``ExhaustedError``.
+    """
+    sockets = listening(proc=proc)
+    found: dict[int, ListeningPort] = {}
+    of_job: Counter[str] = Counter()
+    with contextlib.suppress(OSError):
+        here = own_namespace("net", proc=proc)
+        for one in processes(proc=proc):
+            for port in _of_process(one, finder, sockets, here):
+                # Workers of a server share its socket.
+                if port.inode not in found and of_job[port.job] < MOST_PORTS_OF_JOB and len(found) < MOST_PORTS:
+                    found[port.inode] = port
+                    of_job[port.job] += 1
+    return list(found.values())
+
+
+def _of_process(
+    one: Process, finder: JobFinder, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int]
+) -> Iterator[ListeningPort]:  # fmt: skip
+    try:
+        job = finder.of(one)
+        if job is None or job.source == "environment" or one.namespace("net") != here:
+            return
+        user = _user(one)
+        if user is None:
+            return
+        for inode in _inodes(one):
+            if inode in sockets:
+                host, port = sockets[inode]
+                yield ListeningPort(one.id, inode, str(job.job_id), *user, host, port)
+    except ExhaustedError:
+        raise
+    except OSError:
+        return  # it has ended, or may not be examined
+
+
+def _user(one: Process) -> tuple[int, int, tuple[int, ...]] | None:
+    """Return UID, GID and groups of a process; None for root, and for one that is changing its user."""
+    status = one.status()
+    uids, gids = (set(kernel_text.numbers(status.get(name, ""))) for name in ("Uid", "Gid"))
+    groups = kernel_text.numbers(status.get("Groups", ""))
+    if len(uids) != 1 or len(gids) != 1 or 0 in uids or len(groups) > _MOST_GROUPS:
+        return None
+    return uids.pop(), gids.pop(), groups
+
+
+def _inodes(one: Process) -> Iterator[int]:
+    for name in one.names("fd")[:MOST_DESCRIPTORS]:
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            match = _SOCKET.fullmatch(one.link(f"fd/{name}"))
+            if match is not None:
+                yield int(match[1])
+
+
+def request(port: ListeningPort) -> list[EngineReading]:
+    """Scrape a port with the privileges of its user. Raises ``UnreachableError`` with the reason."""
+    argv = process.of_module(
+        "slurm_affinode.metrics.serving.scrape", port.host, str(port.port), str(port.uid), str(port.gid),
+        ",".join(map(str, port.groups)),
+    )  # fmt: skip
+    done = process.run(argv, timeout_s=PROGRAM_S)
+    try:
+        return scrape.decode(done.stdout.strip())
+    except (ValueError, RecursionError) as error:
+        raise UnreachableError(f"{port.host}:{port.port}: the result of the scrape {error}") from error
+
+
+class EngineScraper:
+    """Finds and scrapes the engines of this node, round by round."""
+
+    def __init__(
+        self,
+        finder: JobFinder,
+        *,
+        say: Callable[[str], None],
+        look: Callable[[], Sequence[ListeningPort]] | None = None,
+        send: Callable[[ListeningPort], list[EngineReading]] = request,
+        now: Callable[[], float] = time.monotonic,
+        proc: Path = PROC,
+    ) -> None:
+        """``look`` and ``send`` are replaced in tests."""
+        self._look = look or (lambda: ports(finder, proc=proc))
+        self._say, self._send, self._now, self._proc = say, send, now, proc
+        self._quiet: dict[tuple[Id, int], float] = {}
+        """Port without an engine -> time from which it is scraped again."""
+        self._known: dict[tuple[Id, int], tuple[float, list[FoundEngine]]] = {}
+        """Port -> time of its last good scrape, and its engines then."""
+        self._failing = False
+
+    def round(self) -> list[FoundEngine]:
+        """Scrape all ports once; return the engines."""
+        try:
+            there = self._look()
+        except AffinodeError as error:
+            if not self._failing:
+                self._say(f"engines are not searched for: {error}")
+            self._failing = True
+            return []
+        self._failing = False
+        keys = {port.key for port in there}
+        self._quiet = {key: until for key, until in self._quiet.items() if key in keys and until > self._now()}
+        self._known = {key: one for key, one in self._known.items() if key in keys}
+        wanted = [port for port in there if port.key not in self._quiet]
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
+            return [engine for found in pool.map(self._one, wanted) for engine in found]
+
+    def _one(self, port: ListeningPort) -> list[FoundEngine]:
+        started = time.monotonic()
+        try:
+            readings = self._send(port)
+        except AffinodeError:
+            readings = []
+        took_s = time.monotonic() - started
+        if not self._still_there(port):
+            return []
+        if readings:
+            name = f"[{port.host}]" if ":" in port.host else port.host
+            engines = [
+                FoundEngine(one, f"{name}:{port.port}", port.job, _name_of(port.uid), took_s) for one in readings
+            ]
+            self._known[port.key] = self._now(), engines
+            return engines
+        last, engines = self._known.get(port.key, (float("-inf"), []))
+        if self._now() - last > RETRY_S:
+            self._known.pop(port.key, None)
+            self._quiet[port.key] = self._now() + RETRY_S
+            return []
+        return [replace(one, reading=replace(one.reading, values={}), took_s=took_s, up=False) for one in engines]
+
+    def _still_there(self, port: ListeningPort) -> bool:
+        """Return whether the process still holds the socket: otherwise another program may have responded."""
+        try:
+            with Process(port.process.pid, started=port.process.started, proc=self._proc) as one:
+                return port.inode in _inodes(one)
+        except OSError:
+            return False
+
+    def run(self, put: Callable[[list[FoundEngine]], None], *, period_s: float, stop: threading.Event) -> None:
+        """Pass the engines of a round to ``put`` every ``period_s`` seconds until ``stop`` is set."""
+        while not stop.is_set():
+            started = time.monotonic()
+            put(self.round())
+            stop.wait(max(1.0, period_s - (time.monotonic() - started)))
+
+
+@lru_cache(maxsize=1024)
+def _name_of(uid: int) -> str:
+    return name_of_user(uid)

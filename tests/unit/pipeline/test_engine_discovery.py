@@ -1,0 +1,210 @@
+"""Engines in jobs: found by their sockets, scraped with the user's privileges, exported with bounded labels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from waiting import wait_until
+
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.metrics.serving.scrape import EngineReading
+from slurm_affinode.model.gpu import JobRef
+from slurm_affinode.pipeline import engine_discovery
+from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, ListeningPort
+from slurm_affinode.pipeline.exporter import LastEngines
+
+NOBODY = 65534
+SERVER = """
+import http.server, os, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+        self.wfile.write(b"vllm:num_requests_running{model_name=\"m\"} 2\\n")
+        self.wfile.write(b"vllm:num_preemptions_total{model_name=\"m\"} 5\\n")
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+if os.geteuid() == 0:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+print(server.server_port, flush=True)
+if os.fork() == 0:  # a worker shares the socket
+    server.serve_forever()
+server.serve_forever()
+"""
+
+
+class OneJob(JobFinder):
+    """Says that the processes of a session belong to job 7."""
+
+    def __init__(self, session: int, source: str = "cgroup") -> None:
+        super().__init__()
+        self._session, self._source = str(session), source
+
+    def of(self, process: Process) -> JobRef | None:
+        return JobRef(7, "0", self._source) if process.stat().fields[3] == self._session else None
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[int, int]]:
+    """A server with a worker; yield the PID of its session and its port."""
+    argv = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as started:
+        assert started.stdout is not None
+        yield started.pid, int(started.stdout.readline())
+        os.killpg(started.pid, 9)
+
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to examine and become other users")
+
+
+def test_engine_of_a_job_is_found_and_scraped(server: tuple[int, int]) -> None:
+    """Its workers share the socket and count once."""
+    session, port = server
+    scraper = EngineScraper(OneJob(session), say=pytest.fail)
+    (found,) = scraper.round()
+    assert (found.job, found.user, found.address, found.up) == ("7", "nobody", f"127.0.0.1:{port}", True)
+    assert found.reading == EngineReading("vllm", "m", None, {"running": 2.0, "preemptions": 5.0})
+    assert 0 < found.took_s < engine_discovery.PROGRAM_S
+
+
+def test_job_named_by_the_environment_does_not_count(server: tuple[int, int]) -> None:
+    """A user could export metrics as another user's job."""
+    assert engine_discovery.ports(OneJob(server[0], "environment")) == []
+
+
+def test_processes_without_a_job_are_not_scraped(server: tuple[int, int]) -> None:
+    assert engine_discovery.ports(OneJob(2**30)) == []
+
+
+def test_ports_of_a_job_are_limited(server: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_discovery, "MOST_PORTS_OF_JOB", 0)
+    assert engine_discovery.ports(OneJob(server[0])) == []
+
+
+def test_result_is_discarded_if_the_process_does_not_hold_the_socket(server: tuple[int, int]) -> None:
+    """Another program may have bound the port in the meantime."""
+    (port,) = engine_discovery.ports(OneJob(server[0]))
+    other = replace(port, inode=port.inode + 10**9)
+    gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
+    for one in (other, gone):
+        assert EngineScraper(OneJob(0), say=pytest.fail, look=lambda one=one: [one]).round() == []
+
+
+def test_ended_server_is_not_exported(server: tuple[int, int]) -> None:
+    session, _ = server
+    scraper = EngineScraper(OneJob(session), say=pytest.fail)
+    assert scraper.round()
+    os.killpg(session, 9)
+    wait_until("the server has ended", lambda: not engine_discovery.ports(OneJob(session)))
+    assert scraper.round() == []
+
+
+class Script:
+    """A port whose responses a test sets, with a clock."""
+
+    def __init__(self, port: ListeningPort) -> None:
+        self.port, self.time, self.requests = port, 0.0, 0
+        self.answer: list[EngineReading] | None = None
+        self.scraper = EngineScraper(
+            OneJob(0), say=pytest.fail, look=lambda: [self.port], send=self._send, now=lambda: self.time
+        )
+
+    def _send(self, _: ListeningPort) -> list[EngineReading]:
+        self.requests += 1
+        if self.answer is None:
+            raise UnreachableError("refused")
+        return self.answer
+
+
+@pytest.fixture
+def script(server: tuple[int, int]) -> Script:
+    (port,) = engine_discovery.ports(OneJob(server[0]))
+    return Script(port)
+
+
+def test_port_without_an_engine_is_left_alone_for_minutes(script: Script) -> None:
+    assert script.scraper.round() == script.scraper.round() == []
+    assert script.requests == 1
+    script.time += engine_discovery.RETRY_S + 1
+    script.scraper.round()
+    assert script.requests == 2
+
+
+def test_engine_that_does_not_respond_is_down_and_then_forgotten(script: Script) -> None:
+    """Its values are unknown meanwhile, and never those of an earlier scrape."""
+    script.answer = [EngineReading("vllm", "m", None, {"running": 1.0})]
+    assert [one.up for one in script.scraper.round()] == [True]
+    script.answer = None
+    script.time += 60
+    (down,) = script.scraper.round()
+    assert (down.up, down.reading.model, down.reading.values) == (False, "m", {})
+    script.time += engine_discovery.RETRY_S
+    assert script.scraper.round() == []
+
+
+@pytest.mark.parametrize(
+    ("tcp", "tcp6", "expected"),
+    [
+        ("0100007F:1F40 00000000:0000 0A 0:0 0:0 0 65534 0 42 1", "", {42: ("127.0.0.1", 8000)}),
+        ("00000000:1F40 00000000:0000 0A 0:0 0:0 0 65534 0 42 1", "", {42: ("127.0.0.1", 8000)}),
+        ("0100007F:1F40 00000000:0000 01 0:0 0:0 0 65534 0 42 1", "", {}),
+        ("", f"{'0' * 32}:1F40 {'0' * 32}:0000 0A 0:0 0:0 0 65534 0 42 1", {42: ("::1", 8000)}),
+        ("0100007F:XXXX 00000000:0000 0A 0:0 0:0 0 0 0 42 1", "1:2:3", {}),
+        ("01000:1F40 00000000:0000 0A 0:0 0:0 0 0 0 42 1", "", {}),
+    ],
+)
+def test_listening_sockets_of_the_kernel(
+    tmp_path: Path, tcp: str, tcp6: str, expected: dict[int, tuple[str, int]]
+) -> None:  # fmt: skip
+    net = tmp_path / "self" / "net"
+    net.mkdir(parents=True)
+    (net / "tcp").write_text(f"  sl\n   0: {tcp}\n" if tcp else "  sl\n")
+    (net / "tcp6").write_text(f"  sl\n   0: {tcp6}\n" if tcp6 else "  sl\n")
+    assert engine_discovery.listening(proc=tmp_path) == expected
+
+
+def exported(*found: FoundEngine) -> list[str]:
+    last = LastEngines(
+        node="gpu01", cluster="alpha", stale_s=60, gpus=lambda: {"7": ("GPU-1", "GPU-2")}, now=lambda: 0.0
+    )
+    last.put(list(found))
+    registry = CollectorRegistry()
+    registry.register(last)
+    return [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+
+
+ENGINE = FoundEngine(
+    EngineReading("vllm", "m", "0", {"running": 2.0, "preemptions": 5.0}), "127.0.0.1:8000", "7", "ada", 0.5
+)
+LABELS = (
+    'Hostname="gpu01",address="127.0.0.1:8000",cluster="alpha",engine="vllm",gpus="GPU-1,GPU-2",hpc_job="7",model="m",'
+    'rank="0",user="ada"'
+)
+
+
+def test_engine_is_exported_with_job_user_and_gpus() -> None:
+    assert sorted(exported(ENGINE)) == [
+        f"slurm_affinode_serving_preemptions_total{{{LABELS}}} 5.0",
+        f"slurm_affinode_serving_running{{{LABELS}}} 2.0",
+        f"slurm_affinode_serving_scrape_s{{{LABELS}}} 0.5",
+        f"slurm_affinode_serving_up{{{LABELS}}} 1.0",
+    ]
+
+
+def test_two_engines_with_the_same_labels_are_one_series() -> None:
+    """Prometheus would reject the whole scrape otherwise."""
+    lines = exported(ENGINE, ENGINE)
+    assert len(lines) == len({line.split(" ")[0] for line in lines}) == 4
+
+
+def test_quotes_in_a_model_name_are_escaped() -> None:
+    hostile = replace(ENGINE, reading=replace(ENGINE.reading, model='m"} 1\\'))
+    assert all('model="m\\"} 1\\\\"' in line for line in exported(hostile))
