@@ -208,7 +208,11 @@ def _decoded(credential: bytes) -> Message:
 def _live() -> Iterator[Check]:
     with _service() as service, tempfile.TemporaryDirectory(prefix="fuzz-") as place, contextlib.ExitStack() as stack:
         uid = [0]
-        stack.enter_context(mock.patch.object(control, "peer_of", lambda sock: Peer(1, uid[0], 100)))
+
+        def peer_of(sock: socket.socket) -> Peer:  # a mock would keep each socket that it is called with
+            return Peer(1, uid[0], 100)
+
+        stack.enter_context(mock.patch.object(control, "peer_of", peer_of))
         stack.enter_context(mock.patch.object(munge, "decode", _decoded))
         stack.enter_context(mock.patch.object(munge, "encode", lambda payload, only_uid=None: _credential(payload, 0)))
         path = Path(place) / "control.sock"
