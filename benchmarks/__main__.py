@@ -19,6 +19,7 @@ FULL = {
     "bench_join.py": ("--samples", "100000000", "--allocations", "265000"),
     "bench_report.py": ("--jobs", "100000"),
     "bench_ingest_gpu.py": (),
+    "bench_serving.py": (),
     "bench_zombies.py": ("--jobs", "100000"),
     "bench_agent.py": (),
     "bench_checkpoint.py": (),
@@ -31,6 +32,7 @@ QUICK = {
     "bench_triage.py": ("--mib", "128"),
     "bench_join.py": ("--samples", "10000000", "--allocations", "26500"),
     "bench_report.py": ("--jobs", "10000"),
+    "bench_serving.py": ("--engines", "100"),
     "bench_zombies.py": ("--jobs", "10000"),
     "bench_agent.py": ("--seconds", "20"),
 }
