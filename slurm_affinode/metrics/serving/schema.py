@@ -42,7 +42,7 @@ METRICS: dict[str, pl.DataType] = {
     "swapped": pl.Float64(),  # requests swapped to host memory
     "kv_usage": pl.Float64(),  # 0-1, share of the KV cache in use
     "host_kv_usage": pl.Float64(),  # 0-1, of the KV cache in host memory
-    "asleep": pl.Boolean(),  # the engine has been put to sleep
+    "asleep": pl.Boolean(),  # the engine is in its sleep mode
     # Configuration
     "kv_tokens": pl.Float64(),  # capacity of the KV cache in tokens
     "block_size": pl.Float64(),  # tokens in a block of the KV cache

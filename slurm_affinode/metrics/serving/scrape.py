@@ -252,11 +252,17 @@ def decode(line: bytes) -> list[EngineReading]:
         engine, model, rank, values = one
         names = all(text is None or (isinstance(text, str) and len(text) <= MOST_NAME and text.isprintable())
                     for text in (model, rank))  # fmt: skip
-        if engine not in kinds or not names or not isinstance(values, dict) or not values.keys() <= fields:
+        if (
+            not isinstance(engine, str)
+            or engine not in kinds
+            or not names
+            or not isinstance(values, dict)
+            or not values.keys() <= fields
+        ):
             raise ValueError("is no engine")
-        if not all(isinstance(value, float | int) and math.isfinite(value) for value in values.values()):
+        if not all(type(value) is float and math.isfinite(value) for value in values.values()):
             raise ValueError("has a value that is no number")
-        found.append(EngineReading(engine, model, rank, {name: float(value) for name, value in values.items()}))
+        found.append(EngineReading(engine, model, rank, values))
     return found
 
 

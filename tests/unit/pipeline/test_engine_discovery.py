@@ -28,8 +28,8 @@ import http.server, os, sys
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200); self.end_headers()
-        self.wfile.write(b"vllm:num_requests_running{model_name=\"m\"} 2\\n")
-        self.wfile.write(b"vllm:num_preemptions_total{model_name=\"m\"} 5\\n")
+        self.wfile.write(b'vllm:num_requests_running{model_name="m"} 2\\n')
+        self.wfile.write(b'vllm:num_preemptions_total{model_name="m"} 5\\n')
     def log_message(self, *_): pass
 server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
 if os.geteuid() == 0:

@@ -1,0 +1,74 @@
+"""Metrics of inference engines: text that a server of a user sends, and the report that root reads of it.
+
+Whatever the text, the scrape program must report engines that root's side accepts, in bounded time and size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from random import Random
+
+from fuzz import mutation
+from fuzz.mutation import some
+from fuzz.runner import Check, Target, Wrong
+from slurm_affinode.metrics.serving import engines, scrape
+
+_NAMES = sorted(engines.load().by_name)
+_LABELS = (
+    "model_name",
+    "model",
+    "engine",
+    "dp_rank",
+    "sleep_state",
+    "kv_cache_block_type",
+    "reason",
+    "le",
+    "block_size",
+)
+_TEXTS = ("", "0", "1", "m", "discard_all", "max", "+Inf", 'a"} 1', "\\", "\x1b]0;x\x07", "x" * 300)
+_VALUES = ("0", "1", "0.5", "1e308", "1e999", "-1", "NaN", "+Inf", "0x1", "9" * 400, "")
+_WORDS = (b"{", b"}", b'"', b"\\", b",", b"=", b"\n", b" # {", b"NaN", b"# EOF", b"\0", b"_total", b"1e309")
+_REPORT = [["vllm", "m", "0", {"running": 2.0, "kv_usage": 0.5}], ["llamacpp", None, None, {"waiting": 1}]]
+
+
+def _text(rng: Random) -> bytes:
+    lines = []
+    for _ in range(some(rng, (1, 2, 5, 30))):
+        labels = ",".join(f'{some(rng, _LABELS)}="{some(rng, _TEXTS)}"' for _ in range(some(rng, (0, 1, 2, 4))))
+        lines.append(f"{some(rng, _NAMES)}{{{labels}}} {some(rng, _VALUES)}\n")
+    return mutation.mutated(rng, "".join(lines).encode(), _WORDS)
+
+
+@contextlib.contextmanager
+def _scraped() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        found = scrape.readings(data.decode("utf-8", "replace"))
+        line = scrape.report(found).encode()
+        if scrape.decode(line) != found:
+            raise Wrong("the report differs from the readings")
+        return bool(found)
+
+    yield check
+
+
+@contextlib.contextmanager
+def _reported() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        for one in scrape.decode(data):
+            sound = all(isinstance(value, float) and math.isfinite(value) for value in one.values.values())
+            if not sound or not (one.model or "").isprintable() or one.engine not in engines.load().engines:
+                raise Wrong(f"{one!r:.80} was accepted")
+        return True
+
+    yield check
+
+
+TARGETS = (
+    Target("engine-scrape", "metrics that a server of a user sends", _text, _scraped),
+    Target(
+        "engine-report", "the report of the scrape program", lambda rng: mutation.mutated_json(rng, _REPORT), _reported,
+        (ValueError, RecursionError),
+    ),
+)  # fmt: skip
