@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import gpu
 import torch
 from cuda.bindings import driver
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 WIDTH = 1 << 14
 BATCH = 2
@@ -35,6 +35,17 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         self.made += 1
         values = torch.rand(WIDTH, generator=torch.Generator().manual_seed(index))
         return values, torch.tensor([os.getpid(), self.made])
+
+
+class Shuffled(Sampler[int]):
+    """Another order in each epoch, the same in each loader."""
+
+    def __init__(self, length: int) -> None:
+        self.length, self.epoch = length, 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        yield from torch.randperm(self.length, generator=torch.Generator().manual_seed(self.epoch)).tolist()
 
 
 class Transfer:
@@ -58,14 +69,14 @@ class Transfer:
 def loader(method: str, length: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
     """Returns a loader whose workers are started in this way."""
     return DataLoader(
-        Numbers(length), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1), num_workers=2,
+        Numbers(length), batch_size=BATCH, sampler=Shuffled(length), num_workers=2,
         persistent_workers=True, multiprocessing_context=method, timeout=120,
     )  # fmt: skip
 
 
 def expected(length: int, epochs: int) -> Iterator[str]:
     """The digests of all batches, computed in this process alone."""
-    alone = DataLoader(Numbers(length), batch_size=BATCH, shuffle=True, generator=torch.Generator().manual_seed(1))
+    alone = DataLoader(Numbers(length), batch_size=BATCH, sampler=Shuffled(length))
     for _ in range(epochs):
         for values, _ in alone:
             yield hashlib.sha256(values.flatten().numpy()).hexdigest()
