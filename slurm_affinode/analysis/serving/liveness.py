@@ -165,7 +165,10 @@ def outages(series: EngineSeries) -> list[Outage]:
         again = after < len(times) and after not in restarted
         patience = max(TIMEOUT_STEPS * series.step_s, TIMEOUT_S, 10 * slowest)
         gone = refused >= REFUSED_SCRAPES and refused * 2 >= last - first + 1
-        if gone or (not again and last - first + 1 >= REFUSED_SCRAPES and length >= patience):
+        # The same process, by its start time, responded again: the network or a proxy was down.
+        if again and (not gone or series.known("start_time")):
+            continue
+        if gone or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
             found.append(Outage(first, last, refused, after in restarted))
     return found
 

@@ -179,6 +179,17 @@ def test_late_scrapes_are_no_end(serving: Path) -> None:
     assert len(of(found, "queue-unstable")) == 1
 
 
+@pytest.mark.parametrize(("restarted", "ends"), [(False, 0), (True, 1)])
+def test_refused_scrapes_end_a_process_only_if_another_one_follows(restarted: bool, ends: int) -> None:
+    down = lambda t: 1800 <= t < 2100  # noqa: E731
+    found = health(synthetic(
+        3600, running=lambda t: None if down(t) else 1.0, generation_tokens=lambda t: None if down(t) else t,
+        error=lambda t: "[Errno 111] Connection refused" if down(t) else None,
+        start_time=lambda t: None if down(t) else 100.0 + 50 * (restarted and t >= 2100),
+    ))  # fmt: skip
+    assert len(of(found, "ended")) == ends
+
+
 @pytest.mark.parametrize(("name", "seconds"), [(SHORT, 5), (SHORT, 15), (LLAMA, 5)])
 def test_overload_at_other_scrape_intervals(serving: Path, name: str, seconds: int) -> None:
     samples = every(recordings.read(serving, name), seconds)
