@@ -210,6 +210,10 @@ held = bytearray()
 while True:
     held += bytes([1]) * (16 << 20)
 """
+OOM_KILLS = (
+    'find /sys/fs/cgroup/memory -path "*/job_$1/*" -name memory.oom_control -exec grep "^oom_kill [1-9]" {} +; true'
+)
+"""Prints something when the kernel has killed a process of a job for lack of memory."""
 
 
 def test_out_of_memory_during_suspension(cluster: Cluster, memory: None) -> None:
@@ -226,7 +230,9 @@ def test_out_of_memory_during_suspension(cluster: Cluster, memory: None) -> None
         wait_for_held_criu(cluster, "c1", "before", "dump")
         cluster.exec("login", "touch", "/home/alice/grow", user="alice")
         try:
-            cluster.shell("login", "sleep 5")
+            wait_until(
+                "the kernel kills a process", lambda: cluster.shell("c1", OOM_KILLS, job), lambda seen: seen != ""
+            )
             let_criu_go(cluster, "c1")
             cluster.wait_for_state(job, "OUT_OF_MEMORY")
         finally:
