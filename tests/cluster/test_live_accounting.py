@@ -158,13 +158,14 @@ def test_metrics_name_the_job_that_has_the_gpu(cluster: Cluster) -> None:
 
 
 def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
-    """Without a mapping directory and without cgroups, through the process tree."""
+    """Without a mapping directory: through their cgroups, or without those through the process tree."""
+    cgroups = "proctrack/cgroup" in cluster.exec("login", "scontrol", "show", "config")
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("squatter"))
     cluster.wait_for_output(job, " squatting ")
     found = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
     [held] = [gpu for gpu in found if gpu["refs"]]
     assert held["jobs"] == [job]
-    assert held["refs"] == [[int(job), "batch", "slurmstepd"]]
+    assert held["refs"] == [[int(job), "batch", "cgroup" if cgroups else "slurmstepd"]]
 
 
 @pytest.mark.usefixtures("leftovers_stay")
