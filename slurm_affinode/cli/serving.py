@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -12,11 +13,13 @@ import click
 
 from slurm_affinode.analysis.serving.crash_log import MEMORIES
 from slurm_affinode.analysis.serving.triage import CrashTriage
+from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import printable, size
 from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import (
+    Span,
     When,
     clock,
     config_options,
@@ -31,13 +34,14 @@ from slurm_affinode.model.finding import Evidence, plain
 from slurm_affinode.model.serving import Diagnosis, EngineHealth
 from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
-from slurm_affinode.pipeline.servers import ServerQuery
-from slurm_affinode.pipeline.triage import is_job
+from slurm_affinode.pipeline.servers import ServerQuery, TunedEngine
+from slurm_affinode.pipeline.triage import is_job, scan_logs
 from slurm_affinode.report.output import write_files
 
 _COMMANDS = {
     "list": ("slurm_affinode.cli.serving:list_", "List engines and what is wrong with them"),
     "explain": ("slurm_affinode.cli.serving:explain", "Show the diagnoses of engines with their evidence"),
+    "tune": ("slurm_affinode.cli.serving:tune", "Recommend settings of an engine, with the figures behind them"),
     "triage": ("slurm_affinode.cli.serving:triage", "Find out why a job failed, from its logs and accounting"),
 }
 
@@ -224,6 +228,124 @@ def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
         for label, text in (("Advice", one.advice), ("Doubt", one.doubt)):
             if text:
                 click.echo(f"{label}: {printable(text)}")
+
+
+_TUNE_EPILOG = """\b
+Examples:
+  slurm-affinode serving tune 4711 --log slurm-4711.out
+  slurm-affinode serving tune gpu01:8000 --since 7d --write
+  slurm-affinode serving tune gpu01:8000 --watch 1m
+
+\b
+Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
+"""
+_STABLE = 3
+"""Evaluations in a row that give the same advice before --watch prints it."""
+
+
+@command(epilog=_TUNE_EPILOG)
+@config_options
+@click.argument("target", metavar="JOBID|ADDRESS")
+@period_options
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    metavar="FILE",
+    help="Read this log of the engine: memory at startup, failures; may be repeated",
+)
+@click.option("--write", is_flag=True, help="Print only a command line with the recommended options")
+@click.option(
+    "--watch",
+    "watch_s",
+    type=Span(),
+    metavar="SPAN",
+    help="Evaluate every SPAN and print the advice when a change is stable",
+)
+@json_option
+def tune(
+    *, config: Config, target: str, logs: tuple[str, ...], write: bool, watch_s: float | None, as_json: bool,
+    **query: Any,
+) -> int:  # fmt: skip
+    """Recommend settings of an engine from what its requests needed. Nothing is changed.
+
+    Uses observed lengths of requests, peak KV usage, preemptions, queues, free GPU memory and, from a log, failures and
+    the memory figures of the start. Each recommendation names the figures behind it and its cost. The memory share is
+    raised only if GPU memory was free and none ran out.
+    """
+    wanted = ServerQuery(**query)
+    wanted = replace(wanted, jobs=(target,)) if is_job(target) else replace(wanted, addresses=(target,))
+    shown: list[Any] = []
+    seen: list[list[Any]] = []
+    while True:
+        found = servers.tune(config, wanted, scan_logs(logs))
+        advice = [one.tuning.recommendations for one in found]
+        seen = [*seen[-_STABLE + 1 :], advice]
+        stable = watch_s is None or (len(seen) == _STABLE and all(one == advice for one in seen))
+        if stable and (watch_s is None or advice != shown):
+            shown = advice
+            _show_tuning(found, target, write=write, as_json=as_json)
+        if watch_s is None:
+            return 0 if found else 1
+        time.sleep(watch_s)
+
+
+def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([{"key": plain(one.health.key), "job": one.health.job, **one.tuning.as_json()} for one in found])
+        return
+    if not found:
+        warn(f"slurm-affinode: no samples of {printable(target)} in the period")
+    for number, one in enumerate(found):
+        tuning, facts = one.tuning, one.tuning.facts
+        line = tuning.command(one.health.key.model)
+        if write:
+            if line is None:
+                warn(f"slurm-affinode: the command of {facts.engine} is not known")
+            else:
+                click.echo(printable(line))
+            continue
+        if number:
+            click.echo()
+        click.echo(printable(f"{facts.engine} {one.health.key.model or ''} at {_address(one.health)}"))
+        print_table(("observed", "value"), _facts(facts))
+        click.echo()
+        if not tuning.recommendations:
+            click.echo("No change is recommended.")
+        for item in tuning.recommendations:
+            value = "" if item.proposed is None else f" to {_value(item.proposed)}"
+            current = "" if item.current is None else f" (now {_value(item.current)})"
+            click.echo(f"{item.direction} {item.option or item.setting}{value}{current}")
+            click.echo(f"  because: {printable(item.reason)}")
+            click.echo(f"  cost: {printable(item.cost)}")
+        for text in tuning.unknown:
+            click.echo(f"unknown: {text}")
+        if tuning.options and line is not None:
+            click.echo(f"\n{printable(line)}")
+
+
+def _value(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.6g}"
+
+
+def _facts(facts: TuningFacts) -> list[tuple[str, str]]:
+    def told(value: float | None, unit: str = "") -> str:
+        return "unknown" if value is None else f"{value:,.4g}{unit}"
+
+    free = "unknown"
+    if facts.gpu_free_gib is not None:
+        free = f"{told(facts.gpu_free_gib)} of {told(facts.gpu_total_gib, ' GiB')}"
+    return [
+        ("requests completed", told(facts.requests)),
+        ("prompt, mean and longest", f"{told(facts.prompt_mean)}, {told(facts.prompt_longest, ' tokens')}"),
+        ("answer, mean and longest", f"{told(facts.output_mean)}, {told(facts.output_longest, ' tokens')}"),
+        ("KV cache", told(facts.kv_tokens, " tokens")),
+        ("KV usage, peak and while requests wait", f"{told(facts.kv_peak)}, {told(facts.kv_when_waiting)}"),
+        ("running and waiting, peaks", f"{told(facts.running_peak)}, {told(facts.waiting_peak)}"),
+        ("preemptions", told(facts.preemptions)),
+        ("least free GPU memory", free),
+        ("failures in the logs", ", ".join(dict.fromkeys(one.kind for one in facts.failures)) or "none"),
+    ]
 
 
 _TRIAGE_EPILOG = """\b

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import polars as pl
 
+from slurm_affinode.analysis.serving.crash_log import LogFindings, StartupFacts
 from slurm_affinode.analysis.serving.diagnosis import Fleet, diagnose_all
+from slurm_affinode.analysis.serving.series import EngineSeries, of_process, responds_in_turn, streams
 from slurm_affinode.analysis.serving.timeline import timeline
+from slurm_affinode.analysis.serving.tuning import Tuning, observe
+from slurm_affinode.analysis.serving.tuning import tune as advise
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import NoStoreError
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -54,13 +58,22 @@ def find(config: Config, query: ServerQuery, *, timelines: bool = False) -> Serv
     The period ends with the last sample and is a day long unless the query says otherwise. Raises ``NoStoreError``
     without stored samples of engines.
     """
+    with _selected(config, query) as (since, until, samples, gpus):
+        found = tuple(diagnose_all(samples, Fleet(gpus=gpus)))
+        charts = tuple(_timeline(one, samples, gpus) for one in found) if timelines else ()
+        return Servers(since, until, found, charts)
+
+
+@contextlib.contextmanager
+def _selected(
+    config: Config, query: ServerQuery
+) -> Iterator[tuple[datetime, datetime, pl.LazyFrame, pl.LazyFrame | None]]:
+    """Yield the period, the samples of the selected engines, and the GPU samples if there are any."""
     with contextlib.closing(engine_store(config.serving_dir)) as store:
         span = store.span()
         if span is None:
-            raise NoStoreError(
-                f"no samples of engines in {config.serving_dir}",
-                hint="ingest some: slurm-affinode ingest serving --help",
-            )
+            hint = "ingest some: slurm-affinode ingest serving --help"
+            raise NoStoreError(f"no samples of engines in {config.serving_dir}", hint=hint)
         until = query.until or span[1] + timedelta(milliseconds=1)
         since = query.since or until - PERIOD
         samples = store.scan(since, until)
@@ -71,20 +84,74 @@ def find(config: Config, query: ServerQuery, *, timelines: bool = False) -> Serv
             if wanted:
                 samples = samples.filter(pl.col(column).is_in(wanted))
         with _gpu_samples(config, since, until) as gpus:
-            found = tuple(diagnose_all(samples, Fleet(gpus=gpus)))
-            charts = tuple(_timeline(one, samples, gpus) for one in found) if timelines else ()
-            return Servers(since, until, found, charts)
+            yield since, until, samples, gpus
+
+
+@dataclass(frozen=True, slots=True)
+class TunedEngine:
+    """An engine with its advice."""
+
+    health: EngineHealth
+    tuning: Tuning
+
+
+def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -> list[TunedEngine]:
+    """Return advice for the selected engines, in the order of their identity. ``logs``: those of the engines.
+
+    Raises ``NoStoreError`` without stored samples of engines.
+    """
+    failures = [one for log in logs for one in log.failures]
+    startup = next((log.startup for log in logs if log.startup != StartupFacts()), None)
+    with _selected(config, query) as (_, _, samples, gpus):
+        found = []
+        for health in diagnose_all(samples, Fleet(gpus=gpus)):
+            series = _series(health, samples)
+            if series is None:
+                continue
+            total, free = _room(_gpus_of(health, gpus))
+            facts = observe(
+                series, health.diagnoses, failures, startup, gpu_total_gib=total, gpu_free_gib=free
+            )  # fmt: skip
+            found.append(TunedEngine(health, advise(facts)))
+        return found
+
+
+def _room(gpus: pl.DataFrame | None) -> tuple[float | None, float | None]:
+    """Return the memory of a GPU and the least free memory of one of them, in GiB."""
+    if gpus is None:
+        return None, None
+    known = gpus.filter(pl.col("fb_used_mib").is_not_null() & pl.col("fb_total_mib").is_not_null())
+    if known.is_empty():
+        return None, None
+    free = (known["fb_total_mib"] - known["fb_used_mib"]).min()
+    return float(known["fb_total_mib"].min()) / 1024, float(free) / 1024  # type: ignore[arg-type]
+
+
+def _own(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:
+    """Return the samples of an engine, with those of other processes that respond at its address."""
+    names = [name for name in IDENTITY if name != "rank" or not responds_in_turn(health.key)]
+    same = [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in names]
+    return samples.filter(pl.all_horizontal(same), pl.col("time").is_between(health.since, health.until)).collect()
+
+
+def _series(health: EngineHealth, samples: pl.LazyFrame) -> EngineSeries | None:
+    rank = None if responds_in_turn(health.key) else health.key.rank
+    found = streams(replace(health.key, rank=rank), _own(health, samples))
+    return next((one for one in found if one.key == health.key and len(one)), None)
+
+
+def _gpus_of(health: EngineHealth, gpus: pl.LazyFrame | None) -> pl.DataFrame | None:
+    if gpus is None or not health.gpus:
+        return None
+    during = pl.col("time").is_between(health.since, health.until + timedelta(seconds=1))
+    return gpus.filter(pl.col("uuid").is_in(health.gpus), during).collect()
 
 
 def _timeline(health: EngineHealth, samples: pl.LazyFrame, gpus: pl.LazyFrame | None) -> pl.DataFrame:
-    same = [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in IDENTITY]
-    until = health.until + timedelta(seconds=1)
-    own = samples.filter(pl.all_horizontal(same), pl.col("time").is_between(health.since, health.until)).collect()
-    held = None
-    if gpus is not None and health.gpus:
-        during = pl.col("time").is_between(health.since, until)
-        held = gpus.filter(pl.col("uuid").is_in(health.gpus), during).collect()
-    return timeline(own, held, health.since, until)
+    own = _own(health, samples)
+    if responds_in_turn(health.key):
+        own = own.filter(of_process(health.key))
+    return timeline(own, _gpus_of(health, gpus), health.since, health.until + timedelta(seconds=1))
 
 
 @contextlib.contextmanager

@@ -69,7 +69,7 @@ def examine(
             if not logs:
                 raise
             problems.append(str(error))
-    findings = [_scan(path, path, owner=None, advance=advance) for path in logs]
+    findings = scan_logs(logs, advance=advance)
     for path in found:
         try:
             findings.append(_scan(path, path, owner=owner, advance=advance))
@@ -81,6 +81,11 @@ def examine(
             "name the logs after the job"
         )
     return JobTriage(triage(findings, outcome, () if outcome is None else metrics(outcome)), tuple(problems))
+
+
+def scan_logs(paths: Sequence[str], *, advance: Callable[[int], object] = lambda _: None) -> list[LogFindings]:
+    """Return the findings of each log. Raises ``InputError`` if one cannot be read."""
+    return [_scan(path, path, owner=None, advance=advance) for path in paths]
 
 
 def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[str]]:

@@ -358,7 +358,7 @@ def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[
     if float(capacity.kv_full[first : last + 1].mean()) < 0.5:
         return None
     iteration = math.sqrt(times[0] * times[-1])
-    square, square_error = _second_moment(series, first, last, output)
+    square, square_error = second_moment(series, first, last, output)
     demand = output * prompt + (square + output) / 2
     value = growth.arrivals * iteration * demand / size
     arrived = max(1.0, growth.arrivals * float(series.time[last] - series.time[first]))
@@ -371,7 +371,7 @@ def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[
     return value, value * math.sqrt(math.fsum(one**2 for one in relative))
 
 
-def _second_moment(series: EngineSeries, first: int, last: int, mean: float) -> tuple[float, float]:
+def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> tuple[float, float]:
     """Return E[o²] of the output lengths and its error, from the histogram or from a typical variation."""
     before, after = series.buckets("generation_lengths", first), series.buckets("generation_lengths", last)
     if before and after and len(before) == len(after):

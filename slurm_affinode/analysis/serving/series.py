@@ -32,6 +32,10 @@ _DISORDER = 0.1
 """Share of intervals with falling counters above which the samples are not those of one process."""
 
 
+_STARTED = "started "
+"""Begins the rank of a process that responds in turn with others."""
+
+
 def moment(seconds: float) -> datetime:
     """Return seconds since the epoch as an aware time."""
     return datetime.fromtimestamp(round(float(seconds), 3), UTC)
@@ -240,8 +244,20 @@ def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
     rounded = pl.col("start_time").round()
     for one in distinct.tolist():
         part = samples.filter(rounded.is_null() | (rounded == one))
-        rank = f"started {moment(one):%Y-%m-%dT%H:%M:%SZ}"
+        rank = f"{_STARTED}{moment(one):%Y-%m-%dT%H:%M:%SZ}"
         yield EngineSeries(EngineKey(key.cluster, key.node, key.address, key.engine, key.model, rank), part)
+
+
+def responds_in_turn(key: EngineKey) -> bool:
+    """Return whether the engine is one of several processes that respond in turn: its rank is its start time."""
+    return key.rank is not None and key.rank.startswith(_STARTED)
+
+
+def of_process(key: EngineKey) -> pl.Expr:
+    """Return the samples of a process that responds in turn with others, and the failed scrapes."""
+    started = datetime.fromisoformat((key.rank or "").removeprefix(_STARTED)).timestamp()
+    rounded = pl.col("start_time").round()
+    return rounded.is_null() | (rounded == started)
 
 
 def conform(samples: pl.LazyFrame) -> pl.LazyFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,40 @@ def test_page_has_charts_and_diagnoses(state: Path, tmp_path: Path) -> None:
     for part in ("KV cache in use", "Preemptions per second", "queue-unstable", "Not exported by this engine"):
         assert part in text
     assert text.count("<path class=") >= 6
+
+
+def test_advice_names_figures_and_cost(state: Path) -> None:
+    code, text = invoke("tune", "busy:8000", "--state", str(state))
+    assert code == 0
+    for part in ("lower --max-num-seqs", "1,881 preemptions", "cost: ", "unknown: free GPU memory"):
+        assert part in text
+
+
+def test_command_line_alone_is_written(state: Path) -> None:
+    code, text = invoke("tune", "busy:8000", "--state", str(state), "--write")
+    assert code == 0
+    assert re.fullmatch(r"vllm serve tiny --max-num-seqs \d+\n", text)
+
+
+def test_advice_as_json(state: Path) -> None:
+    (row,) = json.loads(invoke("tune", "busy:8000", "--state", str(state), "--json")[1])
+    assert {one["setting"] for one in row["recommendations"]} == {"max-running", "replicas"}
+
+
+def test_watch_prints_advice_once_it_is_stable(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third evaluation with the same advice prints it, and no later one does."""
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("slurm_affinode.cli.serving.time.sleep", wait)
+    arguments = ["serving", "tune", "busy:8000", "--state", str(state), "--watch", "10s", "--write"]
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
+    assert waits == [10.0] * 5
+    assert result.output.count("vllm serve") == 1
 
 
 def test_unknown_engine_is_named(state: Path) -> None:

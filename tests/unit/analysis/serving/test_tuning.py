@@ -1,0 +1,165 @@
+"""Advice on settings: raise or lower the memory share, batch, lengths, replicas, and what stays unknown."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import serving_recordings as recordings
+
+from slurm_affinode.analysis.serving.crash_log import LogFailure, scan
+from slurm_affinode.analysis.serving.diagnosis import diagnose
+from slurm_affinode.analysis.serving.engine_model import EngineModel, simulate
+from slurm_affinode.analysis.serving.series import streams
+from slurm_affinode.analysis.serving.tuning import Recommendation, Tuning, TuningFacts, observe, tune
+from slurm_affinode.metrics.serving.schema import IDENTITY
+from slurm_affinode.model.serving import EngineKey
+
+GIB = 2**30
+BUSY = TuningFacts(
+    engine="vllm", seconds=3600.0, requests=1000.0, kv_tokens=100_000.0, kv_peak=1.0, kv_when_waiting=0.95,
+    memory_share=0.8, max_running=256.0, running_peak=200.0, waiting_peak=50.0, preemptions=2000.0, prompt_mean=500.0,
+    output_mean=400.0, kv_limited=True, gpu_total_gib=80.0, gpu_free_gib=12.0,
+)  # fmt: skip
+
+
+def advice(tuning: Tuning, setting: str) -> Recommendation:
+    (one,) = [one for one in tuning.recommendations if one.setting == setting]
+    return one
+
+
+def settings(tuning: Tuning) -> list[str]:
+    return [one.setting for one in tuning.recommendations]
+
+
+def out_of_memory(requested_gib: float = 4.0, free_gib: float = 1.0) -> LogFailure:
+    return LogFailure(
+        "gpu-out-of-memory", "job.out", 1, "CUDA out of memory", requested=requested_gib * GIB, free=free_gib * GIB,
+        total=80.0 * GIB,
+    )  # fmt: skip
+
+
+def test_preemptions_with_free_memory_raise_the_share() -> None:
+    one = advice(tune(BUSY), "memory-share")
+    assert (one.direction, one.option, one.current) == ("raise", "--gpu-memory-utilization", 0.8)
+    assert one.proposed == pytest.approx(0.92)  # 12 of 80 GiB free, 3 % stay free
+    assert "2,000 preemptions" in one.reason
+    assert "12.0 of 80.0 GiB" in one.reason
+
+
+def test_out_of_memory_lowers_the_share_despite_preemptions() -> None:
+    """The trap: the same preemptions, and the driver ran out of memory."""
+    tuning = tune(replace(BUSY, failures=(out_of_memory(),)))
+    one = advice(tuning, "memory-share")
+    assert one.direction == "lower"
+    assert one.proposed == pytest.approx(0.73)  # 3 GiB short of 80, and 3 % more
+    assert "4 GiB requested, 1 GiB free" in one.reason
+
+
+def test_without_free_memory_the_share_stays_and_the_dtype_is_named() -> None:
+    tuning = tune(replace(BUSY, gpu_free_gib=2.0))
+    assert "memory-share" not in settings(tuning)
+    assert advice(tuning, "kv-dtype").proposed == "fp8"
+
+
+def test_unknown_gpu_memory_gives_no_share_and_says_so() -> None:
+    tuning = tune(replace(BUSY, gpu_free_gib=None, gpu_total_gib=None))
+    assert "memory-share" not in settings(tuning)
+    assert "kv-dtype" not in settings(tuning)
+    assert any("GPU memory" in one for one in tuning.unknown)
+
+
+def test_batch_is_lowered_to_what_the_cache_holds() -> None:
+    one = advice(tune(BUSY), "max-running")
+    assert (one.direction, one.option) == ("lower", "--max-num-seqs")
+    assert one.proposed == int(100_000 // (500 + 200.5))
+
+
+def test_few_preemptions_do_not_lower_the_batch() -> None:
+    assert "max-running" not in settings(tune(replace(BUSY, preemptions=100.0)))
+
+
+def test_full_batch_with_free_cache_is_raised() -> None:
+    facts = replace(
+        BUSY, kv_limited=False, batch_limited=True, preemptions=0.0, max_running=16.0, running_peak=16.0,
+        kv_when_waiting=0.2,
+    )  # fmt: skip
+    one = advice(tune(facts), "max-running")
+    assert (one.direction, one.proposed) == ("raise", 64)
+
+
+def test_length_is_lowered_to_what_was_needed() -> None:
+    facts = replace(BUSY, max_length=131_072, prompt_longest=4000.0, output_longest=2000.0)
+    one = advice(tune(facts), "max-length")
+    assert one.proposed == 7680
+    assert "longer requests are refused" in one.cost
+    assert "max-length" not in settings(tune(replace(facts, max_length=8192)))
+    assert "max-length" not in settings(tune(replace(facts, output_longest=None)))
+
+
+def test_start_that_was_refused_gives_the_length_that_fits() -> None:
+    small = LogFailure("kv-cache-too-small", "job.out", 1, "To serve at least one", max_length=176)
+    one = advice(tune(TuningFacts(engine="vllm", seconds=0.0, failures=(small,))), "max-length")
+    assert (one.direction, one.proposed) == ("lower", 176)
+
+
+def test_overload_asks_for_replicas() -> None:
+    one = advice(tune(replace(BUSY, overload=2.0)), "replicas")
+    assert (one.option, one.proposed) == (None, 3)
+    assert "replicas" not in settings(tune(replace(BUSY, overload=0.9)))
+
+
+def test_quiet_engine_gets_no_advice() -> None:
+    quiet = TuningFacts(engine="vllm", seconds=3600.0, requests=10.0, kv_tokens=1e5, kv_peak=0.1, preemptions=0.0)
+    assert tune(quiet) == Tuning(quiet, (), ())
+
+
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [("vllm", "vllm serve 'a b' --gpu-memory-utilization 0.92"), ("sglang", "--mem-fraction-static 0.92"),
+     ("tgi", None)],
+)  # fmt: skip
+def test_command_has_the_options_of_the_engine(engine: str, command: str | None) -> None:
+    found = tune(replace(BUSY, engine=engine)).command("a b")
+    assert (command or "") in (found or "")
+    assert (found is None) == (command is None)
+
+
+def test_advice_as_json() -> None:
+    row = json.loads(json.dumps(tune(BUSY).as_json(), allow_nan=False))
+    assert row["recommendations"][0]["setting"] == "memory-share"
+    assert row["facts"]["max_length"] is None
+
+
+def test_advice_for_a_recorded_overload_lowers_preemptions_in_the_model(shared_data: Path) -> None:
+    """The batch that is advised, in the queueing model fitted to the recording: preemptions fall by more than half,
+    and the queue grows by less than a tenth."""
+    samples = recordings.read(shared_data / "serving", "vllm-0.32-cpu-episode-short-prompts")
+    key = EngineKey(*samples.select(*IDENTITY).row(0))
+    (health,) = diagnose(key, samples)
+    (series,) = streams(key, samples)
+    log = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
+    found = scan(iter([log]), "server.log")
+    tuning = tune(observe(series, health.diagnoses, (), found.startup))
+    advised = advice(tuning, "max-running").proposed
+    assert advised is not None
+    assert advice(tuning, "replicas").proposed == 3
+
+    text = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.requests.jsonl.gz").read_bytes())
+    sent = sorted(
+        (row for row in map(json.loads, text.splitlines()) if row.get("status") == 200), key=lambda row: row["start_ms"]
+    )
+    arrival = np.array([row["start_ms"] for row in sent]) / 1e3
+    prompt, answer = np.array([row["prompt"] for row in sent]), np.array([row["tokens"] for row in sent])
+    engine = EngineModel(
+        kv_tokens=1280, max_running=16, base_s=0.0021, per_request_s=0.0001, per_prefill_token_s=5e-6, block_size=32,
+        max_batched_tokens=2048,
+    )  # fmt: skip
+    before = simulate(arrival - arrival[0], prompt, answer, engine)
+    after = simulate(arrival - arrival[0], prompt, answer, replace(engine, max_running=int(advised)))
+    assert after.preemptions.sum() < 0.5 * before.preemptions.sum()
+    assert after.waiting_max < 1.1 * before.waiting_max
