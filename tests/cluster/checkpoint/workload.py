@@ -187,30 +187,32 @@ def pipes(_: Path) -> Iterator[Check | str]:
 
 
 def sockets(_: Path) -> Iterator[Check | str]:
-    """A listening socket stays open; a connection is closed, with an error or end of file; socket pairs survive."""
+    """A listening socket stays open; a connection within the tree survives with its data, and so do socket pairs."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     client = socket.create_connection(("127.0.0.1", port))
     server, _address = listening.accept()
+    client.send(b"on its way")
     one, other = socket.socketpair()
     one.send(b"in the pair")
     datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     datagram.bind(("127.0.0.1", 0))
 
     def check() -> str:
-        ends = []
         for connection in (client, server):
             connection.settimeout(5)
-            try:
-                ends.append(connection.recv(10) == b"")
-            except OSError as error:
-                ends.append(not isinstance(error, TimeoutError))
+        try:
+            ends = [server.recv(20)]
+            server.send(b"back")
+            ends.append(client.recv(20))
+        except OSError as error:
+            return wrong(error)
         with socket.create_connection(("127.0.0.1", port), timeout=5) as again:
             accepted, _ = listening.accept()
             accepted.send(b"hello")
             hello = again.recv(10)
         found = (ends, hello, other.recv(20))
-        return "ok" if found == ([True, True], b"hello", b"in the pair") else wrong(found)
+        return "ok" if found == ([b"on its way", b"back"], b"hello", b"in the pair") else wrong(found)
 
     yield check
 
