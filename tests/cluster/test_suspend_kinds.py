@@ -143,7 +143,7 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
     limits = 'sed -i "s/^ConstrainRAMSpace=.*/ConstrainRAMSpace=$1/" /etc/slurm/cgroup.conf'
 
     def known(wanted: bool) -> None:
-        cluster.exec("login", "scontrol", "reconfigure")
+        cluster.run("login", "scontrol", "reconfigure")  # may time out on a busy machine and be done all the same
         wait_until(
             "slurmctld has read its configuration",
             lambda: cluster.run("login", "scontrol", "show", "config").stdout,
