@@ -140,10 +140,13 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
     Slurm does not start if cgroups limit the memory of jobs as well.
     """
     conf, line = "/etc/slurm/slurm.conf", "JobAcctGatherParams=OverMemoryKill"
-    limits = 'sed -i "s/^ConstrainRAMSpace=.*/ConstrainRAMSpace=$1/" /etc/slurm/cgroup.conf'
+    limits = (
+        'sed -i "s/^ConstrainRAMSpace=.*/ConstrainRAMSpace=$1/" /etc/slurm/cgroup.conf /etc/slurm/cgroups/*/cgroup.conf'
+    )
 
     def known(wanted: bool) -> None:
-        cluster.run("login", "scontrol", "reconfigure")  # may time out on a busy machine and be done all the same
+        # Not `scontrol reconfigure`: with this change slurmctld 24.11 was seen to hang in it, and to stay so.
+        cluster.restart("slurmctld")
         wait_until(
             "slurmctld has read its configuration",
             lambda: cluster.run("login", "scontrol", "show", "config").stdout,
