@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster.driver import Cluster
+from cluster.driver import Cluster, wait_until
 from cluster.spank import OPTION, outcome, outcomes, outputs, submit_pair
 
 pytestmark = pytest.mark.cluster
@@ -199,4 +199,6 @@ def test_output_goes_to_pipe(cluster: Cluster) -> None:
     cluster.shell("c1", f"setsid -f sh -c 'cat {PIPE} >{PIPE}.out; echo end >>{PIPE}.out' >/dev/null 2>&1 </dev/null")
     job = cluster.submit(*PARTITION, OPTION, f"--output={PIPE}", wrap="echo through the pipe")
     assert outcome(cluster, job).state == "COMPLETED"
+    # slurmctld may report the end before slurmstepd has closed the pipe.
+    wait_until("the reader sees the end", lambda: cluster.exec("c1", "cat", f"{PIPE}.out"), lambda text: "end" in text)
     assert cluster.exec("c1", "cat", f"{PIPE}.out") == "through the pipe\nend\n"
