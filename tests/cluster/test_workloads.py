@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from cluster.driver import GPU_NODES, WORKLOADS, Cluster, GpuReading, wait_until
+from cluster.driver import GPU_NODES, READ_GPUS, WORKLOADS, Cluster, GpuReading, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -31,6 +31,11 @@ def test_every_gpu_has_its_own_uuid(cluster: Cluster) -> None:
     seen = {node: [gpu.uuid for gpu in cluster.gpus(node)] for node in GPU_NODES}
     assert len({uuid for uuids in seen.values() for uuid in uuids}) == 4
     cluster.restart("c2")
+    # slurmctld does not notice a restart at once, so the state of the node does not tell that its driver is ready.
+    wait_until(
+        "the driver of c2 is ready",
+        lambda: cluster.run("c2", "/opt/slurm-affinode/bin/python", "-c", READ_GPUS).returncode == 0,
+    )
     wait_until("c2 serves again", lambda: cluster.nodes()["c2"], lambda state: state == "idle")
     assert [gpu.uuid for gpu in cluster.gpus("c2")] == seen["c2"]
 
