@@ -155,7 +155,8 @@ done
 
 def remedies_of_steps(cluster: Cluster, job: str) -> list[str]:
     """Return the remedies against running steps in the status of a job; empty if there are no such steps."""
-    found = status(cluster, job)["jobs"][0]["compatibility"]
+    jobs = status(cluster, job)["jobs"]  # empty until the agent knows the job
+    found = jobs[0]["compatibility"] if jobs else None
     against = () if found is None else found["modes"]["requeue"]["against"]
     return [one["remedy"] for one in against if one["code"] == "srun-steps"]
 
