@@ -37,18 +37,24 @@ srun -n2 -o 1 bash -c 'echo $SLURM_PROCID'
 srun -n2 -i in cat
 srun -n2 cat <in
 srun -n2 --input=1 cat <in
-srun -n2 --gpus-per-task=1 bash -c 'echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'
-srun -n2 --gpu-bind=single:1 bash -c 'echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'
-srun -n2 --gpu-bind=map_gpu:1,0 bash -c 'echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'
 srun -n2 --gres=gpu:1 bash -c 'echo $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS $SLURM_GPUS_ON_NODE'
 srun -n1 --gres=none bash -c 'echo ${CUDA_VISIBLE_DEVICES-none} ${SLURM_GPUS_ON_NODE-none}'
-take() { srun -n1 -c1 --exact --gpus=1 --mem=100 bash -c 'mkdir $CUDA_VISIBLE_DEVICES; sleep 1; ls -d 0 1'; }
-take & take & wait; rmdir 0 1
 srun -n9 hostname
 srun -n1 --bogus hostname
 srun -n0 hostname
 srun
 """
+# With device cgroups every task of Slurm's steps sees its GPU as number 0. Tasks of a local step see those of the job.
+GPU_COMMANDS = {
+    "srun -n2 --gpus-per-task=1 bash -c 'echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'":
+        ["0: 0 0", "1: 1 1"],
+    "srun -n2 --gpu-bind=single:1 bash -c 'echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'":
+        ["0: 0 0", "1: 1 1"],
+    "srun -n2 --gpu-bind=map_gpu:1,0 bash -c 'echo $SLURM_PROCID: $CUDA_VISIBLE_DEVICES $SLURM_STEP_GPUS'":
+        ["0: 1 1", "1: 0 0"],
+    "take() { srun -n1 -c1 --exact --gpus=1 --mem=100 bash -c 'mkdir $CUDA_VISIBLE_DEVICES; sleep 1; ls -d 0 1'; }\n"
+    "take & take & wait; rmdir 0 1": ["0", "0", "1", "1"],
+}  # fmt: skip
 ALL_VARIABLES = """
 srun env
 srun -n2 bash -c 'env >env.$SLURM_PROCID; sleep 0.2'; cat env.1
@@ -95,6 +101,13 @@ def test_local_steps_are_like_those_of_slurm(cluster: Cluster) -> None:
     assert [len(part) for part in parts] == [len(commands)] * 2
     for command, expected, found in zip(commands, *parts, strict=True):
         assert (command, settled(found.splitlines())) == (command, settled(expected.splitlines()))
+
+
+def test_tasks_of_local_steps_get_different_gpus(cluster: Cluster) -> None:
+    """Per task, bound singly, mapped, and of two steps at the same time."""
+    script = "".join(f"echo '==='\n{command}\n" for command in GPU_COMMANDS)
+    parts = ran(cluster, LOCAL, f"exec 2>&1\n{script}").split("===\n")[1:]
+    assert [sorted(part.splitlines()) for part in parts] == list(GPU_COMMANDS.values())
 
 
 def test_environment_of_local_steps_is_that_of_slurm(cluster: Cluster) -> None:
