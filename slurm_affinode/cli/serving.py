@@ -251,6 +251,7 @@ _STABLE = 3
     "--log",
     "logs",
     multiple=True,
+    type=click.Path(allow_dash=True),
     metavar="FILE",
     help="Read this log of the engine: memory at startup, failures; may be repeated",
 )
@@ -360,13 +361,13 @@ Exit status: 0 a cause was found, 1 none was found, 2 invalid input, 3 accountin
 
 
 @command(epilog=_TRIAGE_EPILOG)
-@click.argument("targets", nargs=-1, required=True, metavar="JOBID|LOG...")
+@click.argument("targets", nargs=-1, required=True, metavar="JOBID|FILE...", type=click.Path(allow_dash=True))
 @click.option("--all", "all_lines", is_flag=True, help="Show all failures in the logs, not only the first ones")
 @json_option
 def triage(*, targets: tuple[str, ...], all_lines: bool, as_json: bool) -> int:
     """Find out which memory ran out, or what else ended a job.
 
-    Reads the job's output files and accounting (sacct), and the LOGs given: output of jobs, slurmd's log, the kernel's
+    Reads the job's output files and accounting (sacct), and the FILEs given: output of jobs, slurmd's log, the kernel's
     log; compressed or not. Recognizes messages of PyTorch, CUDA, JAX, NCCL, vLLM, SGLang, llama.cpp, Python, the kernel
     and Slurm, and says how much memory was requested and free, who held it, and what to change. - is standard input;
     a log whose name is a number is written as ./123.
