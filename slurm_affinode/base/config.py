@@ -276,6 +276,8 @@ class NightlyConfig:
     """Files or globs with sacct output to import each night, if sacct itself is not to be run."""
     gpu_paths: tuple[str, ...] = ()
     """Files, directories or globs with GPU metrics to import each night."""
+    serving_paths: tuple[str, ...] = ()
+    """Files, directories or globs with metrics of inference engines to import each night."""
     sacct_overlap: Span = "2d"
     """How far before the last run accounting is read again, for records that reached the database late."""
     keep_samples: _Retention = "400d"

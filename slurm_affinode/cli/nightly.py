@@ -44,10 +44,10 @@ def nightly(
 ) -> None:
     """Ingest new data, render daily, weekly and monthly reports, update their index, delete expired data.
 
-    Accounting comes from sacct since the last run (or from the files of nightly.accounting_paths), GPU metrics from
-    new or changed files in nightly.gpu_paths and from the Prometheus server of prometheus.url. Reports are rendered
-    for the last complete local day, ISO week and month if missing or outdated, and for any missed since the last
-    run.
+    Accounting comes from sacct since the last run (or from the files of nightly.accounting_paths), metrics of GPUs
+    and inference engines from new or changed files in nightly.gpu_paths and nightly.serving_paths and from the
+    Prometheus server of prometheus.url. Reports are rendered for the last complete local day, ISO week and month if
+    missing or outdated, and for any missed since the last run.
     """
 
     def say(line: str) -> None:

@@ -25,7 +25,10 @@ from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.metrics.ingest import IngestSummary
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
+from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import ingest, report, report_archive
 from slurm_affinode.pipeline.report_archive import Period, candidates
@@ -72,7 +75,7 @@ class Failure:
     """A part that failed; the others were done nevertheless."""
 
     part: str
-    """``accounting``, ``GPU metrics``, ``day 2026-11-20``, ``retention``, ``index``."""
+    """``accounting``, ``GPU metrics``, ``engine metrics``, ``day 2026-11-20``, ``retention``, ``index``."""
     message: str
     hint: str | None = None
     exit_code: int = 2
@@ -129,7 +132,7 @@ def describe_failures(outcome: NightlyOutcome) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The two data sources. Each ingests new data and yields a message or a failure per input.
+    """The data sources. Each ingests new data and yields a message or a failure per input.
 
     Raises ``AffinodeError`` if it cannot continue.
     """
@@ -138,16 +141,20 @@ class Sources:
     """Arguments: the database, the begin of the earliest report of a new database, and the present (both UTC)."""
     gpu: Callable[[Repository, datetime], Iterable[str | Failure]]
     """Arguments: the database and the present (UTC)."""
+    serving: Callable[[Repository, datetime], Iterable[str | Failure]]
+    """Samples of inference engines. Arguments: as for ``gpu``."""
 
 
 def configured(config: Config) -> Sources:
-    """Return the configured sources: sacct or files for accounting; files and Prometheus for GPU samples."""
+    """Return the configured sources: sacct or files for accounting; files and Prometheus for samples."""
     paths = config.nightly.accounting_paths
 
     def accounting(store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
         return _files(config, store, paths) if paths else _sacct(config, store, earliest, now)
 
-    return Sources(accounting, lambda store, now: _gpu(config, store, now))
+    return Sources(
+        accounting, lambda store, now: _gpu(config, store, now), lambda store, now: _serving(config, store, now)
+    )
 
 
 def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
@@ -219,21 +226,58 @@ def _prometheus(config: Config, store: Repository, now: datetime) -> Iterator[st
     except AffinodeError as error:
         yield Failure("GPU metrics", str(error), error.hint, error.exit_code)
         return
-    summary = outcome.summary
-    yield f"{config.prometheus.url} from {utc(since)}: {summary.samples} samples ({summary.new} new)"
-    if outcome.failure is not None:
-        failure = outcome.failure
-        yield Failure("GPU metrics", str(failure), failure.hint, failure.exit_code)
+    yield from _read("GPU metrics", config, since, outcome)
 
 
 def _gpu_files(config: Config, store: Repository) -> Iterator[str | Failure]:
-    paths = [str(Path(pattern).expanduser()) for pattern in config.nightly.gpu_paths]
-    summary = ingest.ingest_gpu_samples(config, store, paths, ingest.read_options(config))
+    paths = _expanded(config.nightly.gpu_paths)
+    return _outcomes("GPU metrics", ingest.ingest_gpu_samples(config, store, paths, ingest.read_options(config)))
+
+
+def _expanded(patterns: Iterable[str]) -> list[str]:
+    return [str(Path(pattern).expanduser()) for pattern in patterns]
+
+
+def _outcomes(part: str, summary: IngestSummary) -> Iterator[str | Failure]:
     unchanged = sum(file.status == "known" for file in summary.files)
     taken = sum(file.status == "taken" for file in summary.files)
     yield f"{taken} files with {summary.samples} samples ({summary.new} new), {unchanged} files unchanged"
     for file in summary.failed:
-        yield Failure("GPU metrics", file.error or f"{file.path}: failed", file.hint)
+        yield Failure(part, file.error or f"{file.path}: failed", file.hint)
+
+
+_ENGINES = "engine metrics"
+
+
+def _serving(config: Config, store: Repository, now: datetime) -> Iterator[str | Failure]:
+    options = ingest.read_options(config)
+    if config.nightly.serving_paths:
+        paths = _expanded(config.nightly.serving_paths)
+        yield from _outcomes(_ENGINES, ingest.ingest_engine_samples(config, store, options, paths=paths)[0])
+    if config.prometheus.url is not None:
+        yield from _engines_of_prometheus(config, store, now, options)
+
+
+def _engines_of_prometheus(
+    config: Config, store: Repository, now: datetime, options: ReadOptions
+) -> Iterator[str | Failure]:
+    try:
+        since = ingest.next_since(store, config.prometheus, options, now, kind="serving")
+        outcome, _ = ingest.ingest_engines_of_prometheus(config, store, since, now, options)
+    except NoSamplesError:  # a server with GPU metrics need not scrape engines
+        yield f"{config.prometheus.url} from {utc(since)}: no engines"
+        return
+    except AffinodeError as error:
+        yield Failure(_ENGINES, str(error), error.hint, error.exit_code)
+        return
+    yield from _read(_ENGINES, config, since, outcome)
+
+
+def _read(part: str, config: Config, since: datetime, outcome: ImportOutcome) -> Iterator[str | Failure]:
+    summary, failure = outcome.summary, outcome.failure
+    yield f"{config.prometheus.url} from {utc(since)}: {summary.samples} samples ({summary.new} new)"
+    if failure is not None:
+        yield Failure(part, str(failure), failure.hint, failure.exit_code)
 
 
 def _content(path: Path) -> bytes:
@@ -372,7 +416,7 @@ class _Night:
     log: _Log
 
     def take_in(self, sources: Sources, zone: ZoneInfo) -> None:
-        """Ingest accounting since it was last read, the ledgers of suspensions, and the GPU samples."""
+        """Ingest accounting since it was last read, the ledgers of suspensions, and samples of GPUs and engines."""
         with self.log.part("accounting"):
             earliest = min(period.since for period in candidates(self.now, zone, ()))
             self.log.took(sources.accounting(self.store, earliest, self.now))
@@ -382,6 +426,8 @@ class _Night:
                 self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
         with self.log.part("GPU metrics"):
             self.log.took(sources.gpu(self.store, self.now))
+        with self.log.part(_ENGINES):
+            self.log.took(sources.serving(self.store, self.now))
 
     def report(self, zone: ZoneInfo) -> None:
         """Render the reports that are due."""
@@ -429,6 +475,8 @@ class _Night:
     def _fingerprint(self, period: Period) -> str:
         """Return a fingerprint of all inputs of a report: accounting, samples, settings, program version."""
         parts = [part.entry.name for part in self.history.parts(period.since, period.until)]
+        with contextlib.closing(engine_store(self.config.serving_dir)) as serving:
+            parts += [part.entry.name for part in serving.parts(period.since, period.until)]
         facts = self.store.fingerprint(period.since, period.until)
         known = ingest.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
         ends = sorted((name, min(moment, period.until)) for name, moment in known.items())

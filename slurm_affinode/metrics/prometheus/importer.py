@@ -26,6 +26,10 @@ from slurm_affinode.metrics.prometheus.queries import (
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 
 
+class NoSamplesError(InputError):
+    """The server responds, and has none of the wanted samples in the interval."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServerReader:
     """What is read from a server, and into which table."""
@@ -142,7 +146,7 @@ class _Run:
         totals: WrittenTotals | None,
         store: SampleStore,
     ) -> IngestSummary:
-        """Summarize the ingest. Raises ``InputError`` if the server has no known metric."""
+        """Summarize the ingest. Raises ``NoSamplesError`` without samples, ``InputError`` if no series can be used."""
         samples = sum(one.samples for one in self._taken)
         if not samples and self.failure is None:
             raise self._nothing(found)
@@ -189,9 +193,9 @@ class _Run:
         if found.other:
             has = f" (it has {', '.join(found.other[:5])})"
             lacks = f"has no {self._of.wanted} that is known {span}{matching}{has}"
-            return InputError(lacks, where=notes.name, hint=self._of.hint)
+            return NoSamplesError(lacks, where=notes.name, hint=self._of.hint)
         lacks = f"has no {self._of.samples} {span}{matching}"
-        return InputError(lacks, where=notes.name, hint=self._of.absent)
+        return NoSamplesError(lacks, where=notes.name, hint=self._of.absent)
 
 
 def _shown(matchers: Sequence[object]) -> str:

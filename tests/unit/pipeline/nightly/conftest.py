@@ -80,7 +80,7 @@ class Site:
 
     def night(self, **options: object) -> NightlyOutcome:
         """Run ``nightly`` once."""
-        sources = Sources(self._accounting, self._gpu)
+        sources = Sources(self._accounting, self._gpu, lambda _store, _now: [])
         return run(self.config, sources, out=self.out, now=self.now, say=self.said.append, **options)
 
 

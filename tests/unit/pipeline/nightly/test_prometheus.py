@@ -49,3 +49,39 @@ def test_each_run_reads_new_samples(tmp_path: Path) -> None:
             _, denied = gpu(store, TOMORROW)
         assert isinstance(denied, Failure)
         assert (denied.part, denied.exit_code) == ("GPU metrics", 2)
+
+
+def an_hourly_engine(question: Question) -> Answer:
+    """A server with one scrape of an engine per hour."""
+    _, path, params, _ = question
+    if path.endswith("/values"):
+        return Answer(json.dumps({"status": "success", "data": ["vllm:num_requests_running"]}))
+    until, query = float(params["time"][0]), params["query"][0]
+    result = []
+    if query.startswith("vllm:num_requests_running"):
+        since = until - float(query.partition("[")[2].partition("s]")[0])
+        values = [[at, "5"] for at in range(int(since // 3600 + 1) * 3600, int(until) + 1, 3600)]
+        metric = {"__name__": "vllm:num_requests_running", "instance": "n1:8000", "model_name": "m"}
+        result = [{"metric": metric, "values": values}] if values else []
+    return Answer(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": result}}))
+
+
+def test_each_run_reads_new_samples_of_engines(tmp_path: Path) -> None:
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store:
+        with serving(judge=an_hourly_engine) as fake:
+            (tmp_path / "config.toml").write_text(f'[prometheus]\nurl = "{fake.url}"\n')
+            config = configuration.load(tmp_path / "config.toml", env={}, state_dir=tmp_path / "state")
+            engines = configured(config).serving
+            assert list(engines(store, TONIGHT)) == [f"{fake.url} from 2026-10-26T04:15:00Z: 168 samples (168 new)"]
+            assert list(engines(store, TOMORROW)) == [f"{fake.url} from 2026-11-02T04:05:00Z: 24 samples (24 new)"]
+            fake.judge = lambda question: Answer("", 403)
+            [denied] = engines(store, TOMORROW)
+        assert isinstance(denied, Failure)
+        assert (denied.part, denied.exit_code) == ("engine metrics", 2)
+
+
+def test_server_without_engines_is_no_failure(tmp_path: Path) -> None:
+    with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store, serving(judge=an_hourly_gpu) as fake:
+        (tmp_path / "config.toml").write_text(f'[prometheus]\nurl = "{fake.url}"\n')
+        config = configuration.load(tmp_path / "config.toml", env={}, state_dir=tmp_path / "state")
+        assert list(configured(config).serving(store, TONIGHT)) == [f"{fake.url} from 2026-10-26T04:15:00Z: no engines"]

@@ -107,6 +107,18 @@ def test_gpu_files_are_read_once_and_bad_ones_reported(config, store, tmp_path):
     assert list(configured(config()).gpu(store, NOW)) == []
 
 
+def test_engine_files_are_read_once_and_bad_ones_reported(config, store, tmp_path):
+    (tmp_path / "a.prom").write_text("vllm:num_requests_running 1 1793520000000\n")
+    (tmp_path / "b.prom").write_text("node_load1 3 1793520000000\n")
+    serving = configured(config(serving_paths=[f"{tmp_path}/*.prom"])).serving
+    line, failure = serving(store, NOW)
+    assert line == "1 files with 1 samples (1 new), 0 files unchanged"
+    assert (failure.part, "b.prom: has no metric of an engine" in failure.message) == ("engine metrics", True)
+    assert next(iter(serving(store, NOW))) == "0 files with 0 samples (0 new), 1 files unchanged"
+    assert sorted(entry.records for entry in store.ingests(kind="serving")) == [0, 0, 1]
+    assert list(configured(config()).serving(store, NOW)) == []
+
+
 def test_existing_name_with_brackets_is_not_a_pattern(tmp_path):
     (tmp_path / "a[1].txt").touch()
     (tmp_path / "a1.txt").touch()
