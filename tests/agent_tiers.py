@@ -7,7 +7,7 @@ import errno
 from agent_site import World
 from agent_world import KEY, Agent
 
-from slurm_affinode.agent.composition import _report
+from slurm_affinode.agent.composition import report_problem
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import NoRoom
 from slurm_affinode.checkpoint.retention import Tier
@@ -23,7 +23,7 @@ class Tiered(Agent):
         store = DirectoryStore(world.root / node / "memory", KEY, quota=memory)
         tiers = Tiers(
             [Tier("memory", store, durable=False), *self.parts.tiers.tiers], now=world.now,
-            report=lambda key, text: _report(self.parts, key, text),
+            report=lambda key, text: report_problem(self.parts.notes, key, text),
         )  # fmt: skip
         object.__setattr__(self.parts, "tiers", tiers)
 

@@ -17,6 +17,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint import yama
+from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.inspection import Looker, memory_facts
@@ -24,7 +25,7 @@ from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.root_directory import check_above
 from slurm_affinode.checkpoint.signatures import Signer
-from slurm_affinode.checkpoint.tiers import open_tiers
+from slurm_affinode.checkpoint.tiers import log_problem, open_tiers
 from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Mode, Versions
@@ -143,8 +144,13 @@ def build(context: AgentContext) -> Orchestration:
     root = None if suspend.shared_store is None else suspend.shared_store.parent
     demand = suspend.journal.parent / "demand.json"
     key = load_key(suspend.key_file)
-    tiers = open_tiers(suspend, key, demand=load_demand(demand))
     signer = Signer(key, context.node)
+
+    def report(job: JobKey, text: str) -> None:
+        report_problem(notes, job, text)
+
+    tiers = open_tiers(suspend, key, demand=load_demand(demand), report=report)
+    notes = Notes(root, signer, vouched=partial(vouched, tiers))
     if suspend.shared_store is not None:
         check_above(suspend.shared_store, owner=os.geteuid())
     for why in tiers.missing:
@@ -161,7 +167,7 @@ def build(context: AgentContext) -> Orchestration:
         streams=ProcessStreams(),
         journal=Journal(suspend.journal),
         ledger=SuspensionLedger(config.ledger_dir, context.node),
-        notes=Notes(root, signer, vouched=partial(vouched, tiers)),
+        notes=notes,
         absences=Absences(
             suspend.journal.parent if root is None else root, signer, keep_s=parse_span_s(suspend.keep_unknown)
         ),
@@ -171,12 +177,12 @@ def build(context: AgentContext) -> Orchestration:
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
         environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
+        created=CreatedFilesOfJobs(suspend.journal.parent / "created-files"),
         settings=SuspendSettings.of(suspend),
         limits=MemoryLimits(suspend.journal.parent / "memory-limits"),
         workers=context.workers,
         mailer=mailer(config, context.workers),
     )
-    tiers.report = partial(_report, parts)
     aftermath = Aftermath(parts)
     in_place = _director(config, parts, gpus, context.calls)
     keeper = JobKeeper(parts, aftermath, in_place)
@@ -215,13 +221,13 @@ def _director(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls
     return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, calls=calls, unheard=found)
 
 
-def _report(parts: Parts, key: JobKey, text: str) -> None:
+def report_problem(notes: Notes, key: JobKey, text: str) -> None:
     """Report a problem with a job's checkpoint image in the log and in its note, which ``status`` shows."""
-    parts.log.warning("job %s: %s", key.job_id, text)
-    note = parts.notes.read(key.cluster, key.job_id)
+    log_problem(key, text)
+    note = notes.read(key.cluster, key.job_id)
     if note is not None:
         with suppress(AffinodeError):
-            parts.notes.write(replace(note, trouble=messages.reason(text)))
+            notes.write(replace(note, trouble=messages.reason(text)))
 
 
 def cluster_name(config: Config, slurm: SlurmClient) -> str:

@@ -82,12 +82,19 @@ class Pulls:
 
 
 T = TypeVar("T")
+Report = Callable[[JobKey, str], None]
+"""Called with a problem of a job's image."""
 Fill = Callable[[ImageWriter], Image]
 """Writes an image and commits it."""
 Passed = Callable[[str], None]
 """Called with the name of a tier that did not take an image, and the reason."""
 LOG = logging.getLogger("slurm_affinode.agent")
 _NO_LIMIT = Limiter(0)
+
+
+def log_problem(key: JobKey, text: str) -> None:
+    """Log a problem of a job's image."""
+    LOG.warning("job %s: %s", key.job_id, text)
 
 
 class Tiers:
@@ -99,17 +106,17 @@ class Tiers:
         *,
         demand: SharedDemand | None = None,
         now: Callable[[], float] = time.time,
-        report: Callable[[JobKey, str], None] = lambda key, text: LOG.warning("job %s: %s", key.job_id, text),
+        report: Report = log_problem,
         missing: Sequence[str] = (),
         to_shared: Limiter = _NO_LIMIT,
         ahead: Limiter = _NO_LIMIT,
     ) -> None:
-        """``report``: reports a problem with a job's image. ``missing``: why tiers are missing. ``to_shared``,
-        ``ahead``: limits of copies to the shared tier, and of those to this node before a job starts.
+        """``missing``: why tiers are missing. ``to_shared``, ``ahead``: limits of copies to the shared tier, and of those
+        to this node before a job starts.
         """
         self.missing = tuple(missing)
         self.retention = Retention(tiers, demand or SharedDemand(), now)
-        self._now, self.report = now, report
+        self._now, self._report = now, report
         self._to_shared, self._ahead = to_shared, ahead
         self._pulls = Pulls()
         self.stopping = threading.Event()
@@ -203,13 +210,13 @@ class Tiers:
                 with writer:
                     image = fill(writer)
             except NoRoom as error:
-                self.report(key, f"the tier {tier.name} ran full while its image was written: {error}")
+                self._report(key, f"the tier {tier.name} ran full while its image was written: {error}")
                 why.append(str(error))
             else:
                 self.retention.took(tier, image.manifest.size)
                 return image
         if len(why) > 1:
-            self.report(key, f"no tier takes its image: {'; '.join(why)}")
+            self._report(key, f"no tier takes its image: {'; '.join(why)}")
         raise NoRoom(why[0] if why else "there is no image store")
 
     def settle(self, image: Image, *, passed: Passed = lambda text: None) -> Copy:
@@ -248,14 +255,14 @@ class Tiers:
                 image = tier.store.find(run)
             except ImageDamaged as error:
                 damage = error
-                self.report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
+                self._report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
             except OSError as error:
                 why = f"the tier {tier.name} cannot be read: {_text(error)}"
                 if isinstance(error, NoAnswerError):
                     damage = ImageUnanswered(why)
                     continue
                 damage = ImageDamaged(why)
-                self.report(run.key, why)
+                self._report(run.key, why)
             else:
                 found += [] if image is None else [Copy(image, tier)]
         # sorted() is stable, so equal images stay in the order of the tiers.
@@ -302,7 +309,7 @@ class Tiers:
             if isinstance(why, ImageDamaged):
                 self._aside(copy, f"{where} is damaged: {why}", drop=len(copies) > number + 1)
             else:
-                self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
+                self._report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
             if copy.tier.store.has(copy.image):
                 bad.add(copy.tier.name)
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
@@ -329,13 +336,13 @@ class Tiers:
         if not copy.tier.store.has(copy.image):  # it has left the tier meanwhile
             return
         if not drop:
-            self.report(key, why)
+            self._report(key, why)
             return
         try:
             copy.tier.store.set_aside(copy.image)
-            self.report(key, f"{why}; set aside, another copy is used")
+            self._report(key, f"{why}; set aside, another copy is used")
         except (CheckpointError, OSError) as error:
-            self.report(key, f"{why}; it cannot be set aside: {_text(error)}")
+            self._report(key, f"{why}; it cannot be set aside: {_text(error)}")
 
     # --- moving
 
@@ -397,7 +404,9 @@ class Tiers:
             begun = [facts for facts, _ in to.store.begun()]
             if mine in begun and any(_age(facts) < _age(mine) for facts in begun):
                 to.store.cut(copy.image, 0)
-                self.report(mine.key, f"the tier {to.name} is full; what was there of its image makes room for another")
+                self._report(
+                    mine.key, f"the tier {to.name} is full; what was there of its image makes room for another"
+                )
 
     def mend(self, name: str, seq: int) -> None:
         """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
@@ -411,7 +420,7 @@ class Tiers:
                         raise
                     self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
                     self.publish(name, seq)
-                self.report(copy.image.manifest.key, "its shared image was damaged and is mended: it can be woken")
+                self._report(copy.image.manifest.key, "its shared image was damaged and is mended: it can be woken")
             return
         self.publish(name, seq)
 
@@ -441,7 +450,7 @@ class Tiers:
                 except ImageDamaged:
                     raise
                 except (CheckpointError, OSError) as error:
-                    self.report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
+                    self._report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
         return None
 
 
@@ -460,6 +469,7 @@ def open_tiers(
     *,
     create: bool = True,
     demand: SharedDemand | None = None,
+    report: Report = log_problem,
 ) -> Tiers:
     """Open the tiers of a node, fastest first. ``create``: create missing directories; otherwise omit such tiers.
 
@@ -505,7 +515,7 @@ def open_tiers(
     if config.compress and compression.zstd() is None:
         missing.append("images are not compressed: the Python package zstandard is not installed")
     return Tiers(
-        tiers, demand=demand, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
+        tiers, demand=demand, report=report, missing=missing, to_shared=Limiter(_rate(config.copy_rate)),
         ahead=Limiter(_rate(config.pull_rate)),
     )  # fmt: skip
 

@@ -147,21 +147,20 @@ def test_full_or_read_only_file_system_is_detected(mounted: Callable[..., Path])
 def test_tier_that_becomes_read_only_is_still_read(tmp_path: Path, mounted: Callable[..., Path]) -> None:
     """New images go elsewhere."""
     memory = mounted("memory")
-    tiers = open_tiers(config(tmp_path, memory), KEY)
+    reported: list[str] = []
+    tiers = open_tiers(config(tmp_path, memory), KEY, report=lambda key, text: reported.append(text))
     first = write(tiers, MANIFEST, MIB)
     subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
     second = write(tiers, replace(MANIFEST, key=JobKey("cluster", 2, 1)), MIB)
     assert tiers.on_node(JOB.name, 1).tier.name == "memory"  # type: ignore[union-attr]
     assert tiers.on_node(second.manifest.key.name, 1).tier.name == "disk"  # type: ignore[union-attr]
-    told: list[str] = []
-    tiers.report = lambda key, text: told.append(text)
     page = next(memory.glob("*/0001/criu/pages-1.img"))
     subprocess.run(["mount", "-o", "remount,rw", memory], check=True)
     with page.open("r+b") as file:
         file.write(b"damage")
     subprocess.run(["mount", "-o", "remount,ro", memory], check=True)
     assert tiers.sound(tiers.copies(LATER)[0], whole).tier.name == "disk"
-    assert "cannot be set aside" in told[0]
+    assert "cannot be set aside" in reported[0]
     assert first.manifest.seq == 1
     for store in tiers.stores:
         store.close()

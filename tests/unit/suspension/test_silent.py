@@ -13,7 +13,7 @@ from agent_tiers import Tiered, again_at, asleep
 from stalling import Stalling
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.agent.composition import _report
+from slurm_affinode.agent.composition import report_problem
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.retention import Tier
@@ -46,7 +46,7 @@ class OnIt(Tiered):
         store = DirectoryStore(path, KEY, patience=Patience(path.parent))
         tiers = Tiers(
             [*before.node, Tier("shared", store, shared=True)], now=world.now,
-            report=lambda key, text: _report(self.parts, key, text),
+            report=lambda key, text: report_problem(self.parts.notes, key, text),
         )  # fmt: skip
         object.__setattr__(self.parts, "tiers", tiers)
 

@@ -12,7 +12,6 @@ from agent_site import STEPS, Process, World
 from agent_tiers import Tiered, again_at, asleep, read_only, read_only_store
 from agent_world import FakeImager
 
-from slurm_affinode.agent.composition import _report
 from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.interface import DumpNoRoom, DumpResult, Image, ImageDamaged, NoRoom
 from slurm_affinode.model.suspension import Manifest, Phase
@@ -234,7 +233,6 @@ def test_image_trouble_is_shown_in_status(world: World) -> None:
     """Problems with an image are shown while its job is suspended."""
     agent = asleep(world)
     agent.damage("memory")
-    agent.parts.tiers.report = lambda key, text: _report(agent.parts, key, text)
     copies = list(agent.parts.tiers._all("alpha.7", 1))
     assert agent.parts.tiers.sound(copies, lambda copy, pages: pages.sound() or copy.tier.name) == "disk"  # type: ignore[func-returns-value]
     assert "copy in the tier memory is damaged" in (agent.asleep() or "")
