@@ -7,6 +7,7 @@ The input of a failure is written to a file, from which it can be run again.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import mmap
@@ -187,10 +188,15 @@ def _resident() -> int:
 
 
 def _settled() -> int:
-    """Return the smallest resident memory within some time: a server may still hold connections of earlier inputs."""
+    """Return the smallest resident memory within some time: a server may still hold connections of earlier inputs.
+
+    Memory that was freed and that glibc keeps for the next allocations does not count (malloc_trim(3)).
+    """
     found, deadline = _resident(), time.monotonic() + MEMORY_SETTLE_S
+    libc = ctypes.CDLL(None)
     while time.monotonic() < deadline:
         gc.collect()
+        libc.malloc_trim(0)
         found = min(found, _resident())
         time.sleep(0.1)
     return found
