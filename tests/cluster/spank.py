@@ -45,7 +45,16 @@ def submit_pair(cluster: Cluster, script: str, *options: str) -> Pair:
 
 
 def outcome(cluster: Cluster, job: str) -> Outcome:
-    """Wait until accounting has the end of a job and of its batch step; return both."""
+    """Wait until accounting has the end of a job and of its batch step; return both.
+
+    Its processes have ended by then: the state of a job whose time is up changes before they get a signal.
+    """
+    wait_until(
+        f"job {job} no longer has processes",
+        lambda: cluster.run("login", "squeue", "--noheader", f"--jobs={job}").stdout.strip(),
+        lambda row: not row,
+        timeout_s=90,
+    )
     argv = ("sacct", "--noheader", "--parsable2", "--format=JobID,State,ExitCode", f"--jobs={job}")
 
     def look() -> dict[str, tuple[str, str]]:
