@@ -51,8 +51,8 @@ def outcome(cluster: Cluster, job: str) -> Outcome:
     """
     wait_until(
         f"job {job} no longer has processes",
-        lambda: cluster.run("login", "squeue", "--noheader", f"--jobs={job}").stdout.strip(),
-        lambda row: not row,
+        lambda: cluster.run("login", "squeue", "--noheader", f"--jobs={job}").stdout,
+        lambda row: not row.strip(),
         timeout_s=90,
     )
     argv = ("sacct", "--noheader", "--parsable2", "--format=JobID,State,ExitCode", f"--jobs={job}")
