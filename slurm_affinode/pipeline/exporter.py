@@ -73,7 +73,7 @@ class LastEngines(Collector):
         labelled = {
             tuple(sorted(labels.items())): (one, labels) for one in found if (labels := self._labels(one, gpus))
         }
-        up = Metric(engines.EXPORTED + "up", "Whether the last scrape of the engine succeeded.", "gauge")
+        up = Metric(engines.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
         fields: dict[str, Metric] = {}
         for one, labels in labelled.values():
             up.add_sample(up.name, labels, float(one.up))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.metrics.serving.engines import exported_fields
+from slurm_affinode.metrics.serving.engines import EXPORTED_UP, exported_fields
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "reports" / "prometheus" / "serving.rules.yml"
@@ -37,4 +37,4 @@ def test_alerts_fire_on_overload_and_not_on_bursts(promtool: str) -> None:
 def test_metrics_of_the_rules_are_exported() -> None:
     used = set(re.findall(r"\bslurm_affinode_serving_\w+", RULES.read_text()))
     assert used
-    assert used <= {*exported_fields(), "slurm_affinode_serving_up"}
+    assert used <= {*exported_fields(), EXPORTED_UP}

@@ -16,6 +16,7 @@ from slurm_affinode.analysis.serving.capacity import Capacity
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import ADVICE, diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, moment
+from slurm_affinode.metrics.serving.samples import NO_RESPONSE
 from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineProcess
 
 _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -143,6 +144,8 @@ class Outage:
     """Failed scrapes that say that no server listens."""
     restarted: bool
     """A new process responded afterwards."""
+    listening: int
+    """Failed scrapes during which a process still listened, as this project's exporter reports."""
 
 
 def outages(series: EngineSeries) -> list[Outage]:
@@ -169,7 +172,8 @@ def outages(series: EngineSeries) -> list[Outage]:
         if again and (not gone or series.known("start_time")):
             continue
         if gone or (last - first + 1 >= REFUSED_SCRAPES and length >= patience):
-            found.append(Outage(first, last, refused, after in restarted))
+            listening = sum(one == NO_RESPONSE for one in series.errors[first : last + 1])
+            found.append(Outage(first, last, refused, after in restarted, listening))
     return found
 
 
@@ -188,13 +192,18 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
                      if one.refused else "no connection was refused: the scrapes timed out or failed otherwise",
                      met=one.refused > 0),
         ]  # fmt: skip
+        doubt = "" if one.refused else "the server may be overloaded, or the network interrupted"
+        if one.listening:
+            proof.append(evidence("process", float(one.listening), "", "none listens", 0.5,
+                                  f"a process still listened in {one.listening} of them", met=False))  # fmt: skip
+            doubt = "its process still listens: it hangs or is overloaded, and has not ended"
         busy = _load_before(series, one.first)
         found.append(diagnosis(
             "ended", moment(begin), moment(end), proof,
             f"The server did not respond to {count} scrapes{busy}"
             f"{'; a new process responded afterwards' if one.restarted else ''}.",
             figures={"failed_scrapes": float(count)}, advice="" if one.restarted else None,
-            doubt="" if one.refused else "the server may be overloaded, or the network interrupted",
+            doubt=doubt,
         ))  # fmt: skip
         near = [
             i for i, event in enumerate(memory)

@@ -21,11 +21,13 @@ COUNTERS = frozenset({
 """Metrics that only grow while the engine runs."""
 PROCESS = "process"
 """Table of metrics without labels, which describe the process behind an endpoint."""
-HELPERS = ("kv_blocks", "kv_blocks_used")
-"""Read only to compute ``kv_tokens`` and ``kv_usage``."""
+HELPERS = ("kv_blocks", "kv_blocks_used", "up")
+"""Read only to compute ``kv_tokens``, ``kv_usage`` and ``error``."""
 BUCKETS = ("prompt_lengths", "generation_lengths")
 EXPORTED = "slurm_affinode_serving_"
 """Prefix of the names under which this project's exporter publishes the columns."""
+EXPORTED_UP = EXPORTED + "up"
+"""Whether the exporter's last scrape succeeded. It is 0 only while a process of the job still listens there."""
 CONFIGURATION = frozenset({"kv_tokens", "kv_blocks", "block_size", "max_running", "memory_share"})
 """Fields that hold for all models and ranks behind an endpoint if a series names none."""
 _SUMMED = COUNTERS | {"running", "waiting", "waiting_capacity", "swapped"}

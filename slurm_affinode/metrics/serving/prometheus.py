@@ -26,7 +26,7 @@ from slurm_affinode.metrics.prometheus.queries import (
 )
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.serving import engines
-from slurm_affinode.metrics.serving.engines import PROCESS
+from slurm_affinode.metrics.serving.engines import EXPORTED_UP, PROCESS
 from slurm_affinode.metrics.serving.ingest import EngineTotals
 from slurm_affinode.metrics.serving.reader import response_entries
 from slurm_affinode.metrics.serving.samples import SampleBuilder, SeriesIdentifier
@@ -41,7 +41,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
     """Return the metrics of the table that the server has in the requested interval, and those of their processes."""
     del options
     table = engines.load()
-    known = {*table.by_name, *engines.exported_fields()}
+    known = {*table.by_name, *engines.exported_fields(), EXPORTED_UP}
     selectors = ["{" + ",".join(map(str, question.matchers)) + "}"] if question.matchers else []
     try:
         there = {*client.names(selectors, question.since_ms, question.until_ms)} & known

@@ -35,7 +35,7 @@ from slurm_affinode.metrics.schema import TIME
 from slurm_affinode.metrics.serving.samples import ENTRIES, SCRAPES, SampleBuilder, SeriesIdentifier
 from slurm_affinode.metrics.serving.schema import SAMPLES
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Part of the fingerprints; incremented when the reader returns different samples for the same file."""
 FORMATS = ("prometheus", "openmetrics", "prometheus-json", "parquet")
 CHUNK = 4 * 2**20

@@ -23,6 +23,7 @@ from slurm_affinode.metrics.serving.engines import (
     BUCKETS,
     CONFIGURATION,
     EXPORTED,
+    EXPORTED_UP,
     PROCESS,
     EngineLabels,
     EngineTable,
@@ -35,6 +36,8 @@ MOST_SERIES = 500_000
 """Series of one source; those beyond are reported and left out."""
 MOST_LABEL_BYTES = 256 << 20
 """Size of all labels of the series of one source."""
+NO_RESPONSE = f"the engine did not respond to the exporter, its process still listens ({EXPORTED_UP} is 0)"
+"""Why a scrape by this project's exporter failed: it exports nothing for an engine that has ended."""
 _FUTURE = timedelta(minutes=5)
 _SHARES = ("kv_usage", "host_kv_usage", "memory_share")
 _NOISE = 1.1
@@ -128,7 +131,7 @@ class SampleBuilder:
 
     def knows(self, name: str) -> bool:
         """Return whether a column is read from the metric ``name``."""
-        return name in self._table.by_name or name in engines.exported_fields()
+        return name in self._table.by_name or name in engines.exported_fields() or name == EXPORTED_UP
 
     def series(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
         """Return the numbers of a series, one for each column read from it, or the reason why it cannot be used."""
@@ -147,7 +150,8 @@ class SampleBuilder:
         return found
 
     def _of_exporter(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
-        engine, field = labels.get("engine", ""), engines.exported_fields()[name]
+        engine = labels.get("engine", "")
+        field = "up" if name == EXPORTED_UP else engines.exported_fields()[name]
         if engine not in self._table.engines or engine == PROCESS:
             return f"{engine[:60]!r} is no engine of the table"
         number = self._exported.get((engine, field))
@@ -339,6 +343,7 @@ class SampleBuilder:
             pl.coalesce("kv_tokens", pl.col("kv_blocks") * pl.col("block_size")).alias("kv_tokens"),
             pl.coalesce("kv_usage", share).alias("kv_usage"),
             (pl.col("asleep") > 0).alias("asleep"),
+            pl.when(pl.col("up") == 0).then(pl.lit(NO_RESPONSE)).alias("error"),
         )  # fmt: skip
 
     def _checked(self, wide: pl.DataFrame) -> pl.DataFrame:

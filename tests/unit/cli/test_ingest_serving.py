@@ -17,6 +17,7 @@ from prometheus_server import prometheus
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.serving.samples import NO_RESPONSE
 from slurm_affinode.metrics.serving.schema import SAMPLES
 from slurm_affinode.metrics.serving.store import engine_store
 
@@ -230,6 +231,29 @@ def test_prometheus_gives_samples_of_engines_and_failed_scrapes(state: Path, tmp
         ("gpu01", "gpu01:8000", "m", "0", 2, 0.6, 41, 0.25, None),
         ("gpu01", "gpu01:8000", "m", "0", None, None, None, 5, "the scrape of Prometheus failed (up is 0)"),
     ]
+
+
+def test_prometheus_gives_the_failed_scrapes_of_the_exporter(state: Path, tmp_path: Path) -> None:
+    """The engine is late at one scrape and has ended before the last one, when the exporter has no series of it."""
+    labels = 'instance="gpu01:9402",Hostname="gpu01",address="127.0.0.1:8000",engine="vllm",model="m",hpc_job="7"'
+    at = MS // 1000
+    names = {"running": "1 - -", "scrape_s": "0.5 3 -", "up": "1 0 -"}
+    history = "".join(
+        "\n".join([
+            f"# TYPE slurm_affinode_serving_{name} gauge",
+            *(f"slurm_affinode_serving_{name}{{{labels}}} {value} {at + 15 * n}"
+              for n, value in enumerate(values.split()) if value != "-"), "",
+        ])
+        for name, values in names.items()
+    )  # fmt: skip
+    up = f'# TYPE up gauge\nup{{instance="gpu01:9402"}} 1 {at + 30}\n# EOF\n'
+    interval = ("--since", "2026-11-01T07:00Z", "--until", "2026-11-01T09:00Z")
+    with prometheus(tmp_path / "prometheus", history + up) as url:
+        result = run(state, "--prometheus", url, *interval, "--json")
+    found = json.loads(result.stdout)
+    assert (found["new"], found["failed_scrapes"], found["by_engine"]) == (2, 1, {"vllm": 1})
+    rows = store(state).scan().sort("time").collect().select("address", "job", "running", "scrape_s", "error").rows()
+    assert rows == [("127.0.0.1:8000", "7", 1, 0.5, None), ("127.0.0.1:8000", "7", None, 3, NO_RESPONSE)]
 
 
 def test_prometheus_without_engines_is_reported(state: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from serving_simulation import Engine, service_rate, simulate
 from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose, diagnose_all
 from slurm_affinode.analysis.serving.liveness import recognize
 from slurm_affinode.analysis.serving.rules import RULES
+from slurm_affinode.metrics.serving.samples import NO_RESPONSE
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineEvent, EngineHealth, EngineKey, EngineProcess
 
@@ -188,6 +189,19 @@ def test_refused_scrapes_end_a_process_only_if_another_one_follows(restarted: bo
         start_time=lambda t: None if down(t) else 100.0 + 50 * (restarted and t >= 2100),
     ))  # fmt: skip
     assert len(of(found, "ended")) == ends
+
+
+def test_engine_whose_process_still_listens_may_only_hang() -> None:
+    """This project's exporter reports an engine only while one of the job's processes listens at its address."""
+    down = lambda t: t >= 2400  # noqa: E731
+    samples = synthetic(
+        3600, running=lambda t: None if down(t) else 1.0, generation_tokens=lambda t: None if down(t) else t,
+        error=lambda t: NO_RESPONSE if down(t) else None,
+    )  # fmt: skip
+    hung = only(health(samples), "ended")
+    silent = only(health(samples.with_columns(pl.col("error").str.replace(".+", "timed out"))), "ended")
+    assert "still listens" in hung.doubt
+    assert hung.confidence < silent.confidence
 
 
 @pytest.mark.parametrize(("name", "seconds"), [(SHORT, 5), (SHORT, 15), (LLAMA, 5)])

@@ -327,3 +327,25 @@ def test_own_exporter_is_read_back(read: Read) -> None:
     text = f"{own}kv_usage{{{labels}}} 0.5 {MS}\n{own}preemptions_total{{{labels}}} 3 {MS}\n"
     names = ("engine", "model", "rank", "address", "node", "job", "user", "gpus", "kv_usage", "preemptions")
     assert values(read(text)[0], *names) == [("vllm", "m", "1", "127.0.0.1:8000", "gpu01", "7", "ada", "GPU-1", 0.5, 3)]
+
+
+def test_scrape_that_failed_for_the_exporter_is_a_failed_sample(read: Read) -> None:
+    """An engine that ended has no series; one that is late has ``up`` 0 and its process still listens."""
+    labels = 'engine="vllm",model="m",address="127.0.0.1:8000",Hostname="gpu01",hpc_job="7"'
+    own = "slurm_affinode_serving_"
+    text = "".join(
+        f"{own}{name}{{{labels}}} {value} {at}\n"
+        for at, found in (
+            (MS, {"up": 1, "running": 2, "scrape_s": 0.5}),
+            (MS + 15000, {"up": 0, "scrape_s": 3}),
+            (MS + 30000, {"up": 1, "running": 4, "scrape_s": 2.5}),
+        )
+        for name, value in found.items()
+    )
+    found, notes = read(text)
+    assert values(found, "job", "running", "scrape_s", "error") == [
+        ("7", 2, 0.5, None),
+        ("7", None, 3, samples.NO_RESPONSE),
+        ("7", 4, 2.5, None),
+    ]
+    assert (notes.problem_count, dict(notes.unknown)) == (0, {})
