@@ -166,6 +166,13 @@ class Process:
         """As ``read``; bytes that are not UTF-8 are replaced."""
         return self.read(name).decode("utf-8", "replace")
 
+    def text_if_readable(self, name: str) -> str:
+        """As ``text``; empty if the file cannot be read or the process has ended."""
+        try:
+            return self.text(name)
+        except OSError:
+            return ""
+
     def link(self, name: str) -> str:
         """Return the text of a symbolic link. Raises ``ProcessGoneError``, ``OSError``."""
         with _gone(self.pid):

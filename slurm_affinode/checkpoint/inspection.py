@@ -224,15 +224,6 @@ def _with_ancestors(one: ProcessFacts, proc: Path) -> ProcessFacts:
     return replace(one, heir_of=tuple(found))
 
 
-def process_facts(pid: int, *, proc: Path = PROC) -> ProcessFacts | None:
-    """Return facts about a process, or ``None`` if it has ended."""
-    try:
-        with Process(pid, proc=proc) as process:
-            return _facts_of(process, proc)
-    except OSError:
-        return None
-
-
 def _facts_of(process: Process, proc: Path) -> ProcessFacts:
     """Return facts about a process; files and namespaces may be missing if it ends meanwhile.
 
@@ -300,13 +291,6 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _text_of(process: Process, name: str) -> str:
-    try:
-        return process.text(name)
-    except OSError:
-        return ""
-
-
 def _files(process: Process) -> tuple[tuple[str, ...], int]:
     """Return the targets of the descriptors, and the total size of deleted files."""
     seen: dict[str, None] = {}
@@ -318,7 +302,7 @@ def _files(process: Process) -> tuple[tuple[str, ...], int]:
     for name in entries:
         with contextlib.suppress(OSError):
             target = process.link(f"fd/{name}")
-            if target == _EVENTFD and _COUNTS_DOWN.search(_text_of(process, f"fdinfo/{name}")):
+            if target == _EVENTFD and _COUNTS_DOWN.search(process.text_if_readable(f"fdinfo/{name}")):
                 target = SEMAPHORE
             seen[target] = None
             if target.endswith(DELETED):
@@ -363,7 +347,7 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
 
 
 def _mapped_devices(process: Process) -> tuple[str, ...]:
-    rows = (line.split(None, 5) for line in _text_of(process, "maps").split("\n"))
+    rows = (line.split(None, 5) for line in process.text_if_readable("maps").split("\n"))
     return tuple(sorted({row[5] for row in rows if len(row) == 6 and _DEVICE.fullmatch(row[5])}))
 
 
@@ -391,7 +375,7 @@ def _of_node(proc: Path) -> dict[str, frozenset[str]]:
 
 def _memory(process: Process, status: Mapping[str, str]) -> int:
     """Return the proportional set size of anonymous, shared and swapped memory; the resident size on older kernels."""
-    rollup = kernel_text.table(_text_of(process, "smaps_rollup").split("\n"))
+    rollup = kernel_text.table(process.text_if_readable("smaps_rollup").split("\n"))
     parts = [kernel_text.kib(rollup.get(key)) for key in ("Pss_Anon", "Pss_Shmem", "SwapPss")]
     if None in parts:
         parts = [kernel_text.kib(status.get(key)) for key in ("RssAnon", "RssShmem", "VmSwap")]
@@ -403,7 +387,7 @@ def _uses_mps(process: Process, uids: Sequence[int], proc: Path) -> bool:
 
     The directory itself is not checked, because root should not resolve a path chosen by a user.
     """
-    entries = _text_of(process, "environ").split("\0")
+    entries = process.text_if_readable("environ").split("\0")
     if not any(entry.startswith("CUDA_MPS_PIPE_DIRECTORY=") for entry in entries):
         return False
     for other in processes(proc=proc):
@@ -420,7 +404,7 @@ def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
     if not inodes:
         return False
     for kind in ("tcp", "tcp6", "udp", "udp6"):
-        for line in _text_of(root, f"net/{kind}").split("\n")[1:]:
+        for line in root.text_if_readable(f"net/{kind}").split("\n")[1:]:
             words = line.split()
             if len(words) > 9 and words[9] in inodes:
                 return True

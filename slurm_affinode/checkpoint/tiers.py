@@ -111,8 +111,8 @@ class Tiers:
         to_shared: Limiter = _NO_LIMIT,
         ahead: Limiter = _NO_LIMIT,
     ) -> None:
-        """``missing``: why tiers are missing. ``to_shared``, ``ahead``: limits of copies to the shared tier, and of those
-        to this node before a job starts.
+        """``missing``: why tiers are missing. ``to_shared``, ``ahead``: limits of copies to the shared tier, and of
+        those to this node before a job starts.
         """
         self.missing = tuple(missing)
         self.retention = Retention(tiers, demand or SharedDemand(), now)

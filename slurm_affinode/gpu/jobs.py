@@ -281,7 +281,7 @@ def cgroup_of_job(path: str) -> tuple[str, str] | None:
 
 
 def _cgroup(process: Process) -> re.Match[str] | None:
-    matches = (_of_slurmd(row.split(":", 2)[-1]) for row in _text(process, "cgroup").split("\n"))
+    matches = (_of_slurmd(row.split(":", 2)[-1]) for row in process.text_if_readable("cgroup").split("\n"))
     return next((match for match in matches if match is not None), None)
 
 
@@ -291,17 +291,11 @@ def _of_slurmd(path: str) -> re.Match[str] | None:
 
 
 def _environment(process: Process) -> JobRef | None:
-    variables = dict(variable.split("=", 1) for variable in _text(process, "environ").split("\0") if "=" in variable)
+    variables = dict(
+        variable.split("=", 1) for variable in process.text_if_readable("environ").split("\0") if "=" in variable
+    )
     job = variables.get("SLURM_JOB_ID", "")
     if not _JOB_ID.fullmatch(job):
         return None
     step = variables.get("SLURM_STEP_ID", "")
     return JobRef(int(job), step if _STEP_ID.fullmatch(step) else None, "environment")
-
-
-def _text(process: Process, name: str) -> str:
-    """Return a file of a process; empty if it cannot be read."""
-    try:
-        return process.text(name)
-    except OSError:
-        return ""

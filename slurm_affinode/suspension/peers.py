@@ -207,15 +207,6 @@ class Inspector:
         """Return the start time of a process in ticks since boot, or ``None`` if it is gone."""
         return self._finder.started(pid)
 
-    def ns_pids(self, pid: int) -> tuple[int, ...]:
-        """Return the PIDs of a process from this namespace inwards; ``()`` if it is gone."""
-        # Not splitlines(): the first line holds the process name, which the user controls and which may contain other
-        # line separators.
-        for line in self._text(pid, "status").split("\n"):
-            if line.startswith("NSpid:"):
-                return kernel_text.numbers(line.partition(":")[2])
-        return ()
-
     def tree(self, init_pid: int) -> list[int]:
         """Return all processes of the PID namespace of ``init_pid``, itself first. PIDs are those of this namespace."""
         found, todo = [init_pid], [init_pid]

@@ -181,12 +181,11 @@ def _processes() -> Iterator[Check]:
             finder = JobFinder(root, cgroups=root / "cgroup")
             read = {
                 "started": inspector.started(PID),
-                "ns_pids": inspector.ns_pids(PID),
                 "cpu": inspector.cpu_ticks(PID),
                 "io": inspector.io_bytes(PID),
                 "children": sorted(inspector._children(PID)),
                 "member": tree.read(PID),
-                "facts": inspection.process_facts(PID, proc=root),
+                "facts": next(iter(inspection.collect(PID, PID, proc=root).processes), None),
                 "user": user_files.user_of(PID, 2001, 100, proc=root),
                 "host": cuda.host_bytes(PID, root),
                 "waits": sockets.waits((PID,), root),
@@ -238,7 +237,6 @@ def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
     """Check that the values of an undamaged process are true."""
     state = one["state"]
     _expect("start", read["started"], one["started"])
-    _expect("PIDs", read["ns_pids"], tuple(one["ns_pids"]))
     _expect("CPU time", read["cpu"], 7 + 5 + 3 + 2)
     _expect("bytes", read["io"], (70, 30))
     _expect("children", read["children"], [301, 302])

@@ -82,9 +82,9 @@ def test_process_name_does_not_affect_other_fields(name: str, zombie: bool) -> N
         member = LinuxProcesses().read(pid)
         assert member is not None
         assert (member.parent, member.uid, member.gone) == (os.getpid(), os.getuid(), zombie)
-        assert member.pid_ns == Inspector().ns_pids(pid)[-1]
-        found = inspection.process_facts(pid)
-        assert found is not None
+        with Process(pid) as held:
+            assert member.pid_ns == int(held.status()["NSpid"].split()[-1])
+        (found,) = inspection.collect(pid, pid).processes
         assert (found.uids, found.state == "Z", found.tracer) == (me, zombie, 0)
         assert (found.memory > 0) is not zombie
         assert (cuda.host_bytes(pid) is None) is zombie
@@ -211,7 +211,6 @@ READERS: dict[str, Callable[[Process], object]] = {
     "jobs of the node": lambda one: JobFinder().jobs_here(),
     "usage": lambda one: orphans.uses(JobFinder()),
     "tree": lambda one: inspection.collect(one.pid, one.pid),
-    "facts": lambda one: inspection.process_facts(one.pid),
     "host memory": lambda one: cuda.host_bytes(one.pid),
     "user": lambda one: user_of(one.pid, os.getuid(), os.getgid()),
     "cgroups": lambda one: cgroup_files(one.pid),

@@ -20,7 +20,7 @@ from slurm_affinode.base.pidfd import Id, Namespace, Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.inspection import collect, forked_workers, memory_facts, process_facts
+from slurm_affinode.checkpoint.inspection import collect, forked_workers, memory_facts
 from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
@@ -111,8 +111,7 @@ class Session:
 
     def see_stopped(self) -> None:
         """Record the processes that the workload itself has stopped, which have to stay stopped."""
-        processes = [process_facts(pid) for pid in members(self.init).values()]
-        self.stopped = {one.pid for one in processes if one is not None and one.state == "T"}
+        self.stopped = {one.pid for one in collect(self.init, self.init).processes if one.state == "T"}
 
     def end(self) -> None:
         """End the attempt."""
