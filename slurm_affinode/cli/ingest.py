@@ -118,6 +118,16 @@ _SHARED: tuple[Option, ...] = (
 )  # fmt: skip
 
 
+_AGAIN = click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
+_PROMETHEUS_PERIOD: tuple[Option, ...] = (
+    click.option(
+        "--since", type=When(), metavar="TIME",
+        help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
+    ),
+    click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME"),
+)  # fmt: skip
+
+
 def _cluster(text: str) -> Option:
     return click.option("--cluster", metavar="NAME", help=text)
 
@@ -297,15 +307,8 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
 )
 @click.option("--fields", metavar="LIST", help="Set the columns of a table without a header (list of --query-gpu)")
 @_strict("a file at its first bad line")
-@click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
-@ingest_options(
-    click.option(
-        "--since", type=When(), metavar="TIME",
-        help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
-    ),
-    click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME"),
-    connection=(prometheus_options,),
-)  # fmt: skip
+@_AGAIN
+@ingest_options(*_PROMETHEUS_PERIOD, connection=(prometheus_options,))
 def ingest_gpu(
     *,
     paths: tuple[str, ...],
@@ -538,15 +541,8 @@ Compressed text (gzip, zstd, bzip2, xz) is read as it is.
     "--interval", type=Span(), metavar="SPAN", help="Set the scrape interval in files without times, such as 15s"
 )
 @_strict("a file at its first bad line")
-@click.option("--again", is_flag=True, help="Also read files that were ingested before and are unchanged")
-@ingest_options(
-    click.option(
-        "--since", type=When(), metavar="TIME",
-        help="Query Prometheus from TIME, such as 7d (ago) [default: end of the last ingest, else 7d]",
-    ),
-    click.option("--until", type=When(), default="now", metavar="TIME", help="Query Prometheus until before TIME"),
-    connection=(prometheus_options,),
-)  # fmt: skip
+@_AGAIN
+@ingest_options(*_PROMETHEUS_PERIOD, connection=(prometheus_options,))
 def ingest_serving(
     *,
     paths: tuple[str, ...],

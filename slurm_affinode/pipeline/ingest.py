@@ -378,13 +378,10 @@ def ingest_prometheus(
     """
     asked = question(config.prometheus, since, until)
     server = client or Client(Server.of(config.prometheus))
-    history = SampleStore(config.history_dir)
-    with closing(history):
-        outcome = ingest(history, server, asked, options, dry_run=dry_run, advance=advance)
-    if repository is not None and not dry_run:
-        for file in outcome.summary.files:
-            repository.record_ingest(journal_entry(file, datetime.now(UTC)))
-        _remember(repository, config.prometheus, options, since, min(outcome.until, datetime.now(UTC)))
+    with closing(SampleStore(config.history_dir)) as store:
+        outcome = ingest(store, server, asked, options, dry_run=dry_run, advance=advance)
+    if not dry_run:
+        _record(repository, config.prometheus, options, since, outcome, kind="gpu")
     return outcome
 
 
@@ -401,18 +398,30 @@ def ingest_engines_of_prometheus(
 ) -> tuple[ImportOutcome, EngineTotals]:
     """Ingest engine metrics from Prometheus; see ``ingest_prometheus``."""
     asked = question(config.prometheus, since, until)
+    server = client or Client(Server.of(config.prometheus))
     totals = EngineTotals()
+    reader = serving_prometheus.server_reader(totals)
     with closing(engine_store(config.serving_dir)) as store:
-        outcome = ingest(
-            store, client or Client(Server.of(config.prometheus)), asked, options, dry_run=dry_run, advance=advance,
-            reader=serving_prometheus.server_reader(totals),
-        )  # fmt: skip
-    if repository is not None and not dry_run:
-        for file in outcome.summary.files:
-            repository.record_ingest(journal_entry(file, datetime.now(UTC), kind="serving"))
-        end = min(outcome.until, datetime.now(UTC))
-        _remember(repository, config.prometheus, options, since, end, kind="serving")
+        outcome = ingest(store, server, asked, options, dry_run=dry_run, advance=advance, reader=reader)
+    if not dry_run:
+        _record(repository, config.prometheus, options, since, outcome, kind="serving")
     return outcome, totals
+
+
+def _record(
+    repository: Repository | None, settings: PrometheusConfig, options: ReadOptions, since: datetime,
+    outcome: ImportOutcome, *, kind: str,
+) -> None:  # fmt: skip
+    """Record an ingest from Prometheus in the journal, and where the next one continues."""
+    if repository is None:
+        return
+    for file in outcome.summary.files:
+        repository.record_ingest(journal_entry(file, datetime.now(UTC), kind=kind))
+    key, until = _key(settings, options, kind), min(outcome.until, datetime.now(UTC))
+    before = repository.get(key)
+    # An ingest that leaves a gap after the last one does not move the end.
+    if before is None or since <= datetime.fromisoformat(before) < until:
+        repository.set(key, until.astimezone(UTC).isoformat())
 
 
 def next_since(
@@ -424,17 +433,6 @@ def next_since(
         return now - FIRST_SPAN
     overlap = timedelta(seconds=parse_span_s(settings.overlap))
     return min(datetime.fromisoformat(reached), now) - overlap
-
-
-def _remember(
-    repository: Repository, settings: PrometheusConfig, options: ReadOptions, since: datetime, until: datetime,
-    *, kind: str = "gpu",
-) -> None:  # fmt: skip
-    key = _key(settings, options, kind)
-    before = repository.get(key)
-    # An ingest that leaves a gap after the last one does not move the end.
-    if before is None or since <= datetime.fromisoformat(before) < until:
-        repository.set(key, until.astimezone(UTC).isoformat())
 
 
 def _key(settings: PrometheusConfig, options: ReadOptions, kind: str) -> str:
