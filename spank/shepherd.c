@@ -225,14 +225,27 @@ static void check_deadlines(struct shepherd *shepherd)
     }
 }
 
+/* Frozen processes handle only SIGKILL: the agent resumes the job on a signal. */
+static void report_signal(struct shepherd *shepherd, int number)
+{
+    char text[MESSAGE_BYTES];
+
+    if (shepherd->in_place && shepherd->phase == RUNNING && shepherd->link.fd >= 0)
+        link_send(&shepherd->link, text, message_signalled(number, text), now_ns());
+}
+
 static void read_packets(struct shepherd *shepherd)
 {
     struct packet packet;
     int got;
 
     while ((got = channel_receive(shepherd->options.keeper_fd, &packet, 0)) > 0) {
-        if (packet.kind == PACKET_SIGNAL)
+        if (packet.kind == PACKET_SIGNAL) {
             relay_reported(&shepherd->relay, packet.number, packet.group != 0, packet.at_ns);
+            /* Slurm's SIGSTOP follows: no request may wake the job while the relay waits for other reports. */
+            if (packet.number == SIGTSTP)
+                report_signal(shepherd, packet.number);
+        }
         if (packet.kind == PACKET_HELD && packet.number == 0 && shepherd->phase == WAITING)
             hold(shepherd, "it has an image and this node's agent does not respond; it is held: release it with scontrol "
                            "release");
@@ -267,15 +280,6 @@ static void reap(struct shepherd *shepherd)
     }
     if (shepherd->phase == ENDING && pid < 0) /* no process is left */
         finish(shepherd, shepherd->status);
-}
-
-/* Frozen processes handle only SIGKILL: the agent resumes the job on a signal. */
-static void report_signal(struct shepherd *shepherd, int number)
-{
-    char text[MESSAGE_BYTES];
-
-    if (shepherd->in_place && shepherd->phase == RUNNING && shepherd->link.fd >= 0)
-        link_send(&shepherd->link, text, message_signalled(number, text), now_ns());
 }
 
 static bool ends_waiting(int number)

@@ -19,13 +19,17 @@ SCRIPT = f"""trap 'echo it was told' TERM
 while wait $!; status=$?; kill -0 $! 2>/dev/null; do :; done
 echo ended with $status"""
 
-# Pending signals of the processes of scripts, as the kernel prints them.
-WAITING = "for pid in $(pgrep -u alice -f '[s]lurm_script'); do grep ShdPnd: /proc/$pid/status; done"
+# Pending signals of alice's processes with this command line, as the kernel prints them.
+PENDING = 'for pid in $(pgrep -u alice -f "$1"); do grep ShdPnd: /proc/$pid/status; done'
 
 
-def told(said: str) -> bool:
-    """Return whether SIGTERM is pending."""
-    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in said.split()[1::2])
+def wait_for_pending(cluster: Cluster, number: signal.Signals, command: str) -> None:
+    """Wait until this signal is pending for one of alice's processes, chosen by a pattern of its command line."""
+    wait_until(
+        f"{number.name} is pending",
+        lambda: cluster.run(NODE, "sh", "-c", PENDING, "sh", command).stdout.split()[1::2],
+        lambda masks: any(int(mask, 16) >> (number - 1) & 1 for mask in masks),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +48,14 @@ def scripted(cluster: Cluster, port: int) -> str:
 
 
 def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None:
-    """A request waits, even in the two seconds before Slurm stops the job, and status shows why.
+    """A request waits, even in the two seconds between Slurm's SIGTSTP and its SIGSTOP, and status shows why.
 
     Meanwhile no process runs; after the resume the request is answered.
     """
     server = serve(cluster, 8001, memory_mib=MEMORY_MIB)
     put_to_sleep(cluster, server.job)
     cluster.exec("login", "scontrol", "suspend", server.job)
+    wait_for_pending(cluster, signal.SIGTSTP, "[m]odel_server.py.*--port 8001")
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(ask, cluster, server.url)
         seen = wait_until(
@@ -83,7 +88,7 @@ def test_signal_without_agent_is_delivered_later(cluster: Cluster) -> None:
     cluster.shell(NODE, f"kill -STOP {agent}")
     try:
         cluster.exec("login", "scancel", "--batch", "--signal=TERM", job, user="alice")
-        wait_until("the signal waits for the script", lambda: cluster.run(NODE, "sh", "-c", WAITING).stdout, told)
+        wait_for_pending(cluster, signal.SIGTERM, "[s]lurm_script")
     finally:
         cluster.shell(NODE, f"kill -KILL {agent}")
     cluster.wait_for_output(job, "it was told")
