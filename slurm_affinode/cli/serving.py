@@ -36,6 +36,7 @@ from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
 from slurm_affinode.pipeline.servers import ServerQuery, TunedEngine
 from slurm_affinode.pipeline.triage import is_job, scan_logs
+from slurm_affinode.report.format import number
 from slurm_affinode.report.output import write_files
 
 _COMMANDS = {
@@ -71,6 +72,12 @@ def period_options(function: F) -> F:
         ),
     ]
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+def _query_of(target: str, filters: dict[str, Any]) -> ServerQuery:
+    """Return the query for the engines of a job, or for those at an address."""
+    query = ServerQuery(**filters)
+    return replace(query, jobs=(target,)) if is_job(target) else replace(query, addresses=(target,))
 
 
 _LIST_EPILOG = """\b
@@ -139,8 +146,7 @@ def explain(
 
     ADDRESS is the host and port of the metrics, as `serving list` shows it.
     """
-    wanted = ServerQuery(**query)
-    wanted = replace(wanted, jobs=(target,)) if is_job(target) else replace(wanted, addresses=(target,))
+    wanted = _query_of(target, query)
     found = servers.find(config, wanted, timelines=page is not None)
     if page is not None and found.engines:
         from slurm_affinode.report import servers_page  # noqa: PLC0415 - most calls need no page
@@ -153,8 +159,8 @@ def explain(
     if not found.engines:
         warn(f"slurm-affinode: no samples of {printable(target)} between {clock(found.since)} and {clock(found.until)}")
         return 1
-    for number, one in enumerate(found.engines):
-        if number:
+    for place, one in enumerate(found.engines):
+        if place:
             click.echo()
         _explain_engine(one, everything=everything)
     return 0
@@ -274,8 +280,7 @@ def tune(
     the memory figures of the start. Each recommendation names the figures behind it and its cost. The memory share is
     raised only if GPU memory was free and none ran out.
     """
-    wanted = ServerQuery(**query)
-    wanted = replace(wanted, jobs=(target,)) if is_job(target) else replace(wanted, addresses=(target,))
+    wanted = _query_of(target, query)
     shown: list[Any] = []
     seen: list[list[Any]] = []
     while True:
@@ -297,7 +302,7 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
         return
     if not found:
         warn(f"slurm-affinode: no samples of {printable(target)} in the period")
-    for number, one in enumerate(found):
+    for place, one in enumerate(found):
         tuning, facts = one.tuning, one.tuning.facts
         line = tuning.command(one.health.key.model)
         if write:
@@ -306,16 +311,16 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
             else:
                 click.echo(printable(line))
             continue
-        if number:
+        if place:
             click.echo()
         click.echo(printable(f"{facts.engine} {one.health.key.model or ''} at {_address(one.health)}"))
-        print_table(("observed", "value"), _facts(facts))
+        print_table(("observed", "value"), tuning_rows(facts))
         click.echo()
         if not tuning.recommendations:
             click.echo("No change is recommended.")
         for item in tuning.recommendations:
-            value = "" if item.proposed is None else f" to {_value(item.proposed)}"
-            current = "" if item.current is None else f" (now {_value(item.current)})"
+            value = "" if item.proposed is None else f" to {_setting(item.proposed)}"
+            current = "" if item.current is None else f" (now {_setting(item.current)})"
             click.echo(f"{item.direction} {item.option or item.setting}{value}{current}")
             click.echo(f"  because: {printable(item.reason)}")
             click.echo(f"  cost: {printable(item.cost)}")
@@ -325,28 +330,30 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
             click.echo(f"\n{printable(line)}")
 
 
-def _value(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:,.6g}"
+def _setting(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:,.10g}"
 
 
-def _facts(facts: TuningFacts) -> list[tuple[str, str]]:
-    def told(value: float | None, unit: str = "") -> str:
-        return "unknown" if value is None else f"{value:,.4g}{unit}"
-
+def tuning_rows(facts: TuningFacts) -> list[tuple[str, str]]:
+    """Return the rows of the table of observed figures."""
     free = "unknown"
     if facts.gpu_free_gib is not None:
-        free = f"{told(facts.gpu_free_gib)} of {told(facts.gpu_total_gib, ' GiB')}"
+        free = f"{_figure(facts.gpu_free_gib)} of {_figure(facts.gpu_total_gib, ' GiB')}"
     return [
-        ("requests completed", told(facts.requests)),
-        ("prompt, mean and longest", f"{told(facts.prompt_mean)}, {told(facts.prompt_longest, ' tokens')}"),
-        ("answer, mean and longest", f"{told(facts.output_mean)}, {told(facts.output_longest, ' tokens')}"),
-        ("KV cache", told(facts.kv_tokens, " tokens")),
-        ("KV usage, peak and while requests wait", f"{told(facts.kv_peak)}, {told(facts.kv_when_waiting)}"),
-        ("running and waiting, peaks", f"{told(facts.running_peak)}, {told(facts.waiting_peak)}"),
-        ("preemptions", told(facts.preemptions)),
+        ("requests completed", _figure(facts.requests)),
+        ("prompt, mean and longest", f"{_figure(facts.prompt_mean)}, {_figure(facts.prompt_longest, ' tokens')}"),
+        ("answer, mean and longest", f"{_figure(facts.output_mean)}, {_figure(facts.output_longest, ' tokens')}"),
+        ("KV cache", _figure(facts.kv_tokens, " tokens")),
+        ("KV usage, peak and while requests wait", f"{_figure(facts.kv_peak)}, {_figure(facts.kv_when_waiting)}"),
+        ("running and waiting, peaks", f"{_figure(facts.running_peak)}, {_figure(facts.waiting_peak)}"),
+        ("preemptions", _figure(facts.preemptions)),
         ("least free GPU memory", free),
         ("failures in the logs", ", ".join(dict.fromkeys(one.kind for one in facts.failures)) or "none"),
     ]
+
+
+def _figure(value: float | None, unit: str = "") -> str:
+    return "unknown" if value is None else f"{number(value)}{unit}"
 
 
 _TRIAGE_EPILOG = """\b

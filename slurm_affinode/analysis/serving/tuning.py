@@ -140,7 +140,7 @@ class Tuning:
             text
             for one in self.recommendations
             if one.option is not None and one.proposed is not None
-            for text in (one.option, f"{one.proposed:g}" if isinstance(one.proposed, float | int) else one.proposed)
+            for text in (one.option, f"{one.proposed:.10g}" if isinstance(one.proposed, float | int) else one.proposed)
         )
 
 

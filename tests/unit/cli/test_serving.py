@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base.errors import InputError, NoStoreError
 from slurm_affinode.cli.main import cli
+from slurm_affinode.cli.serving import tuning_rows
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -78,6 +80,14 @@ def test_advice_names_figures_and_cost(state: Path) -> None:
     assert code == 0
     for part in ("lower --max-num-seqs", "1,881 preemptions", "cost: ", "unknown: free GPU memory"):
         assert part in text
+
+
+def test_large_figures_have_all_their_digits() -> None:
+    facts = TuningFacts(engine="vllm", seconds=3600.0, requests=12_345.0, kv_tokens=463_536.0, kv_peak=0.987)
+    shown = dict(tuning_rows(facts))
+    assert shown["requests completed"] == "12,345"
+    assert shown["KV cache"] == "463,536 tokens"
+    assert shown["KV usage, peak and while requests wait"] == "0.99, unknown"
 
 
 def test_command_line_alone_is_written(state: Path) -> None:

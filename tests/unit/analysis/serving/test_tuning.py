@@ -107,6 +107,12 @@ def test_start_that_was_refused_gives_the_length_that_fits() -> None:
     assert (one.direction, one.proposed) == ("lower", 176)
 
 
+def test_long_length_is_written_with_all_digits() -> None:
+    small = LogFailure("kv-cache-too-small", "job.out", 1, "To serve at least one", max_length=1_000_016)
+    tuning = tune(TuningFacts(engine="vllm", seconds=0.0, failures=(small,)))
+    assert tuning.options == ("--max-model-len", "1000016")
+
+
 def test_overload_asks_for_replicas() -> None:
     one = advice(tune(replace(BUSY, overload=2.0)), "replicas")
     assert (one.option, one.proposed) == (None, 3)
