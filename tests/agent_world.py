@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from agent_site import Node, Process, Slurm, World, make_job
 
+from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import (
@@ -178,7 +179,7 @@ class FakeImager:
         return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
     def restore(  # type: ignore[no-untyped-def]
-        self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, user, shared, ready
+        self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, user, created, shared, ready
     ) -> int:
         self.world.effect("criu restore")
         if self.fails:
@@ -266,6 +267,7 @@ class Agent:
             look=self.look,
             memory=lambda pid: MemoryFacts(1 << 40),
             environments=JobEnvironments(disk / "environment"),
+            created=CreatedFilesOfJobs(disk / "created-files"),
             settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0, raise_limit=limits is not None),
             now=world.now,
             sleep=world.sleep,

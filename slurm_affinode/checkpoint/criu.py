@@ -40,6 +40,7 @@ from slurm_affinode.checkpoint import (
     root_directory,
     sessions,
 )
+from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -241,14 +242,15 @@ class Criu:
         timeout_s: float,
         pages: Pages,
         user: User,
+        created: CreatedFiles | None = None,
         shared: bool = False,
         ready: Callable[[], None] = lambda: None,
     ) -> int:
         """Restore the process tree below PID 1 of the namespace and return the root's PID in the namespace.
 
         ``directory_fd`` is only read. ``timeout_s`` applies to the whole restore. ``ready`` is called when ``pages``
-        are verified. ``user``, ``shared``: see ``interface.Imager``. When this returns the tree runs; CUDA calls in it
-        block until the CUDA state is restored and unlocked.
+        are verified. ``user``, ``created``, ``shared``: see ``interface.Imager``. When this returns the tree
+        runs; CUDA calls in it block until the CUDA state is restored and unlocked.
 
         Raises ``RestoreFailed`` and the errors of ``pages``; no process of the tree is left then.
         """
@@ -266,7 +268,7 @@ class Criu:
             if space.members():
                 raise RestoreFailed("the job's PID namespace is not empty")
             stack.callback(deleted_files.settle, init, image.fd, (user.uid, user.gid))
-            made = local_files.put_back(init, image.fd, image.open, user)
+            made = local_files.put_back(init, image.fd, image.open, user, created=created)
             undo = stack.enter_context(ExitStack())
             undo.callback(local_files.remove, init, made, user)
             passed = stack.enter_context(

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
+from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Manifest
 
@@ -281,13 +282,15 @@ class Imager(Protocol):
         timeout_s: float,
         pages: Pages,
         user: User,
+        created: CreatedFiles,
         shared: bool,
         ready: Callable[[], None],
     ) -> int:
         """Restore the process tree below PID 1 of the namespace and return the root's PID in the namespace.
 
-        ``user``: the owner of the job, with whose rights files are opened. ``shared``: other machines may write to the
-        file system of the image.
+        ``user``: the owner of the job, with whose rights files are opened. ``created``: the record of the files that
+        restores of the job have created on this node. ``shared``: other machines may write to the file system of the
+        image.
 
         The tree runs when ``pages`` are verified and ``ready`` has returned; ``ready`` is called after all other
         checks. Raises ``RestoreFailed`` and the errors of ``pages``; no process of the tree is left then.

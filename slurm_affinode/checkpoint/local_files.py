@@ -2,8 +2,10 @@
 
 They are reopened by path and do not exist on another node. So a dump copies those that belong to the job's user, and a
 restore creates the missing ones: as that user, below the root of the job's mount namespace, following no link out of
-it. An existing file that differs is not touched, and the restore is refused. For a socket only the directories are
-created here (``unix_sockets.py`` creates the socket).
+it. An existing file that differs is replaced if an earlier restore of the job has created it on this node
+(``created_files.py``) and no process has it open; it is then left over from an attempt that was killed. Any other one
+is not touched, and the restore is refused. For a socket only the directories are created here (``unix_sockets.py``
+creates the socket).
 
 A file opened under a name that is gone, with another link in the same directory, is included: ``sem_open(3)`` creates
 named semaphores that way. It gets a name for the dump (``deleted_files.give_names``), which the restore removes. If the
@@ -30,6 +32,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, ProcessGoneError, processes
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint import deleted_files, root_directory
+from slurm_affinode.checkpoint.created_files import CreatedFiles, FileIdentity
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user
 
@@ -39,7 +42,10 @@ _CHUNK = 1 << 20
 _LIMIT = 16 << 20
 _ANSWER_S = 30.0
 """Timeout for the file systems of a job's files."""
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELETED = " (deleted)"
+_UNREADABLE = "the image's list of temporary files cannot be read"
 _KINDS = ("file", "fifo", "directory", "link")
 
 
@@ -252,9 +258,8 @@ def _above(path: str, uid: int, root: int, places: Sequence[str]) -> list[LocalF
 def _copy_in(file: int, directory_fd: int, name: str) -> int:
     """Copy a file into the image. Blocks of zeros become holes."""
     source = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        target = os.open(name, flags, root_directory.FILE_MODE, dir_fd=directory_fd)
+        target = os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=directory_fd)
         try:
             return _copy(source, target)
         finally:
@@ -295,7 +300,7 @@ def names_of(index: bytes) -> set[str]:
         files = json_values.typed(list, json_values.table(json_values.loads(index))["files"])
         return {_listed(one).path for one in files}
     except (ValueError, KeyError) as error:
-        raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+        raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
 
 
 def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
@@ -398,8 +403,8 @@ def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
 
 
 def put_back(
-    init: Id, directory_fd: int, contents: Callable[[str], int], user: User, *, places: Sequence[str] = PLACES,
-    proc: Path = PROC,
+    init: Id, directory_fd: int, contents: Callable[[str], int], user: User, *, created: CreatedFiles | None = None,
+    places: Sequence[str] = PLACES, proc: Path = PROC,
 ) -> dict[str, tuple[int, int]]:  # fmt: skip
     """Create missing files in the mount namespace of a process; return the device and inode of each by its path.
 
@@ -407,53 +412,85 @@ def put_back(
 
     ``directory_fd``: a copy of the checkpoint image that only root can change. ``contents`` returns a descriptor of a
     file of the image, which stays open. ``user``: the user of the job, according to Slurm; root on another node could
-    have written a different one to the image.
+    have written a different one to the image. ``created``: the record of the files that earlier restores have created,
+    which may be replaced.
     """
     deleted_files.put_in_place(init, directory_fd, (user.uid, user.gid))
     if INDEX not in root_directory.names(directory_fd):
         return {}
+    files = [one for one in _files_in(directory_fd, user) if _is_below(one.path, places)]
+    try:
+        copies: dict[str | None, int] = {
+            one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
+        }
+    except ImageDamaged as error:
+        raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
+    known = {} if created is None else created.read()
+    known = {one.path: known[one.path] for one in files if one.path in known}
+    made: dict[str, tuple[int, int]] = {}
+    identities: dict[str, FileIdentity] = {}
+    try:
+        leftovers = _Leftovers(known, user.uid, _used(places, proc) if known else ())
+        with Process(init.pid, started=init.started, proc=proc) as process:
+            root = process.open("root", os.O_PATH | os.O_DIRECTORY)
+    except OSError as error:
+        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
+
+    def make() -> str | None:
+        for one in files:
+            try:
+                fd = _make(root, one, copies, leftovers)
+                if fd is not None:
+                    try:
+                        made[one.path] = _inode(os.fstat(fd))
+                        identity = FileIdentity.of(fd) if one.kind in ("file", "link") else None
+                    finally:
+                        os.close(fd)
+                    if identity is not None:
+                        identities[one.path] = identity
+            except OSError as error:
+                return f"{one.path}: {error.strerror}"
+        return None
+
+    def fill() -> str | None:
+        for one in files:
+            if one.kind == "file" and one.path in made:
+                try:
+                    _fill(root, one, made[one.path], identities.get(one.path), copies[one.copy])
+                except OSError as error:
+                    return f"{one.path}: {error.strerror}"
+        return None
+
+    try:
+        failure = as_user(user, make)  # with the user's rights, so a path may lead anywhere
+        if created is not None and (known or identities):
+            # Before the copies, which take time: if the agent is killed meanwhile, the next restore finds partial ones.
+            created.write({**known, **identities})
+        if failure is None:
+            failure = as_user(user, fill)
+    except OSError as error:
+        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
+    finally:
+        os.close(root)
+    if failure is not None:
+        remove(init, made, user)
+        raise RestoreFailed(f"a temporary file cannot be recreated: {failure}")
+    return made
+
+
+def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
+    """Return the files in the index of an image. Raises ``RestoreFailed``."""
     try:
         index = json_values.table(
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
         )
         files = [_listed(one) for one in json_values.typed(list, index["files"])]
         uid = json_values.whole(index["uid"], MOST_ID)
-        copies: dict[str | None, int] = {
-            one.copy: contents(one.copy) for one in files if one.kind == "file" and one.copy is not None
-        }
     except (ImageDamaged, ValueError, KeyError) as error:
-        raise RestoreFailed(f"the image's list of temporary files cannot be read: {error}") from None
+        raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
     if uid != user.uid:
         raise RestoreFailed(f"the image's temporary files belong to user {uid}, not to user {user.uid}")
-    made: dict[str, tuple[int, int]] = {}
-    failed: list[str] = []
-    try:
-        with Process(init.pid, started=init.started, proc=proc) as process:
-            root = process.open("root", os.O_PATH | os.O_DIRECTORY)
-    except OSError as error:
-        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
-
-    def make() -> None:
-        for one in files:
-            try:
-                if _is_below(one.path, places):
-                    created = _make(root, one, copies)
-                    if created is not None:
-                        made[one.path] = created
-            except OSError as error:
-                failed.append(f"{one.path}: {error.strerror}")
-                return
-
-    try:
-        as_user(user, make)  # with the user's rights, so a path may lead anywhere
-    except OSError as error:
-        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
-    finally:
-        os.close(root)
-    if failed:
-        remove(init, made, user)
-        raise RestoreFailed(f"a temporary file cannot be recreated: {failed[0]}")
-    return made
+    return files
 
 
 def _listed(value: object) -> LocalFile:
@@ -469,33 +506,58 @@ def _listed(value: object) -> LocalFile:
     return one
 
 
-def _make(root: int, one: LocalFile, copies: Mapping[str | None, int]) -> tuple[int, int] | None:
-    """Create a file if it does not exist; return its device and inode, or ``None`` if it exists.
+@dataclass(frozen=True, slots=True)
+class _Leftovers:
+    """Files of earlier attempts of the job that may be replaced."""
+
+    known: Mapping[str, FileIdentity]
+    """Path -> the file that a restore of the job has created there."""
+    uid: int
+    used: Collection[tuple[int, int]]
+    """Device and inode of the files that a process has open or mapped."""
+
+    def remove(self, parent: int, one: LocalFile) -> None:
+        """Remove an existing file with the rights of the user. Raises ``OSError`` if it may not be replaced."""
+        name = os.path.basename(one.path)  # noqa: PTH119 - a path of the user
+        fd = os.open(name, _LOOK, dir_fd=parent)
+        try:
+            facts, identity = os.fstat(fd), FileIdentity.of(fd)
+        finally:
+            os.close(fd)
+        own = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
+        if not own or identity != self.known.get(one.path):
+            what = "is there already, and is another one: if it is not needed, remove it on this node"
+            raise OSError(errno.EEXIST, what, one.path)
+        if _inode(facts) in self.used:
+            raise OSError(errno.EBUSY, "is left over from an earlier attempt, and a process has it open", one.path)
+        os.unlink(name, dir_fd=parent)
+
+
+def _make(root: int, one: LocalFile, copies: Mapping[str | None, int], leftovers: _Leftovers) -> int | None:
+    """Create a file, still without contents, if it does not exist; return a descriptor of it, otherwise ``None``.
 
     Raises ``OSError`` if another one exists.
     """
     path = Path(one.path)
     parent = root_directory.open_below(root, str(path.parent))
     try:
-        try:
+        with suppress(FileNotFoundError):
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
-        except FileNotFoundError:
-            _create(parent, path.name, one, copies)
-            made = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
-            return made.st_dev, made.st_ino
-        if one.kind == "link":
-            target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
-            if os.path.samestat(there, target):
+            if one.kind == "link":
+                target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
+                same = os.path.samestat(there, target)
+            else:
+                same = _equal(parent, path.name, one, there, copies)
+            if same:
                 return None
-            raise OSError(17, "is there already, and is another one", one.path)
-        if not _equal(parent, path.name, one, there, copies):
-            raise OSError(17, "is there already, and is another one", one.path)
-        return None
+            leftovers.remove(parent, one)
+        return _create(parent, path.name, one)
     finally:
         os.close(parent)
 
 
-def _create(parent: int, name: str, one: LocalFile, copies: Mapping[str | None, int]) -> None:
+def _create(parent: int, name: str, one: LocalFile) -> int:
+    """Create a file without contents; return a descriptor of it."""
     if one.kind == "directory":
         os.mkdir(name, one.mode, dir_fd=parent)
     elif one.kind == "fifo":
@@ -503,16 +565,26 @@ def _create(parent: int, name: str, one: LocalFile, copies: Mapping[str | None, 
     elif one.kind == "link":
         os.link(Path(one.copy or "").name, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     else:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        fd = os.open(name, flags, one.mode, dir_fd=parent)
-        try:
-            _copy(copies[one.copy], fd)
-            os.fchmod(fd, one.mode)
-        except OSError:
-            os.unlink(name, dir_fd=parent)
-            raise
-        finally:
-            os.close(fd)
+        return os.open(name, _NEW, 0o600, dir_fd=parent)
+    return os.open(name, _LOOK, dir_fd=parent)
+
+
+def _fill(root: int, one: LocalFile, made: tuple[int, int], identity: FileIdentity | None, copy: int) -> None:
+    """Copy the contents to a file that was created. Raises ``OSError``."""
+    parent = root_directory.open_below(root, os.path.dirname(one.path))  # noqa: PTH120 - a path of the user
+    try:
+        name = os.path.basename(one.path)  # noqa: PTH119 - as above
+        # It may have been replaced in between, even by a FIFO.
+        fd = os.open(name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    finally:
+        os.close(parent)
+    try:
+        if _inode(os.fstat(fd)) != made or FileIdentity.of(fd) != identity:
+            raise OSError(errno.EEXIST, "was replaced while it was created", one.path)
+        _copy(copy, fd)
+        os.fchmod(fd, one.mode)
+    finally:
+        os.close(fd)
 
 
 def _equal(parent: int, name: str, one: LocalFile, there: os.stat_result, copies: Mapping[str | None, int]) -> bool:

@@ -18,6 +18,7 @@ from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import parse_size
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
@@ -191,6 +192,8 @@ class Parts:
     """Host memory still available to the job of a process (PID)."""
     versions: Callable[[], Versions]
     environments: JobEnvironments
+    created: CreatedFilesOfJobs
+    """Records of the node-local files that restores have created."""
     settings: SuspendSettings = SuspendSettings()
     workers: Workers = field(default_factory=Workers)
     """See ``AgentContext``."""

@@ -99,15 +99,16 @@ class Aftermath:
         parts, record = self._parts, journal.record
         parts.ledger.write(record.ledger_entry(parts.node))
         self._note(record)
-        self._leave(record)
+        self.leave(record)
         job_id = record.key.job_id
         comment(parts, job_id, messages.suspended(record.why or "", record.gpu_bytes or 0, record.called))
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED), why=record.why)
         self._copies.post(self._copy, journal)  # if the agent exits during the copy, the next one continues it
 
-    def _leave(self, record: SuspensionRecord) -> None:
+    def leave(self, record: SuspensionRecord) -> None:
         """Remove the job's files in ``/dev/shm`` and ``/tmp`` from this node: the image has them."""
         self._parts.environments.remove(record.key.job_id)
+        self._parts.created.remove(record.key.job_id)
         if record.seq is None:
             return
         for store in self._parts.tiers.stores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from slurm_affinode.base.errors import AffinodeError
@@ -14,6 +14,7 @@ from slurm_affinode.core.retention import Fate, fate
 from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, World, recover
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
+from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace.scheduler import Director
 from slurm_affinode.suspension.journal import JobJournal
@@ -160,12 +161,21 @@ class JobKeeper:
                 return False
         if todo.phase is Phase.QUEUED and world.job is JobFact.LATER_RUN:
             parts.ledger.write(journal.record.ledger_entry(parts.node))
+            if not self._may_be_here(record.key.job_id):
+                self._aftermath.leave(record)
             journal.close()
         elif todo.phase is Phase.QUEUED:
             if journal.phase is not Phase.QUEUED:
                 journal.write(Phase.QUEUED)
             self._aftermath.queued(journal)
         return True
+
+    def _may_be_here(self, job_id: int) -> bool:
+        """Return whether the current attempt of a job may be on this node."""
+        try:
+            return self._parts.slurm.job(job_id).batch_host in (None, self._parts.node)
+        except AffinodeError:
+            return True
 
     def _world(self, record: SuspensionRecord) -> World:
         tree, in_place = self._has_tree(record), bool(record.in_place)
@@ -320,6 +330,7 @@ class JobKeeper:
             return
         if not job.ended:
             return
+        parts.created.remove(job_id)
         run = LiveRun.of(parts.cluster, job)
         if run is None:
             return
@@ -351,7 +362,9 @@ class JobKeeper:
         try:
             forget_awake(parts)
             restoring = {journal.key.job_id for journal in parts.journal.open_journals()}
-            parts.environments.keep(restoring | {job.job_id for job in parts.registry.jobs()})
+            here = restoring | {job.job_id for job in parts.registry.jobs()}
+            parts.environments.keep(here)
+            self._forget_created(here)
             if not holds_lease and not any(tier.store.images() for tier in parts.tiers.node):
                 return  # no images on this node, and another node sweeps the shared store
             shared = parts.shared
@@ -370,6 +383,17 @@ class JobKeeper:
                     self.over(note.key, note.began_ms)
         except (AffinodeError, OSError) as error:
             parts.log.warning("sweep: %s", error)
+
+    def _forget_created(self, here: Collection[int]) -> None:
+        """Remove the records of jobs that have ended on another node. Raises ``AffinodeError``."""
+        for job_id in self._parts.created.jobs():
+            if job_id not in here:
+                try:
+                    ended = self._parts.slurm.job(job_id).ended
+                except UnknownJobError:
+                    ended = True
+                if ended:
+                    self._parts.created.remove(job_id)
 
     def _tell(self, swept: Swept) -> None:
         """Log the result of a sweep, and once for each job that Slurm does not know it."""

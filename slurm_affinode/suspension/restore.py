@@ -247,6 +247,7 @@ class JobRestorer:
                 timeout_s=parts.settings.restore_s,
                 pages=pages,
                 user=user,
+                created=parts.created.of(manifest.key, arrival.uid),
                 shared=copy.tier.shared,
                 ready=lambda: self._announce(placing, fds),
             )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from slurm_affinode.agent.composition import DriverGpus
+from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.inspection import collect, memory_facts
 from slurm_affinode.checkpoint.signatures import Signer
@@ -156,6 +157,7 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
         ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
         absences=Absences(work, signer, keep_s=0), environments=JobEnvironments(work / "environment"),
+        created=CreatedFilesOfJobs(work / "created-files"),
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
     calls = DaemonCalls(lambda job_id: made.idle_s(job_id))  # noqa: PLW0108 - it is made below
