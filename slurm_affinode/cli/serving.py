@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from slurm_affinode.analysis.serving.crash_log import MEMORIES
-from slurm_affinode.analysis.serving.triage import CrashTriage
+from slurm_affinode.analysis.serving.triage import CrashTriage, LastMetrics
 from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
@@ -371,16 +371,19 @@ Exit status: 0 a cause was found, 1 none was found, 2 invalid input, 3 accountin
 @click.argument("targets", nargs=-1, required=True, metavar="JOBID|FILE...", type=click.Path(allow_dash=True))
 @click.option("--all", "all_lines", is_flag=True, help="Show all failures in the logs, not only the first ones")
 @json_option
-def triage(*, targets: tuple[str, ...], all_lines: bool, as_json: bool) -> int:
+@config_options
+def triage(*, config: Config, targets: tuple[str, ...], all_lines: bool, as_json: bool) -> int:
     """Find out which memory ran out, or what else ended a job.
 
-    Reads the job's output files and accounting (sacct), and the FILEs given: output of jobs, slurmd's log, the kernel's
-    log; compressed or not. Recognizes messages of PyTorch, CUDA, JAX, NCCL, vLLM, SGLang, llama.cpp, Python, the kernel
-    and Slurm, and says how much memory was requested and free, who held it, and what to change. - is standard input;
-    a log whose name is a number is written as ./123.
+    Reads the job's output files and accounting (sacct), the FILEs given (output of jobs, slurmd's log, the kernel's
+    log; compressed or not), and the last stored samples of the job's GPUs and engines in the hour before it failed.
+    Recognizes messages of PyTorch, CUDA, JAX, NCCL, vLLM, SGLang, llama.cpp, Python, the kernel and Slurm, and says how
+    much memory was requested and free, who held it, and what to change. - is standard input; a log whose name is a
+    number is written as ./123.
     """
     with progress("log", total=None, quiet=as_json, of_bytes=True) as advance:
-        found = pipeline.examine(targets, run=process.run, advance=advance)
+        last = functools.partial(pipeline.last_metrics, config)
+        found = pipeline.examine(targets, run=process.run, metrics=last, advance=advance)
     for problem in found.problems:
         warn(f"slurm-affinode: {problem}")
     result = found.result
@@ -420,9 +423,9 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         rows += [(f"step {step}", state) for step, state in job.steps]
     if result.startup.kv_tokens is not None:
         rows.append(("KV cache at startup", f"{result.startup.kv_tokens:,} tokens"))
-    for last in result.metrics:
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in last.figures)
-        rows.append((f"{last.source} at {clock(last.time, seconds=True)}", figures))
+    if job is not None and not result.metrics:
+        rows.append(("last metrics", "unknown: no sample in the hour before"))
+    rows += [(one.source, _last(one)) for one in (result.metrics if all_lines else result.metrics[:_SHOWN])]
     if rows:
         click.echo()
         print_table(("figure", "value"), rows)
@@ -451,7 +454,25 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
 
 
 _SHOWN = 12
-"""Failures shown without --all."""
+"""Failures, and engines and GPUs, shown without --all."""
+
+
+def _last(metrics: LastMetrics) -> str:
+    """Return the figures of a sample with its time, those of an engine or of a GPU."""
+    value = dict(metrics.figures)
+
+    def told(name: str, unit: str = "") -> str:
+        known = value.get(name)
+        return "unknown" if known is None else f"{known:,.0f}{unit}" if known >= 100 else f"{known:.3g}{unit}"
+
+    if "kv_usage" in value:
+        asleep = {None: "unknown whether asleep", 0.0: "awake"}.get(value["asleep"], "asleep")
+        failed = f", then {told('failed_scrapes')} failed scrapes" if value["failed_scrapes"] else ""
+        text = f"KV usage {told('kv_usage')}, {told('running')} running, {told('waiting')} waiting, {asleep}{failed}"
+    else:
+        memory = f"memory {told('fb_used_mib')} of {told('fb_total_mib', ' MiB')}"
+        text = f"{memory}, utilization {told('util_pct', ' %')}, power {told('power_w', ' W')}"
+    return f"{clock(metrics.time, seconds=True)}: {text}"
 
 
 def _short_names(logs: Sequence[str]) -> dict[str, str]:

@@ -1,28 +1,43 @@
-"""Triage of crashes: reads the logs and the accounting of a job and finds what ran out."""
+"""Triage of crashes: reads the logs, the accounting and the last metrics of a job and finds what ran out."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pwd
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import BinaryIO, cast
+
+import polars as pl
 
 from slurm_affinode.analysis.serving import crash_log
 from slurm_affinode.analysis.serving.crash_log import LogFindings
 from slurm_affinode.analysis.serving.triage import CrashTriage, JobOutcome, LastMetrics, triage
-from slurm_affinode.base.errors import InputError, UnreachableError
+from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
+from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.base.input_files import DAMAGED, MAGIC_BYTES, compression, unpacked, utf8_stream
 from slurm_affinode.checkpoint.user_files import User, as_user
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.serving.schema import IDENTITY
+from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.slurm import commands, identifiers
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.commands import Runner
+from slurm_affinode.slurm.times import site_zone
 
 _BLOCK = 1 << 22
 _FAILED = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+_LAST = timedelta(hours=1)
+"""How long before the failure a sample still tells of it."""
+_OF_ENGINE = ("kv_usage", "running", "waiting", "asleep")
+_OF_GPU = ("fb_used_mib", "fb_total_mib", "util_pct", "power_w")
+Metrics = Callable[[JobOutcome, datetime | None], Sequence[LastMetrics]]
+"""Return the last metrics of a job before the time of its failure, naive as the log tells it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +60,13 @@ def examine(
     targets: Sequence[str],
     *,
     run: Runner,
-    metrics: Callable[[JobOutcome], Sequence[LastMetrics]] = lambda _: (),
+    metrics: Metrics = lambda job, failed: (),
     advance: Callable[[int], object] = lambda _: None,
 ) -> JobTriage:
     """Return the triage of logs and of at most one job. ``advance`` gets the number of bytes examined.
 
-    A job's output files are found through accounting and read with the rights of its owner. Raises ``InputError`` for
+    A job's output files are found through accounting and read with the rights of its owner. Without a job, ``metrics``
+    gets the only one that the logs name. Raises ``InputError`` for
     a log that cannot be read, for an unknown job and for several jobs, and ``UnreachableError`` if accounting does not
     respond and there is nothing else to read.
     """
@@ -80,7 +96,74 @@ def examine(
             "accounting does not know the job's output files (Slurm before 24.05, or no batch job): "
             "name the logs after the job"
         )
-    return JobTriage(triage(findings, outcome, () if outcome is None else metrics(outcome)), tuple(problems))
+    result = triage(findings, outcome)
+    known = outcome or _named(result)
+    if known is not None:
+        try:
+            failed = None if result.cause is None else result.cause.time
+            result = replace(result, metrics=tuple(metrics(known, failed)))
+        except AffinodeError as error:
+            problems.append(str(error))
+    return JobTriage(result, tuple(problems))
+
+
+def _named(result: CrashTriage) -> JobOutcome | None:
+    """Return the only job that the failures name."""
+    jobs = {one.job for one in result.failures if one.job is not None}
+    return JobOutcome(jobs.pop(), None) if len(jobs) == 1 else None
+
+
+def last_metrics(config: Config, job: JobOutcome, failed: datetime | None) -> list[LastMetrics]:
+    """Return the last stored samples of the job's engines and GPUs in the hour before it failed, engines first.
+
+    ``failed`` is in the time zone of the site; if it is unknown, or not a time of the job, the job's end or the present
+    counts. Raises ``AffinodeError`` if the samples cannot be read.
+    """
+    until = job.end or datetime.now(UTC)
+    if failed is not None:
+        aware = failed if failed.tzinfo is not None else failed.replace(tzinfo=site_zone(config.cluster.timezone))
+        if (job.start is None or job.start <= aware) and aware <= until:
+            until = aware.astimezone(UTC)
+    # Slurm and most logs round times down to seconds.
+    until += timedelta(seconds=1)
+    since = until - _LAST if job.start is None else max(job.start, until - _LAST)
+    of_cluster = pl.lit(value=True)
+    if job.cluster is not None:
+        of_cluster = pl.col("cluster").is_in([job.cluster, UNNAMED_CLUSTER])
+    label = f",{job.job_id},"
+    of_job = of_cluster & pl.concat_str(pl.lit(","), pl.col("job"), pl.lit(",")).str.contains(label, literal=True)
+    with contextlib.closing(engine_store(config.serving_dir)) as engines:
+        names = (*IDENTITY, "time", "error", "gpus", *_OF_ENGINE)
+        scrapes = engines.scan(since, until).filter(of_job).select(names).collect()
+    uuids = scrapes["gpus"].drop_nulls().unique().str.split(",").explode().unique()
+    with contextlib.closing(SampleStore(config.history_dir)) as history:
+        wanted = of_job | pl.col("uuid").is_in(uuids.implode())
+        names = ("cluster", "node", "uuid", "pci", "index", "mig", "time", *_OF_GPU)
+        gpus = history.scan(since, until).filter(wanted).select(names).collect()
+    return [*_last_of_engines(scrapes), *_last_of_gpus(gpus)]
+
+
+def _last_of_engines(scrapes: pl.DataFrame) -> Iterator[LastMetrics]:
+    scrapes = scrapes.sort(*IDENTITY, "time", nulls_last=False)
+    for one in scrapes.partition_by(list(IDENTITY), maintain_order=True):
+        good = one.filter(pl.col("error").is_null())
+        last = (good if len(good) else one).row(-1, named=True)
+        failed = len(one.filter(pl.col("error").is_not_null() & (pl.col("time") >= last["time"])))
+        figures = [(name, None if last[name] is None else float(last[name])) for name in _OF_ENGINE]
+        rank = "" if last["rank"] is None else f" rank {last['rank']}"
+        yield LastMetrics(
+            last["time"], f"{last['engine']} at {last['address']}{rank}", (*figures, ("failed_scrapes", float(failed)))
+        )
+
+
+def _last_of_gpus(samples: pl.DataFrame) -> Iterator[LastMetrics]:
+    identity = ["cluster", "node", "uuid", "pci", "index", "mig"]
+    last = samples.sort("time").group_by(identity, maintain_order=True).last()
+    for row in last.sort("node", "index", "uuid", "mig", nulls_last=True).iter_rows(named=True):
+        device = row["uuid"] or row["pci"] or f"GPU {row['index']} of {row['node']}"
+        mig = "" if row["mig"] is None else f" MIG {row['mig']}"
+        figures = tuple((name, None if row[name] is None else float(row[name])) for name in _OF_GPU)
+        yield LastMetrics(row["time"], device + mig, figures)
 
 
 def scan_logs(paths: Sequence[str], *, advance: Callable[[int], object] = lambda _: None) -> list[LogFindings]:
@@ -98,7 +181,7 @@ def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[st
     outcome = JobOutcome(
         job_id=row["job_id"], state=row["state"], exit_code=row["exit_code"], exit_signal=row["exit_signal"],
         start=row["start"], end=row["end"], max_rss_bytes=row["max_rss_bytes"],
-        memory_bytes=row["alloc_mem_bytes"] or row["req_mem_bytes"], nodes=row["nodes"],
+        memory_bytes=row["alloc_mem_bytes"] or row["req_mem_bytes"], nodes=row["nodes"], cluster=row["cluster"],
         steps=tuple(
             (step["step_id"], step["state"])
             for step in steps

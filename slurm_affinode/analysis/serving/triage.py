@@ -45,6 +45,7 @@ class JobOutcome:
     nodes: int | None = None
     steps: tuple[tuple[str, str], ...] = ()
     """Step and its state, of the steps that failed."""
+    cluster: str | None = None
 
     @property
     def running(self) -> bool:
@@ -54,13 +55,13 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class LastMetrics:
-    """The last figures before the end of the job, or before now. ``None`` is unknown."""
+    """The last sample of an engine or GPU of the job before it failed, or before now."""
 
     time: datetime
     source: str
-    """``engine`` or the GPU's UUID."""
-    figures: tuple[tuple[str, float], ...]
-    """Name with unit -> value."""
+    """The engine with its address (``vllm at gpu01:8000``), or the UUID of the GPU."""
+    figures: tuple[tuple[str, float | None], ...]
+    """Column of the samples, or ``failed_scrapes``: those after the last sample -> value; ``None`` is unknown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,31 @@ def test_json_has_cause_and_problems(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_last_metrics_of_the_job_are_shown(tmp_path: Path) -> None:
+    at = 1793520000000
+    labels = 'engine="vllm",address="n1:8000",hpc_job="77",gpus="GPU-1",Hostname="n1"'
+    serving = "".join(
+        f"slurm_affinode_serving_{name}{{{labels}}} {value} {at}\n"
+        for name, value in {"kv_usage": 0.97, "waiting": 41, "asleep": 0}.items()
+    )
+    gpu = f'DCGM_FI_DEV_FB_USED{{UUID="GPU-1",Hostname="n1",hpc_job="77"}} 80000 {at}\n'
+    for kind, text in (("serving", serving), ("gpu", gpu)):
+        (tmp_path / f"{kind}.prom").write_text(text)
+        arguments = ["ingest", kind, "--state", str(tmp_path / "state"), str(tmp_path / f"{kind}.prom")]
+        assert CliRunner().invoke(cli, arguments).exit_code == 0
+    config = tmp_path / "config.toml"
+    config.write_text(f'[store]\nstate_dir = "{tmp_path / "state"}"\n[cluster]\ntimezone = "UTC"\n')
+    log = tmp_path / "slurmd.log"
+    log.write_text("[2026-11-01T08:00:30.000] [77.batch] error: Detected 1 oom_kill event in StepId=77.batch.\n")
+    code, text = run(str(log), "--config", str(config))
+    assert code == 0
+    assert "KV usage 0.97, unknown running, 41 waiting, awake" in text
+    assert "memory 80,000 of unknown, utilization unknown, power unknown" in text
+    engine, device = json.loads(run(str(log), "--config", str(config), "--json")[1])["metrics"]
+    assert engine["figures"] == {"kv_usage": 0.97, "running": None, "waiting": 41, "asleep": 0, "failed_scrapes": 0}
+    assert (device["source"], device["figures"]["fb_used_mib"]) == ("GPU-1", 80000)
+
+
 def test_log_without_failure_gives_status_1(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_text("all is well\n")

@@ -5,13 +5,23 @@ from __future__ import annotations
 import gzip
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
+import polars as pl
 import pytest
 
+from slurm_affinode.base.config import Config, StoreConfig, parse
 from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.base.process import Completed
-from slurm_affinode.pipeline.triage import examine, is_job
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.schema import SAMPLES as GPU_SAMPLES
+from slurm_affinode.metrics.serving.schema import SAMPLES as ENGINE_SAMPLES
+from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.pipeline.triage import JobTriage, examine, is_job, last_metrics
 
 OUT_OF_GPU = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
 FIELDS = (
@@ -99,6 +109,97 @@ def test_accounting_that_does_not_respond_matters_only_without_logs(tmp_path: Pa
                                            ("77.out", False), ("77.batch", False), ("-", False)])  # fmt: skip
 def test_job_ids_and_logs_are_told_apart(name: str, job: bool) -> None:
     assert is_job(name) is job
+
+
+def at(minute: float, second: float = 0) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=minute, seconds=second)
+
+
+def stored(rows: Sequence[Mapping[str, object]], schema: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    return pl.DataFrame(rows, schema={name: schema[name] for name in rows[0]}).select(
+        (pl.col(name) if name in rows[0] else pl.lit(None)).cast(dtype).alias(name) for name, dtype in schema.items()
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """A site with samples of two GPUs and an engine of job 77, which ended at 01:00, and of other jobs."""
+    config = replace(parse('[cluster]\ntimezone = "UTC"\n', where="test"), store=StoreConfig(state_dir=tmp_path))
+    gpu = {"cluster": "c", "node": "n1", "uuid": "GPU-1", "job": "77", "fb_total_mib": 81559.0}
+    of_gpus = [
+        {**gpu, "time": at(50), "fb_used_mib": 70000.0, "util_pct": 3.0},
+        {**gpu, "time": at(59), "fb_used_mib": 80000.0, "util_pct": None},
+        {**gpu, "time": at(61), "fb_used_mib": 0.0, "util_pct": 0.0},
+        {**gpu, "time": at(59), "fb_used_mib": 9.0, "util_pct": 1.0, "uuid": "GPU-2", "job": None},
+        {**gpu, "time": at(59), "fb_used_mib": 9.0, "util_pct": 1.0, "uuid": "GPU-3", "job": "177,770"},
+        {**gpu, "time": at(59), "fb_used_mib": 9.0, "util_pct": 1.0, "cluster": "d", "uuid": "GPU-4"},
+    ]
+    engine = {"cluster": "c", "node": "n1", "address": "n1:8000", "engine": "vllm", "job": "77", "error": None}
+    of_engines = [
+        {**engine, "time": at(40), "kv_usage": 0.5, "running": 2.0, "waiting": 0.0, "gpus": "GPU-1,GPU-2"},
+        {**engine, "time": at(58), "kv_usage": 0.97, "running": 9.0, "waiting": None, "gpus": "GPU-1,GPU-2"},
+        {**engine, "time": at(59), "kv_usage": None, "running": None, "waiting": None, "gpus": None, "error": "late"},
+        {**engine, "time": at(58), "kv_usage": 0.1, "running": 1.0, "waiting": 0.0, "gpus": "GPU-9", "job": "7",
+         "address": "n1:8001"},
+    ]  # fmt: skip
+    for store, rows, schema in (
+        (SampleStore(config.history_dir), of_gpus, GPU_SAMPLES),
+        (engine_store(config.serving_dir), of_engines, ENGINE_SAMPLES),
+    ):
+        with closing(store):
+            store.ingest(stored(rows, schema), source="test")
+    return config
+
+
+def figures(found: JobTriage) -> dict[str, tuple[datetime, dict[str, float | None]]]:
+    return {one.source: (one.time, dict(one.figures)) for one in found.result.metrics}
+
+
+def test_last_metrics_of_engines_and_gpus_are_joined(tmp_path: Path, config: Config) -> None:
+    """Those of the job's own GPUs, by label or by the engine, before its end; a value not measured is unknown."""
+    found = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
+    assert figures(found) == {
+        "vllm at n1:8000": (at(58), {"kv_usage": pytest.approx(0.97), "running": 9, "waiting": None, "asleep": None,
+                                     "failed_scrapes": 1}),
+        "GPU-1": (at(59), {"fb_used_mib": 80000, "fb_total_mib": 81559, "util_pct": None, "power_w": None}),
+        "GPU-2": (at(59), {"fb_used_mib": 9, "fb_total_mib": 81559, "util_pct": 1, "power_w": None}),
+    }  # fmt: skip
+
+
+def test_last_metrics_are_those_before_the_failure(tmp_path: Path, config: Config) -> None:
+    output = tmp_path / "slurm-77.out"
+    output.write_text("2026-01-01 00:55:00 ERROR " + OUT_OF_GPU)
+    found = examine(["77"], run=FakeSacct([output]), metrics=partial(last_metrics, config))
+    assert found.result.cause is not None
+    assert found.result.cause.time == datetime(2026, 1, 1, 0, 55)  # noqa: DTZ001 - as logged
+    assert {source: time for source, (time, _) in figures(found).items()} == {
+        "vllm at n1:8000": at(40), "GPU-1": at(50)
+    }  # fmt: skip
+
+
+def test_last_metrics_of_the_only_job_that_a_log_names(tmp_path: Path, config: Config) -> None:
+    log = tmp_path / "slurmd.log"
+    line = "[2026-01-01T00:59:30.000] [77.batch] error: Detected 1 oom_kill event in StepId=77.batch. Some of the\n"
+    log.write_text(line)
+    metrics = partial(last_metrics, config)
+    found = examine([str(log)], run=FakeSacct([], down=True), metrics=metrics)
+    assert set(figures(found)) == {"vllm at n1:8000", "GPU-1", "GPU-2", "GPU-4"}
+    log.write_text(line + line.replace("77", "78"))
+    assert examine([str(log)], run=FakeSacct([], down=True), metrics=metrics).result.metrics == ()
+
+
+def test_state_without_samples_has_no_last_metrics(tmp_path: Path) -> None:
+    config = replace(Config(), store=StoreConfig(state_dir=tmp_path / "none"))
+    found = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
+    assert found.result.metrics == ()
+    assert not (tmp_path / "none").exists()
+
+
+def test_unreadable_samples_are_a_problem(tmp_path: Path, config: Config) -> None:
+    (config.serving_dir / "manifest.json").write_text("{")
+    found = examine(["77"], run=FakeSacct([]), metrics=partial(last_metrics, config))
+    assert found.result.job is not None
+    assert any("manifest.json" in one for one in found.problems)
 
 
 def test_two_jobs_are_refused() -> None:
