@@ -526,7 +526,7 @@ class _Leftovers:
             os.close(fd)
         own = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
         if not own or identity != self.known.get(one.path):
-            what = "is there already, and is another one: if it is not needed, remove it on this node"
+            what = f"is there already, and is another one: if it is not needed, remove it from {os.uname().nodename}"
             raise OSError(errno.EEXIST, what, one.path)
         if _inode(facts) in self.used:
             raise OSError(errno.EBUSY, "is left over from an earlier attempt, and a process has it open", one.path)

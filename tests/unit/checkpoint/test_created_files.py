@@ -165,7 +165,7 @@ def test_other_file_of_the_user_is_not_replaced(node: Node, other: str) -> None:
             node.shm.symlink_to(away)
             kept = away / "psm"
     before = kept.lstat()
-    with pytest.raises(RestoreFailed, match=f"{node.psm}: {OTHER}: if it is not needed, remove it on this node"):
+    with pytest.raises(RestoreFailed, match=f"{node.psm}: {OTHER}: if it is not needed, remove it from {os.uname().nodename}"):
         node.restore()
     assert kept.lstat() == before
     assert node.psm.exists()
