@@ -1,4 +1,4 @@
-"""Sizes, durations and counts as text, parsing of sizes (powers of 1024), and safe display of text from elsewhere.
+"""Sizes, durations and figures as text, parsing of sizes (powers of 1024), and safe display of text from elsewhere.
 
 Names are chosen by users, and messages come from other programs: ``visible`` makes them safe for pages and mails,
 ``printable`` for a terminal, ``escaped`` for a log, ``one_line`` for a message of limited length.
@@ -6,6 +6,7 @@ Names are chosen by users, and messages come from other programs: ``visible`` ma
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Callable
@@ -64,6 +65,20 @@ def span(seconds: float) -> str:
             rest = whole % large // small
             return f"{whole // large}{names[0]}" + (f" {rest}{names[1]}" if rest else "")
     return f"{whole}s"
+
+
+def figure(value: float, digits: int | None = None) -> str:
+    """Return ``12,346``, ``46.3``, ``0.042``: about three significant digits, or ``digits`` after the point."""
+    if digits is None:
+        digits = _digits(abs(value))
+    text = f"{value:,.{digits}f}"
+    return text.lstrip("-") if float(text.replace(",", "")) == 0 else text
+
+
+def _digits(amount: float) -> int:
+    if amount == 0 or amount >= 100 or amount == int(amount):
+        return 0
+    return 1 if amount >= 1 else min(6, 1 - math.floor(math.log10(amount)))
 
 
 def counted(number: int, one: str) -> str:

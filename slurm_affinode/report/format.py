@@ -9,28 +9,15 @@ import math
 from datetime import datetime, tzinfo
 
 from slurm_affinode.base import times
-from slurm_affinode.base.text import span, visible
+from slurm_affinode.base.text import figure, span, visible
 
 UNKNOWN = "unknown"
 NBSP = "\N{NO-BREAK SPACE}"
 
 
 def number(value: float | None, *, digits: int | None = None) -> str:
-    """Format as ``12,346``, ``46.3``, ``0.042``: about three significant digits, or ``digits`` after the point."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
-    if digits is None:
-        digits = _digits(abs(value))
-    text = f"{value:,.{digits}f}"
-    return text.lstrip("-") if float(text.replace(",", "")) == 0 else text
-
-
-def _digits(size: float) -> int:
-    if size == 0 or size >= 100 or size == int(size):
-        return 0
-    if size >= 1:
-        return 1
-    return min(6, 1 - math.floor(math.log10(size)))
+    """Format as ``text.figure``; ``digits``: number of digits after the point."""
+    return UNKNOWN if value is None or not math.isfinite(value) else figure(value, digits)
 
 
 def count(value: float | None) -> str:

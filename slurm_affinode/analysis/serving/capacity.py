@@ -14,6 +14,7 @@ import numpy as np
 from slurm_affinode.analysis.serving.episodes import lasting, runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, Floats, moment
+from slurm_affinode.base.text import figure
 from slurm_affinode.model.serving import Diagnosis
 
 MIN_LEVEL, MAX_LEVEL = 0.5, 0.97
@@ -118,7 +119,7 @@ def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: in
                  "the queue is unknown" if waiting is None else f"up to {waiting:g} requests wait",
                  met=(waiting or 0) > 0),
         evidence("preemptions", preempted, "", "above 0", 0.2,
-                 "preemptions are unknown" if preempted is None else f"{preempted:g} preemptions",
+                 "preemptions are unknown" if preempted is None else f"{figure(preempted)} preemptions",
                  met=(preempted or 0) > 0),
         evidence("time", float(series.time[last] - series.time[first]), "s", None, 0.1,
                  f"full in {share:.0%} of the samples", met=share >= 0.5),
@@ -126,7 +127,7 @@ def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: in
     text = "The KV cache is effectively full"
     text += "" if mean is None else f" (usage {mean:.2f} on average, {peak:.2f} at most)"
     text += "" if waiting is None else f"; up to {waiting:g} requests wait"
-    text += "" if preempted is None else f"; {preempted:g} preemptions"
+    text += "" if preempted is None else f"; {figure(preempted)} preemptions"
     figures = {"kv_mean": mean, "kv_max": peak, "full_level": level, "demand": capacity.demand, "waiting_max": waiting,
                "preemptions": preempted, "share": share}  # fmt: skip
     doubt = "" if waiting else "no request waited at the time of a scrape"
@@ -181,7 +182,7 @@ def _storm(series: EngineSeries, first: int, last: int, count: float, length: fl
     if not (costly or slower or often):
         return None
     proof = [
-        evidence("preemptions", count / length, "per s", None, 0.4, f"{count:g} preemptions in {length:.0f} s"
+        evidence("preemptions", count / length, "per s", None, 0.4, f"{figure(count)} preemptions in {length:.0f} s"
                  + ("" if each is None else f", {each:.1f} for each request completed")),
         evidence("recomputation", None if repeated is None else repeated * 100, "%",
                  f"at least {RECOMPUTED_SHARE:.0%}", 0.3,
@@ -194,7 +195,7 @@ def _storm(series: EngineSeries, first: int, last: int, count: float, length: fl
     doubt = ""
     if lost is not None and lost < LOST_SHARE:
         doubt = "throughput has not fallen measurably: the cost is latency and repeated prefill"
-    summary = f"{count:g} preemptions in {length:.0f} s"
+    summary = f"{figure(count)} preemptions in {length:.0f} s"
     summary += "" if repeated is None else f"; repeated prefill is about {repeated:.0%} of the work"
     summary += (
         "" if not slower or rate is None or usual is None else f"; output fell from {usual:.0f} to {rate:.0f} tokens/s"

@@ -16,6 +16,7 @@ from slurm_affinode.analysis.serving import capacity, liveness, memory, queue
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, streams
+from slurm_affinode.base.text import figure
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey, EngineProcess
 
@@ -117,11 +118,11 @@ def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis
             evidence("kv", usage, "", None, 0.15, "KV usage is unknown" if usage is None else
                      f"KV usage is {usage:.2f} at most"),
             evidence("ttft", ttft, "s", None, 0.15, "time to first token is unknown" if ttft is None else
-                     f"time to first token is {ttft:.3g} s on average"),
+                     f"time to first token is {figure(ttft)} s on average"),
         ]  # fmt: skip
         summary = "No overload"
         summary += "" if running is None else f"; up to {running:g} requests run and {waiting or 0:g} wait"
-        summary += "" if rate is None else f"; {rate:.3g} output tokens/s"
+        summary += "" if rate is None else f"; {figure(rate)} output tokens/s"
         late = int(series.failed[series.reached[first] : series.reached[last]].sum())
         healthy.append(diagnosis(
             "healthy", moment(times[first]), moment(times[last]), proof, f"{summary}.",

@@ -18,6 +18,7 @@ from slurm_affinode.analysis.serving.capacity import Capacity
 from slurm_affinode.analysis.serving.episodes import Leg, close_s, legs, runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import EngineSeries, Floats, Integers, moment
+from slurm_affinode.base.text import figure
 from slurm_affinode.model.finding import Evidence
 from slurm_affinode.model.serving import Diagnosis
 
@@ -268,6 +269,10 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
     ttft, usual = _first_token(series, growth)
     estimate = overload(series, capacity, growth)
     ratio = growth.arrivals / growth.service if growth.arrivals is not None and growth.service else None
+    rates = ""
+    if growth.arrivals is not None and growth.service is not None:
+        rates = f"{figure(growth.arrivals)} requests/s arrived and {figure(growth.service)}/s were served"
+    before = "" if usual is None else f", {figure(usual)} s before"
     proof = [
         evidence("queue", growth.deviations, "sd", f"at least {SIGNIFICANT:g} standard deviations", 0.4,
                  f"the queue grew by {growth.rise:g} requests (to {end:g}) in {length:.0f} s, "
@@ -275,10 +280,10 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
         _limit_evidence(series, capacity, growth),
         evidence("arrivals", growth.arrivals, "per s", "more than service", 0.2,
                  "arrivals are unknown: no counter of completed requests" if ratio is None else
-                 f"{growth.arrivals:.3g} requests/s arrived, {growth.service:.3g}/s were served ({ratio:.2f} times)",
+                 f"{rates} ({ratio:.2f} times)",
                  met=ratio is not None and ratio > 1),
         evidence("ttft", ttft, "s", "growing", 0.1, "times to first token are unknown" if ttft is None else
-                 f"time to first token {ttft:.3g} s at the end" + ("" if usual is None else f", {usual:.3g} s before"),
+                 f"time to first token {figure(ttft)} s at the end{before}",
                  met=ttft is not None and (usual is None or ttft > 2 * usual)),
         evidence("tokens", None if estimate is None else estimate[0], "", "above 1", 0.1,
                  "the token-based estimate needs a full KV cache of known size, lengths and iteration times"
@@ -287,9 +292,7 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
                  met=estimate is not None and estimate[0] + estimate[1] > 1),
     ]  # fmt: skip
     summary = f"The queue grew from {begin:g} to {end:g} requests in {length:.0f} s"
-    summary += (
-        "" if ratio is None else (f": {growth.arrivals:.3g} requests/s arrived and {growth.service:.3g}/s were served")
-    )
+    summary += "" if ratio is None else f": {rates}"
     summary += "" if estimate is None else f"; estimated overload by tokens {estimate[0]:.2f} ± {estimate[1]:.2f}"
     figures = {
         "overload": ratio, "overload_tokens": None if estimate is None else estimate[0],

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_affinode.base.text import counted, escaped, one_line, printable, span, visible
+from slurm_affinode.base.text import counted, escaped, figure, one_line, printable, span, visible
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,11 @@ def test_log_line_terminal_text_and_message_are_printable(raw: str) -> None:
     for text in (escaped(raw), printable(raw), one_line(raw, 20)):
         assert text.isprintable()
     assert len(one_line(raw, 20).encode()) <= 20
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (12, "12"), (1234.4, "1,234"), (1e6 + 1, "1,000,001"), (46.28, "46.3"), (0.0424, "0.042"), (-0.0, "0")],
+)  # fmt: skip
+def test_figure_has_about_three_significant_digits(value: float, text: str) -> None:
+    assert figure(value) == text

@@ -52,7 +52,7 @@ def test_engines_can_be_selected(state: Path) -> None:
 def test_diagnoses_are_explained_with_rule_and_advice(state: Path) -> None:
     code, text = invoke("explain", "busy:8000", "--state", str(state))
     assert code == 0
-    for part in ("queue-unstable", "recovering", "Advice: ", "standard deviations", "1881 preemptions"):
+    for part in ("queue-unstable", "recovering", "Advice: ", "standard deviations", "1,881 preemptions"):
         assert part in text
 
 
