@@ -46,6 +46,13 @@ def orphan(**values: Any) -> Finding:
     return replace(base, **{"since": NOW - timedelta(minutes=10), **values})
 
 
+def lost(**values: Any) -> Finding:
+    """A process of job 7 whose server has ended ten minutes ago."""
+    subject = ProcessRef("n1", 4242, 99887, "VLLM::EngineCore", 2001, "7", job())
+    base = squatter(kind="orphaned-engine", subject=subject, since=NOW - timedelta(minutes=10), score=1.0)
+    return replace(base, **values)
+
+
 def node(kind: str = "drained-kill-failed", **values: Any) -> Finding:
     base = squatter(kind=kind, subject=NodeRef("n1", reason="Kill task failed"), user=None)
     return replace(base, **values)

@@ -34,13 +34,17 @@ from slurm_affinode.base import process
 from slurm_affinode.base.config import Config, policy_path
 from slurm_affinode.base.fork_server import Starter
 from slurm_affinode.base.node_config import listen_address
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.base.text import escaped
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.signatures import Signer
-from slurm_affinode.gpu.interface import GpuDriver
+from slurm_affinode.gpu.interface import GpuDriver, GpuError
+from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.gpu.server_trees import ServerTrees, holders
+from slurm_affinode.pipeline.engine_discovery import EngineScraper
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
@@ -88,12 +92,14 @@ class Daemon:
         self._slurm = self.workers.queue("slurm", last=True)
         self._aside = self.workers.queue("aside", last=True)
         self._rounds = self.workers.queue("waker")
+        self._searches = self.workers.queue("servers")
         self._ask = Asking(self._slurm)
         self.announcements = Announcements(config.agent.run_dir / DIRECTORY)
         inspector = Inspector(announcements=self.announcements, shepherd=config.suspend.shepherd)
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
+        self.servers = ServerSearch(self.watch.driver)
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
         calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of)
         context = AgentContext(
@@ -134,6 +140,7 @@ class Daemon:
         self.shepherds.start()
         self.control.start()
         self._rounds.every(parse_span_s(self.config.suspend.wake_every), self._wake)
+        self._searches.every(parse_span_s(self.config.agent.server_period), self.servers.search)
         log.info("the agent of %s watches every %g s%s", self.node, period_of(self.config.agent),
                  " (dry run)" if self.config.suspend.dry_run else "")  # fmt: skip
 
@@ -157,6 +164,7 @@ class Daemon:
         """Close the sockets, wait a short time for work under way, then release all resources."""
         self.end()
         self._rounds.close()
+        self._searches.close()
         self.control.stop()
         self.work.stop(STOP_S)
         self.orchestration.stop()
@@ -183,7 +191,10 @@ class Daemon:
             self._ask(lambda: answer.append(self.queue.refresh()))
             return answer[0] if answer else None
 
-        orphans = Orphans(self.watch.driver, fresh, self.node, reports=LeftoverReports(self.config.agent.leftovers))
+        orphans = Orphans(
+            self.watch.driver, fresh, self.node, self.servers.finder, servers=self.servers.trees,
+            reports=LeftoverReports(self.config.agent.leftovers),
+        )  # fmt: skip
         return OrphanVerbs(orphans, policy_path(self.config), self._drain, name_of_user)
 
     def _drain(self, reason: str) -> bool:
@@ -207,6 +218,25 @@ class Daemon:
     def _wake(self) -> None:
         _safely(self.orchestration.waker.tick)
         _safely(self.loop.promises.look)  # expired promises are removed even if no job waits any more
+
+
+class ServerSearch:
+    """Searches the jobs of this node for model servers and the GPU processes below them."""
+
+    def __init__(self, driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]]) -> None:
+        self.finder = JobFinder()
+        self.trees = ServerTrees(self.finder)
+        self._driver = driver
+        self._scraper = EngineScraper(self.finder, say=log.warning, once=True)
+
+    def search(self) -> None:
+        """Search once. Without a process of a job on a GPU, no socket is examined."""
+        with contextlib.suppress(GpuError, ExhaustedError):  # reported by the loop, which needs the driver more often
+            with self._driver() as driver:
+                on_gpu = holders(driver, self.finder)
+            if on_gpu:
+                self._scraper.round()
+            self.trees.update(self._scraper.servers() if on_gpu else (), on_gpu)
 
 
 def _promises(config: Config, node: str) -> Promises:

@@ -74,8 +74,11 @@ class OrphanVerbs:
         pid, started = request.get("pid"), request.get("start_ticks")
         if not _whole(pid) or not 1 < pid <= MAX_PID or not _whole(started):  # type: ignore[operator]
             raise RequestError("bad-request", "pid and start_ticks are needed", exit_code=2)
+        job = request.get("job")
+        if "job" in request and not (_whole(job) and job):
+            raise RequestError("bad-request", "job is no job ID", exit_code=2)
         try:
-            return self.orphans.end(pid, started, caller.name)  # type: ignore[arg-type]
+            return self.orphans.end(pid, started, caller.name, job)  # type: ignore[arg-type]
         except NotAnOrphanError as error:
             raise RequestError(error.code, str(error)) from error
 

@@ -1,8 +1,10 @@
-"""Processes on the GPUs of this node: find their jobs, and terminate those without one.
+"""Processes on the GPUs of this node: find their jobs, and terminate those without a job or without their server.
 
 A request names a process by PID and start time. Whether it belongs to a job is determined again at that moment, from
-its cgroup, its ancestors, its initial environment, and slurmctld; an unknown answer protects the process. The process
-that was checked is held by its pidfd and is the one that is signaled.
+its cgroup, its ancestors, its initial environment, and slurmctld; an unknown answer protects the process. For the
+process of a model server in a job that runs, the request names the job too, and that the process is the job's, holds
+GPU memory and has lost its server is determined again. The process that was checked is held by its pidfd and is the one
+that is signaled.
 
 CPU time and memory per job come from cgroups, or from the processes where there are none. Errors are in favor of the
 job: memory includes the page cache of a cgroup, or the peak of each process.
@@ -31,6 +33,7 @@ from slurm_affinode.base.threads import pool
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
+from slurm_affinode.gpu.server_trees import TRUSTED, LostServer, ServerTrees
 from slurm_affinode.model.gpu import FREE_MIB, Device, Reading
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.slurm_queue import SlurmQueue
@@ -194,6 +197,8 @@ class Orphans:
     sleep: Callable[[float], None] = time.sleep
     reports: LeftoverReports = field(default_factory=LeftoverReports)
     """Reports of processes that jobs left behind."""
+    servers: ServerTrees | None = None
+    """The servers above the GPU processes of jobs; ``None``: they are not observed."""
 
     # --- looking
 
@@ -246,8 +251,21 @@ class Orphans:
         return {
             "pid": one.pid, "start_ticks": one.started, "uid": one.uid, "command": one.command,
             "used_mib": one.used_mib, "job": one.job, "step": one.step, "source": one.source,
-            "system": one.uid < self.first_user, "sm_pct": None, "memory_pct": None,
+            "system": one.uid < self.first_user, "sm_pct": None, "memory_pct": None, "server": self._server(one),
         }  # fmt: skip
+
+    def _server(self, one: OnGpu) -> dict[str, Any] | None:
+        """Return the server that a process has lost, as a row; ``None``: it has none, or that is unknown."""
+        lost = self._lost(one)
+        if lost is None:
+            return None
+        names = [{"engine": engine, "model": model, "rank": rank} for engine, model, rank in lost.port.engines]
+        return {"address": lost.port.address, "engines": names, "pids": list(lost.pids), "ended": lost.since}
+
+    def _lost(self, one: OnGpu) -> LostServer | None:
+        if self.servers is None or one.job is None or one.source not in TRUSTED:
+            return None
+        return self.servers.lost(one.process, one.job)
 
     def _on(self, driver: GpuDriver, devices: Iterable[Device], *, silent: bool = False) -> list[OnGpu]:
         """Return the processes on some devices, each once, without those that have ended meanwhile.
@@ -291,8 +309,11 @@ class Orphans:
 
     # --- ending one
 
-    def end(self, pid: int, started: int, by: str) -> dict[str, Any]:
-        """End a process that belongs to no job. Raises ``NotAnOrphanError`` and ``GpuError``."""
+    def end(self, pid: int, started: int, by: str, job: int | None = None) -> dict[str, Any]:
+        """End a process that belongs to no job; or, of this job, one that has lost its server.
+
+        Raises ``NotAnOrphanError`` and ``GpuError``.
+        """
         with self.driver() as driver:
             one = next((one for one in self._on(driver, driver.devices()) if one.pid == pid), None)
             if one is not None and one.started == started and not self._still_on(driver, one):
@@ -301,10 +322,11 @@ class Orphans:
             raise NotAnOrphanError("gone", f"process {pid} has ended, or its number is another's by now")
         if one is None:
             raise NotAnOrphanError("not-on-gpu", f"process {pid} is on no GPU of {self.node}")
-        why = self._belongs(one, self.queue())
+        why = self._belongs(one, self.queue()) if job is None else self._serves(one, job, self.queue())
         if why is not None:
             raise why
-        log.warning("process %d (uid %d, %s) belongs to no job: ended for %s", pid, one.uid, one.command, one_line(by))
+        text = "belongs to no job" if job is None else f"of job {job} has lost its server"
+        log.warning("process %d (uid %d, %s) %s: ended for %s", pid, one.uid, one.command, text, one_line(by))
         how = self._end(one)
         if how is None:
             raise NotAnOrphanError("still-there", f"process {pid} does not end: it is in the driver or the kernel")
@@ -333,6 +355,28 @@ class Orphans:
             return NotAnOrphanError(
                 "maybe-job", f"process {one.pid} {what}, and its user has, or may have, one on {self.node}"
             )
+        return None
+
+    def _serves(self, one: OnGpu, job: int, queue: SlurmQueue | None) -> NotAnOrphanError | None:
+        """Return why a process must not be ended, or ``None`` if it is of this job and has lost its server."""
+        if one.uid < self.first_user:
+            return NotAnOrphanError("system", f"process {one.pid} is one of the system (uid {one.uid})")
+        if one.job != job or one.source not in TRUSTED:
+            return NotAnOrphanError("other-job", f"process {one.pid} is not known to be of job {job}")
+        if queue is None:
+            return NotAnOrphanError("unknown", "slurmctld does not respond: it is not known which jobs run")
+        alive = next((each for each in queue.jobs if each.job_id == job), None)
+        if alive is None or not alive.allocated or alive.state == "COMPLETING" or self.node not in alive.nodes:
+            return NotAnOrphanError("ended", f"job {job} does not run on {self.node} any more")
+        if alive.state != "RUNNING":
+            return NotAnOrphanError("other-job", f"job {alive.id} is {alive.state}: its processes do not run")
+        if alive.uid is not None and alive.uid != one.uid:
+            return NotAnOrphanError("other-job", f"process {one.pid} is not of the owner of job {alive.id}")
+        if not one.used_mib:
+            text = "holds no GPU memory" if one.used_mib is not None else "holds an unknown amount of GPU memory"
+            return NotAnOrphanError("no-memory", f"process {one.pid} {text}")
+        if self._lost(one) is None:
+            return NotAnOrphanError("served", f"the server of process {one.pid} is there, or is not known")
         return None
 
     def _not_listed(self, queue: SlurmQueue) -> int | None:

@@ -136,7 +136,12 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
 WHY_COLUMNS = 24
 """Minimum free width for a column with a summary of the evidence."""
 _WIDTHS = {"what": 19, "subject": 14, "user": 12, "where": 14}
-_COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red"}
+_COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "red", "orphan-memory": "red",
+            "orphaned-engine": "red"}  # fmt: skip
+
+
+_LASTING = frozenset({"squatter", "idle-allocation", "completing", "orphan-memory", "orphaned-engine"})
+"""Kinds whose window is the time for which they have lasted."""
 
 
 def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> list[int]:
@@ -153,8 +158,7 @@ def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
 
 def _row(one: Finding) -> list[tuple[str, str]]:
     what = one.variant if one.kind == "idle-allocation" and one.variant else one.kind
-    lasts = one.kind in ("squatter", "idle-allocation", "completing", "orphan-memory") and one.window_s > 0
-    idle = span(one.window_s) if lasts else ""
+    idle = span(one.window_s) if one.kind in _LASTING and one.window_s > 0 else ""
     hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
     waits = "" if one.impact is None else str(one.impact.jobs)
     return [

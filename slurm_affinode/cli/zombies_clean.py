@@ -329,7 +329,7 @@ def _row(one: Outcome) -> dict[str, Any]:
         "verb": action.verb, "result": one.result, "code": action.code, "target": action.target,
         "reason": action.reason, "text": one.text, "rule": action.rule, "number": action.number,
         "kind": finding.kind, "user": finding.user,
-        "job": None if finding.job is None else finding.job.id, "finding": finding.as_json(),
+        "job": None if finding.owner is None else finding.owner.id, "finding": finding.as_json(),
         "read_again": None if one.look is None else one.look.verdict,
     }  # fmt: skip
 

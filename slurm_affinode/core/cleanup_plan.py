@@ -68,7 +68,7 @@ class Effective:
 
 def matches(match: Match, finding: Finding) -> bool:
     """Return whether a finding matches: every list that is not empty must match. Patterns: ``*`` and ``?``."""
-    job = finding.job
+    job = finding.owner
     given: dict[str, Iterable[str | None]] = {
         "clusters": (finding.cluster,),
         "partitions": (finding.partition or "").split(","),
@@ -78,6 +78,7 @@ def matches(match: Match, finding: Finding) -> bool:
         "users": (finding.user,),
         "kinds": (finding.kind,),
         "jobs": () if job is None else (job.id, str(job.job_id), *_WHOLE.findall(job.id)),
+        "diagnoses": (finding.diagnosis,),
     }
     return all(_fits(getattr(match, key), found) for key, found in given.items())
 
@@ -90,7 +91,8 @@ def _fits(patterns: tuple[str, ...], found: Iterable[str | None]) -> bool:
 
 def specificity(match: Match) -> tuple[bool, ...]:
     """Return the sort key of rules: jobs beat users, users beat accounts, and so on down to clusters; then kinds."""
-    return (bool(match.jobs), *(bool(getattr(match, scope)) for scope in reversed(SCOPES)), bool(match.kinds))
+    scopes = (bool(getattr(match, scope)) for scope in reversed(SCOPES))
+    return (bool(match.jobs), *scopes, bool(match.diagnoses), bool(match.kinds))
 
 
 def effective(policy: Policy, finding: Finding) -> Effective:
@@ -342,9 +344,9 @@ class _Case:
 
     def _job(self, job: JobAttempt) -> Action:
         finding, settings = self.finding, self.settings
-        keep = self.ledger.keeps.get((finding.cluster, job.job_id))
-        if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
-            return self.none("kept", f"{keep.user} asked to keep it until {self._clock(keep.until)}: {keep.why}")
+        kept = self._kept(job)
+        if kept is not None:
+            return kept
         held = _held(finding)
         small = self._small(job, held)
         if small is not None:
@@ -359,6 +361,13 @@ class _Case:
         if since is None:
             return self.none("unknown", "it is not known since when")
         return self._stage(stages_of(settings, finding), since)
+
+    def _kept(self, job: JobAttempt) -> Action | None:
+        """Return no action if the owner has exempted the job."""
+        keep = self.ledger.keeps.get((self.finding.cluster, job.job_id))
+        if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
+            return self.none("kept", f"{keep.user} asked to keep it until {self._clock(keep.until)}: {keep.why}")
+        return None
 
     def _small(self, job: JobAttempt, held: int) -> Action | None:
         """Return no action if the finding is below the thresholds of the rule."""
@@ -432,7 +441,7 @@ class _Case:
             return f"that GPU {guessed[0].gpu} is the job's is known from {how} alone, which {self.rule.rule} excludes"
         return None
 
-    # --- findings without stages: misfits, processes, nodes
+    # --- findings without stages: misfits, processes, nodes, model servers
 
     def _matter(self) -> Action:
         settings, finding, subject = self.settings, self.finding, self.finding.subject
@@ -440,8 +449,14 @@ class _Case:
             small = self._small(subject, _held(finding))
             if small is not None:
                 return small
+        if finding.diagnosis is not None and finding.owner is not None:
+            spared = self._kept(finding.owner) or self._small(finding.owner, _held(finding))
+            if spared is not None:
+                return spared
         text = finding.summary or finding.kind
         wanted = settings.action if finding.kind in ACTION_KINDS.get(settings.action, ()) else "warn"
+        if settings.do_not_cancel and finding.owner is not None:
+            wanted = "warn"
         verb: Verb | None = None
         if wanted == "kill" and isinstance(subject, ProcessRef):
             if subject.start_ticks is None:
@@ -466,9 +481,9 @@ class _Case:
         return self._warn(text)
 
     def _warn(self, text: str, number: int = 0) -> Action:
-        if self.settings.warn_user and isinstance(self.finding.subject, JobAttempt) and self.finding.user:
+        if self.settings.warn_user and self.finding.owner is not None and self.finding.user:
             return self.do("warn-user", text, number)
-        if self.settings.warn_admins or not isinstance(self.finding.subject, JobAttempt):
+        if self.settings.warn_admins or self.finding.owner is None:
             return self.do("warn-admin", text, number)
         return self.none("nobody", f"{text}; {self.rule.rule} mails no one")
 

@@ -31,13 +31,14 @@ from slurm_affinode.model.cleanup import (
     Stages,
 )  # fmt: skip
 from slurm_affinode.model.finding import IDLE_KINDS, KINDS, MAPPINGS
+from slurm_affinode.model.serving import DIAGNOSES
 
 Expand = Callable[[str], tuple[str, ...]]
 """Expands a Slurm host list to node names. Raises ``InputError``."""
 
 ACTION_KINDS: Mapping[str, frozenset[str]] = {
     "cancel": IDLE_KINDS,
-    "kill": frozenset({"orphan-process"}),
+    "kill": frozenset({"orphan-process", "orphaned-engine"}),
     "drain": frozenset({"orphan-process", "orphan-memory", "completing"}),
     "resume": frozenset({"drained-kill-failed"}),
 }
@@ -107,7 +108,7 @@ _SETTINGS: dict[str, values.Kind] = {
 }  # fmt: skip
 _MATCH: dict[str, values.Kind] = {
     **dict.fromkeys(SCOPES, values.patterns), "nodes": values.host_lists, "kinds": values.texts_of(*KINDS),
-    "jobs": values.job_patterns,
+    "jobs": values.job_patterns, "diagnoses": values.texts_of(*DIAGNOSES),
 }  # fmt: skip
 _SPANS = frozenset({"min_run", "grace", "repeat", "max_run", "extra", "first_warning", "second_warning", "cancel"})
 _TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "mail", "epilog")
@@ -207,7 +208,8 @@ def _rules(reader: _Reader, data: Any) -> tuple[Rule, ...]:
         match = _match(reader, found, path)
         action = found.get("action")
         kinds = ACTION_KINDS.get(action or "")
-        if kinds is not None and (not match.kinds or not set(match.kinds) <= kinds):
+        named = {*match.kinds, *match.diagnoses}
+        if kinds is not None and not (named and named <= kinds):
             reader.fault(
                 (*path, "action"), f"{action} is only for {', '.join(sorted(kinds))}",
                 f'name them in the same rule: kinds = ["{min(kinds)}"]',

@@ -112,7 +112,7 @@ class Settings:
     cancel_working_days_only: bool = False
     warn_working_days_only: bool = False
     grace_s: float = 120.0
-    """Minimum age of a finding about a process without a job, or a node, before it is killed, drained or resumed."""
+    """Minimum age of a finding about a process or a node before it is killed, drained or resumed."""
     repeat_s: float = 7 * 86400.0
     """Interval of repeated mails about the same matter, for findings without stages."""
 
@@ -129,6 +129,8 @@ class Match:
     users: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
+    diagnoses: tuple[str, ...] = ()
+    """Diagnoses of model servers."""
 
 
 @dataclass(frozen=True, slots=True)

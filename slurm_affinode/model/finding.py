@@ -21,6 +21,7 @@ KINDS: Mapping[str, str] = {
     "idle-allocation": "GPUs are allocated and not used",
     "orphan-process": "a process on a GPU belongs to no running job",
     "orphan-memory": "GPU memory is held and no job has the GPU",
+    "orphaned-engine": "the server of an inference engine is gone, and its process still holds GPU memory",
     "completing": "a job does not get out of COMPLETING",
     "drained-kill-failed": "a node is drained since processes of a job could not be killed",
     "cpu-cores-per-gpu": "more CPU cores per GPU than the node has for each",
@@ -56,6 +57,9 @@ USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})
 
 IDLE_KINDS = frozenset({"squatter", "idle-allocation"})
 """Kinds for which a job may be canceled: it holds GPUs that compute nothing."""
+
+ENGINE_KINDS = frozenset({"orphaned-engine"})
+"""Kinds about model servers."""
 
 VARIANTS = ("never-used", "partly-used", "used-once", "idle")
 """Kinds of idle allocation: no GPU was ever used; some were never used; all were used and then no longer; they are
@@ -164,6 +168,8 @@ class ProcessRef:
     uid: int | None = None
     claims: str | None = None
     """The job that it belonged to, if that can still be determined."""
+    job: JobAttempt | None = None
+    """The job that it belongs to, if that runs."""
 
 
 Subject = JobAttempt | NodeRef | ProcessRef
@@ -284,6 +290,16 @@ class Finding:
     def job(self) -> JobAttempt | None:
         """The job, if the finding is about one."""
         return self.subject if isinstance(self.subject, JobAttempt) else None
+
+    @property
+    def owner(self) -> JobAttempt | None:
+        """The job, if the finding is about one, or about a process of one that runs."""
+        return self.subject.job if isinstance(self.subject, ProcessRef) else self.job
+
+    @property
+    def diagnosis(self) -> str | None:
+        """The diagnosis of a model server, a key of ``serving.DIAGNOSES``; ``None`` for other kinds."""
+        return self.kind if self.kind in ENGINE_KINDS else None
 
     @property
     def flagged_gpus(self) -> tuple[GpuEvidence, ...]:

@@ -11,9 +11,6 @@ their own are not found.
 from __future__ import annotations
 
 import contextlib
-import re
-import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -28,21 +25,18 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, own_namespace, processes
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.gpu.server_trees import TRUSTED, ServerPort, listening, sockets_of
 from slurm_affinode.metrics.serving import scrape
 from slurm_affinode.metrics.serving.scrape import EngineReading
 
 MOST_PORTS_OF_JOB = 8
 MOST_PORTS = 64
-MOST_DESCRIPTORS = 4096
-"""Descriptors of a process that are examined."""
 AT_ONCE = 4
 """Scrapes at the same time."""
 RETRY_S = 300.0
 """How long a port that has no engine is left alone, and an engine that fails is still exported as down."""
 PROGRAM_S = scrape.TIMEOUT_S + 5.0
 """Timeout of the program, which needs time to start."""
-_LISTEN = "0A"
-_SOCKET = re.compile(r"socket:\[([0-9]{1,20})\]")
 _MOST_GROUPS = 1024
 
 
@@ -79,36 +73,6 @@ class FoundEngine:
     """Whether the last scrape succeeded; if not, ``reading`` has no values."""
 
 
-def listening(*, proc: Path = PROC) -> dict[int, tuple[str, int]]:
-    """Return inode -> address and port of the listening TCP sockets of this network namespace."""
-    found: dict[int, tuple[str, int]] = {}
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # a kernel without IPv6
-            for row in kernel_text.lines(proc / "self" / "net" / name)[1:]:
-                words = row.split()
-                if len(words) < 10 or words[3] != _LISTEN:
-                    continue
-                address, _, port = words[1].partition(":")
-                host, inode = _host(address), kernel_text.number(words[9])
-                number = kernel_text.number(port, 16)
-                if host is not None and inode and number:
-                    found[inode] = host, number
-    return found
-
-
-def _host(text: str) -> str | None:
-    """Return the address to connect to for one written by the kernel: words of 32 bits in the byte order of the CPU."""
-    if len(text) not in (8, 32):
-        return None
-    words = [kernel_text.number(text[at : at + 8], 16) for at in range(0, len(text), 8)]
-    if any(word is None for word in words):
-        return None
-    packed = struct.pack(f"={len(words)}I", *words)
-    if len(words) == 1:
-        return "127.0.0.1" if packed == bytes(4) else socket.inet_ntop(socket.AF_INET, packed)
-    return "::1" if packed == bytes(16) else socket.inet_ntop(socket.AF_INET6, packed)
-
-
 def ports(finder: JobFinder, *, proc: Path = PROC) -> list[ListeningPort]:
     """Return the listening ports of all jobs on this node, each once, bounded for each job and the node.
 
@@ -133,12 +97,12 @@ def _of_process(
 ) -> Iterator[ListeningPort]:  # fmt: skip
     try:
         job = finder.of(one)
-        if job is None or job.source == "environment" or one.namespace("net") != here:
+        if job is None or job.source not in TRUSTED or one.namespace("net") != here:
             return
         user = _user(one)
         if user is None:
             return
-        for inode in _inodes(one):
+        for inode in sockets_of(one):
             if inode in sockets:
                 host, port = sockets[inode]
                 yield ListeningPort(one.id, inode, str(job.job_id), *user, host, port)
@@ -156,14 +120,6 @@ def _user(one: Process) -> tuple[int, int, tuple[int, ...]] | None:
     if len(uids) != 1 or len(gids) != 1 or 0 in uids or len(groups) > _MOST_GROUPS:
         return None
     return uids.pop(), gids.pop(), groups
-
-
-def _inodes(one: Process) -> Iterator[int]:
-    for name in one.names("fd")[:MOST_DESCRIPTORS]:
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            match = _SOCKET.fullmatch(one.link(f"fd/{name}"))
-            if match is not None:
-                yield int(match[1])
 
 
 def request(port: ListeningPort) -> list[EngineReading]:
@@ -191,13 +147,15 @@ class EngineScraper:
         send: Callable[[ListeningPort], list[EngineReading]] = request,
         now: Callable[[], float] = time.monotonic,
         proc: Path = PROC,
+        once: bool = False,
     ) -> None:
-        """``look`` and ``send`` are replaced in tests."""
+        """``once``: do not scrape a port again that has responded as an engine. ``look``, ``send``: for tests."""
+        self._once = once
         self._look = look or (lambda: ports(finder, proc=proc))
         self._say, self._send, self._now, self._proc = say, send, now, proc
         self._quiet: dict[tuple[Id, int], float] = {}
         """Port without an engine -> time from which it is scraped again."""
-        self._known: dict[tuple[Id, int], tuple[float, list[FoundEngine]]] = {}
+        self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[FoundEngine]]] = {}
         """Port -> time of its last good scrape, and its engines then."""
         self._failing = False
 
@@ -214,9 +172,20 @@ class EngineScraper:
         keys = {port.key for port in there}
         self._quiet = {key: until for key, until in self._quiet.items() if key in keys and until > self._now()}
         self._known = {key: one for key, one in self._known.items() if key in keys}
-        wanted = [port for port in there if port.key not in self._quiet]
+        done = self._known if self._once else ()
+        wanted = [port for port in there if port.key not in self._quiet and port.key not in done]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
             return [engine for found in pool.map(self._one, wanted) for engine in found]
+
+    def servers(self) -> list[ServerPort]:
+        """Return the ports of the last round that have responded as engines, also if they do not respond now."""
+        return [
+            ServerPort(
+                port.inode, int(port.job), port.port, engines[0].address, engines[0].user,
+                tuple((one.reading.engine, one.reading.model, one.reading.rank) for one in engines),
+            )
+            for _, port, engines in self._known.values()
+        ]  # fmt: skip
 
     def _one(self, port: ListeningPort) -> list[FoundEngine]:
         started = time.monotonic()
@@ -232,9 +201,9 @@ class EngineScraper:
             engines = [
                 FoundEngine(one, f"{name}:{port.port}", port.job, _name_of(port.uid), took_s) for one in readings
             ]
-            self._known[port.key] = self._now(), engines
+            self._known[port.key] = self._now(), port, engines
             return engines
-        last, engines = self._known.get(port.key, (float("-inf"), []))
+        last, _, engines = self._known.get(port.key, (float("-inf"), port, []))
         if self._now() - last > RETRY_S:
             self._known.pop(port.key, None)
             self._quiet[port.key] = self._now() + RETRY_S
@@ -245,7 +214,7 @@ class EngineScraper:
         """Return whether the process still holds the socket: otherwise another program may have responded."""
         try:
             with Process(port.process.pid, started=port.process.started, proc=self._proc) as one:
-                return port.inode in _inodes(one)
+                return port.inode in sockets_of(one)
         except OSError:
             return False
 

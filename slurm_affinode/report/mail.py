@@ -26,7 +26,7 @@ from slurm_affinode.base.text import span, visible
 from slurm_affinode.base.times import named
 from slurm_affinode.core.cleanup_plan import enough_idle, extra_s, idle_since, stages_of
 from slurm_affinode.core.policy_values import zone_of
-from slurm_affinode.model.cleanup import Action, MailPolicy
+from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, MailPolicy
 from slurm_affinode.model.finding import IDLE_KINDS, Finding, GpuEvidence, JobAttempt, NodeRef, ProcessRef
 from slurm_affinode.report import format as fmt
 
@@ -226,6 +226,8 @@ def _stage(action: Action, texts: Texts) -> tuple[str, str]:
         return texts.say("stage_steps" if action.steps else "stage_cancelled"), "done"
     if action.verb == "suspend":
         return texts.say("stage_suspended"), "done"
+    if action.verb == "kill-process":
+        return texts.say("stage_ended"), "done"
     if not action.number:
         return texts.say("stage_told"), "told"
     of = len(stages_of(action.settings, action.finding).warnings)
@@ -245,6 +247,8 @@ def _then(action: Action, texts: Texts, now: datetime, timezone: str | None) -> 
         return texts.several(was, warnings, idle=idle, warnings=warnings)
     if action.verb == "suspend":
         return texts.say("was_suspended")
+    if action.verb == "kill-process":
+        return texts.say("was_ended")
     if not action.number:
         return ""
     cancels = settings.action == "cancel" and not settings.do_not_cancel and enough_idle(settings, finding)
@@ -295,7 +299,7 @@ def _gpu(gpu: GpuEvidence, texts: Texts) -> dict[str, str]:
 def _todo(action: Action, texts: Texts, user: str | None, keep_s: float | None) -> list[str]:
     finding, job = action.finding, action.finding.job
     lines = [shown(texts.phrase(finding.advice))] if finding.advice else []
-    if action.verb in ("cancel", "suspend"):
+    if action.verb in DESTRUCTIVE:
         lines = [texts.say("do_next_time")] if action.verb == "cancel" else []  # canceled, or resumes by itself
     if job is None or user is None or not job.running:
         return lines

@@ -34,7 +34,7 @@ from slurm_affinode.zombies.recheck import AskNode, Look
 REST = timedelta(hours=1)
 """Minimum time before the same node is drained or resumed, the same job suspended, or its steps canceled again."""
 REASON = "slurm-affinode"
-_SPARED = frozenset({"has-job", "maybe-job", "system", "unknown"})
+_SPARED = frozenset({"has-job", "maybe-job", "system", "unknown", "served", "other-job", "no-memory"})
 _NOT_NOW = frozenset({
     "under-way", "already-suspended", "fault", "ended", "gone", "unknown-job", "not-yours", "not-suspended",
     "not-opted-in", "slurm", "recovering", "not-started", "state", "busy",
@@ -126,9 +126,14 @@ def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:
         if outcomes[-1].result == "spared" and following is not None:
             held.remove(following)
             todo.append(following)
-    told = [one.action for one in outcomes if one.result == "done" and one.action.verb in ("cancel", "suspend")]
+    told = [one.action for one in outcomes if one.result == "done" and _owned(one.action)]
     tell_done(told, tools)
     return outcomes
+
+
+def _owned(action: Action) -> bool:
+    """Return whether an action was about a job, or a process of one, so that its owner is notified."""
+    return action.verb in ("cancel", "suspend") or (action.verb == "kill-process" and action.finding.owner is not None)
 
 
 def _one(action: Action, tools: Tools) -> Outcome:
@@ -216,8 +221,8 @@ def _interactive(action: Action, tools: Tools, look: Look) -> str | None:
 
 
 def _kept(action: Action, tools: Tools) -> Outcome | None:
-    ref = action.finding.job
-    if ref is None or action.verb not in ("cancel", "suspend"):
+    ref = action.finding.owner
+    if ref is None or not _owned(action):
         return None
     keep = tools.log.ledger(tools.now()).keeps.get((action.finding.cluster, ref.job_id))
     if keep is None or (ref.submit is not None and int(ref.submit.timestamp()) != int(keep.submit.timestamp())):
@@ -284,10 +289,12 @@ def _do(action: Action, tools: Tools, look: Look) -> str:
     """Execute the action and return a description of it."""
     finding, subject = action.finding, action.finding.subject
     if action.verb == "kill-process" and isinstance(subject, ProcessRef):
-        answer = tools.ask(
-            subject.node, {"verb": "kill-orphan", "pid": subject.pid, "start_ticks": subject.start_ticks}
-        )  # fmt: skip
-        return f"process {subject.pid} on {subject.node} was ended ({answer.get('ended_by')})"
+        request = {"verb": "kill-orphan", "pid": subject.pid, "start_ticks": subject.start_ticks}
+        if subject.job is not None:
+            request["job"] = subject.job.job_id
+        answer = tools.ask(subject.node, request)
+        of = "" if subject.job is None else f" of job {subject.job.id}"
+        return f"process {subject.pid}{of} on {subject.node} was ended ({answer.get('ended_by')})"
     if action.verb == "drain":
         reason = f"{REASON}: {action.reason}"[:200]
         node = _node(finding, tools)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,19 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
+class EndedServer:
+    """The server that a process has lost, as reported by the node's agent."""
+
+    address: str
+    """Host and port, as in the metrics."""
+    engines: tuple[str, ...]
+    """``vllm``, ..., with the model, which the user chose."""
+    pids: tuple[int, ...]
+    ended: datetime
+    """When the agent noticed it."""
+
+
+@dataclass(frozen=True, slots=True)
 class LiveProcess:
     """A process on a GPU, as reported by the node's agent."""
 
@@ -58,6 +72,8 @@ class LiveProcess:
     """SM utilization in the last seconds; ``None``: the driver does not report it per process."""
     memory_pct: float | None = None
     """Memory utilization, likewise."""
+    server: EndedServer | None = None
+    """``None``: it has lost no server, as far as is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,8 +240,16 @@ def _process(row: Mapping[str, Any]) -> LiveProcess:
     return LiveProcess(
         int(row["pid"]), int(row["start_ticks"]), int(row["uid"]), row.get("user"), str(row.get("command") or ""),
         row.get("used_mib"), row.get("job"), row.get("source"), bool(row.get("system")), row.get("sm_pct"),
-        row.get("memory_pct"),
+        row.get("memory_pct"), _ended_server(row.get("server")),
     )  # fmt: skip
+
+
+def _ended_server(row: Mapping[str, Any] | None) -> EndedServer | None:
+    if not row:
+        return None
+    names = tuple(" ".join(filter(None, (one["engine"], one.get("model")))) for one in row["engines"])
+    ended = datetime.fromtimestamp(float(row["ended"]), UTC)
+    return EndedServer(str(row["address"]), names, tuple(int(one) for one in row["pids"]), ended)
 
 
 def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:

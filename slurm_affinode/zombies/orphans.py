@@ -1,16 +1,17 @@
-"""Leftovers on nodes: processes and GPU memory without a job, jobs that do not complete, drained nodes."""
+"""Leftovers on nodes: processes and GPU memory without a job, processes of jobs without their server, jobs that do not
+complete, drained nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from slurm_affinode.base.text import span
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobAttempt, NodeRef, ProcessRef
 from slurm_affinode.model.gpu import FREE_MIB
-from slurm_affinode.zombies.nodes import LiveGpu, LiveProcess, NodeAnswer
+from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer
 
 KINDS = ("orphan-process", "orphan-memory")
 """Kinds of findings with no known start time."""
@@ -36,9 +37,67 @@ def find(  # noqa: PLR0917
     jobs may have started or ended in between.
     """
     found = _strays(cluster, _known((*before, *jobs)), told, answers, now)
+    found += _engines(cluster, jobs, told, answers, now)
     found += [one for job in jobs if (one := _completing(cluster, job, now, completing_s)) is not None]
     found += [one for node in nodes if (one := _drained(cluster, node, now)) is not None]
     return found
+
+
+def _engines(
+    cluster: str, jobs: Sequence[Job], told: Iterable[NodeAnswer], answers: Iterable[NodeAnswer], now: datetime
+) -> list[Finding]:
+    """Return the processes of running jobs that have lost their server, according to both responses of their node."""
+    running = {job.job_id: job for job in jobs if job.state == "RUNNING"}
+    first = {
+        (answer.node, one.pid, one.start_ticks)
+        for answer in told for gpu in answer.gpus for one in gpu.processes or () if one.server is not None
+    }  # fmt: skip
+    found = []
+    for answer in answers:
+        for process, gpus in _by_process(answer):
+            job = running.get(process.job) if process.job is not None else None
+            lasts = (answer.node, process.pid, process.start_ticks) in first
+            if process.server is None or process.system or job is None or answer.node not in job.nodes or not lasts:
+                continue
+            found.append(_engine(cluster, process, process.server, job, answer.node, gpus, now))
+    return found
+
+
+def _engine(  # noqa: PLR0917
+    cluster: str, process: LiveProcess, server: EndedServer, job: Job, node: str, gpus: Sequence[LiveGpu],
+    now: datetime,
+) -> Finding:  # fmt: skip
+    used, lasting = process.used_mib, max(0.0, (now - server.ended).total_seconds())
+    which = f"{', '.join(server.engines) or 'the engine'} at {server.address}"
+    evidence = (
+        Evidence("server", "ended", "", "none listens", 0.6,
+                 f"the server of {which} has ended (PID {', '.join(map(str, server.pids))}), and nothing listens there",
+                 met=True),
+        Evidence("memory", None if used is None else used / 1024, "GiB", "above 0", 0.4,
+                 "its GPU memory is not known" if used is None else f"it holds {used / 1024:.1f} GiB of GPU memory",
+                 unknown=used is None, met=bool(used)),
+        Evidence("job", job.id, "", "RUNNING", 0.0, f"its job {job.id} runs", met=True),
+        Evidence("time", lasting, "s", None, 0.0, f"for {span(lasting)}"),
+    )  # fmt: skip
+    attempt = JobAttempt(job.job_id, job.id, job.submit, job.start, None, job.name, job.state, job.time_limit_s,
+                         job.restarts, job.batch)  # fmt: skip
+    subject = ProcessRef(node, process.pid, process.start_ticks, process.command, process.uid, str(job.job_id), attempt)
+    advice = "No request can reach it: end the process, restart the server, or end the job."
+    made = _made("orphaned-engine", cluster, subject, evidence, now, user=job.user, node=node, gpus=gpus, advice=advice)
+    return replace(
+        made, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
+        since=server.ended, window_s=lasting, held_gpu_hours=len(gpus) * lasting / 3600,
+        held_gib_hours=None if used is None else used / 1024 * lasting / 3600,
+    )  # fmt: skip
+
+
+def _by_process(answer: NodeAnswer) -> list[tuple[LiveProcess, list[LiveGpu]]]:
+    """Return the processes on the GPUs of a node, with their GPUs."""
+    on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
+    for gpu in answer.gpus:
+        for process in gpu.processes or ():
+            on.setdefault(process.pid, (process, []))[1].append(gpu)
+    return list(on.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +172,8 @@ def _strays(
 def _processes(
     cluster: str, answer: NodeAnswer, there: Collection[tuple[str, int, int]], known: _Known, now: datetime
 ) -> list[Finding]:
-    on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
-    for gpu in answer.gpus:
-        for process in gpu.processes or ():
-            on.setdefault(process.pid, (process, []))[1].append(gpu)
     found = []
-    for process, gpus in on.values():
+    for process, gpus in _by_process(answer):
         why = _orphan(process, known, answer.node)
         if why is None or (answer.node, process.pid, process.start_ticks) not in there:
             continue

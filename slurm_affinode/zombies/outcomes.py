@@ -71,7 +71,7 @@ class Tools:
 def entry(outcome: Outcome, who: Who, now: datetime) -> AuditEntry:
     """Return the audit record of an outcome."""
     action, finding = outcome.action, outcome.action.finding
-    job, evidence = finding.job, {"finding": finding.as_json()}
+    job, evidence = finding.owner, {"finding": finding.as_json()}
     if outcome.look is not None:
         evidence["read_again"] = {"verdict": outcome.look.verdict, "seen": outcome.look.evidence}
     return AuditEntry(

@@ -119,7 +119,11 @@ def _all(policy: Policy) -> Iterable[Settings]:
 
 
 def _match(match: Match) -> str:
-    words = [f"{name} {', '.join(getattr(match, name))}" for name in ("kinds", *SCOPES, "jobs") if getattr(match, name)]
+    words = [
+        f"{name} {', '.join(getattr(match, name))}"
+        for name in ("kinds", "diagnoses", *SCOPES, "jobs")
+        if getattr(match, name)
+    ]
     return "; ".join(words) or "everything"
 
 

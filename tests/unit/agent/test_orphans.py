@@ -1,4 +1,4 @@
-"""Processes on GPUs without a job: only these are killed, and never another process with a reused PID."""
+"""Processes on GPUs without a job or server: only these are killed, and never another process with a reused PID."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from slurm_affinode.agent import hooks
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
 from slurm_affinode.agent.orphans import NotAnOrphanError, Orphans
 from slurm_affinode.agent.requests import Caller, RequestError
+from slurm_affinode.base.pidfd import Process
 from slurm_affinode.gpu.interface import NotSupported
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.model.gpu import ProcessUtilization
+from slurm_affinode.gpu.server_trees import LostServer, ServerPort, ServerTrees
+from slurm_affinode.model.gpu import GpuProcess, JobRef, ProcessUtilization
 from slurm_affinode.suspension.slurm_queue import SlurmQueue
 
 ROOT, ALICE, FAR_ROOT = Caller(0, "root", True), Caller(2001, "alice", True), Caller(0, "root", False)
@@ -342,6 +344,103 @@ def test_leftovers_are_killed_in_parallel(world: World, monkeypatch: pytest.Monk
     assert sorted(one["ended_by"] for one in report["left"]) == ["0", "1", "2"]
 
 
+# --- processes without their server
+
+
+class InJob(JobFinder):
+    """Says that all processes belong to a job, by their cgroup."""
+
+    def __init__(self, job_id: int = 7, source: str = "cgroup") -> None:
+        super().__init__()
+        self._ref = JobRef(job_id, "0", source)
+
+    def of(self, process: Process) -> JobRef | None:
+        return self._ref
+
+
+class Lost(ServerTrees):
+    """Says that the server of every process has ended, as long as ``ended`` is true."""
+
+    ended = True
+
+    def lost(self, process: Process, job: int) -> LostServer | None:
+        port = ServerPort(1, job, 8000, "127.0.0.1:8000", "alice", (("vllm", "m", None),))
+        return LostServer(port, (99,), 1000.0) if self.ended else None
+
+
+def serving(world: World, finder: JobFinder | None = None, **changes: Any) -> Orphans:
+    """Return the orphans of a node on which job 7 runs and has lost its server."""
+    world.queue = SlurmQueue(0.0, (job(**changes),), (NODE,))
+    return world.orphans(finder=finder or InJob(), servers=Lost(finder or InJob()))
+
+
+def test_process_that_lost_its_server_is_reported_and_ended(world: World) -> None:
+    child, other = world.process(), world.process()
+    orphans = serving(world)
+    row = next(row for row in orphans.gpus()[0]["processes"] if row["pid"] == child.pid)
+    names = [{"engine": "vllm", "model": "m", "rank": None}]
+    assert row["server"] == {"address": "127.0.0.1:8000", "engines": names, "pids": [99], "ended": 1000.0}
+    assert orphans.end(child.pid, started(child), "root", 7)["ended_by"] == "SIGTERM"
+    assert child.wait(DEADLINE_S) == -15
+    assert other.poll() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "finder", "changes"),
+    [
+        ("other-job", InJob(8), {}),
+        ("other-job", InJob(source="environment"), {}),
+        ("other-job", None, {"uid": 4242}),
+        ("other-job", None, {"state": "SUSPENDED"}),
+        ("ended", None, {"state": "COMPLETING"}),
+        ("ended", None, {"state": "COMPLETED"}),
+        ("ended", None, {"job_id": 9}),
+        ("ended", None, {"nodes": ("c2",)}),
+    ],
+)
+def test_process_of_another_or_ended_job_is_spared(
+    world: World, code: str, finder: JobFinder | None, changes: dict[str, Any]
+) -> None:
+    child, orphans = world.process(), serving(world, finder, **changes)
+    with pytest.raises(NotAnOrphanError) as caught:
+        orphans.end(child.pid, started(child), "root", 7)
+    assert (caught.value.code, child.poll()) == (code, None)
+
+
+@pytest.mark.parametrize("used", [0.0, None])
+def test_process_without_gpu_memory_is_spared(world: World, used: float | None) -> None:
+    child, orphans = world.process(), serving(world)
+    world.gpus.processes = lambda device: [GpuProcess(child.pid, used, "compute")]  # type: ignore[method-assign]
+    with pytest.raises(NotAnOrphanError) as caught:
+        orphans.end(child.pid, started(child), "root", 7)
+    assert (caught.value.code, child.poll()) == ("no-memory", None)
+
+
+def test_process_is_spared_if_its_server_is_there_or_slurm_is_not(world: World) -> None:
+    """The server may have been restarted since the decision."""
+    child, orphans = world.process(), serving(world)
+    assert isinstance(orphans.servers, Lost)
+    orphans.servers.ended = False
+    for code in ("served", "unknown"):
+        with pytest.raises(NotAnOrphanError) as caught:
+            orphans.end(child.pid, started(child), "root", 7)
+        assert (caught.value.code, child.poll()) == (code, None)
+        world.queue = None
+    world.queue = SlurmQueue(0.0, (job(),), (NODE,))
+    orphans.servers.ended, orphans.first_user = True, os.getuid() + 1
+    with pytest.raises(NotAnOrphanError, match="system"):
+        orphans.end(child.pid, started(child), "root", 7)
+    assert child.poll() is None
+
+
+def test_lost_server_does_not_make_a_process_one_without_a_job(world: World) -> None:
+    """A request without a job, as for other orphans, is refused."""
+    child, orphans = world.process(), serving(world)
+    with pytest.raises(NotAnOrphanError) as caught:
+        orphans.end(child.pid, started(child), "root")
+    assert (caught.value.code, child.poll()) == ("has-job", None)
+
+
 # --- through the agent
 
 
@@ -366,7 +465,16 @@ def test_requests_are_limited_to_administrators(ask: Callable[..., dict[str, Any
 
 @pytest.mark.parametrize(
     "request_",
-    [{}, {"pid": 1, "start_ticks": 5}, {"pid": -5, "start_ticks": 5}, {"pid": "5", "start_ticks": 5}, {"pid": 5}],
+    [
+        {},
+        {"pid": 1, "start_ticks": 5},
+        {"pid": -5, "start_ticks": 5},
+        {"pid": "5", "start_ticks": 5},
+        {"pid": 5},
+        {"pid": 5, "start_ticks": 5, "job": "7"},
+        {"pid": 5, "start_ticks": 5, "job": 0},
+        {"pid": 5, "start_ticks": 5, "job": None},
+    ],
 )
 def test_process_is_identified_by_pid_and_start_time(
     ask: Callable[..., dict[str, Any]], request_: dict[str, Any]

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 from cleanup_samples import TWICE, due, policy, verdict, warned
-from zombie_samples import NOW, gpu, job, node, orphan, squatter
+from zombie_samples import NOW, gpu, job, lost, node, orphan, squatter
 
-from slurm_affinode.core.cleanup_plan import decide, effective
-from slurm_affinode.model.cleanup import Ledger, Policy
+from slurm_affinode.core.cleanup_plan import decide, effective, plan
+from slurm_affinode.model.cleanup import Keep, Ledger, Policy
 
 
 def test_job_is_warned_twice_and_then_canceled() -> None:
@@ -126,6 +126,47 @@ def test_without_a_rule_administrators_are_notified_once_of_nodes_and_processes(
         assert action.verb == "warn-admin"
         told = Ledger(told={finding.key: NOW - timedelta(days=1)})
         assert decide(finding, Policy(), told, NOW).code == "told"
+
+
+LOST = '[[rule]]\nname = "engines"\ndiagnoses = ["orphaned-engine"]\naction = "kill"\n'
+
+
+def test_engine_without_its_server_is_ended_if_a_rule_names_the_diagnosis() -> None:
+    """Otherwise its owner is warned. The rule may require a confidence and a duration."""
+    assert decide(lost(), Policy(), Ledger(), NOW).verb == "warn-user"
+    assert decide(lost(), policy("", LOST), Ledger(), NOW).verb == "kill-process"
+    assert decide(orphan(), policy("", LOST), Ledger(), NOW).verb == "warn-admin"
+    sure = policy("", LOST + "min_score = 0.9\ngrace = '10m'")
+    assert decide(lost(), sure, Ledger(), NOW).verb == "kill-process"
+    assert decide(lost(score=0.6), sure, Ledger(), NOW).code == "score"
+    young = lost(since=NOW - timedelta(minutes=9))
+    assert decide(young, sure, Ledger(), NOW).code == "too-early"
+
+
+@pytest.mark.parametrize(
+    ("more", "code"),
+    [
+        ("[[exempt]]\njobs = ['7']\nuntil = 'never'\nreason = 'a demonstration'", "exempt"),
+        ("[[exempt]]\naccounts = ['vision']\nuntil = 'never'\nreason = 'paid'\nwarnings = true", "exempt"),
+        ("[evidence]\nmax_age = '30s'", "stale"),
+        ("[limits]\nkill = 0", "limit"),
+    ],
+)
+def test_engine_without_its_server_is_protected_as_its_job(more: str, code: str) -> None:
+    finding = lost(observed_at=NOW - timedelta(minutes=1))
+    [action] = plan([finding], policy("", f"{LOST}\n{more}"), Ledger(), NOW)
+    assert (action.verb, action.code) == ("none", code)
+
+
+def test_owner_may_keep_an_engine_without_its_server() -> None:
+    submit = NOW - timedelta(hours=9)
+    keep = Keep("alpha", 7, submit, "alice", "debugging it", NOW, NOW + timedelta(hours=1))
+    kept = Ledger(keeps={("alpha", 7): keep})
+    assert decide(lost(), policy("", LOST), kept, NOW).code == "kept"
+    earlier = Ledger(keeps={("alpha", 7): replace(keep, submit=submit - timedelta(days=1))})
+    assert decide(lost(), policy("", LOST), earlier, NOW).verb == "kill-process"
+    warned_only = policy("", LOST + "do_not_cancel = true")
+    assert decide(lost(), warned_only, Ledger(), NOW).verb == "warn-user"
 
 
 def test_nodes_are_drained_and_resumed_if_a_rule_says_so() -> None:

@@ -15,6 +15,7 @@ from waiting import wait_until
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.gpu import server_trees
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.metrics.serving.scrape import EngineReading
 from slurm_affinode.model.gpu import JobRef
@@ -168,7 +169,7 @@ def test_listening_sockets_of_the_kernel(
     net.mkdir(parents=True)
     (net / "tcp").write_text(f"  sl\n   0: {tcp}\n" if tcp else "  sl\n")
     (net / "tcp6").write_text(f"  sl\n   0: {tcp6}\n" if tcp6 else "  sl\n")
-    assert engine_discovery.listening(proc=tmp_path) == expected
+    assert server_trees.listening(proc=tmp_path) == expected
 
 
 def exported(*found: FoundEngine) -> list[str]:

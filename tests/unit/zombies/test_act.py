@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from agent_stand_ins import NODE
 from cleanup_samples import RULE, TWICE, warned
-from zombie_samples import HOSTILE, NOW, gpu, job, orphan, squatter
+from zombie_samples import HOSTILE, NOW, gpu, job, lost, orphan, squatter
 from zombie_world import IDLE, MAIL, World, act, due, running
 
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.core.cleanup_policy import parse_policy
-from slurm_affinode.model.cleanup import Ledger
+from slurm_affinode.model.cleanup import Keep, Ledger
 from slurm_affinode.model.cluster import GpuCount, Step
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies.act import OptedIn, execute, looked, opted_in, parts
@@ -225,6 +225,30 @@ def test_agent_decides_whether_to_kill_a_process(world: World, code: str, result
     [outcome] = act(world, due(orphan(), "kill-process"))
     assert outcome.result == result
     assert world.asked == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887})]
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [("", "done"), ("served", "spared"), ("other-job", "spared"), ("no-memory", "spared"), ("ended", "gone")],
+)
+def test_agent_decides_whether_to_end_an_engine_without_its_server(world: World, code: str, result: str) -> None:
+    """The request names the job. The owner is notified of the end, and the audit is about the job."""
+    answer: Any = AnswerError(code, "no", hint=None, exit_code=1) if code else {"ended_by": "SIGTERM"}
+    world.answers["kill-orphan"] = answer
+    [outcome] = act(world, due(lost(), "kill-process"))
+    assert outcome.result == result
+    assert world.asked == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887, "job": 7})]
+    assert [mail.recipient for mail in world.mails] == (["alice@example.org"] if result == "done" else [])
+    assert all("The process was ended" in mail.text for mail in world.mails)
+    entries = [one for one in world.log.history(job="7") if one.verb == "kill-process"]
+    assert [(one.job_id, one.user, one.result) for one in entries] == [(7, "alice", result)]
+
+
+def test_owner_may_keep_an_engine_at_the_last_moment(world: World) -> None:
+    keep = Keep("alpha", 7, NOW - timedelta(hours=9), "alice", "debugging it", NOW, NOW + timedelta(hours=1))
+    world.log.keep(keep)
+    [outcome] = act(world, due(lost(), "kill-process"))
+    assert (outcome.result, world.asked) == ("spared", [])
     assert world.log.history()[0].node == "n1"
 
 

@@ -20,7 +20,7 @@ from slurm_affinode.model.cluster import Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
 from slurm_affinode.zombies import explain, nodes, orphans
 from slurm_affinode.zombies import find as findings
-from slurm_affinode.zombies.nodes import LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
+from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
 
 
 def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
@@ -206,6 +206,45 @@ def test_process_of_ended_job_is_orphaned(tmp_path: Path) -> None:
     assert one.kind == "orphan-process"
     assert one.subject == ProcessRef("g1", 42, 777, "python x.py", 1001, "7")
     assert one.key == "c/orphan-process/process:g1:42:777"
+
+
+SERVER = EndedServer("127.0.0.1:8000", ("vllm m",), (41,), NOW - timedelta(minutes=5))
+
+
+def test_process_that_lost_its_server_in_a_running_job_is_an_orphaned_engine(tmp_path: Path) -> None:
+    """It counts for its job, whose other processes are not listed."""
+    left = process(job=1, source="cgroup", server=SERVER, used_mib=2048.0)
+    other = process(pid=43, job=1, source="cgroup")
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu(processes=(left, other))]])
+    (one,) = (one for one in found.findings if one.kind == "orphaned-engine")
+    assert (one.kind, one.user, one.score, one.since) == ("orphaned-engine", job(1).user, 1.0, SERVER.ended)
+    assert one.owner is not None
+    assert (one.owner.job_id, one.job, one.diagnosis) == (1, None, "orphaned-engine")
+    assert one.key == "c/orphaned-engine/process:g1:42:777"
+    assert "vllm m at 127.0.0.1:8000" in one.summary
+    assert "2.0 GiB" in one.summary
+    assert matches(Match(jobs=("1",), diagnoses=("orphaned-engine",)), one)
+    assert not matches(Match(diagnoses=("idle",)), one)
+
+
+@pytest.mark.parametrize("state", ["SUSPENDED", "COMPLETING", "PENDING"])
+def test_engine_of_a_job_that_does_not_run_is_not_orphaned(tmp_path: Path, state: str) -> None:
+    left = process(job=1, source="cgroup", server=SERVER)
+    found = find(tmp_path, Slurm((job(1, state=state),), (node(),)), [[gpu(processes=(left,))]])
+    assert "orphaned-engine" not in found.counts
+
+
+def test_engine_without_its_server_at_one_look_only_is_not_orphaned(tmp_path: Path) -> None:
+    """Its server may be restarted."""
+    looks = [[gpu(processes=(process(job=1, source="cgroup", server=one),))] for one in (SERVER, None)]
+    assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks).counts
+    assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks[::-1]).counts
+
+
+def test_unknown_memory_lowers_the_confidence(tmp_path: Path) -> None:
+    left = process(job=1, source="cgroup", server=SERVER, used_mib=None)
+    found = find(tmp_path, Slurm((job(1),), (node(),)), [[gpu(processes=(left,))]])
+    assert [one.score for one in found.findings if one.kind == "orphaned-engine"] == [0.6]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+#!/opt/slurm-affinode/bin/python
+"""A model server in two processes, like vLLM: an API server with /metrics, and its engine, which holds GPU memory.
+
+The engine does not end with the API server.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import gpu
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="tiny"} 0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{model_name="tiny"} 0
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{model_name="tiny"} 0
+# TYPE vllm:generation_tokens_total counter
+vllm:generation_tokens_total{model_name="tiny"} 1000
+"""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request for metrics."""
+
+    def do_GET(self) -> None:
+        """The metrics of an engine without requests."""
+        body = METRICS.encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Requests are not said."""
+
+
+def main() -> int:
+    """Runs the API server, or with --engine the engine."""
+    parser = gpu.parser(__doc__)
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="port; 0 takes a free one")
+    parser.add_argument("--engine", action="store_true", help="run the engine, as the API server does")
+    options = parser.parse_args()
+    if options.engine:
+        device, weights = gpu.start(options)
+        try:
+            threading.Event().wait()
+        except SystemExit:
+            gpu.finish(device, weights)
+            raise
+    argv = [sys.executable, __file__, "--engine", "--memory-mib", str(options.memory_mib)]
+    engine = subprocess.Popen(argv)  # noqa: S603 - its own program
+    time.sleep(0.5)
+    server = HTTPServer(("127.0.0.1", options.port), Handler)
+    gpu.say("listening", port=server.server_port, engine=engine.pid)
+    server.serve_forever(poll_interval=0.1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
