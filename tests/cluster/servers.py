@@ -133,7 +133,8 @@ def frozen(cluster: Cluster, job: str) -> bool:
     seen = in_place(cluster, job)
     assert seen is not None
     if seen["frozen_by"] == "signals":
-        return process_states(cluster) == {"T"}
+        # D: also frozen by Slurm (scontrol suspend) in a cgroup of version 1.
+        return process_states(cluster) in ({"T"}, {"D"} if seen["suspended_by_slurm"] else {"T"})
     return "frozen 1" in cluster.exec(NODE, "cat", f"{seen['frozen_by']}/cgroup.events")
 
 
