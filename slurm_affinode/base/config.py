@@ -29,6 +29,7 @@ from slurm_affinode.base.config_values import (
 )
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
 from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, SuspendConfig
+from slurm_affinode.base.text import size
 from slurm_affinode.base.toml_lines import parsed
 from slurm_affinode.base.urls import checked_url
 
@@ -402,7 +403,7 @@ def read_small(path: Path) -> bytes:
         os.set_blocking(file.fileno(), True)
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
-        raise InputError(f"is larger than {_LARGEST >> 20} MiB, and no text that people write", where=str(path))
+        raise InputError(f"is larger than {size(_LARGEST)}, and no text that people write", where=str(path))
     return data
 
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from slurm_affinode.base.errors import InputError, UnreachableError
+from slurm_affinode.base.text import size
 
 if TYPE_CHECKING:
     import httpx
@@ -101,7 +102,7 @@ def _content(response: httpx.Response, largest: int, ends: float) -> bytes:
             raise HttpError("timeout", "timed out")
         content += unpack.decompress(block, largest + 1 - len(content)) if unpack else block
         if len(content) > largest:
-            raise HttpError("size", f"more than {largest / 2**20:g} MiB")
+            raise HttpError("size", f"more than {size(largest)}")
     return bytes(content)
 
 

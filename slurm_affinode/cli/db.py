@@ -7,6 +7,7 @@ from datetime import datetime
 import click
 
 from slurm_affinode.base.config import Config
+from slurm_affinode.base.text import size
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import clock, config_options, json_option, print_json, print_table, zone
 from slurm_affinode.db import migrations
@@ -64,12 +65,12 @@ def status(config: Config, as_json: bool) -> None:
         facts = {} if counts is None else {name: getattr(counts, name) for name in counts.__dataclass_fields__}
         print_json({"store": where, "version": schema.version, "pending": pending, **facts})
     else:
-        rows: list[tuple[str, object]] = [("store", where), ("schema", schema.version)]
+        rows: list[tuple[str, object]] = [("database", where), ("schema", schema.version)]
         if pending:
             rows.append(("pending", f"{', '.join(pending)} (slurm-affinode db upgrade)"))
         if counts is not None:
             rows += [
-                ("size", f"{counts.size_bytes / 2**20:.1f} MiB"),
+                ("size", size(counts.size_bytes)),
                 ("job runs", f"{counts.jobs} ({counts.gpu_jobs} with GPUs, {counts.running_jobs} running)"),
                 ("from, to", f"{_time(counts.first)}, {_time(counts.last)} ({zone()})"),
                 ("clusters", ", ".join(counts.clusters) or "none"),

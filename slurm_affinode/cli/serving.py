@@ -16,7 +16,7 @@ from slurm_affinode.analysis.serving.triage import CrashTriage, LastMetrics
 from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import printable, size
+from slurm_affinode.base.text import figure, printable, size
 from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import (
     Span,
@@ -36,7 +36,6 @@ from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
 from slurm_affinode.pipeline.servers import ServerQuery, TunedEngine
 from slurm_affinode.pipeline.triage import is_job, scan_logs
-from slurm_affinode.report.format import number
 from slurm_affinode.report.output import write_files
 
 _COMMANDS = {
@@ -353,7 +352,7 @@ def tuning_rows(facts: TuningFacts) -> list[tuple[str, str]]:
 
 
 def _figure(value: float | None, unit: str = "") -> str:
-    return "unknown" if value is None else f"{number(value)}{unit}"
+    return "unknown" if value is None else f"{figure(value)}{unit}"
 
 
 _TRIAGE_EPILOG = """\b
@@ -417,9 +416,7 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         signal = f", signal {job.exit_signal}" if job.exit_signal else ""
         code = "" if job.exit_code is None else f", exit status {job.exit_code}{signal}"
         rows.append((f"job {job.job_id}", f"{job.state or 'unknown'}{code}{end}"))
-        rss = "unknown" if job.max_rss_bytes is None else size(job.max_rss_bytes)
-        limit = "unknown" if job.memory_bytes is None else size(job.memory_bytes)
-        rows.append(("MaxRSS of allocated memory", f"{rss} of {limit}"))
+        rows.append(("MaxRSS of allocated memory", f"{_size(job.max_rss_bytes)} of {_size(job.memory_bytes)}"))
         rows += [(f"step {step}", state) for step, state in job.steps]
     if result.startup.kv_tokens is not None:
         rows.append(("KV cache at startup", f"{result.startup.kv_tokens:,} tokens"))
@@ -459,19 +456,19 @@ _SHOWN = 12
 
 def _last(metrics: LastMetrics) -> str:
     """Return the figures of a sample with its time, those of an engine or of a GPU."""
-    value = dict(metrics.figures)
+    values = dict(metrics.figures)
 
-    def told(name: str, unit: str = "") -> str:
-        known = value.get(name)
-        return "unknown" if known is None else f"{known:,.0f}{unit}" if known >= 100 else f"{known:.3g}{unit}"
+    def shown(name: str, unit: str = "") -> str:
+        return _figure(values.get(name), unit)
 
-    if "kv_usage" in value:
-        asleep = {None: "unknown whether asleep", 0.0: "awake"}.get(value["asleep"], "asleep")
-        failed = f", then {told('failed_scrapes')} failed scrapes" if value["failed_scrapes"] else ""
-        text = f"KV usage {told('kv_usage')}, {told('running')} running, {told('waiting')} waiting, {asleep}{failed}"
+    if "kv_usage" in values:
+        asleep = {None: "unknown whether asleep", 0.0: "awake"}.get(values["asleep"], "asleep")
+        failed = f", then {shown('failed_scrapes')} failed scrapes" if values["failed_scrapes"] else ""
+        load = f"{shown('running')} running, {shown('waiting')} waiting"
+        text = f"KV usage {shown('kv_usage')}, {load}, {asleep}{failed}"
     else:
-        memory = f"memory {told('fb_used_mib')} of {told('fb_total_mib', ' MiB')}"
-        text = f"{memory}, utilization {told('util_pct', ' %')}, power {told('power_w', ' W')}"
+        memory = f"memory {shown('fb_used_mib')} of {shown('fb_total_mib', ' MiB')}"
+        text = f"{memory}, utilization {shown('util_pct', ' %')}, power {shown('power_w', ' W')}"
     return f"{clock(metrics.time, seconds=True)}: {text}"
 
 

@@ -27,6 +27,7 @@ from typing import IO
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.text import size
 
 MEMBER_LIMIT_BYTES = 2 << 30
 """Maximum size of a table. The largest published one of the traces read here has 14 MB."""
@@ -155,7 +156,7 @@ def _tables_of(
             f"damaged or cut short ({reason})", where=where, hint="fetch the archive again and compare its size"
         ) from error
     except _TooLargeError as error:
-        raise InputError(f"unpacks to more than {_size(archive_limit)}", where=where) from error
+        raise InputError(f"unpacks to more than {size(archive_limit)}", where=where) from error
     except OSError as error:
         raise InputError(f"cannot read it: {error.strerror or error}", where=where) from error
 
@@ -172,7 +173,7 @@ def _tar_tables(
                     continue
                 where = f"{file}: {member.name}"
                 if member.size > member_limit:
-                    raise InputError(f"larger than {_size(member_limit)}", where=where)
+                    raise InputError(f"larger than {size(member_limit)}", where=where)
                 content = archive.extractfile(member)
                 data = content.read() if content is not None else b""
                 if len(data) != member.size:
@@ -206,12 +207,8 @@ def _zip_tables(file: Path, wanted: Callable[[str], bool], member_limit: int) ->
 def _read_limited(source: IO[bytes], limit: int, where: str) -> bytes:
     data = source.read(limit + 1)
     if len(data) > limit:
-        raise InputError(f"larger than {_size(limit)}", where=where)
+        raise InputError(f"larger than {size(limit)}", where=where)
     return data
-
-
-def _size(count: int) -> str:
-    return f"{count / (1 << 30):g} GiB" if count >= 1 << 30 else f"{count:,} bytes"
 
 
 METRIC_COLUMNS = ("timestamp_anon", "value", "container_ip")
