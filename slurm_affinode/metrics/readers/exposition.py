@@ -96,6 +96,30 @@ class ScrapeCounter:
         return (numbers - 1).clip(0).alias("scrape")
 
 
+def with_times(known: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions, where: str) -> pl.DataFrame:
+    """Add the column ``time``: that of the sample (``ms``), or else of its scrape by the options of the user.
+
+    Raises ``InputError`` if neither is known. ``where``: name of the file.
+    """
+    if not known["ms"].has_nulls():
+        return known.with_columns(pl.col("ms").cast(TIME).alias("time"))
+    start, interval = options.start, options.interval_s
+    if start is None:
+        raise InputError(
+            "the sample has no timestamp",
+            where=f"{where}:{known.filter(pl.col('ms').is_null())['number'][0]}",
+            hint="give --start TIME of the first scrape, and --interval where the file has several",
+        )
+    if scrapes.count > 1 and interval is None:
+        raise InputError(
+            f"has {scrapes.count} scrapes without timestamps",
+            where=where,
+            hint="give --interval, the time between two scrapes, e.g. 30s",
+        )
+    given = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
+    return known.with_columns(pl.col("ms").fill_null(given).cast(TIME).alias("time"))
+
+
 class ExpositionReader:
     """Read one file of exposition text."""
 
@@ -190,24 +214,7 @@ class ExpositionReader:
         early = (pl.col("ms") < _LONG_AGO_MS) & (pl.col("number") == last) & pl.lit(self._state.recent)
         self._reject(known.filter(early), block, "has a timestamp that is cut off")
         self._state.recent = self._state.recent or bool((known["ms"] > _LONG_AGO_MS).any())
-        if not known["ms"].has_nulls():
-            return known.with_columns(pl.col("ms").cast(TIME).alias("time"))
-        start, interval = self._options.start, self._options.interval_s
-        if start is None:
-            line = int(known.filter(pl.col("ms").is_null())["number"][0])
-            raise InputError(
-                "the sample has no timestamp",
-                where=f"{self._notes.name}:{line}",
-                hint="give --start TIME of the first scrape, and --interval where the file has several",
-            )
-        if self._scrapes.count > 1 and interval is None:
-            raise InputError(
-                f"has {self._scrapes.count} scrapes without timestamps",
-                where=self._notes.name,
-                hint="give --interval, the time between two scrapes, e.g. 30s",
-            )
-        given = pl.lit(round(start.timestamp() * 1000)) + (pl.col("scrape") * round((interval or 0) * 1000))
-        return known.with_columns(pl.col("ms").fill_null(given).cast(TIME).alias("time"))
+        return with_times(known, self._scrapes, self._options, self._notes.name)
 
     def _identified(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         texts = known["labels"].fill_null("").unique(maintain_order=True)

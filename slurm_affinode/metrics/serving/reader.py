@@ -28,6 +28,7 @@ from slurm_affinode.metrics.readers.exposition import (
     parse_labels,
     shortened,
     split_samples,
+    with_times,
 )
 from slurm_affinode.metrics.readers.lines import LineBlock, blocks, compression_of, head, reading
 from slurm_affinode.metrics.readers.local_time import epoch_ms
@@ -212,23 +213,7 @@ class EngineReader:
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
         self._reject(known.filter(bad), "has a timestamp that is no time")
         known = known.filter(~bad).with_columns(pl.coalesce("ms", "scraped").alias("ms"))
-        if known["ms"].has_nulls():
-            start, interval = self._options.start, self._options.interval_s
-            if start is None:
-                raise InputError(
-                    "the sample has no timestamp",
-                    where=f"{self._notes.name}:{known.filter(pl.col('ms').is_null())['number'][0]}",
-                    hint="give --start TIME of the first scrape, and --interval where the file has several",
-                )
-            if self._scrapes.count > 1 and interval is None:
-                raise InputError(
-                    f"has {self._scrapes.count} scrapes without timestamps",
-                    where=self._notes.name,
-                    hint="give --interval, the time between two scrapes, e.g. 15s",
-                )
-            given = pl.lit(round(start.timestamp() * 1000)) + pl.col("scrape") * round((interval or 0) * 1000)
-            known = known.with_columns(pl.col("ms").fill_null(given))
-        return known.with_columns(pl.col("ms").cast(TIME).alias("time"))
+        return with_times(known, self._scrapes, self._options, self._notes.name)
 
     def _numbered(self, known: pl.DataFrame) -> pl.DataFrame:
         """Replace names and labels by the numbers of series; drop series that cannot be used."""
