@@ -13,6 +13,7 @@ from datetime import UTC, datetime, tzinfo
 import polars as pl
 
 from slurm_affinode.analysis.segments import Floats, Ints
+from slurm_affinode.analysis.serving.usage import ServerReport
 from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
 
 TIME_SUMS = 4
@@ -194,6 +195,8 @@ class WasteResult:
     """GPU model -> price per GPU-hour; None if the table has none."""
     suspensions: pl.DataFrame | None = None
     """``analysis.suspensions.SUSPENSIONS``; ``None`` if not evaluated."""
+    servers: ServerReport | None = None
+    """The inference engines of the interval; ``None`` without engine samples, or if not evaluated."""
     accounting_note: str = ""
     """Note for display if accounting ends before the interval; else empty."""
     price_note: str = ""

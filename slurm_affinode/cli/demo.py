@@ -29,9 +29,10 @@ SEED = 7
 def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as_json: bool) -> None:
     """Analyze an included history and render the report.
 
-    The recording comes from a Slurm cluster in containers with emulated GPUs; --synthetic uses a longer, invented
-    history of a larger cluster (32 GPUs on six nodes). It is written as sacct text and GPU samples to DIR/input,
-    ingested like a site's own files into DIR/state, and reported in DIR/report.html and DIR/summary.json.
+    The recording comes from a Slurm cluster in containers with emulated GPUs, and from a real inference engine on a
+    CPU; --synthetic uses a longer, invented history of a larger cluster (32 GPUs on six nodes). It is written as
+    sacct text and samples to DIR/input, ingested like a site's own files into DIR/state, and reported in
+    DIR/report.html and DIR/summary.json.
     """
     if not synthetic and (days is not None or seed is not None):
         raise click.UsageError("--days and --seed are of --synthetic")

@@ -85,8 +85,8 @@ def page(
 ) -> None:
     """Report where GPU-hours went: one HTML page, a summary in JSON, tables in CSV.
 
-    Analyzes ingested accounting and GPU metrics, and writes DIR/report.html (one file, no network) and
-    DIR/summary.json. Prints the headline, or the whole summary with --json.
+    Analyzes ingested accounting, GPU and engine metrics, and writes DIR/report.html (one file, no network),
+    DIR/summary.json and a page for each model server. Prints the headline, or the whole summary with --json.
 
     With --prometheus, GPU metrics are read from that server for this report only, instead of the stored ones.
     """

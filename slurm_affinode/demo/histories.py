@@ -16,6 +16,7 @@ from slurm_affinode.base.config import ClusterConfig, Config, StoreConfig
 from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.base.files import replacing, write_text
 from slurm_affinode.db.repository import Repository
+from slurm_affinode.demo import engine_recording
 from slurm_affinode.demo.synthetic import NODES, node_history, sacct_lines, schedule
 from slurm_affinode.pipeline import ingest, report
 from slurm_affinode.report.output import WrittenReport
@@ -38,27 +39,31 @@ class DemoHistory:
     cluster: str
     since: datetime
     until: datetime
-    write_input: Callable[[Path], None]
-    """Writes ``sacct.txt`` (format of ``sacct --parsable2``, UTC) and ``gpu/`` into a directory."""
+    write_input: Callable[[Path], str]
+    """Writes ``sacct.txt`` (format of ``sacct --parsable2``, UTC), ``gpu/`` and possibly ``serving/`` into a directory.
+    Returns a note on the origin of the engine metrics; empty without them."""
 
 
 def recorded() -> DemoHistory:
-    """Return the recording: real jobs and real Slurm, emulated GPUs, in real time."""
+    """Return the recording: real jobs and real Slurm, emulated GPUs, in real time; and the metrics of a real engine."""
     facts = tomllib.loads((RECORDING / "recording.toml").read_text("utf-8"))
     since, until = facts["since"], facts["until"]
     minutes = round((until - since).total_seconds() / 60)
+    cluster = "affinode"
 
-    def write_input(target: Path) -> None:
+    def write_input(target: Path) -> str:
         (target / "gpu").mkdir(parents=True, exist_ok=True)
         for path in sorted(RECORDING.glob("*.parquet")):
             shutil.copyfile(path, target / "gpu" / path.name)
         shutil.copyfile(RECORDING / "sacct.txt", target / "sacct.txt")
+        (target / "serving").mkdir(exist_ok=True)
+        return engine_recording.write(RECORDING, cluster, target / "serving" / "engine.parquet")
 
     return DemoHistory(
         title=f"Demo: {minutes} minutes recorded from a Slurm cluster with emulated GPUs",
         about=f"{minutes} minutes of a cluster in containers: real jobs under Slurm {facts['slurm']}, recorded as they "
-        "ran. Its GPUs are emulated.",
-        cluster="affinode",
+        "ran. Its GPUs are emulated. The metrics of a model server in it were recorded from a real engine on a CPU.",
+        cluster=cluster,
         since=since,
         until=until,
         write_input=write_input,
@@ -68,7 +73,7 @@ def recorded() -> DemoHistory:
 def synthetic(*, days: float, seed: int) -> DemoHistory:
     """Return a synthetic history of 32 GPUs on six nodes, reproducible by its seed."""
 
-    def write_input(target: Path) -> None:
+    def write_input(target: Path) -> str:
         runs = schedule(np.random.default_rng(seed), days=days, jobs_per_day=JOBS_PER_DAY)
         lines = sacct_lines(runs, start=SYNTHETIC_START, horizon_s=int(days * 86400))
         (target / "gpu").mkdir(parents=True, exist_ok=True)
@@ -76,6 +81,7 @@ def synthetic(*, days: float, seed: int) -> DemoHistory:
         for node in NODES:
             with replacing(target / "gpu" / f"{node.name}.parquet") as path:
                 node_history(node, runs, start=SYNTHETIC_START, days=days, seed=seed).write_parquet(path)
+        return ""
 
     return DemoHistory(
         title="Demo: a synthetic cluster",
@@ -101,7 +107,7 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
     try:
         _clear(out)
         say("writing the history")
-        history.write_input(out / "input")
+        origin = history.write_input(out / "input")
     except OSError as error:
         raise unwritable(out, error, hint="choose another --out") from error
     config = Config(StoreConfig(state_dir=out / "state", db=f"sqlite:///{out / 'state' / 'affinode.sqlite'}"),
@@ -116,10 +122,12 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         say("ingesting GPU metrics")
         options = ingest.read_options(config)
         ingest.ingest_gpu_samples(config, repository, [out / "input" / "gpu"], options)
+        if origin:
+            say("ingesting engine metrics")
+            ingest.ingest_engine_samples(config, repository, options, paths=[out / "input" / "serving"])
     query = WasteQuery(history.since, history.until, thresholds=report.thresholds(config))
-    return report.build_report(
-        config, query, out, options=report.ReportOptions(title=history.title, csv=True), now=history.until, step=say
-    )
+    presented = report.ReportOptions(title=history.title, csv=True, engine_origin=origin)
+    return report.build_report(config, query, out, options=presented, now=history.until, step=say)
 
 
 def _clear(out: Path) -> None:

@@ -22,7 +22,7 @@ from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableErro
 from slurm_affinode.base.text import visible
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import ingest, servers
 from slurm_affinode.pipeline.ingest import NoAccountingError
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import output
@@ -48,6 +48,8 @@ class ReportOptions:
     top: int = output.DEFAULT_TOP
     """Rows in the tables of users, accounts, ... and of the most wasteful jobs."""
     csv: bool = False
+    engine_origin: str = ""
+    """A note on the origin of the engine metrics, for data that are not a site's own."""
 
 
 def thresholds(config: Config, *, idle_pct: float | None = None, low_pct: float | None = None) -> Thresholds:
@@ -81,7 +83,11 @@ def build_report(
     ``history`` replaces the stored GPU samples; ``warned`` receives a line about data that is left out.
     """
     with output.writable(out):
-        result = analyse_stored(config, query, now=now, top_runs=options.top, step=step, history=history, warned=warned)
+        result = analyse_stored(
+            config, query, now=now, top_runs=options.top, engines=True, step=step, history=history, warned=warned
+        )
+        if result.servers is not None and options.engine_origin:
+            result = replace(result, servers=replace(result.servers, note=options.engine_origin))
         if step:
             step("rendering the report")
         return output.write_report(result, out, title=options.title, top=options.top, csv=options.csv)
@@ -93,12 +99,14 @@ def analyse_stored(
     *,
     now: datetime | None = None,
     top_runs: int = output.DEFAULT_TOP,
+    engines: bool = False,
     step: Step | None = None,
     history: History | None = None,
     warned: Step | None = None,
 ) -> WasteResult:
     """Analyze the stored data for ``query``; the ``top_runs`` most wasteful attempts get a timeline.
 
+    With ``engines``, inference engines are diagnosed from stored samples, and ``top_runs`` of them get a timeline.
     For ``history`` and ``warned`` see ``build_report``. Raises ``NoAccountingError`` if no job overlaps the interval or
     none has a requested name, ``NoStoreError`` if there is no database.
     """
@@ -132,7 +140,11 @@ def analyse_stored(
             query, jobs, gpus, samples, table, ingests, now=moment, top_runs=top_runs, advance=_advance(say)
         )
     back = suspensions.given_back(asleep, query, now=moment)
-    return replace(result, suspensions=back)
+    result = replace(result, suspensions=back)
+    if not engines:
+        return result
+    say("diagnosing model servers")
+    return replace(result, servers=servers.usage_of(config, query, jobs, timelines=top_runs))
 
 
 def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import polars as pl
 
+from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.serving.crash_log import LogFindings, StartupFacts
-from slurm_affinode.analysis.serving.diagnosis import Fleet, diagnose_all
-from slurm_affinode.analysis.serving.series import EngineSeries, of_process, responds_in_turn, streams
+from slurm_affinode.analysis.serving.diagnosis import ExaminedEngine, Fleet, diagnose_all, examine_all
+from slurm_affinode.analysis.serving.series import EngineSeries, responds_in_turn, streams
 from slurm_affinode.analysis.serving.timeline import timeline
 from slurm_affinode.analysis.serving.tuning import Tuning, observe
 from slurm_affinode.analysis.serving.tuning import tune as advise
+from slurm_affinode.analysis.serving.usage import EngineUsage, ServerReport, usage
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import NoStoreError
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -59,9 +63,60 @@ def find(config: Config, query: ServerQuery, *, timelines: bool = False) -> Serv
     without stored samples of engines.
     """
     with _selected(config, query) as (since, until, samples, gpus):
-        found = tuple(diagnose_all(samples, Fleet(gpus=gpus)))
-        charts = tuple(_timeline(one, samples, gpus) for one in found) if timelines else ()
-        return Servers(since, until, found, charts)
+        found, charts = [], []
+        for one in examine_all(samples, Fleet(gpus=gpus)):
+            found.append(one.health)
+            if timelines:
+                charts.append(_timeline(one))
+        return Servers(since, until, tuple(found), tuple(charts))
+
+
+def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines: int) -> ServerReport | None:
+    """Return the engines of a report, the first ``timelines`` of them with charts; ``None`` without engine samples.
+
+    ``jobs``: accounting of the interval, with the columns of ``JOBS`` that the query filters. With a filter by
+    partition or account, engines of unknown jobs are left out.
+    """
+    owners = _owners(jobs)
+    # Engines in order of urgency, with a number to break ties, and the charts of the first ones.
+    found: list[tuple[Any, int, EngineUsage, pl.DataFrame | None]] = []
+    with contextlib.closing(engine_store(config.serving_dir)) as store:
+        if not store.parts(query.since, query.until):
+            return None
+        samples = store.scan(query.since, query.until)
+        if query.clusters:
+            samples = samples.filter(pl.col("cluster").is_in(query.clusters))
+        with _gpu_samples(config, query.since, query.until) as gpus:
+            for number, one in enumerate(examine_all(samples, Fleet(gpus=gpus))):
+                owner = owners.get((one.health.key.cluster, one.health.job), {})
+                health = one.health if one.health.user else replace(one.health, user=owner.get("user"))
+                if not _matches(query, {**owner, "user": health.user}):
+                    continue
+                used = usage(health, one.series)
+                place = bisect.bisect(found, (used.urgency, number), key=lambda entry: entry[:2])
+                charted = place < timelines
+                found.insert(place, (used.urgency, number, used, _timeline(one) if charted else None))
+                if charted and len(found) > timelines:
+                    found[timelines] = (*found[timelines][:3], None)
+    charts = tuple(chart for *_, chart in found if chart is not None)
+    return ServerReport(tuple(used for _, _, used, _ in found), charts) if found else None
+
+
+_Owner = dict[str, str | None]
+
+
+def _owners(jobs: pl.DataFrame) -> dict[tuple[str | None, str | None], _Owner]:
+    """Return user, account and partition of each job by cluster and job ID; the last attempt counts."""
+    names = ("cluster", "job_id", "user", "account", "partition")
+    return {
+        (cluster, str(job)): {"user": user, "account": account, "partition": partition}
+        for cluster, job, user, account, partition in jobs.select(names).iter_rows()
+    }
+
+
+def _matches(query: WasteQuery, owner: _Owner) -> bool:
+    wanted = {"user": query.users, "account": query.accounts, "partition": query.partitions}
+    return all(not names or owner.get(column) in names for column, names in wanted.items())
 
 
 @contextlib.contextmanager
@@ -147,11 +202,8 @@ def _gpus_of(health: EngineHealth, gpus: pl.LazyFrame | None) -> pl.DataFrame | 
     return gpus.filter(pl.col("uuid").is_in(health.gpus), during).collect()
 
 
-def _timeline(health: EngineHealth, samples: pl.LazyFrame, gpus: pl.LazyFrame | None) -> pl.DataFrame:
-    own = _own(health, samples)
-    if responds_in_turn(health.key):
-        own = own.filter(of_process(health.key))
-    return timeline(own, _gpus_of(health, gpus), health.since, health.until + timedelta(seconds=1))
+def _timeline(one: ExaminedEngine) -> pl.DataFrame:
+    return timeline(one.samples, one.gpus, one.health.since, one.health.until + timedelta(seconds=1))
 
 
 @contextlib.contextmanager

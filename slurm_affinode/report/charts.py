@@ -528,19 +528,20 @@ def lines(
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """A colored interval below curves; ``label`` is its tooltip."""
+    """A colored interval below curves; ``label`` is its tooltip, ``lane`` its row (0 or 1)."""
 
     start: datetime
     end: datetime
     fill: str
     label: str
+    lane: int = 0
 
 
 def time_lines(
     words: Words, moments: Sequence[datetime], series: Sequence[Series], *, unit: str, zone: tzinfo,
     bands: Sequence[Band] = (), height: int = 120, value: Formatter = fmt.number,
 ) -> Markup:  # fmt: skip
-    """Draw curves over ``moments`` (UTC, equal steps, shown in ``zone``), above a row of ``bands``.
+    """Draw curves over ``moments`` (UTC, equal steps, shown in ``zone``), above rows of ``bands``.
 
     ``None`` interrupts a curve. Charts with the same moments have the same time axis.
     """
@@ -556,7 +557,7 @@ def time_lines(
     for band in bands:
         low = max(0.0, (band.start - first).total_seconds()) / span
         high = min(span, (band.end - first).total_seconds()) / span
-        drawn = rect(100 * low, _TOP + height + 3, max(100 * (high - low), 0.3), 7, band.fill)
+        drawn = rect(100 * low, _TOP + height + 3 + 6 * band.lane, max(100 * (high - low), 0.3), 5, band.fill)
         if high > 0 and low < 1:
             body.append(Markup("<g><title>{}</title>{}</g>").format(band.label, drawn))
     body += [_curve(xs, s, 0.0, span, axis, height) for s in series]

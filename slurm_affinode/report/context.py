@@ -44,6 +44,10 @@ class Cell:
     picture: Markup | None = None
     sub: str = ""
     name: bool = False
+    href: str = ""
+    """A file next to the page that the text links to."""
+    items: tuple[str, ...] = ()
+    """Lines shown as a list in place of the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,20 @@ class GivenBack:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelServers:
+    """Inference engines and their diagnoses."""
+
+    lead: str
+    note: str
+    """Origin of the samples if they are not the site's own; else empty."""
+    engines: Table
+    diagnoses: Table | None
+    """Diagnoses by kind; ``None`` if there is no problem."""
+    doubt: str
+    """A remark on a diagnosis of the table; empty if there is none."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReportContext:
     """The whole report."""
 
@@ -157,6 +175,8 @@ class ReportContext:
     jobs: Table | None
     given_back: GivenBack | None
     """``None`` omits the section: no job was suspended, or suspensions were not evaluated."""
+    servers: ModelServers | None
+    """``None`` omits the section: there are no samples of engines."""
     quality_facts: tuple[Fact, ...]
     mapping: Markup
     issues: tuple[Issue, ...]

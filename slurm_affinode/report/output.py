@@ -1,4 +1,4 @@
-"""Files of a report: ``report.html``, ``summary.json`` and, on request, CSV.
+"""Files of a report: ``report.html``, ``summary.json``, pages of model servers and, on request, CSV.
 
 All contents are rendered in memory before the first file is written; either all files appear, each complete, or none.
 
@@ -14,17 +14,20 @@ import contextlib
 import errno
 import io
 import os
+import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis.serving.usage import table
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.report.pages import render_report
+from slurm_affinode.report.servers_page import pages
 from slurm_affinode.report.summary import Summary, build_summary, headline_rows, to_json
 
 _FORMULA = r"^(?:[\t\r\n\x0B\f]|[\s\p{Z}\p{C}\p{M}]*[=+\-@＝＋－＠﹦﹢﹣﹫−])"
@@ -38,13 +41,17 @@ _NAMES = {
     "cluster": "clusters.csv",
 }
 JOBS = "jobs.csv"
+REPORT = "report.html"
+_SERVER_PAGE = re.compile(r"server-[0-9a-f]{16}\.html")
 
 
 def csv_files(result: WasteResult) -> Mapping[str, bytes]:
-    """Return file name -> content: all job runs, all groupings, suspensions, and the time series."""
+    """Return file name -> content: all job runs, all groupings, suspensions, engines, and the time series."""
     files = {JOBS: to_csv(result.jobs), "over_time.csv": to_csv(result.over_time)}
     if result.suspensions is not None and not result.suspensions.is_empty():
         files["suspensions.csv"] = to_csv(result.suspensions)
+    if result.servers is not None:
+        files["servers.csv"] = to_csv(table(result.servers.engines))
     for word, frame in result.groups.items():
         files[_NAMES.get(word, f"{word}.csv")] = to_csv(frame)
     return files
@@ -90,18 +97,30 @@ def write_report(
     """
     html = render_report(result, title=title, top=top, csv_name=JOBS if csv else None)
     summary = build_summary(result, title=title, top=top)
-    content = {"report.html": html.encode(), "summary.json": to_json(summary).encode()}
+    servers = {} if result.servers is None else pages(result.servers, result.query, result.generated, REPORT)
+    # The pages that the report links to come first.
+    content = {name: text.encode() for name, text in servers.items()}
+    content |= {REPORT: html.encode(), "summary.json": to_json(summary).encode()}
     if csv:
         content |= csv_files(result)
     write_files(out, content)
+    _remove_old_pages(out, servers)
     return WrittenReport(
-        report=out / "report.html",
+        report=out / REPORT,
         summary_path=out / "summary.json",
         csv=tuple(out / name for name in content if name.endswith(".csv")),
         summary=summary,
         headline=tuple(headline_rows(result)),
         result=result,
     )
+
+
+def _remove_old_pages(out: Path, current: Container[str]) -> None:
+    """Delete pages of engines that an earlier report in the same directory had."""
+    for path in out.glob("server-*.html"):
+        if _SERVER_PAGE.fullmatch(path.name) and path.name not in current:
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def write_files(out: Path, content: Mapping[str, bytes]) -> None:

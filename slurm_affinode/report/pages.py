@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from slurm_affinode.analysis import definitions, suspensions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.text import visible
-from slurm_affinode.report import charts, tables, waste_charts
+from slurm_affinode.report import charts, servers_section, tables, waste_charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Bar, Series, Words, legend_list
@@ -495,6 +495,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         windows=waste_charts.windows(result),
         jobs=tables.all_jobs(result, JOB_ROWS, csv_name),
         given_back=section(result, top),
+        servers=servers_section.section(result.servers, query, top),
         quality_facts=quality_facts(result),
         mapping=mapping(result),
         issues=issues(result),

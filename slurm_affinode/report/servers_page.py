@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import tzinfo
+from datetime import datetime, tzinfo
 
 import polars as pl
 from markupsafe import Markup
 
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.serving.usage import ServerReport
 from slurm_affinode.base.text import visible
+from slurm_affinode.metrics.serving.store import engine_id
 from slurm_affinode.model.finding import Evidence
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineHealth
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render
-from slurm_affinode.report.charts import Band, Series, Words, empty, time_lines
+from slurm_affinode.report.charts import Band, Series, Words, empty, legend_list, time_lines
 from slurm_affinode.report.context import Card, Cell, Column, Table
 
 _FILLS = {"none": "busy", "warning": "2", "critical": "idle"}
+_LEGEND = legend_list([Series("critical", [], "idle"), Series("warning", [], "2"), Series("no problem", [], "busy")])
 _CHARTS: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     ("kv", "KV cache in use", "0–1", (("kv_usage", "Largest in the step"),)),
     ("requests", "Requests", "requests", (("waiting", "Waiting (most)"), ("running", "Running (mean)"))),
@@ -54,13 +58,48 @@ class ServerSection:
     diagnoses: tuple[DiagnosisSection, ...]
 
 
-def html(engines: Sequence[tuple[EngineHealth, pl.DataFrame]], zone: tzinfo) -> str:
-    """Return the self-contained page of engines with their timelines (``analysis.serving.timeline``)."""
+def html(
+    engines: Sequence[tuple[EngineHealth, pl.DataFrame]],
+    zone: tzinfo,
+    *,
+    generated: datetime | None = None,
+    back: str = "",
+    origin: str = "",
+) -> str:
+    """Return the self-contained page of engines with their timelines (``analysis.serving.timeline``).
+
+    ``back``: file name of the report to which the page belongs; ``origin``: that of the samples, if it must be named.
+    """
     sections = tuple(
         _section(f"engine-{number}", health, frame, zone) for number, (health, frame) in enumerate(engines, start=1)
     )
     title = sections[0].title if len(sections) == 1 else "Model servers"
-    return render.page("servers.html.j2", title=title, zone=zone, sections=sections)
+    return render.page(
+        "servers.html.j2",
+        title=title,
+        zone=zone,
+        generated=generated,
+        sections=sections,
+        back=back,
+        origin=origin,
+        legend=_LEGEND,
+    )
+
+
+def page_name(health: EngineHealth) -> str:
+    """Return the file name of the page of an engine next to a report; it depends on the identity of the engine only."""
+    key = health.key
+    return f"server-{engine_id(key.cluster, key.node, key.address, key.engine, key.model, key.rank):016x}.html"
+
+
+def pages(report: ServerReport, query: WasteQuery, generated: datetime, back: str) -> dict[str, str]:
+    """Return file name -> page of the engines that have a timeline."""
+    return {
+        page_name(one.health): html(
+            [(one.health, frame)], query.zone, generated=generated, back=back, origin=report.note
+        )
+        for one, frame in zip(report.engines, report.timelines, strict=False)
+    }
 
 
 def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) -> ServerSection:
@@ -89,7 +128,7 @@ def _cards(health: EngineHealth, frame: pl.DataFrame) -> tuple[Card, ...]:
     rate = frame["tokens_per_s"].mean()
     worst = [one for one in health.diagnoses if one.severity == "critical"]
     return (
-        Card("Now", now.kind if now else "unknown", kind=_card_kind(now), unknown=now is None,
+        Card("At the end", now.kind if now else "unknown", kind=_card_kind(now), unknown=now is None,
              sub="" if now is None else DIAGNOSES[now.kind]),
         Card("Critical", str(len(worst)), sub=", ".join(dict.fromkeys(one.kind for one in worst)),
              kind="idle" if worst else ""),
@@ -108,7 +147,7 @@ def _card_kind(now: Diagnosis | None) -> str:
 
 def _charts(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) -> tuple[Markup, ...]:
     bands = [
-        Band(one.since, one.until, _FILLS[one.severity], f"{one.kind}: {one.summary}")
+        Band(one.since, one.until, _FILLS[one.severity], f"{one.kind}: {one.summary}", int(one.severity != "critical"))
         for one in sorted(health.diagnoses, key=lambda one: ("none", "warning", "critical").index(one.severity))
     ]
     moments = frame["time"].to_list()
@@ -131,20 +170,22 @@ def _charts(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) -
 def _diagnosis(key: str, one: Diagnosis, zone: tzinfo) -> DiagnosisSection:
     columns = (Column("Evidence"), Column("Met"), Column("Observed"), Column("Expected"))
     rows = tuple(
-        (Cell(item.dimension), Cell(_met(item)), Cell(visible(item.text)), Cell(item.threshold or ""))
+        (Cell(item.dimension), Cell(_met(item)), Cell(visible(item.text), "observed"), Cell(item.threshold or ""))
         for item in one.evidence
     )
     seconds = (one.until - one.since).total_seconds() < 3600
+    begin = fmt.moment(one.since, zone, seconds=seconds)
     return DiagnosisSection(
         title=one.kind,
-        when=f"{fmt.moment(one.since, zone, seconds=seconds)} to {fmt.moment(one.until, zone, seconds=seconds)}, "
-        f"confidence {fmt.percent(one.confidence)}",
+        when=f"{begin} to {fmt.moment(one.until, zone, seconds=seconds)}, confidence {fmt.percent(one.confidence)}",
         summary=visible(one.summary),
         rule=one.rule,
         advice=visible(one.advice),
         doubt=visible(one.doubt),
         severity=one.severity,
-        evidence=Table(f"evidence-{key}", "Evidence", columns, rows, sortable=False, bare=True),
+        evidence=Table(
+            f"evidence-{key}", f"Evidence for {one.kind}, {begin}", columns, rows, sortable=False, bare=True
+        ),
     )
 
 

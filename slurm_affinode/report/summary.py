@@ -15,9 +15,11 @@ import polars as pl
 from slurm_affinode import __version__
 from slurm_affinode.analysis import suspensions
 from slurm_affinode.analysis.result import WasteResult
+from slurm_affinode.analysis.serving.usage import costs, table
 from slurm_affinode.base.times import utc
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.measures import STATES, known
+from slurm_affinode.report.servers_page import page_name
 
 SCHEMA_VERSION = 1
 Summary = dict[str, Any]
@@ -56,6 +58,7 @@ def build_summary(result: WasteResult, *, title: str = "GPU waste report", top: 
         "window_histogram": _rows(result.window_histogram),
         "worst_jobs": _rows(result.jobs.head(top)),
         "suspensions": _suspensions(result, top),
+        "servers": _servers(result, top),
         "price_source": "site" if result.priced else "none" if result.total.get("cost") is None else "examples",
         "prices": {fmt.name(model): _plain(price) for model, price in result.prices.items()},
         "quality": _quality(result),
@@ -68,6 +71,46 @@ def _suspensions(result: WasteResult, top: int) -> Summary | None:
         return None
     totals = {key: _plain(value) for key, value in suspensions.totals(frame).items()}
     return {**totals, "list": _rows(frame.head(top))}
+
+
+def _servers(result: WasteResult, top: int) -> Summary | None:
+    report = result.servers
+    if report is None:
+        return None
+    frame = table(report.engines)
+    listed = zip(_rows(frame.head(top)), report.engines, strict=False)
+    return {
+        "engines": frame.height,
+        "idle_gpu_hours": _sum(frame["idle_gpu_hours"]),
+        "idle_gib_hours": _sum(frame["idle_gib_hours"]),
+        "note": report.note or None,
+        "diagnoses": [{name: _plain(getattr(one, name)) for name in _COST} for one in costs(report.engines)],
+        "list": [
+            {
+                **row,
+                "page": page_name(one.health) if place < len(report.timelines) else None,
+                "diagnoses": [
+                    {name: _plain(getattr(case, name)) for name in _DIAGNOSIS}
+                    | {"figures": {name: _plain(value) for name, value in case.figures}}
+                    for case in one.health.diagnoses
+                ],
+            }
+            for place, (row, one) in enumerate(listed)
+        ],
+    }
+
+
+_COST = (
+    "kind", "severity", "engines", "episodes", "seconds", "gpu_hours", "gpus_unknown", "gib_hours", "preemptions",
+    "lost_tokens", "waiting_max", "ttft_max_s", "advice",
+)  # fmt: skip
+_DIAGNOSIS = ("kind", "severity", "since", "until", "confidence", "summary", "advice", "doubt")
+
+
+def _sum(values: pl.Series) -> float | None:
+    """Return the sum of the known values; ``None`` if there is none."""
+    known = values.drop_nulls()
+    return _plain(float(known.sum())) if len(known) else None
 
 
 def _quality(result: WasteResult) -> Summary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import pytest
 import waste_samples
 from playwright.sync_api import Browser, Page, sync_playwright
+from server_samples import server_report
 
+from slurm_affinode.report import servers_page
 from slurm_affinode.report.pages import render_report
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -44,19 +47,29 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pages(tmp_path_factory: pytest.TempPathFactory, samples: ModuleType) -> dict[str, Path]:
-    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs."""
+    """Rendered reports: an ordinary week, hostile names, ten thousand jobs, no GPU metrics, no jobs, model servers.
+
+    ``server`` is the page of an overloaded server, ``hostile-server`` that of one with a hostile model name.
+    """
     made = {
         "week": samples.make_result(),
         "hostile": samples.make_result(names=samples.HOSTILE),
         "many": samples.make_result(10_000),
         "unmeasured": samples.make_result(measured=False, priced=False),
         "empty": samples.empty_result(),
+        "servers": replace(samples.make_result(), servers=server_report(samples.HOSTILE)),
     }
     folder = tmp_path_factory.mktemp("pages")
     paths = {}
     for name, result in made.items():
         paths[name] = folder / f"{name}.html"
         paths[name].write_text(render_report(result, title="GPU waste report", top=15), encoding="utf-8")
+    for name, names in (("server", ()), ("hostile-server", samples.HOSTILE)):
+        report = server_report(names, note="Recorded elsewhere.")
+        engine = report.engines[0]
+        texts = servers_page.pages(report, made["week"].query, made["week"].generated, "report.html")
+        paths[name] = folder / f"{name}.html"
+        paths[name].write_text(texts[servers_page.page_name(engine.health)], encoding="utf-8")
     return paths
 
 

@@ -12,7 +12,8 @@ import pytest
 from playwright.sync_api import Page
 
 Open = Callable[..., Page]
-EVERY = ["week", "hostile", "many", "unmeasured", "empty"]
+EVERY = ["week", "hostile", "many", "unmeasured", "empty", "servers"]
+SERVER = ["server", "hostile-server"]
 
 
 def column(page: Page, table: str, index: int) -> list[str]:
@@ -36,7 +37,7 @@ def test_page_opens_without_messages_or_requests(open_page: Open, name: str) -> 
     assert page.locator("h1").inner_text() == "GPU waste report"
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", EVERY + SERVER)
 def test_page_does_not_scroll_sideways(open_page: Open, name: str) -> None:
     """From a small phone to a wide screen; wide tables scroll in their own frame."""
     page = open_page(name)
@@ -207,7 +208,7 @@ def test_print_omits_interactive_elements(open_page: Open) -> None:
     assert b"/PatternType" not in paper  # any figure with a pattern would become an image of a whole page
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", EVERY + SERVER)
 def test_tables_fit_on_paper(open_page: Open, name: str) -> None:
     """No table exceeds A4 with a browser's default margins, whatever the names."""
     page = open_page(name, viewport={"width": 718, "height": 1123})
@@ -235,10 +236,11 @@ def test_repeated_table_heads_are_printed(open_page: Open) -> None:
     assert page.evaluate(inside) == 0
 
 
+@pytest.mark.parametrize("name", ["week", "server"])
 @pytest.mark.parametrize("width", [390, 1280])
-def test_axis_labels_do_not_overlap(open_page: Open, width: int) -> None:
+def test_axis_labels_do_not_overlap(open_page: Open, width: int, name: str) -> None:
     """On a phone and on a screen."""
-    page = open_page("week", viewport={"width": width, "height": 844})
+    page = open_page(name, viewport={"width": width, "height": 844})
     boxes = page.evaluate(
         """[...document.querySelectorAll('svg.axes')].map(svg => [...svg.querySelectorAll('text')]
            .filter(t => getComputedStyle(t).display !== 'none' && !t.classList.contains('axis'))
@@ -252,9 +254,10 @@ def test_axis_labels_do_not_overlap(open_page: Open, width: int) -> None:
                 assert apart, (one, other)
 
 
-def test_chart_labels_stay_in_their_frames(open_page: Open) -> None:
+@pytest.mark.parametrize("name", ["week", "server"])
+def test_chart_labels_stay_in_their_frames(open_page: Open, name: str) -> None:
     """Labels at the ends are not clipped."""
-    page = open_page("week", viewport={"width": 390, "height": 844})
+    page = open_page(name, viewport={"width": 390, "height": 844})
     outside = page.evaluate(
         """[...document.querySelectorAll('figure.chart')].flatMap(figure => {
             const frame = figure.getBoundingClientRect();
@@ -268,11 +271,48 @@ def test_chart_labels_stay_in_their_frames(open_page: Open) -> None:
     assert outside == []
 
 
+@pytest.mark.parametrize("name", ["week", "servers", "server"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_violation(open_page: Open, scheme: Any) -> None:
+def test_axe_finds_no_violation(open_page: Open, scheme: Any, name: str) -> None:
     """axe-core finds no element unusable with a screen reader or keyboard, including content shown on demand."""
-    page = open_page("week", color_scheme=scheme, bypass_csp=True)
+    page = open_page(name, color_scheme=scheme, bypass_csp=True)
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     page.evaluate(resources.files("axe_playwright_python").joinpath("axe.min.js").read_text(encoding="utf-8"))
     found = page.evaluate("axe.run(document).then(r => r.violations.map(v => [v.id, v.nodes.map(n => n.html)]))")
     assert found == []
+
+
+def test_servers_are_sorted_with_the_keyboard(open_page: Open) -> None:
+    """The section is in the list of contents; its links lead to pages next to the report."""
+    page = open_page("servers")
+    page.get_by_role("link", name="Model servers").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("location.hash") == "#servers"
+    button = page.locator("#servers-table thead th", has_text="Requests").get_by_role("button")
+    button.focus()
+    page.keyboard.press("Enter")
+    values = column(page, "#servers-table", 4)
+    assert numbers(values) == sorted(numbers(values), reverse=True)
+    assert values[-1] == "unknown"
+    hrefs = page.evaluate("[...document.querySelectorAll('#servers-table a')].map(a => a.getAttribute('href'))")
+    assert len(hrefs) == 4
+    assert all(re.fullmatch(r"server-[0-9a-f]{16}\.html", href) for href in hrefs)
+
+
+@pytest.mark.parametrize("name", SERVER)
+def test_page_of_a_server_has_charts_on_one_axis(open_page: Open, name: str) -> None:
+    """Each chart has a name; bands have tooltips and lie inside of the chart; the page leads back to the report."""
+    page = open_page(name)
+    assert page.get_by_role("link", name="Back to the report").get_attribute("href") == "report.html"
+    for title in ("KV cache in use", "Requests", "Tokens per second", "Preemptions per second"):
+        assert page.get_by_role("img", name=title).count() == 1
+    tips = page.evaluate("[...document.querySelectorAll('#fig-engine-1-kv svg g > title')].map(t => t.textContent)")
+    assert any(tip.startswith("queue-unstable: The queue grew") for tip in tips)
+    ticks = page.evaluate(
+        """['kv', 'requests', 'tokens'].map(name => `#fig-engine-1-${name} svg.axes text`)
+           .map(selector => [...document.querySelectorAll(selector)]
+           .map(t => t.textContent).filter(t => /^\\d\\d:\\d\\d/.test(t)).join())"""
+    )
+    assert len(set(ticks)) == 1
+    assert ticks[0]
+    assert page.locator("script").count() == 1

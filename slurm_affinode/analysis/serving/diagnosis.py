@@ -15,7 +15,7 @@ import polars as pl
 from slurm_affinode.analysis.serving import capacity, liveness, memory, queue
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
-from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, streams
+from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, of_process, responds_in_turn, streams
 from slurm_affinode.base.text import figure
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey, EngineProcess
@@ -61,7 +61,27 @@ def diagnose(
 
     ``samples``: its samples, in any order. Raises ``ValueError`` if there are none.
     """
-    return [_health(series, around, options) for series in streams(key, samples)]
+    return [one.health for one in _examine(key, samples, around, options)]
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedEngine:
+    """An engine with its health, and the data of the diagnoses."""
+
+    health: EngineHealth
+    series: EngineSeries
+    samples: pl.DataFrame
+    """Its samples, failed scrapes included. Histograms may be missing."""
+    gpus: pl.DataFrame | None
+    """Samples of its GPUs; ``None``: unknown."""
+
+
+def _examine(
+    key: EngineKey, samples: pl.DataFrame, around: EngineContext, options: Options
+) -> Iterator[ExaminedEngine]:
+    for series in streams(key, samples):
+        own = samples.filter(of_process(series.key)) if responds_in_turn(series.key) else samples
+        yield ExaminedEngine(_health(series, around, options), series, own, around.gpus)
 
 
 def _health(series: EngineSeries, around: EngineContext, options: Options) -> EngineHealth:
@@ -157,6 +177,13 @@ def diagnose_all(
     few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they make
     more exact.
     """
+    return (one.health for one in examine_all(samples, fleet, options))
+
+
+def examine_all(
+    samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
+) -> Iterator[ExaminedEngine]:
+    """Yield every engine in ``samples`` with its data, as ``diagnose_all`` does."""
     whole = conform(samples)
     names = [name for name in whole.collect_schema().names() if name not in _HISTOGRAMS]
     by = ["device"] if "device" in names else _KEY
@@ -203,14 +230,14 @@ def _gpus_of(gpus: pl.LazyFrame | None, samples: pl.DataFrame) -> pl.DataFrame |
 def _one(  # noqa: PLR0917
     mine: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
     options: Options,
-) -> Iterator[EngineHealth]:  # fmt: skip
+) -> Iterator[ExaminedEngine]:  # fmt: skip
     uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
     own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
     jobs = samples["job"].drop_nulls()
     running = None if fleet.running_jobs is None or not len(jobs) else jobs[-1] in fleet.running_jobs
     around = EngineContext(own_gpus, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
-    found = diagnose(key, samples, around, options)
-    overloaded = any(one.kind == "queue-unstable" for health in found for one in health.diagnoses)
+    found = list(_examine(key, samples, around, options))
+    overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
     if overloaded and "generation_lengths" in mine.collect_schema().names():
-        found = diagnose(key, mine.collect(engine="streaming"), around, options)
+        found = list(_examine(key, mine.collect(engine="streaming"), around, options))
     yield from found

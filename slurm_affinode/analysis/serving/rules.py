@@ -37,14 +37,20 @@ RULES: Mapping[str, str] = {
     "ended": "Scrapes fail for several intervals and do not succeed again with the same process. A refused connection "
     "counts after three scrapes; a timeout, which a loaded server causes as well, only after far longer than the "
     "slowest scrape that succeeded.",
-    "orphaned-engine": "A process of the engine lives in a running job, but its parent is not a process of a server or "
-    "engine any more, and no server accepts connections.",
+    "orphaned-engine": "A process that was below the server is still on a GPU of the running job, but the processes of "
+    "the server have ended, and nothing listens at its port any more.",
     "memory-leak": "The smallest memory of the server process in each eighth of the period rises steadily, in the last "
     "part as well, by at least a tenth and 64 MiB, and not with the number of requests held.",
     "squatter-signature": "At least 95 % of the GPU memory is held, utilization is below 5 %, and the job runs, for at "
-    "least the idle time.",
+    "least the idle time. Power, which the published signature includes, does not count.",
 }  # fmt: skip
 """Kind of diagnosis -> its rule, for users."""
+
+SIGNATURE_NOTE = (
+    "The squatter signature published for agentic workloads includes near-maximum power while the GPU is idle. Public "
+    "data contradict it: idle GPUs draw little. The diagnosis squatter-signature therefore does not depend on power."
+)
+"""Remark shown with the diagnosis ``squatter-signature``, for users."""
 
 ADVICE: Mapping[str, str] = {
     "idle": "End the engine, put it to sleep, or let it be suspended while no requests arrive.",
@@ -60,7 +66,8 @@ ADVICE: Mapping[str, str] = {
     "out-of-memory": "Lower the engine's share of GPU memory or the batch, or use more GPUs. (Raising the share, which "
     "is the advice for preemptions, makes it worse.)",
     "ended": "Look into the engine's log; restart the engine or end the job.",
-    "orphaned-engine": "Terminate the remaining processes, or end the job: no request can reach them.",
+    "orphaned-engine": "Terminate the remaining processes, as a clean-up policy can, or end the job: no request can reach "
+    "them.",
     "memory-leak": "Restart the server before host memory is exhausted, and look for requests that are never released.",
     "squatter-signature": "End the engine, or let it be suspended while no requests arrive.",
 }

@@ -31,8 +31,8 @@ def timeline(
     """Return ``time`` (the start of a step of equal length) and ``COLUMNS``; null is unknown.
 
     ``samples``: one engine, schema of engine samples; ``gpus``: samples of its GPUs. KV usage and waiting requests are
-    maxima of the step. Rates are means between the scrapes that lie in the step or around it: a counter that falls has
-    started again, and counts from 0.
+    maxima of the step. A value holds until the next sample, for at most 2.5 sampling intervals. Rates are means between
+    the scrapes that lie in the step or around it: a counter that falls has started again, and counts from 0.
     """
     step_us = max(1_000_000, -(-round((until - since).total_seconds() * 1e6) // points // 1_000_000) * 1_000_000)
     count = -(-round((until - since).total_seconds() * 1e6) // step_us)
@@ -40,19 +40,46 @@ def timeline(
     slot = (((pl.col("time") - pl.lit(since)).dt.total_microseconds()) // step_us).alias("slot")
     known = samples.filter(pl.col("error").is_null()).sort("time")
     gauges = known.group_by(slot).agg(expression.alias(name) for name, expression in _GAUGES.items())
-    found = axis.join(gauges, on="slot", how="left")
+    found = _held(axis, gauges, _reach(known["time"], step_us))
     for name, rate in _RATES.items():
         found = found.with_columns(_rates(known, name, since, step_us, count).alias(rate))
     if gpus is not None and gpus.height:
-        each = gpus.group_by(slot, "uuid").agg(pl.col("util_pct").mean(), (pl.col("fb_used_mib").mean() / 1024))
-        both = each.group_by("slot").agg(
-            pl.col("util_pct").mean().alias("gpu_util_pct"),
-            pl.when(pl.col("fb_used_mib").count() > 0).then(pl.col("fb_used_mib").sum()).alias("gpu_memory_gib"),
+        each = [
+            _held(axis, gpu.group_by(slot).agg(pl.col("util_pct").mean(), pl.col("fb_used_mib").mean() / 1024),
+                  _reach(gpu["time"], step_us))
+            for gpu in gpus.partition_by("uuid")
+        ]  # fmt: skip
+        both = (
+            pl.concat(each)
+            .group_by("slot")
+            .agg(
+                pl.col("util_pct").mean().alias("gpu_util_pct"),
+                # A sum over some of the GPUs would look like memory that was released.
+                pl.when(pl.col("fb_used_mib").count() == len(each))
+                .then(pl.col("fb_used_mib").sum())
+                .alias("gpu_memory_gib"),
+            )
         )
         found = found.join(both, on="slot", how="left")
     missing = [pl.lit(None, pl.Float64).alias(name) for name in COLUMNS if name not in found.columns]
     times = [since + timedelta(microseconds=step_us * index) for index in range(count)]
     return found.sort("slot").with_columns(*missing, pl.Series("time", times)).select("time", *COLUMNS)
+
+
+_REACH = 2.5
+"""Sampling intervals for which a value holds until the next sample."""
+
+
+def _reach(times: pl.Series, step_us: int) -> int:
+    """Return the number of steps after a sample for which its value holds."""
+    interval = times.sort().diff().dt.total_microseconds().median()
+    return 0 if not isinstance(interval, int | float) else int(_REACH * interval / step_us)
+
+
+def _held(axis: pl.DataFrame, values: pl.DataFrame, reach: int) -> pl.DataFrame:
+    """Return the values on the axis; steps without a sample have the last value, for at most ``reach`` steps."""
+    found = axis.join(values, on="slot", how="left", maintain_order="left")
+    return found.with_columns(pl.exclude("slot").forward_fill(limit=reach)) if reach else found
 
 
 def _rates(known: pl.DataFrame, name: str, since: datetime, step_us: int, count: int) -> pl.Series:

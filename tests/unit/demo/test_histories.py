@@ -40,6 +40,32 @@ def test_recorded_demo_names_its_source(tmp_path):
     build_demo(tmp_path / "demo", histories.recorded())
 
 
+def test_recorded_demo_shows_a_real_overload(tmp_path):
+    """The engine is that of the job it is shown in; the report says on every page what is real and what is not."""
+    written = build_demo(tmp_path / "demo", histories.recorded())
+    found = written.summary["servers"]
+    (engine,) = found["list"]
+    assert (engine["engine"], engine["worst"]) == ("vllm", "preemption-storm")
+    assert {"queue-unstable", "kv-saturated", "recovering"} <= {one["kind"] for one in engine["diagnoses"]}
+    assert engine["preemptions"] > 100
+    (job,) = written.result.jobs.filter(pl.col("job_id") == int(engine["job"])).iter_rows(named=True)
+    assert (job["user"], job["node_list"], job["gpus"]) == (engine["user"], engine["node"], engine["gpus"])
+    served = written.result.servers.engines[0].health
+    assert job["start"] <= served.since < served.until <= job["end"]
+    frame = written.result.servers.timelines[0]
+    assert all(frame[name].drop_nulls().len() > 150 for name in ("kv_usage", "waiting", "tokens_per_s", "gpu_util_pct"))
+    report, server = written.report.read_text(), (written.report.parent / engine["page"]).read_text()
+    for page in (report, server):
+        assert f"It did not run in job {engine['job']}" in page
+        assert "a recording of vLLM 0.32.0, made on a CPU" in page
+    assert f'href="{engine["page"]}"' in report
+
+
+def test_synthetic_demo_has_no_engines(tmp_path):
+    written = build_demo(tmp_path / "demo", histories.synthetic(days=0.5, seed=7))
+    assert written.summary["servers"] is None
+
+
 def test_demo_keeps_foreign_files(tmp_path):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "mine.txt").write_text("precious")

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import jsonschema
 import polars as pl
 import pytest
+import waste_samples
+from server_samples import server_report
 
 from slurm_affinode.analysis.result import GROUPINGS, WasteResult
 from slurm_affinode.report import output
@@ -46,6 +49,22 @@ def test_summary_without_jobs_matches_its_schema(
     samples: ModuleType, validator: jsonschema.Draft202012Validator
 ) -> None:
     validator.validate(summary_of(samples.empty_result()))
+
+
+@pytest.mark.parametrize("names", [(), waste_samples.HOSTILE])
+def test_summary_with_engines_matches_its_schema(
+    result: WasteResult, names: tuple[str, ...], validator: jsonschema.Draft202012Validator
+) -> None:
+    """The first engines are listed; totals and diagnoses are of all of them."""
+    summary = summary_of(replace(result, servers=server_report(names, timelines=2)), top=3)
+    validator.validate(summary)
+    found = summary["servers"]
+    assert (found["engines"], len(found["list"])) == (4, 3)
+    assert [one["page"] is None for one in found["list"]] == [False, False, True]
+    assert found["idle_gpu_hours"] == pytest.approx(119 * 15 / 3600, abs=1e-6)
+    assert found["list"][0]["diagnoses"][-1]["kind"] == "queue-unstable"
+    kinds = {one["kind"]: one for one in found["diagnoses"]}
+    assert kinds["idle"]["gib_hours"] == pytest.approx(found["idle_gib_hours"])
 
 
 def test_schema_rejects_unknown_and_missing_keys(

@@ -1,0 +1,165 @@
+"""The section on model servers of a report: one row for each engine, and the diagnoses by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.serving.rules import SIGNATURE_NOTE
+from slurm_affinode.analysis.serving.usage import DiagnosisCost, EngineUsage, ServerReport, costs
+from slurm_affinode.base.text import visible
+from slurm_affinode.model.serving import DIAGNOSES, Diagnosis
+from slurm_affinode.report import format as fmt
+from slurm_affinode.report.context import Cell, Column, ModelServers, Table
+from slurm_affinode.report.servers_page import page_name
+
+_NAME_LENGTH = 60
+_DIAGNOSES = 4
+"""Most diagnoses listed for an engine."""
+
+
+def section(report: ServerReport | None, query: WasteQuery, top: int) -> ModelServers | None:
+    """Return the section; ``None`` without engines. ``top``: rows of its table."""
+    if report is None or not report.engines:
+        return None
+    by_kind = costs(report.engines)
+    problems = [one for one in by_kind if one.severity != "none"]
+    signature = any(one.kind == "squatter-signature" for one in problems)
+    return ModelServers(
+        lead=_lead(report.engines),
+        note=report.note,
+        engines=_engines(report, query, top),
+        diagnoses=_diagnoses(problems) if problems else None,
+        doubt=SIGNATURE_NOTE if signature else "",
+    )
+
+
+def _lead(engines: Sequence[EngineUsage]) -> str:
+    users = {one.health.user for one in engines if one.health.user}
+    of = f" of {_several(len(users), 'user')}" if users else ""
+    worst = [one.problems[0].severity for one in engines if one.problems]
+    critical, warning = worst.count("critical"), worst.count("warning")
+    found = [f"{_several(critical, 'engine')} had a critical diagnosis"] if critical else []
+    found += [f"{_several(warning, 'engine')} had a warning"] if warning else []
+    idle = [one.idle_gpu_hours for one in engines if one.idle_gpu_hours]
+    held = [one.idle_gib_hours for one in engines if one.idle_gib_hours]
+    text = f"{_several(len(engines), 'inference engine')}{of}: {', '.join(found) or 'no problem was diagnosed'}."
+    if idle:
+        text += f" {fmt.hours(sum(idle), 'GPU-hours')} passed without requests"
+        text += f", holding {fmt.gib_hours(sum(held))} of GPU memory." if held else "."
+    return text
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{fmt.count(number)} {noun}{'' if number == 1 else 's'}"
+
+
+def _engines(report: ServerReport, query: WasteQuery, top: int) -> Table:
+    columns = (
+        Column("Server", unit="model"), Column("Job", unit="user"), Column("GPUs", "number"),
+        Column("Up", "number", title="Time between successful scrapes"),
+        Column("Requests", "number", "completed"), Column("KV cache", "number", "most"),
+        Column("Waiting", "number", "most"), Column("Preemptions", "number"),
+        Column("Idle", "number", "GPU-h", "GPU-hours diagnosed as idle, and GPU memory held in that time"),
+        Column("Diagnoses", unit="when, confidence"),
+    )  # fmt: skip
+    rows = tuple(
+        _row(one, query, linked=place < len(report.timelines)) for place, one in enumerate(report.engines[:top])
+    )
+    more = len(report.engines) - len(rows)
+    note = f"The first {fmt.count(len(rows))} of {fmt.count(len(report.engines))}." if more > 0 else ""
+    return Table("servers-table", "Inference engines, most severe diagnoses first", columns, rows, note=note)
+
+
+def _row(one: EngineUsage, query: WasteQuery, *, linked: bool) -> tuple[Cell, ...]:
+    health, key = one.health, one.health.key
+    server = fmt.clip(f"{visible(key.engine)} at {visible(key.address)}", _NAME_LENGTH)
+    known = [key.model or "", "" if key.rank is None else f"rank {key.rank}"]
+    model = fmt.clip(", ".join(visible(text) for text in known if text), _NAME_LENGTH)
+    user = fmt.clip(fmt.name(health.user), _NAME_LENGTH)
+    failed = f"{fmt.count(one.failed_requests)} failed" if one.failed_requests else ""
+    return (
+        Cell(server, "text", sub=model, name=True, href=page_name(health) if linked else ""),
+        Cell(fmt.clip(fmt.name(health.job), _NAME_LENGTH), "text" if health.job else "text unknown", sub=user),
+        _number(one.gpus, fmt.count(one.gpus)),
+        _number(one.uptime_s, fmt.duration(one.uptime_s)),
+        _number(one.requests, fmt.count(one.requests), failed),
+        _number(one.kv_max, fmt.percent(one.kv_max)),
+        _number(one.waiting_max, fmt.count(one.waiting_max)),
+        _number(one.preemptions, fmt.count(one.preemptions)),
+        _number(one.idle_gpu_hours, fmt.number(one.idle_gpu_hours),
+                fmt.gib_hours(one.idle_gib_hours) if one.idle_gib_hours else ""),
+        _listed(one, query),
+    )  # fmt: skip
+
+
+def _number(value: float | None, text: str, sub: str = "") -> Cell:
+    if value is None:
+        return Cell(fmt.UNKNOWN, "number unknown")
+    return Cell(text, "number", sort=f"{value:.6g}", sub=sub)
+
+
+def _listed(one: EngineUsage, query: WasteQuery) -> Cell:
+    if not one.health.diagnoses:
+        return Cell(fmt.UNKNOWN, "text unknown")
+    if not one.problems:
+        return Cell("no problem", "text", sort="2")
+    shown = one.problems[:_DIAGNOSES]
+    items = tuple(f"{case.kind}, {interval(case, query)}, {fmt.percent(case.confidence)}" for case in shown)
+    left = len(one.problems) - len(shown)
+    rank = "0" if one.problems[0].severity == "critical" else "1"
+    return Cell("", "diagnoses", sort=rank, items=items, sub=f"and {fmt.count(left)} more" if left else "")
+
+
+def interval(case: Diagnosis, query: WasteQuery) -> str:
+    """Return the interval of a diagnosis, without dates if the report covers a single day."""
+    seconds = (case.until - case.since).total_seconds() < 3600
+    begin, end = (fmt.moment(at, query.zone, seconds=seconds) for at in (case.since, case.until))
+    if _day(query.since, query.zone) == _day(query.until, query.zone, ends=True):
+        begin, end = begin.partition(" ")[2], end.partition(" ")[2]
+    elif begin.partition(" ")[0] == end.partition(" ")[0]:
+        end = end.partition(" ")[2]
+    return f"{begin}–{end}"
+
+
+def _day(at: datetime, zone: tzinfo, *, ends: bool = False) -> object:
+    local = at.astimezone(zone)
+    return (local - local.resolution if ends else local).date()
+
+
+def _diagnoses(found: Sequence[DiagnosisCost]) -> Table:
+    columns = (
+        Column("Diagnosis"), Column("Engines", "number"), Column("Time", "number", "episodes"),
+        Column("GPU-hours", "number", "in that time"), Column("Observed"), Column("What to do"),
+    )  # fmt: skip
+    rows = tuple(
+        (
+            Cell(one.kind, "diagnosis", sub=f"{one.severity}: {DIAGNOSES[one.kind]}"),
+            _number(one.engines, fmt.count(one.engines)),
+            _number(one.seconds, fmt.duration(one.seconds), fmt.count(one.episodes)),
+            _number(one.gpu_hours, fmt.number(one.gpu_hours), _gpus_unknown(one)),
+            Cell("", "observed", items=tuple(_observed(one))),
+            Cell(one.advice, "advice"),
+        )
+        for one in found
+    )
+    return Table("server-diagnoses", "Diagnoses by kind: what they cost, and what to do", columns, rows)
+
+
+def _gpus_unknown(one: DiagnosisCost) -> str:
+    return f"GPUs of {_several(one.gpus_unknown, 'engine')} unknown" if one.gpus_unknown else ""
+
+
+def _observed(one: DiagnosisCost) -> list[str]:
+    """Return the cost of the diagnoses besides GPU-hours, as far as it is known."""
+    lines = [f"{fmt.gib_hours(one.gib_hours)} of GPU memory held"] if one.gib_hours is not None else []
+    if one.preemptions is not None:
+        lines.append(f"{fmt.count(one.preemptions)} preemptions")
+    if one.lost_tokens:
+        lines.append(f"{fmt.count(one.lost_tokens)} tokens fewer than without preemptions")
+    if one.waiting_max is not None:
+        lines.append(f"at most {fmt.count(one.waiting_max)} requests waited")
+    if one.ttft_max_s is not None:
+        lines.append(f"{fmt.with_unit(fmt.number(one.ttft_max_s), 's')} to the first token")
+    return lines

@@ -1,0 +1,70 @@
+"""Engines of a report: selection by the owners of their jobs, and charts of the first ones."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from pathlib import Path
+
+import polars as pl
+import pytest
+from server_samples import START, engine, idle, overloaded, serving
+
+from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.pipeline import servers
+
+DAY = WasteQuery(START - timedelta(hours=8), START + timedelta(hours=16))
+JOBS = pl.DataFrame({
+    "cluster": ["alpha", "alpha", "beta"], "job_id": [1, 2, 1], "user": ["ann", "bob", "eve"],
+    "account": ["physics", "chemistry", "law"], "partition": ["gpu", "long", "gpu"],
+})  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Three engines: ann's in job 1 is overloaded, bob's in job 2 idle, and one without a known job is healthy."""
+    config = Config(store=StoreConfig(state_dir=tmp_path))
+    samples = [
+        engine("fine:1", serving()), engine("lazy:1", idle(30), job="2"), engine("busy:1", overloaded(), job="1"),
+    ]  # fmt: skip
+    with contextlib.closing(engine_store(config.serving_dir)) as store:
+        store.ingest(pl.concat(samples), source="test")
+    return config
+
+
+def found(config: Config, timelines: int = 15, **filters: tuple[str, ...]) -> list[tuple[str, str | None]]:
+    report = servers.usage_of(
+        config, WasteQuery(DAY.since, DAY.until, **filters), JOBS, timelines=timelines
+    )  # fmt: skip
+    return [] if report is None else [(one.health.key.address, one.health.user) for one in report.engines]
+
+
+def test_most_severe_engine_is_first_and_users_come_from_accounting(config):
+    assert found(config) == [("busy:1", "ann"), ("lazy:1", "bob"), ("fine:1", None)]
+
+
+def test_filters_select_by_job(config):
+    """Jobs of another cluster with the same ID do not count; an unknown job matches no filter."""
+    assert found(config, users=("bob",)) == [("lazy:1", "bob")]
+    assert found(config, accounts=("physics",)) == [("busy:1", "ann")]
+    assert found(config, partitions=("gpu", "long")) == [("busy:1", "ann"), ("lazy:1", "bob")]
+    assert found(config, users=("eve",)) == []
+    assert found(config, clusters=("beta",)) == []
+
+
+@pytest.mark.parametrize("timelines", [0, 1, 2, 3, 9])
+def test_first_engines_have_timelines(config, timelines):
+    report = servers.usage_of(config, DAY, JOBS, timelines=timelines)
+    assert len(report.timelines) == min(timelines, 3)
+    for one, frame in zip(report.engines, report.timelines, strict=False):
+        assert frame["time"][0] == one.health.since
+        assert frame["waiting"].max() == one.waiting_max
+
+
+def test_nothing_without_samples_of_the_interval(config, tmp_path):
+    later = WasteQuery(DAY.until, DAY.until + timedelta(days=1))
+    assert servers.usage_of(config, later, JOBS, timelines=5) is None
+    empty = Config(store=StoreConfig(state_dir=tmp_path / "empty"))
+    assert servers.usage_of(empty, DAY, JOBS, timelines=5) is None
