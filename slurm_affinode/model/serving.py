@@ -59,27 +59,6 @@ class EngineKey:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineProcess:
-    """A process of an engine, seen on a node at one time."""
-
-    node: str
-    seen: datetime
-    pid: int
-    parent: int
-    """PID of the parent."""
-    kind: str
-    """``server`` (API server), ``engine`` (scheduler and model, vLLM's ``EngineCore``), ``worker`` or ``other``."""
-    gpu_memory_mib: float | None = None
-    """GPU memory that it holds; ``None``: not measured."""
-    listening: bool | None = None
-    """It accepts connections at the engine's address."""
-    job: str | None = None
-    """ID of the live job to which its cgroup belongs; ``None``: unknown or none."""
-    start_ticks: int | None = None
-    """Start in clock ticks after boot: with the PID, it identifies the process."""
-
-
-@dataclass(frozen=True, slots=True)
 class EngineEvent:
     """A line of a log, or an event of Slurm, that a diagnosis can use."""
 

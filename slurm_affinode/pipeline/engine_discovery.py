@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -25,7 +25,7 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, own_namespace, processes
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.gpu.server_trees import TRUSTED, ServerPort, listening, sockets_of
+from slurm_affinode.gpu.server_trees import TRUSTED, GpuHolder, ServerPort, ServerTrees, listening, sockets_of
 from slurm_affinode.metrics.serving import scrape
 from slurm_affinode.metrics.serving.scrape import EngineReading
 
@@ -68,9 +68,10 @@ class FoundEngine:
     address: str
     job: str
     user: str
-    took_s: float
-    up: bool = True
-    """Whether the last scrape succeeded; if not, ``reading`` has no values."""
+    took_s: float | None
+    """Duration of the scrape; ``None``: there was none."""
+    up: bool | None = True
+    """Whether the last scrape succeeded; if not, ``reading`` has no values. ``None``: its server has ended."""
 
 
 def ports(finder: JobFinder, *, proc: Path = PROC) -> list[ListeningPort]:
@@ -133,6 +134,26 @@ def request(port: ListeningPort) -> list[EngineReading]:
         return scrape.decode(done.stdout.strip())
     except (ValueError, RecursionError) as error:
         raise UnreachableError(f"{port.host}:{port.port}: the result of the scrape {error}") from error
+
+
+def orphaned(trees: ServerTrees, on_gpu: Iterable[GpuHolder]) -> list[FoundEngine]:
+    """Return the engines whose server has ended, with the number of their processes and the GPU memory they hold."""
+    left: dict[ServerPort, list[GpuHolder]] = {}
+    for holder in on_gpu:
+        lost = trees.lost(holder.process, holder.job)
+        if lost is not None:
+            left.setdefault(lost.port, []).append(holder)
+    found = []
+    for port, holders in left.items():
+        values = {"orphaned_processes": float(len(holders))}
+        used = [holder.used_mib for holder in holders if holder.used_mib is not None]
+        if len(used) == len(holders):
+            values["orphaned_memory_mib"] = sum(used)
+        found += [
+            FoundEngine(EngineReading(*name, values), port.address, str(port.job), port.user, None, up=None)
+            for name in port.engines
+        ]
+    return found
 
 
 class EngineScraper:

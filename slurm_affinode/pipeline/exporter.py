@@ -15,19 +15,23 @@ from prometheus_client.registry import Collector
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, unwritable
+from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.gpu import sampler
 from slurm_affinode.gpu.exporter import Access, LastSweep, MetricsServer
-from slurm_affinode.gpu.interface import GpuDriver
+from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.sampler import Spool
+from slurm_affinode.gpu.server_trees import GpuHolder, ServerTrees, holders
 from slurm_affinode.metrics.serving import engines
 from slurm_affinode.model.gpu import Sweep
-from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine
+from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, orphaned
 
 Say = Callable[[str], None]
 CONVERT_TIMEOUT_S = 120.0
 LAST_CONVERSION_S = 20.0
 LAST_ROUND_S = 10.0
+MOST_PROCESS_PERIOD_S = 15.0
+"""Longest interval at which processes are read: one that starts and loses its server in between is not observed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +80,17 @@ class LastEngines(Collector):
         up = Metric(engines.EXPORTED_UP, "Whether the last scrape of the engine succeeded.", "gauge")
         fields: dict[str, Metric] = {}
         for one, labels in labelled.values():
-            up.add_sample(up.name, labels, float(one.up))
-            for field_name, value in (*one.reading.values.items(), ("scrape_s", one.took_s)):
+            if one.up is not None:
+                up.add_sample(up.name, labels, float(one.up))
+            values = dict(one.reading.values) if one.took_s is None else {**one.reading.values, "scrape_s": one.took_s}
+            for field_name, value in values.items():
                 name = engines.exported_name(field_name)
                 kind = "counter" if field_name in engines.COUNTERS else "gauge"
                 metric = fields.setdefault(
                     field_name, Metric(name.removesuffix("_total"), f"Column {field_name} of engine samples.", kind)
                 )
                 metric.add_sample(name, labels, value)
-        if labelled:
+        if up.samples:
             yield up
         yield from fields.values()
 
@@ -95,6 +101,35 @@ class LastEngines(Collector):
             "user": one.user, "gpus": ",".join(gpus.get(one.job, ())) or None,
         }  # fmt: skip
         return {name: text for name, text in labels.items() if text is not None}
+
+
+class ProcessesOnGpus:
+    """A sink that reads the processes of jobs on the GPUs, at most every ``period_s`` seconds.
+
+    The driver is used in the thread of the sampler only.
+    """
+
+    def __init__(
+        self, driver: GpuDriver, finder: JobFinder, *, period_s: float, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._driver, self._finder, self._period_s, self._now = driver, finder, period_s, now
+        self._read = float("-inf")
+        self.last: Sequence[GpuHolder] | None = None
+        """The processes; ``None``: unknown."""
+
+    def put(self, sweep: Sweep) -> None:
+        """Read the processes if it is time to."""
+        if self._now() - self._read < self._period_s:
+            return
+        self._read = self._now()
+        try:
+            self.last = holders(self._driver, self._finder) if sweep.driver_error is None else None
+        except (GpuError, ExhaustedError):
+            self.last = None
+
+    def close(self) -> None:
+        """Forget the processes."""
+        self.last = None
 
 
 class Signals:
@@ -170,7 +205,12 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
         sinks += [spool, _Rotation(spool, signals.close_file, say)]
     registry = CollectorRegistry()
     registry.register(shown)
-    scraping = _search_engines(options, registry, shown, signals, say) if options.serving_s is not None else None
+    scraping = None
+    if options.serving_s is not None:
+        finder = JobFinder()
+        on_gpus = ProcessesOnGpus(driver, finder, period_s=min(options.serving_s, MOST_PROCESS_PERIOD_S))
+        sinks.append(on_gpus)
+        scraping = _search_engines(options, registry, shown, on_gpus, finder, signals, say)
     ProcessCollector(registry=registry)
     server = MetricsServer(registry, options.host, options.port, options.access)
     say(f"{options.node}: a sample every {options.period_s:g} s, metrics at {options.host}:{server.port}/metrics")
@@ -185,18 +225,30 @@ def run(options: ExporterOptions, driver: GpuDriver, signals: Signals, *, say: S
             converter.close()
 
 
-def _search_engines(
-    options: ExporterOptions, registry: CollectorRegistry, shown: LastSweep, signals: Signals, say: Say
-) -> threading.Thread:
+def _search_engines(  # noqa: PLR0917
+    options: ExporterOptions, registry: CollectorRegistry, shown: LastSweep, on_gpus: ProcessesOnGpus,
+    finder: JobFinder, signals: Signals, say: Say,
+) -> threading.Thread:  # fmt: skip
     """Start the search for engines in a thread of its own, so that a slow engine delays no GPU sample."""
     period_s = options.serving_s or 0.0
     last = LastEngines(
         node=options.node, cluster=options.cluster, stale_s=3 * period_s + 60, gpus=shown.gpus
     )  # fmt: skip
     registry.register(last)
-    scraper = EngineScraper(JobFinder(), say=say)
+    scraper, trees = EngineScraper(finder, say=say), ServerTrees(finder)
+
+    def put(found: list[FoundEngine]) -> None:
+        there = on_gpus.last
+        if there is not None:
+            try:
+                trees.update(scraper.servers(), there)
+                found = [*found, *orphaned(trees, there)]
+            except ExhaustedError as error:
+                say(f"orphaned engines are not searched for: {error}")
+        last.put(found)
+
     thread = threading.Thread(
-        target=scraper.run, args=(last.put,), kwargs={"period_s": period_s, "stop": signals.stop}, name="engines",
+        target=scraper.run, args=(put,), kwargs={"period_s": period_s, "stop": signals.stop}, name="engines",
         daemon=True,
     )  # fmt: skip
     thread.start()

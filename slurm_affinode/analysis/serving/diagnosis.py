@@ -1,4 +1,4 @@
-"""Diagnose inference engines from their samples, with GPU samples, processes and events where these are known.
+"""Diagnose inference engines from their samples, with GPU samples and events where these are known.
 
 Nothing here reads a file or a clock. An engine is diagnosed from its own samples alone, so that memory is bounded by a
 few engines at a time.
@@ -18,7 +18,7 @@ from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, of_process, responds_in_turn, streams
 from slurm_affinode.base.text import figure
 from slurm_affinode.metrics.serving.schema import IDENTITY
-from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey, EngineProcess
+from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey
 
 IDLE_S = 600.0
 ROWS = 250_000
@@ -37,7 +37,6 @@ class EngineContext:
 
     gpus: pl.DataFrame | None = None
     """GPU samples of the engine's GPUs, with columns of the GPU metrics (``uuid``, ``time``, ``fb_used_mib``, ...)."""
-    processes: tuple[EngineProcess, ...] = ()
     events: tuple[EngineEvent, ...] = ()
     job_running: bool | None = None
 
@@ -103,12 +102,18 @@ def _health(series: EngineSeries, around: EngineContext, options: Options) -> En
     if gpus is not None and np.isfinite(gpus.share).any():
         share = float(np.nanmax(gpus.share[-5:])) if np.isfinite(gpus.share[-5:]).any() else None
     found += liveness.endings(series, around.events, share)
-    found += liveness.orphans(around.processes, found)
+    left = liveness.orphans(series)
+    # The end of a server that left processes is one condition.
+    found = [one for one in found if one.kind != "ended" or not any(_within(one, orphan) for orphan in left)] + left
     found.sort(key=lambda one: (one.since, one.kind))
     return EngineHealth(
         series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
         len(series.all_times), int(series.failed.sum()), tuple(found),
     )  # fmt: skip
+
+
+def _within(one: Diagnosis, other: Diagnosis) -> bool:
+    return other.since <= one.since and one.until <= other.until
 
 
 def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis]:
@@ -159,8 +164,8 @@ class Fleet:
 
     gpus: pl.LazyFrame | None = None
     """GPU samples with columns of the GPU metrics. An engine's GPUs are those of its samples (``gpus``)."""
-    processes: Mapping[EngineKey, Sequence[EngineProcess]] = field(default_factory=dict)
-    events: Mapping[EngineKey, Sequence[EngineEvent]] = field(default_factory=dict)
+    events: Mapping[tuple[str | None, str], Sequence[EngineEvent]] = field(default_factory=dict)
+    """By cluster and job ID."""
     running_jobs: frozenset[str] | None = None
     """IDs of the jobs that run; ``None``: unknown."""
 
@@ -235,7 +240,8 @@ def _one(  # noqa: PLR0917
     own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
     jobs = samples["job"].drop_nulls()
     running = None if fleet.running_jobs is None or not len(jobs) else jobs[-1] in fleet.running_jobs
-    around = EngineContext(own_gpus, tuple(fleet.processes.get(key, ())), tuple(fleet.events.get(key, ())), running)
+    events = tuple(fleet.events.get((key.cluster, jobs[-1]), ())) if len(jobs) else ()
+    around = EngineContext(own_gpus, events, running)
     found = list(_examine(key, samples, around, options))
     overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
     if overloaded and "generation_lengths" in mine.collect_schema().names():

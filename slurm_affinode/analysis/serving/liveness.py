@@ -17,7 +17,7 @@ from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import ADVICE, diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, moment
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE
-from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineProcess
+from slurm_affinode.model.serving import Diagnosis, EngineEvent
 
 _TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
@@ -261,54 +261,35 @@ def _refused_start(series: EngineSeries, event: EngineEvent) -> Diagnosis:
                      "The KV cache is smaller than one request of full length; the engine did not start.")  # fmt: skip
 
 
-def orphans(processes: Sequence[EngineProcess], diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Return the engine whose server is gone while its processes live on in a running job.
+def orphans(series: EngineSeries) -> list[Diagnosis]:
+    """Return the times in which processes of the engine are left in the running job without their server.
 
-    ``processes``: of one engine, at one or more times. ``diagnoses``: those of its samples. Processes without a live
-    job are orphans of another kind, which are found on nodes without regard to engines.
+    The exporter of the node reports them. Processes without a running job are orphans of another kind, which are found
+    on nodes without regard to engines.
     """
-    times = sorted({one.seen for one in processes})
-    if not times:
-        return []
-    left: dict[int, list[EngineProcess]] = {}
-    for when in times:
-        now = [one for one in processes if one.seen == when]
-        alive = {one.pid for one in now if one.kind != "other"}
-        served = any(one.kind == "server" for one in now)
-        alone = [
-            one for one in now
-            if one.kind in ("engine", "worker") and one.parent not in alive and one.job is not None
+    found: list[Diagnosis] = []
+    episodes: list[list[tuple[float, float, float | None]]] = []
+    for row in series.orphaned:
+        served = episodes and ((series.time > episodes[-1][-1][0]) & (series.time < row[0])).any()
+        if not episodes or served:
+            episodes.append([])
+        episodes[-1].append(row)
+    for rows in episodes:
+        (begin, _, _), (end, count, memory) = rows[0], rows[-1]
+        proof = [
+            evidence("processes", count, "", "without a server", 0.5,
+                     f"{count:.0f} processes of the engine are left on GPUs; the processes of the server have ended, "
+                     "and nothing listens at its address"),
+            evidence("looks", float(len(rows)), "", "at least 2", 0.2, f"seen {len(rows)} times", met=len(rows) >= 2),
+            evidence("gpu", memory, "MiB", "above 0", 0.3, "their GPU memory was not measured" if memory is None else
+                     f"they hold {memory:.0f} MiB of GPU memory", met=bool(memory)),
         ]  # fmt: skip
-        for one in alone if not served else []:
-            left.setdefault(one.pid, []).append(one)
-    newest = [seen for seen in left.values() if seen[-1].seen == times[-1]]
-    if not newest:
-        return []
-    tree = {seen[-1].pid for seen in newest}
-    last = [one for one in processes if one.seen == times[-1]]
-    while more := {one.pid for one in last if one.parent in tree} - tree:
-        tree |= more
-    measured = [one.gpu_memory_mib for one in last if one.pid in tree and one.gpu_memory_mib is not None]
-    memory = sum(measured) if measured else None
-    if memory == 0:
-        return []
-    since, until = min(seen[0].seen for seen in newest), times[-1]
-    looks = max(len(seen) for seen in newest)
-    ended = any(one.kind == "ended" and one.until >= since for one in diagnoses)
-    pids = ", ".join(str(one) for one in sorted(tree))
-    proof = [
-        evidence("processes", float(len(tree)), "", "without a server", 0.4,
-                 f"{len(tree)} processes of the engine live without a server (PID {pids})"),
-        evidence("looks", float(looks), "", "at least 2", 0.2, f"seen {looks} times", met=looks >= 2),
-        evidence("gpu", memory, "MiB", "above 0", 0.2, "their GPU memory was not measured" if memory is None else
-                 f"they hold {memory:.0f} MiB of GPU memory", met=bool(memory)),
-        evidence("scrapes", 1.0 if ended else None, "", "fail", 0.2,
-                 "scrapes of the engine fail" if ended else "failed scrapes are not known"),
-    ]  # fmt: skip
-    return [diagnosis(
-        "orphaned-engine", since, until, proof,
-        f"The server is gone; {len(tree)} processes of the engine still live in job {newest[0][-1].job}"
-        f"{'' if memory is None else f' and hold {memory / 1024:.1f} GiB of GPU memory'}.",
-        figures={"processes": float(len(tree)), "gpu_memory_mib": memory},
-        doubt="" if memory else "whether they hold GPU memory is unknown",
-    )]  # fmt: skip
+        held = "" if memory is None else f" and hold {memory / 1024:.1f} GiB of GPU memory"
+        hours = None if memory is None else memory / 1024 * (end - begin) / 3600
+        found.append(diagnosis(
+            "orphaned-engine", moment(begin), moment(end), proof,
+            f"The server is gone; {count:.0f} processes of the engine still live in job {series.job or '?'}{held}.",
+            figures={"processes": count, "gpu_memory_mib": memory, "gib_hours": hours},
+            doubt="" if memory else "how much GPU memory they hold is unknown",
+        ))  # fmt: skip
+    return found

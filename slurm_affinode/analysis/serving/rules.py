@@ -66,8 +66,8 @@ ADVICE: Mapping[str, str] = {
     "out-of-memory": "Lower the engine's share of GPU memory or the batch, or use more GPUs. (Raising the share, which "
     "is the advice for preemptions, makes it worse.)",
     "ended": "Look into the engine's log; restart the engine or end the job.",
-    "orphaned-engine": "Terminate the remaining processes, as a clean-up policy can, or end the job: no request can reach "
-    "them.",
+    "orphaned-engine": "Terminate the remaining processes, as a clean-up policy can, or end the job: no request "
+    "can reach them.",
     "memory-leak": "Restart the server before host memory is exhausted, and look for requests that are never released.",
     "squatter-signature": "End the engine, or let it be suspended while no requests arrive.",
 }

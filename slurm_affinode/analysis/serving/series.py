@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from slurm_affinode.metrics.serving.engines import ORPHANED
 from slurm_affinode.metrics.serving.schema import BUCKETS, COUNTERS, METRICS, SAMPLES
 from slurm_affinode.model.serving import EngineKey
 
@@ -68,6 +69,8 @@ class EngineSeries:
         self._rows = samples.filter(pl.Series(~self.failed)) if self.failed.any() else samples
         self._last = {name: _last(samples, name) for name in ("job", "user", "gpus")}
         self.histograms = [name for name in ("prompt_lengths", "generation_lengths") if name in samples.columns]
+        self.orphaned = _orphaned(samples)
+        """Time (seconds since the epoch), processes and GPU memory (MiB) where these are left without their server."""
         self._values: dict[str, Floats] = {}
         self._changes: dict[str, Floats] = {}
 
@@ -214,6 +217,13 @@ class EngineSeries:
         part = self.value(name)[first : last + 1]
         known = part[np.isfinite(part)]
         return float(known.max()) if len(known) else None
+
+
+def _orphaned(samples: pl.DataFrame) -> list[tuple[float, float, float | None]]:
+    if not {*ORPHANED} <= {*samples.columns} or samples[ORPHANED[0]].null_count() == len(samples):
+        return []
+    rows = samples.filter(pl.col(ORPHANED[0]) > 0)
+    return [(at.timestamp(), count, held) for at, count, held in rows.select("time", *ORPHANED).iter_rows()]
 
 
 def _last(samples: pl.DataFrame, name: str) -> str | None:

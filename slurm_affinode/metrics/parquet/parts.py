@@ -449,11 +449,22 @@ def job_runs(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def scan_rows(path: Path, table: SampleTable) -> pl.LazyFrame:
+    """Return the samples of a file, with the columns that a file of an earlier version may lack."""
+    rows = pl.scan_parquet(path)
+    if not table.added:
+        return rows
+    there = rows.collect_schema().names()
+    return rows.with_columns(
+        pl.lit(None, table.metrics[name]).alias(name) for name in table.added if name not in there
+    )  # fmt: skip
+
+
 def read_rows(files: PartFiles, start: int, length: int) -> pl.DataFrame:
     """Read ``length`` samples of a part from row ``start``, without identity columns. Raises ``UnreachableError``."""
     path, columns = files.samples, files.table.columns
     try:
-        rows = pl.scan_parquet(path).select(*columns).slice(start, length).collect()
+        rows = scan_rows(path, files.table).select(*columns).slice(start, length).collect()
     except POLARS_ERRORS as error:
         raise damaged(path, one_line(error), files.table) from error
     if len(rows) != length:

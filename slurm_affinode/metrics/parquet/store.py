@@ -17,7 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.metrics.parquet import manifest, writer
-from slurm_affinode.metrics.parquet.parts import Part, PartFiles, PartWriter, merge_lazy
+from slurm_affinode.metrics.parquet.parts import Part, PartFiles, PartWriter, merge_lazy, scan_rows
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals, part_files, writing
 
@@ -101,11 +101,11 @@ class SampleStore:
         wanted = ["device", *table.samples]
         current = self._manifest()
         parts = self._parts(current, since, until)
-        frames = [pl.scan_parquet(part.path).select(wanted) for part in parts if part.single]
+        frames = [scan_rows(part.path, table).select(wanted) for part in parts if part.single]
         # A day with several parts is merged as a whole: a part outside the filter may have other values of a row.
         for day in sorted({part.day for part in parts if not part.single}):
             paths = [part_files(self.root, day, entry, self.table).samples for entry in current.days[day]]
-            rows = pl.concat([pl.scan_parquet(path).select(wanted) for path in paths])
+            rows = pl.concat([scan_rows(path, table).select(wanted) for path in paths])
             frames.append(merge_lazy(rows, tuple(table.identity), table).select(wanted))
         if not frames:
             return pl.LazyFrame(schema={"device": pl.UInt64(), **table.samples})

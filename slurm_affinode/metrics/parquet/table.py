@@ -35,6 +35,8 @@ class SampleTable:
     """Columns encoded with a dictionary, besides the identity."""
     adopted: bool = False
     """Whether a device may be known by several identities, which compaction unites."""
+    added: tuple[str, ...] = ()
+    """Metrics that files of earlier versions may lack: they are unknown there."""
     breadth: int = 1
     """Factor by which a row is larger than a GPU sample: as many fewer are in memory and in a row group."""
 

@@ -26,6 +26,8 @@ HELPERS = ("kv_blocks", "kv_blocks_used", "up")
 BUCKETS = ("prompt_lengths", "generation_lengths")
 EXPORTED = "slurm_affinode_serving_"
 """Prefix of the names under which this project's exporter publishes the columns."""
+ORPHANED = ("orphaned_processes", "orphaned_memory_mib")
+"""Columns that only this project's exporter provides, for an engine whose server has ended."""
 EXPORTED_UP = EXPORTED + "up"
 """Whether the exporter's last scrape succeeded. It is 0 only while a process of the job still listens there."""
 CONFIGURATION = frozenset({"kv_tokens", "kv_blocks", "block_size", "max_running", "memory_share"})
@@ -138,7 +140,7 @@ def exported_name(field: str) -> str:
 @functools.cache
 def exported_fields() -> Mapping[str, str]:
     """Return the names under which the exporter publishes columns, and the columns."""
-    plain = {source.field for source in load().sources} - {*BUCKETS, *HELPERS}
+    plain = {*ORPHANED, *(source.field for source in load().sources)} - {*BUCKETS, *HELPERS}
     return {spelled: field for field in plain for spelled in _spellings(exported_name(field))}
 
 

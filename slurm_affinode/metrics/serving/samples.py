@@ -37,7 +37,9 @@ MOST_SERIES = 500_000
 MOST_LABEL_BYTES = 256 << 20
 """Size of all labels of the series of one source."""
 NO_RESPONSE = f"the engine did not respond to the exporter, its process still listens ({EXPORTED_UP} is 0)"
-"""Why a scrape by this project's exporter failed: it exports nothing for an engine that has ended."""
+"""Why a scrape by this project's exporter failed: it exports no ``up`` for an engine that has ended."""
+NO_SERVER = "connection refused: the server has ended, its processes hold GPU memory"
+"""Why there are no values of an engine whose processes this project's exporter found without their server."""
 _FUTURE = timedelta(minutes=5)
 _SHARES = ("kv_usage", "host_kv_usage", "memory_share")
 _NOISE = 1.1
@@ -343,7 +345,8 @@ class SampleBuilder:
             pl.coalesce("kv_tokens", pl.col("kv_blocks") * pl.col("block_size")).alias("kv_tokens"),
             pl.coalesce("kv_usage", share).alias("kv_usage"),
             (pl.col("asleep") > 0).alias("asleep"),
-            pl.when(pl.col("up") == 0).then(pl.lit(NO_RESPONSE)).alias("error"),
+            pl.when(pl.col("orphaned_processes") > 0).then(pl.lit(NO_SERVER))
+            .when(pl.col("up") == 0).then(pl.lit(NO_RESPONSE)).alias("error"),
         )  # fmt: skip
 
     def _checked(self, wide: pl.DataFrame) -> pl.DataFrame:

@@ -78,6 +78,9 @@ METRICS: dict[str, pl.DataType] = {
     "start_time": pl.Float64(),  # seconds since the epoch
     "open_files": pl.Float64(),
     "uncollectable": pl.Float64(),  # counter: objects that Python's garbage collector could not free
+    # After the end of the server, from this project's exporter
+    "orphaned_processes": pl.Float64(),  # processes of the engine that are left on GPUs in the running job
+    "orphaned_memory_mib": pl.Float64(),  # GPU memory that they hold
 }
 
 SAMPLES: dict[str, pl.DataType] = {**IDENTITY, "time": TIME, **OWNER, **METRICS}

@@ -240,7 +240,7 @@ def decode(line: bytes) -> list[EngineReading]:
     """Return the readings in a line of ``report``. Raises ``ValueError`` for anything else."""
     if len(line) > LARGEST_REPORT:
         raise ValueError("is too long")
-    fields = {*engines.exported_fields().values()}
+    fields = {*engines.exported_fields().values()} - {*engines.ORPHANED}
     kinds = {*engines.load().engines} - {PROCESS}
     data = json.loads(line)
     if not isinstance(data, list) or len(data) > MOST_ENGINES:

@@ -12,11 +12,12 @@ import polars as pl
 
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.table import SampleTable
+from slurm_affinode.metrics.serving.engines import ORPHANED
 from slurm_affinode.metrics.serving.schema import IDENTITY, METRICS, OWNER, SAMPLES
 
 _STATE = (
     "running", "waiting", "waiting_capacity", "swapped", "kv_tokens", "block_size", "max_running", "memory_share",
-    "open_files", "start_time", "uncollectable", "asleep", "error", "user", "gpus", "job",
+    "open_files", "start_time", "uncollectable", *ORPHANED, "asleep", "error", "user", "gpus", "job",
     "prompt_lengths.list.element.le", "generation_lengths.list.element.le",
 )  # fmt: skip
 """Columns with few distinct values."""
@@ -44,6 +45,7 @@ ENGINES = SampleTable(
     numbered=with_engine,
     required=("cluster", "address", "engine"),
     dictionary=_STATE,
+    added=ORPHANED,
     breadth=8,
 )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,9 +19,11 @@ from prometheus_server import prometheus
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.serving.samples import NO_RESPONSE
+from slurm_affinode.metrics.serving.engines import ORPHANED
+from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
 from slurm_affinode.metrics.serving.schema import SAMPLES
-from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.metrics.serving.store import ENGINES, engine_store
+from slurm_affinode.slurm.accounting.schema import conform
 
 MS = 1793520000000
 TEXT = (
@@ -254,6 +258,52 @@ def test_prometheus_gives_the_failed_scrapes_of_the_exporter(state: Path, tmp_pa
     assert (found["new"], found["failed_scrapes"], found["by_engine"]) == (2, 1, {"vllm": 1})
     rows = store(state).scan().sort("time").collect().select("address", "job", "running", "scrape_s", "error").rows()
     assert rows == [("127.0.0.1:8000", "7", 1, 0.5, None), ("127.0.0.1:8000", "7", None, 3, NO_RESPONSE)]
+
+
+def test_prometheus_gives_processes_that_outlived_their_server(state: Path, tmp_path: Path) -> None:
+    """The list shows the diagnosis, and the engine as a problem."""
+    labels = 'instance="gpu01:9402",Hostname="gpu01",address="127.0.0.1:8000",engine="vllm",model="m",hpc_job="7"'
+    at = MS // 1000
+    names = {
+        "running": "1 1 - -",
+        "up": "1 1 - -",
+        "orphaned_processes": "- - 2 2",
+        "orphaned_memory_mib": "- - 512 512",
+    }
+    history = "".join(
+        "\n".join([
+            f"# TYPE slurm_affinode_serving_{name} gauge",
+            *(f"slurm_affinode_serving_{name}{{{labels}}} {value} {at + 15 * n}"
+              for n, value in enumerate(values.split()) if value != "-"), "",
+        ])
+        for name, values in names.items()
+    )  # fmt: skip
+    interval = ("--since", "2026-11-01T07:00Z", "--until", "2026-11-01T09:00Z")
+    with prometheus(tmp_path / "prometheus", f"{history}# EOF\n") as url:
+        result = run(state, "--prometheus", url, *interval, "--json")
+    assert json.loads(result.stdout)["failed_scrapes"] == 2, result.stderr
+    rows = store(state).scan().sort("time").collect().select("running", *ORPHANED, "error").rows()
+    assert rows == [(1, None, None, None)] * 2 + [(None, 2, 512, NO_SERVER)] * 2
+    shown = CliRunner().invoke(cli, ["serving", "list", "--state", str(state), "--json"], standalone_mode=False)
+    [engine] = json.loads(shown.stdout)["engines"]
+    assert (engine["current"], shown.return_value) == (["orphaned-engine"], 1)
+
+
+def test_stores_of_earlier_versions_stay_readable(state: Path) -> None:
+    """They lack columns, which are unknown; a day of both versions is compacted."""
+    known = {name: dtype for name, dtype in ENGINES.metrics.items() if name not in ORPHANED}
+    samples = {name: dtype for name, dtype in ENGINES.samples.items() if name not in ORPHANED}
+    earlier = replace(ENGINES, metrics=known, samples=samples, added=())
+    at = datetime.fromtimestamp(MS / 1000, UTC)
+    row = {"cluster": "a", "node": "n", "address": "n:1", "engine": "vllm", "time": at, "running": 1.0}
+    with contextlib.closing(SampleStore(state / "history" / "serving", earlier)) as old:
+        old.ingest(pl.DataFrame([row]).pipe(conform, samples), source="old")
+    with contextlib.closing(store(state)) as new:
+        assert new.scan().collect().select("running", *ORPHANED).rows() == [(1, None, None)]
+        later = {**row, "time": at + timedelta(seconds=15), "running": None, ORPHANED[0]: 2.0}
+        new.ingest(pl.DataFrame([later]).pipe(conform, ENGINES.samples), source="new")
+        rows = new.scan().sort("time").collect().select("running", *ORPHANED).rows()
+    assert rows == [(1, None, None), (None, 2, None)]
 
 
 def test_prometheus_without_engines_is_reported(state: Path, tmp_path: Path) -> None:

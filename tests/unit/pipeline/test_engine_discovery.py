@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from agent_stand_ins import Gpus
 from prometheus_client import CollectorRegistry, generate_latest
 from waiting import wait_until
 
@@ -17,11 +18,12 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.gpu import server_trees
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.gpu.server_trees import GpuHolder, LostServer, ServerPort, ServerTrees
 from slurm_affinode.metrics.serving.scrape import EngineReading
-from slurm_affinode.model.gpu import JobRef
+from slurm_affinode.model.gpu import JobRef, Sweep
 from slurm_affinode.pipeline import engine_discovery
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, ListeningPort
-from slurm_affinode.pipeline.exporter import LastEngines
+from slurm_affinode.pipeline.exporter import LastEngines, ProcessesOnGpus
 
 NOBODY = 65534
 SERVER = """
@@ -198,6 +200,56 @@ def test_engine_is_exported_with_job_user_and_gpus() -> None:
         f"slurm_affinode_serving_scrape_s{{{LABELS}}} 0.5",
         f"slurm_affinode_serving_up{{{LABELS}}} 1.0",
     ]
+
+
+class Left(ServerTrees):
+    """Says that the server of every process has ended."""
+
+    port = ServerPort(1, 7, 8000, "127.0.0.1:8000", "ada", (("vllm", "m", "0"),))
+
+    def lost(self, process: Process, job: int) -> LostServer | None:
+        return LostServer(self.port, (41,), 1000.0)
+
+
+@pytest.mark.parametrize(("used", "memory"), [((512.0, 256.0), ["768.0"]), ((512.0, None), [])])
+def test_orphaned_engine_is_exported_without_up(used: tuple[float | None, ...], memory: list[str]) -> None:
+    """Memory of some of its processes is no total."""
+    on_gpu = [GpuHolder(Process(os.getpid()), 7, mib) for mib in used]
+    found = engine_discovery.orphaned(Left(JobFinder()), on_gpu)
+    assert sorted(exported(*found)) == [
+        *(f"slurm_affinode_serving_orphaned_memory_mib{{{LABELS}}} {one}" for one in memory),
+        f"slurm_affinode_serving_orphaned_processes{{{LABELS}}} 2.0",
+    ]
+
+
+def test_ports_that_responded_as_engines_are_scraped_once_if_requested(server: tuple[int, int]) -> None:
+    (port,) = engine_discovery.ports(OneJob(server[0]))
+    sent = []
+
+    def send(one: ListeningPort) -> list[EngineReading]:
+        sent.append(one)
+        return [EngineReading("vllm", "m", None, {"running": 1.0})]
+
+    scraper = EngineScraper(OneJob(0), say=pytest.fail, look=lambda: [port], send=send, once=True)
+    for _ in range(3):
+        scraper.round()
+    (known,) = scraper.servers()
+    assert sent == [port]
+    assert (known.inode, known.port, known.engines) == (port.inode, port.port, (("vllm", "m", None),))
+
+
+def test_processes_on_gpus_are_read_at_intervals_and_unknown_without_a_driver(server: tuple[int, int]) -> None:
+    session, _ = server
+    driver, clock = Gpus(holders={0: [session]}), [0.0]
+    sink = ProcessesOnGpus(driver, OneJob(session), period_s=10, now=lambda: clock[0])
+    sink.put(Sweep(0.0))
+    assert [(one.process.pid, one.job) for one in sink.last or ()] == [(session, 7)]
+    driver.missing = True
+    sink.put(Sweep(5.0))
+    assert sink.last
+    clock[0] = 10
+    sink.put(Sweep(10.0))
+    assert sink.last is None
 
 
 def test_two_engines_with_the_same_labels_are_one_series() -> None:

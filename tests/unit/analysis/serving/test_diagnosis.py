@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from serving_simulation import Engine, service_rate, simulate
 from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose, diagnose_all
 from slurm_affinode.analysis.serving.liveness import recognize
 from slurm_affinode.analysis.serving.rules import RULES
-from slurm_affinode.metrics.serving.samples import NO_RESPONSE
+from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
 from slurm_affinode.metrics.serving.schema import IDENTITY
-from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineEvent, EngineHealth, EngineKey, EngineProcess
+from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineEvent, EngineHealth, EngineKey
 
 SHORT, LLAMA = "vllm-0.32-cpu-episode-short-prompts", "llamacpp-episode"
 KILLED, DIED = "vllm-0.32-cpu-api-server-killed", "vllm-0.32-cpu-engine-died"
@@ -292,42 +291,64 @@ def test_two_processes_behind_one_address(serving: Path) -> None:
 # Processes and logs
 
 
-def processes(directory: Path) -> list[EngineProcess]:
-    """Return the processes of the killed server."""
-    found: list[EngineProcess] = []
+def left(directory: Path, gpu_memory_mib: float | None) -> list[tuple[datetime, int, float | None]]:
+    """Return the times of the recording at which the engine and its worker had no server, as the exporter does."""
+    found: list[tuple[datetime, int, float | None]] = []
+    names: list[str] = []
     at = datetime.fromtimestamp(0, UTC)
-    for line in (directory / f"{KILLED}.processes.txt").read_text().splitlines():
-        if match := re.match(r"== (?:before|after .*?) (\d{13})", line):
-            at = datetime.fromtimestamp(int(match[1]) / 1000, UTC)
+    for line in (*(directory / f"{KILLED}.processes.txt").read_text().splitlines(), "== end"):
+        if line.startswith("=="):
+            if names and "vllm" not in names:
+                found.append((at, sum(name.startswith("VLLM::") for name in names), gpu_memory_mib))
+            names = []
+            match = re.match(r"== after .*? (\d{13})", line)
+            at = datetime.fromtimestamp(int(match[1]) / 1000, UTC) if match else at
         elif (fields := line.split()) and fields[0].isdigit() and len(fields) >= 10 and not fields[4].startswith("Z"):
-            kind = {"vllm": "server", "VLLM::EngineCor": "engine", "VLLM::Worker": "worker"}.get(fields[9], "other")
-            found.append(EngineProcess("gpu01", at, int(fields[0]), int(fields[1]), kind, job="77"))
+            names.append(fields[9])
     return found
 
 
-def test_killed_server_leaves_its_engine(serving: Path) -> None:
-    seen = processes(serving)
-    assert len({one.seen for one in seen}) == 6
-    found = health(recordings.read(serving, KILLED), EngineContext(processes=tuple(seen)))
+def with_orphans(samples: pl.DataFrame, rows: list[tuple[datetime, int, float | None]]) -> pl.DataFrame:
+    """Add samples of the exporter after the end of the server."""
+    last = samples.tail(1).with_columns(pl.lit("77").alias("job"), pl.lit(NO_SERVER).alias("error"))
+    return pl.concat([samples, *(
+        last.with_columns(
+            pl.lit(at).cast(samples["time"].dtype).alias("time"),
+            pl.lit(count, pl.Float64).alias("orphaned_processes"),
+            pl.lit(held, pl.Float64).alias("orphaned_memory_mib"),
+        )
+        for at, count, held in rows
+    )], how="diagonal")  # fmt: skip
+
+
+@pytest.mark.parametrize(("memory", "confidence"), [(20480.0, 1.0), (None, 0.7)])
+def test_killed_server_leaves_its_engine(serving: Path, memory: float | None, confidence: float) -> None:
+    """The recorded processes: the API server is killed, and EngineCore and its worker live on."""
+    rows = left(serving, memory)
+    assert [count for _, count, _ in rows] == [2] * 5
+    found = health(with_orphans(recordings.read(serving, KILLED), rows))
     orphan = only(found, "orphaned-engine")
-    assert "13513" in orphan.evidence[0].text
-    assert "13132" not in orphan.evidence[0].text
-    assert "unknown" in orphan.doubt
-    holding = tuple(replace(one, gpu_memory_mib=20480.0 if one.kind == "worker" else 0.0) for one in seen)
-    surer = only(health(recordings.read(serving, KILLED), EngineContext(processes=holding)), "orphaned-engine")
-    assert surer.confidence == 1.0
-    assert dict(surer.figures)["gpu_memory_mib"] == 20480
+    assert (orphan.confidence, orphan.since, orphan.until) == (confidence, rows[0][0], rows[-1][0])
+    assert "job 77" in orphan.summary
+    assert ("20.0 GiB" in orphan.summary, bool(orphan.doubt)) == (memory is not None, memory is None)
 
 
-def test_engine_with_its_server_is_no_orphan(serving: Path) -> None:
-    seen = [one for one in processes(serving) if one.seen == processes(serving)[0].seen]
-    found = health(recordings.read(serving, SHORT), EngineContext(processes=tuple(seen)))
-    assert not of(found, "orphaned-engine")
+def test_end_of_the_server_is_part_of_the_orphaned_engine() -> None:
+    """Without other scrapes there is one diagnosis; a server that responds again ends it."""
+    samples = synthetic(600, 15, running=0.0, waiting=0.0, generation_tokens=5.0, finished=1.0)
+    times = [BEGIN + timedelta(seconds=615 + 15 * n) for n in range(20)]
+    found = health(with_orphans(samples, [(at, 1, 512.0) for at in times]))
+    assert [one.kind for one in found.current] == ["orphaned-engine"]
+    assert not of(found, "ended")
+    again = samples.with_columns(pl.col("time").dt.offset_by("30m"))
+    later = [(at + timedelta(hours=1), 1, 512.0) for at in times]
+    rows = [(at, 1, 512.0) for at in times]
+    twice = with_orphans(pl.concat([with_orphans(samples, rows), again], how="diagonal"), later)
+    assert [one.since for one in of(health(twice), "orphaned-engine")] == [times[0], later[0][0]]
 
 
-def test_processes_without_a_job_are_no_orphaned_engine(serving: Path) -> None:
-    seen = tuple(replace(one, job=None) for one in processes(serving))
-    assert not of(health(recordings.read(serving, KILLED), EngineContext(processes=seen)), "orphaned-engine")
+def test_server_that_ends_with_its_engine_leaves_no_orphan(serving: Path) -> None:
+    assert not of(health(recordings.read(serving, KILLED)), "orphaned-engine")
 
 
 @pytest.mark.parametrize(

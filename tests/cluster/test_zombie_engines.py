@@ -1,0 +1,105 @@
+"""Engines of running jobs whose server is gone, on a live cluster: found, spared where in doubt, ended by policy."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from cluster.cleaners import ON_C1, STATE, about, history, mails, run, zombies
+from cluster.driver import WORKLOADS, Cluster, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
+
+ENGINES = ("--live", "--kind", "orphaned-engine")
+RULE = '\n[[rule]]\ndiagnoses = ["orphaned-engine"]\naction = "kill"\nmin_score = 0.9\ngrace = "3s"\n'
+BESIDE = "import socket; s = socket.create_server(('127.0.0.1', {port})); import time; time.sleep(600)"
+
+
+def serving(cluster: Cluster) -> tuple[str, dict[str, int]]:
+    """Submit a job with a model server and another process on the GPU; return its ID, and PIDs and port in the job."""
+    server = f"{WORKLOADS}/engine_server.py --memory-mib 3000"
+    script = f"{WORKLOADS}/busy.py --seconds 600 &\n{server} &\nserver=$!\nwait $server\nwait"
+    job = cluster.submit(*ON_C1, wrap=script)
+    cluster.wait_for_output(job, "listening")
+    match = re.search(r"pid=(\d+) listening port=(\d+) engine=(\d+)", cluster.output(job))
+    assert match is not None
+    server_pid, port, engine = map(int, match.groups())
+    return job, {"server": server_pid, "port": port, "engine": engine}
+
+
+def known(cluster: Cluster) -> None:
+    """Wait until the agent has searched for servers twice."""
+    cluster.shell("c1", "sleep 7")
+
+
+def found(cluster: Cluster) -> list[dict[str, Any]]:
+    return list(zombies(cluster, "list", *ENGINES)["findings"])
+
+
+def test_orphaned_engine_is_found_and_ended_by_policy(cluster: Cluster) -> None:
+    """A dry run has no effect; the engine is ended, and the rest of the job lives."""
+    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RULE}\nX")
+    job, serves = serving(cluster)
+    known(cluster)
+    assert found(cluster) == []
+    cluster.exec("c1", "kill", "-STOP", str(serves["server"]))
+    known(cluster)
+    assert found(cluster) == []  # it is late, and has not ended
+    cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
+    one = wait_until("the engine is found", lambda: found(cluster), lambda rows: len(rows) == 1)[0]
+    assert (one["kind"], one["subject"]["pid"], one["subject"]["job"]["id"]) == (
+        "orphaned-engine",
+        serves["engine"],
+        job,
+    )
+    assert one["score"] == 1.0
+    assert f"127.0.0.1:{serves['port']}" in one["evidence"][0]["text"]
+    assert "orphaned-engine" in run(cluster, "zombies", "list", *ENGINES).stdout
+
+    planned = wait_until(
+        "its end is due",
+        lambda: zombies(cluster, "clean", *ENGINES),
+        lambda plan: about(plan, job) == [("kill-process", "planned")],
+    )
+    assert planned["dry_run"]
+    assert len([gpu for gpu in cluster.gpus("c1") for _ in gpu.pids]) == 2
+
+    done = zombies(cluster, "clean", *ENGINES, "--yes")
+    assert about(done, job) == [("kill-process", "done")]
+    wait_until("its memory is free", lambda: sum(len(gpu.pids) for gpu in cluster.gpus("c1")), lambda n: n == 1)
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert history(cluster, job) == [("kill-process", "done")]
+    assert ["alice@example.org" in name for name in mails(cluster)] == [True]
+    assert found(cluster) == []
+
+
+def test_restarted_server_protects_what_the_first_one_left(cluster: Cluster) -> None:
+    """It may serve the port by now, so nothing is known of the process."""
+    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RULE}\nX")
+    job, serves = serving(cluster)
+    known(cluster)
+    cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
+    wait_until("the engine is found", lambda: found(cluster), lambda rows: len(rows) == 1)
+    script = f'setsid --fork python3 -c "{BESIDE.format(port=serves["port"])}" >/dev/null 2>&1'
+    cluster.exec("c1", "bash", "-c", script, user="alice")
+    try:
+        wait_until("it is not found any more", lambda: found(cluster), lambda rows: rows == [])
+        assert about(zombies(cluster, "clean", *ENGINES, "--yes"), job) == []
+        assert sum(len(gpu.pids) for gpu in cluster.gpus("c1")) == 2
+    finally:
+        cluster.run("c1", "pkill", "-f", f"127.0.0.1', {serves['port']}")
+
+
+def test_orphaned_engine_without_a_rule_is_told_to_its_owner(cluster: Cluster) -> None:
+    job, serves = serving(cluster)
+    known(cluster)
+    cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
+    wait_until("the engine is found", lambda: found(cluster), lambda rows: len(rows) == 1)
+    done = zombies(cluster, "clean", *ENGINES, "--warn", "--yes")
+    assert about(done, job) == [("warn-user", "done")]
+    text = cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-alice*")
+    assert "inference engine is gone" in " ".join(text.split())
+    assert json.dumps(about(zombies(cluster, "clean", *ENGINES, "--warn", "--yes", "--all"), job)).count("spared") == 1
+    assert sum(len(gpu.pids) for gpu in cluster.gpus("c1")) == 2
