@@ -196,7 +196,7 @@ def _credential(payload: bytes, uid: int) -> bytes:
 def _decoded(credential: bytes) -> Message:
     """Decode credentials of ``_credential`` like ``munge.decode``."""
     if not munge._CREDENTIAL.fullmatch(credential.strip()):
-        raise BadCredentialError("what came is not a munge credential")
+        raise BadCredentialError("the data is not a munge credential")
     try:
         data = base64.b64decode(credential.strip()[6:-1], validate=True)
     except ValueError:

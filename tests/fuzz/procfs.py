@@ -273,6 +273,10 @@ def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
 # --- mappings
 
 
+_TENSOR_AT = 0x1800
+"""Address of the name of a tensor."""
+
+
 def _map_input(rng: Random) -> bytes:
     """Return mappings: begin, end, mode, inode and path of each."""
     rows, at = [], 0x1000
@@ -281,7 +285,7 @@ def _map_input(rng: Random) -> bytes:
         path = some(
             rng, ("", "[heap]", "/dev/nvidia0", "/home/a/x", f"/tmp/{mutation.text(rng, 12)}", "/" + _forged(rng))
         )
-        rows.append([at, at + pages * 0x1000, some(rng, ("r--p", "rw-s", "r-xp")), int(rng.random() * 3), path])
+        rows.append([at, at + pages * 0x1000, some(rng, ("r--p", "rw-s", "r-xp", "rw-p")), int(rng.random() * 3), path])
         at += pages * 0x2000
     maps = _maps(rows)
     damaged = mutation.mutated(rng, maps, (b"\r", b"-", b"r--p 00000000 00:01 1 /x")) if rng.random() < 0.3 else None
@@ -314,6 +318,8 @@ def _mappings() -> Iterator[Check]:
         proc = _Proc(root)
         place = root / str(PID) / "map_files"
         made: list[str] = []
+        tensor = b"/torch_1_2_3\0"
+        put(f"{proc.base}/mem", bytes(_TENSOR_AT) + tensor + bytes(0x100000))
 
         def check(data: bytes) -> bool:
             rows, damage = json.loads(data)
@@ -331,6 +337,10 @@ def _mappings() -> Iterator[Check]:
                     mapped = {one.begin for one in device_files._mappings(process)}
                 except OSError:
                     mapped = set()
+                try:
+                    names = local_files._names_in_memory(process)
+                except OSError:  # damaged: too much memory
+                    names = []
             if damage is not None:
                 with contextlib.suppress(OSError):
                     list(_opened(root))
@@ -342,11 +352,22 @@ def _mappings() -> Iterator[Check]:
                 if path.startswith("/")
             }
             _expect("files", found, set(wanted.values()))
+            heaps = (
+                range(begin, end)
+                for begin, end, mode, inode, path in rows
+                if mode == "rw-p" and inode == 0 and path in ("", "[heap]")
+            )
+            there = any(_TENSOR_AT in one and _TENSOR_AT + len(tensor) - 1 in one for one in heaps)
+            _expect("tensors", names, ["torch_1_2_3"] if there else [])
             _expect("devices", "/dev/nvidia0" in devices, any(path == "/dev/nvidia0" for *_, path in rows))
             _expect("mappings", mapped, {begin for begin, *_, path in rows if path == "/dev/nvidia0"})
             return True
 
-        yield check
+        most, local_files._MOST_MEMORY = local_files._MOST_MEMORY, 1 << 20  # an area of it may have to be read
+        try:
+            yield check
+        finally:
+            local_files._MOST_MEMORY = most
 
 
 def _opened(root: Path) -> list[str]:

@@ -22,6 +22,7 @@ from slurm_affinode.agent import hook_records
 from slurm_affinode.agent.hook_records import GpuNumbers
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.checkpoint import deleted_files, inet_sockets, local_files, manifest
+from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.retention import SharedDemand
@@ -367,7 +368,10 @@ def _demand_state() -> Any:
 
 @contextlib.contextmanager
 def _local_files() -> Iterator[Check]:
-    """Nothing is created outside the permitted directories, whatever the index contains."""
+    """Nothing is created outside the permitted directories, and no file of another job is replaced.
+
+    The node has a file of another job, and one that an earlier restore of the job has created.
+    """
     with directory() as place:
         image, root, proc = place / "image", place / "root", place / "proc"
         for one in (image, root / "tmp", root / "etc", proc / "5"):
@@ -378,20 +382,33 @@ def _local_files() -> Iterator[Check]:
         put(str(image / "local-0"), b"content")
         before = sorted(os.listdir(root / "etc"))
         fd, copy = os.open(image, os.O_RDONLY), os.open(image / "local-0", os.O_RDONLY)
+        created = CreatedFilesOfJobs(place / "created-files").of(_MANIFEST.key, 0)
 
         def contents(name: str) -> int:
             if name != "local-0":
                 raise ImageDamaged(f"{name}: there is none")
             return copy
 
-        def check(data: bytes) -> bool:
+        def put_back(data: bytes) -> dict[str, tuple[int, int]]:
             put(str(image / local_files.INDEX), data)
+            return local_files.put_back(
+                Id(5, 1), fd, contents, User(0, 0), created=created, places=("/tmp",), proc=proc
+            )
+
+        def check(data: bytes) -> bool:
+            put_back(json.dumps(_LOCAL | {"files": _LOCAL["files"][:2]}).encode())  # type: ignore[index]
+            put(f"{root}/tmp/d/f", b"newer than the content")
+            for name in _OTHERS:
+                put(f"{root}/tmp/{name}", b"other")
+            others = [os.lstat(root / "tmp" / name) for name in _OTHERS]
             try:
-                made = local_files.put_back(Id(5, 1), fd, contents, User(0, 0), places=("/tmp",), proc=proc)
+                made = put_back(data)
             finally:
                 odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
                 if odd or sorted(os.listdir(root / "etc")) != before:
                     raise Wrong(f"made outside of its places: {odd}")
+                if [os.lstat(root / "tmp" / name) for name in _OTHERS] != others:
+                    raise Wrong("the file of another job was replaced")
                 _empty(root / "tmp")
             return bool(made)
 
@@ -400,6 +417,17 @@ def _local_files() -> Iterator[Check]:
         finally:
             os.close(copy)
             os.close(fd)
+
+
+def _created_check(path: Path) -> bool:
+    record = CreatedFilesOfJobs(path.parent).of(_MANIFEST.key, 0)
+    record.path.unlink(missing_ok=True)
+    path.rename(record.path)
+    found = record.read()
+    record.write(found)
+    if record.read() != found:
+        raise Wrong(f"{found}")
+    return bool(found)
 
 
 def _empty(place: Path) -> None:
@@ -424,6 +452,11 @@ _LOCAL = {
         {"path": "/tmp/p", "kind": "fifo", "mode": 0o600, "copy": None, "size": 0},
     ],
 }
+_OTHERS = ("q", "d/f2")
+_CREATED = {
+    "uid": 0, "submit": 1700000000, "version": 1,
+    "files": {"/tmp/d/f": {"device": 23, "handle": "0800000001000000"}},
+}  # fmt: skip
 _ADDRESSES = {"10.0.0.1": "eth0", "fd00::1": "eth0", "fe80::1": "ib0"}
 _HOSTS = (b"::ffff:10.0.0.1", b"fe80::1%eth0", b"10.0.0.256", b"010.0.0.1")
 _REMAPS = {
@@ -511,7 +544,14 @@ TARGETS = (
         lambda: _file(_leftovers_check),
     ),
     Target("demand", "demand.json of the store", _json(_demand_state()), lambda: _file(_demand_check)),
-    Target("local-files", "local.json of an image, put back", _json(_LOCAL, _PATHS), _local_files, (RestoreFailed,)),
+    Target(
+        "local-files",
+        "local.json of an image, put back",
+        _json(_LOCAL, (*_PATHS, b"/tmp/q", b"/tmp/d/f2")),
+        _local_files,
+        (RestoreFailed,),
+    ),
+    Target("created-files", "JOBID.json of created-files", _json(_CREATED, _PATHS), lambda: _file(_created_check)),
     Target("addresses", "addresses.json of an image", _json(_ADDRESSES, _HOSTS), _addresses, (BadImage,)),
     Target("remaps", "remaps.json of an image", _json(_REMAPS, _PATHS), _remaps, (RestoreFailed,)),
 )

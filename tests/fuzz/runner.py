@@ -38,6 +38,7 @@ MEMORY_SETTLE_S = 2.0
 """Time for memory to be released before it counts as grown, in seconds."""
 SETTLE_S = 10.0
 """Time for threads to end and descriptors to be closed after the last input, in seconds."""
+WAITS = 12
 STUCK_S = 60.0
 """Time after which a child that has not reached its next input is killed, in seconds."""
 MOST_FAILURES = 5
@@ -65,7 +66,7 @@ class Target:
     """Sets up shared resources, and removes them."""
     refusals: tuple[type[Exception], ...] = ()
     limit_s: float = 5.0
-    """Per input."""
+    """CPU time per input, in seconds; one that waits gets ``WAITS`` times as long, and at most ``STUCK_S``."""
     fed: Callable[[], str | None] = lambda: None
     """Returns the reason why it cannot run here; ``None``: it can."""
     whole: Callable[[int, int], Outcome] | None = None
@@ -138,21 +139,21 @@ def _run(target: Target, source: Iterator[bytes], first: int, progress: Callable
     seen: set[str] = set()
     held: int | None = None
     before = _held_by_process()
-    signal.signal(signal.SIGALRM, _late)
+    limit = _Limit(target.limit_s)
     began = time.monotonic()
     index, data = first, b""
     with target.session() as check:
         for index, data in enumerate(source, first):
             progress(index)
-            signal.setitimer(signal.ITIMER_REAL, target.limit_s)
+            limit.start()
             try:
                 accepted = check(data)
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                limit.stop()
             except target.refusals:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                limit.stop()
                 accepted = False
             except (Exception, Hang) as error:
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                limit.stop()
                 what = "".join(traceback.format_exception(error))
                 where = type(error).__name__ + str(traceback.extract_tb(error.__traceback__)[-1])
                 if where not in seen:
@@ -179,8 +180,26 @@ def _run(target: Target, source: Iterator[bytes], first: int, progress: Callable
     return outcome
 
 
-def _late(number: int, frame: FrameType | None) -> None:
-    raise Hang("the input took longer than its time limit")
+class _Limit:
+    """Stops an input that takes too much CPU time, or waits for too long: others may be using the CPUs."""
+
+    def __init__(self, cpu_s: float) -> None:
+        self._cpu_s, self._waits_s = cpu_s, min(WAITS * cpu_s, STUCK_S)
+        self._cpu = self._clock = 0.0
+        signal.signal(signal.SIGALRM, self._late)
+
+    def start(self) -> None:
+        """Begin an input."""
+        self._cpu, self._clock = time.process_time(), time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, self._cpu_s, self._cpu_s)
+
+    def stop(self) -> None:
+        """End the input."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _late(self, number: int, frame: FrameType | None) -> None:
+        if time.process_time() - self._cpu >= self._cpu_s or time.monotonic() - self._clock >= self._waits_s:
+            raise Hang("the input took longer than its time limit")
 
 
 def _resident() -> int:
