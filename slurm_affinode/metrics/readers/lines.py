@@ -10,7 +10,7 @@ import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import polars as pl
 import pyarrow as pa
@@ -21,6 +21,8 @@ from slurm_affinode.base.limits import GPU_LINE_BYTES
 from slurm_affinode.base.text import one_line
 
 CHUNK = 16 * 2**20
+_BLOCK = 1 << 16
+"""Bytes of a compressed file that are read at once; of some formats, this much before a damage is lost."""
 _AGAIN = "copy the file again; nothing of it was ingested"
 
 
@@ -67,21 +69,68 @@ def compression_of(path: Path) -> str | None:
 
 def open_binary(path: Path) -> BinaryIO:
     """Open a file, decompressing gzip, zstd, bzip2 and xz; text in UTF-16 is read as UTF-8."""
-    openers: dict[str | None, Callable[[], object]] = {
-        None: lambda: path.open("rb", buffering=0),
+    openers: dict[str, Callable[[], object]] = {
         "gzip": lambda: gzip.open(path, "rb"),  # noqa: SIM115 - the caller closes it
         "bzip2": lambda: bz2.open(path, "rb"),  # noqa: SIM115
         "xz": lambda: lzma.open(path, "rb"),  # noqa: SIM115
         "zstd": lambda: pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"),
     }
-    file = io.BufferedReader(cast("io.RawIOBase", openers[compression_of(path)]()))
-    return utf8_stream(file)
+    kind = compression_of(path)
+    raw = path.open("rb", buffering=0) if kind is None else _Unpacked(cast("BinaryIO", openers[kind]()))
+    return utf8_stream(io.BufferedReader(cast("io.RawIOBase", raw)))
+
+
+class _Unpacked(io.RawIOBase):
+    """The contents of a compressed file, block by block."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data: bytes = self._file.read1(min(len(buffer), _BLOCK))  # type: ignore[attr-defined]
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def until_damage(file: BinaryIO) -> Callable[[int], bytes]:
+    """Return a function that reads as ``file.read`` does, and raises only once everything before a damage was read."""
+    damage: list[Exception] = []
+
+    def read(size: int) -> bytes:
+        if damage:
+            raise damage[0]
+        blocks: list[bytes] = []
+        while size > 0:
+            try:
+                data: bytes = file.read1(size)  # type: ignore[attr-defined]
+            except (*DAMAGED, OSError) as error:
+                if not blocks:
+                    raise
+                damage.append(error)
+                break
+            if not data:
+                break
+            blocks.append(data)
+            size -= len(data)
+        return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+    return read
 
 
 def head(path: Path) -> bytes:
-    """Return the first 64 KiB of a file, decompressed, with LF at line ends."""
+    """Return the first 64 KiB of a file, decompressed, with LF at line ends; less if it is damaged after a line."""
     with reading(str(path)), open_binary(path) as file:
-        start = file.read(64 * 1024)
+        read = until_damage(file)
+        start = read(64 * 1024)
+        if len(start) < 64 * 1024 and b"\n" not in start:
+            read(1)  # raises if the file is damaged
     return start.replace(b"\r", b"\n") if ends_in_cr(start) else start
 
 
@@ -96,10 +145,10 @@ def blocks(
     """Yield the lines of a file, some megabytes at a time. Bytes that are not UTF-8 become the replacement character.
 
     ``advance`` is called with numbers of bytes of text read, ``reject`` with unreadable lines (see ``whole_lines``).
-    Raises ``InputError`` for a file that is not text or cannot be read.
+    Raises ``InputError`` for a file that is not text or cannot be read; if it is damaged, after the lines before that.
     """
     with reading(name), open_binary(path) as file:
-        yield from _blocks(file.read, name, chunk, advance, reject)
+        yield from _blocks(until_damage(file), name, chunk, advance, reject)
 
 
 def blocks_of(

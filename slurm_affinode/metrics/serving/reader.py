@@ -125,7 +125,8 @@ class EngineReader:
         except InputError as error:
             if self._options.strict or not line or error.hint != _DAMAGED:
                 raise
-            self._notes.problem(line, f"{error}: the lines before are read", strict=False)
+            what = str(error).removeprefix(f"{error.where}: ")
+            self._notes.problem(line, f"{what}: the lines before are read", strict=False)
         if self._openmetrics and not self._ended:
             self._notes.problem(
                 line or None, "is cut off: it does not end in '# EOF'; the lines before are read",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from slurm_affinode.base.errors import InputError
@@ -208,16 +212,21 @@ def test_openmetrics_without_its_end(read: Read) -> None:
     assert "# EOF" in notes.problems[0].reason
 
 
-def test_truncated_gzip_file_keeps_what_was_read(
-    read: Read, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
-    monkeypatch.setattr("slurm_affinode.metrics.serving.reader.CHUNK", 4096)
-    lines = [f"vllm:num_requests_running {n * 7919 % 1000} {MS + n}\n" for n in range(20_000)]
-    whole = gzip.compress("".join(lines).encode())
-    path = tmp_path / "a.prom.gz"
-    path.write_bytes(whole[: len(whole) // 2])
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
+def test_truncated_compressed_file_keeps_what_was_read(read: Read, tmp_path: Path, kind: str) -> None:
+    """The lines that can be decompressed, also in a file smaller than a block of the reader."""
+    numbers = np.random.default_rng(1).integers(0, 1_000_000, 40_000).tolist()
+    text = "".join(f"vllm:num_requests_running {number} {MS + n}\n" for n, number in enumerate(numbers)).encode()
+    pack = {
+        "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress,
+        "zstd": lambda data: pa.compress(data, codec="zstd", asbytes=True),
+    }[kind]  # fmt: skip
+    whole = pack(text)
+    path = tmp_path / "a.prom.packed"
+    path.write_bytes(whole[: len(whole) * 9 // 10])
     found, notes = read(path)
-    assert 5_000 < len(found) < 20_000
+    assert len(found) > (18_000 if kind == "bzip2" else 30_000)  # bzip2 has blocks of 900 kB
+    assert found["running"].to_list() == numbers[: len(found)]
     assert "cut off or damaged" in notes.problems[-1].reason
 
 
