@@ -43,6 +43,7 @@ CHUNK = 4 * 2**20
 ROWS_AT_ONCE = 100_000
 _SCRAPE = r"^#\s*scrape\s+(\d{1,15})\s+(took|failed after)\s+([0-9.]{1,20})s(?::\s*(.*))?$"
 _LONGEST_REASON = 200
+_SET_BACK = "scrapes are earlier than the one before: the clock was set back"
 
 
 def address_of(path: Path) -> str:
@@ -113,6 +114,8 @@ class EngineReader:
         """Time of the last scrape of a recording."""
         self._ended = False
         self._known: dict[tuple[str, str], list[int] | str] = {}
+        self._last_times: pl.DataFrame | None = None
+        """Series and time of its last sample."""
 
     def read(self, lines: Iterator[LineBlock]) -> Iterator[pl.DataFrame]:
         """Yield samples. Raises ``InputError`` for a file without times, or one that cannot be read at all."""
@@ -152,7 +155,19 @@ class EngineReader:
             frame = frame.with_columns(self._scrapes.of(frame))
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
         self._reject(odd, "is no sample: a metric name is needed at its start")
-        return self._entries(frame.filter(pl.col("name").is_not_null())), scrapes
+        entries = self._entries(frame.filter(pl.col("name").is_not_null()))
+        if self._scraped_ms is None and len(entries):
+            self._note_order(entries)
+        return entries, scrapes
+
+    def _note_order(self, entries: pl.DataFrame) -> None:
+        """Note times that are earlier than the one before in their series; text may be sorted by series."""
+        rows = entries.select("series", "time")
+        rows = rows if self._last_times is None else pl.concat([self._last_times, rows])
+        back = (pl.col("time").diff() < pl.duration()).sum().alias("back")
+        series = rows.group_by("series").agg(back, pl.col("time").last())
+        self._notes.decide(_SET_BACK, int(series["back"].max()))  # type: ignore[arg-type]
+        self._last_times = series.select("series", "time")
 
     def _without_cut_line(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         """Drop the last line of the file if it has no line end: its value may be cut off."""
@@ -173,8 +188,7 @@ class EngineReader:
         if len(found):
             times = found[at].cast(pl.Int64)
             before = times if self._scraped_ms is None else pl.concat([pl.Series([self._scraped_ms]), times])
-            self._notes.decide("scrapes are earlier than the one before: the clock was set back",
-                               int((before.diff() < 0).sum()))  # fmt: skip
+            self._notes.decide(_SET_BACK, int((before.diff() < 0).sum()))
         carried = pl.coalesce(pl.col("scraped").forward_fill(), pl.lit(self._scraped_ms, pl.Int64))
         frame = frame.with_columns(carried.alias("scraped"))
         if len(found):

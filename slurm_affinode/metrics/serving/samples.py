@@ -249,7 +249,9 @@ class SampleBuilder:
             orient="row",
         )
         # The same series twice at one time: the last value counts.
-        rows = rows.group_by("series", "time").agg(pl.col("value").last())
+        differ = (pl.col("value").min() != pl.col("value").max()).fill_null(value=False)
+        rows = rows.group_by("series", "time").agg(pl.col("value").last(), differ.alias("differ"))
+        self._notes.decide("values of a series at the same time differ: the last one counts", int(rows["differ"].sum()))
         value = pl.coalesce(known["constant"].gather(rows["series"]), pl.col("value"))
         sound = pl.when(value.is_finite() & (value >= 0)).then(value)
         entries = rows.select(

@@ -272,6 +272,25 @@ def test_clock_set_back_and_samples_of_the_future_are_noted(read: Read) -> None:
     assert sorted(notes.decisions.values()) == [1, 1]
 
 
+def test_clock_set_back_is_noted_without_recorded_scrapes(
+    read: Read, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """Also between two blocks of the file; where scrapes meet earlier ones, the values that do not count are noted."""
+    monkeypatch.setattr("slurm_affinode.metrics.serving.reader.CHUNK", 512)
+    name = "vllm:num_requests_running"
+    text = "".join(f"{name} {n} {MS + 15000 * (n if n < 40 else n - 10)}\n" for n in range(80))
+    found, notes = read(text)
+    assert (len(found), found["running"].max()) == (70, 79)
+    assert notes.decisions == {
+        "scrapes are earlier than the one before: the clock was set back": 1,
+        "values of a series at the same time differ: the last one counts": 10,
+    }
+    by_series = "".join(
+        f"vllm:num_requests_{name} 1 {MS + 15000 * n}\n" for name in ("running", "waiting") for n in range(40)
+    )
+    assert read(by_series)[1].decisions == {}
+
+
 def test_series_twice_in_one_scrape_count_once(read: Read) -> None:
     text = f"tgi_queue_size 3 {MS}\ntgi_queue_size 4 {MS}\n"
     assert values(read(text)[0], "waiting") == [(4,)]
