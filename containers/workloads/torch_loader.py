@@ -6,6 +6,7 @@ buffer to the GPU and back.
 """
 
 import ctypes
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 
 import gpu
 import torch
+import torch.multiprocessing
 from cuda.bindings import driver
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -66,12 +68,18 @@ class Transfer:
         return hashlib.sha256(self.pinned.numpy()).hexdigest()
 
 
-def loader(method: str, length: int) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns a loader whose workers are started in this way."""
+def loader(method: str, length: int, sharing: str) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
+    """Returns a loader whose workers are started in this way, and share their batches with this strategy."""
     return DataLoader(
         Numbers(length), batch_size=BATCH, sampler=Shuffled(length), num_workers=2,
         persistent_workers=True, multiprocessing_context=method, timeout=120,
+        worker_init_fn=functools.partial(share, sharing),
     )  # fmt: skip
+
+
+def share(sharing: str, _: int) -> None:
+    """Sets the sharing strategy in a worker: one that is not forked does not inherit it."""
+    torch.multiprocessing.set_sharing_strategy(sharing)
 
 
 def expected(length: int, epochs: int) -> Iterator[str]:
@@ -89,12 +97,14 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="batches of an epoch")
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="number of epochs")
     parser.add_argument("--every", type=float, default=0.5, metavar="S", help="seconds between two steps")
+    parser.add_argument("--sharing", default="file_descriptor", metavar="STRATEGY", help="how batches are shared")
     options = parser.parse_args()
+    torch.multiprocessing.set_sharing_strategy(options.sharing)
     torch.set_num_threads(1)
     device, buffer = gpu.start(options)
     transfer = Transfer()
     length = options.steps * BATCH
-    loaders = {method: loader(method, length) for method in options.methods.split(",")}
+    loaders = {method: loader(method, length, options.sharing) for method in options.methods.split(",")}
     seen: dict[str, list[str]] = {method: [] for method in loaders}
     makers: dict[int, int] = {}
     for _ in range(options.epochs):

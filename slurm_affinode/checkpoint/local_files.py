@@ -12,6 +12,10 @@ named semaphores that way. It gets a name for the dump (``deleted_files.give_nam
 node has another link to the file, that one is removed with the dump and recreated, since two dumps may choose the same
 name.
 
+A tensor of PyTorch's sharing strategy ``file_system`` is a file that no process has open while it is on its way to
+another process. ``torch_shm_manager``, which removes such files when their users have ended, has their names in its
+memory, and these files are included.
+
 When the job has left the node, its copies there are removed (``leave``): shared memory would hold host memory, and a
 job that returns with newer contents could not be restored. A file that was changed or is open elsewhere stays.
 """
@@ -20,15 +24,18 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
+import re
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from slurm_affinode.base import json_values
+from slurm_affinode.base import json_values, kernel_text
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, ProcessGoneError, processes
 from slurm_affinode.base.timeouts import Patience
 from slurm_affinode.checkpoint import deleted_files, root_directory
@@ -45,6 +52,14 @@ _ANSWER_S = 30.0
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELETED = " (deleted)"
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open(3) creates files
+_MANAGER = "torch_shm_manager"
+_HEAPS = ([], ["[heap]"], ["[anon: glibc: malloc]"])  # the last with the tunable glibc.mem.decorate_maps
+_LONGEST_NAME = 64
+_TENSOR = re.compile(rb"/(torch_[0-9]{1,10}_[0-9]{1,10}_[0-9]{1,20})\0")
+"""PyTorch's ``NewProcessWideShmHandle``: PID, random number, counter."""
+_MOST_MEMORY = 1 << 30
+"""Of a manager. Observed with PyTorch 2.6: 70 MiB."""
 _UNREADABLE = "the image's list of temporary files cannot be read"
 _KINDS = ("file", "fifo", "directory", "link")
 
@@ -81,7 +96,7 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
             stack.callback(os.close, root)
             for path in _sockets(held, places):
                 found.update({above.path: above for above in _above(path, owner[0], root, places)})
-            for file, names in _open_files(held, places):
+            for file, names in chain(_open_files(held, places), _shared_tensors(held, root, places)):
                 path, facts = names[0], os.fstat(file)
                 if facts.st_uid != owner[0] or found.keys() >= set(names):
                     continue
@@ -168,6 +183,63 @@ def _files_of(process: Process, places: Sequence[str]) -> Iterator[tuple[int, st
                     yield file, path
             finally:
                 os.close(file)
+
+
+def _shared_tensors(tree: Sequence[Process], root: int, places: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yield the files of a PyTorch program, open or not, with their names. Raises ``OSError``.
+
+    Some have been removed: their names are still in the memory of the manager. Each descriptor (``O_PATH``) is valid
+    until the next iteration.
+    """
+    for process in tree:
+        for name in _names_in_memory(process) if _is_manager(process) else ():
+            path = f"{_SHARED_MEMORY}/{name}"
+            with suppress(OSError):
+                parent = root_directory.open_below(root, _SHARED_MEMORY)
+                try:
+                    file = os.open(name, _LOOK, dir_fd=parent)
+                finally:
+                    os.close(parent)
+                try:
+                    if _is_below(path, places) and stat.S_ISREG(os.fstat(file).st_mode):
+                        yield file, [path]
+                finally:
+                    os.close(file)
+
+
+def _is_manager(process: Process) -> bool:
+    with suppress(OSError):
+        return process.link("exe").rpartition("/")[2] == _MANAGER
+    return False
+
+
+def _names_in_memory(process: Process) -> list[str]:
+    """Return the names of shared memory in the heap of a process. Raises ``OSError``, also if its heap is too large."""
+    areas = []
+    for line in process.text("maps").split("\n"):
+        words = line.split(None, 5)
+        if len(words) < 5 or words[1] != "rw-p" or words[4] != "0" or words[5:] not in _HEAPS:
+            continue
+        first, last = (kernel_text.number(word, 16) for word in words[0].partition("-")[::2])
+        if first is not None and last is not None and first < last < 1 << 63:
+            areas.append((first, last))
+    if sum(last - first for first, last in areas) > _MOST_MEMORY:
+        raise OSError(errno.E2BIG, f"{_MANAGER} has more than {_MOST_MEMORY} bytes of memory", _SHARED_MEMORY)
+    found: set[bytes] = set()
+    memory = process.open("mem")
+    try:
+        for first, last in areas:
+            at, tail = first, b""
+            while at < last:
+                chunk = b""
+                with suppress(OSError):  # a guard page
+                    chunk = os.pread(memory, min(_CHUNK, last - at), at)
+                found.update(_TENSOR.findall(tail + chunk))
+                tail = chunk[-_LONGEST_NAME:]
+                at += len(chunk) or mmap.PAGESIZE
+    finally:
+        os.close(memory)
+    return sorted(map(os.fsdecode, found))
 
 
 def _sockets(tree: Sequence[Process], places: Sequence[str]) -> list[str]:
@@ -526,7 +598,7 @@ class _Leftovers:
             os.close(fd)
         own = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
         if not own or identity != self.known.get(one.path):
-            what = f"is there already, and is another one: if it is not needed, remove it from {os.uname().nodename}"
+            what = f"exists already, and is another file: if it is not needed, remove it from {os.uname().nodename}"
             raise OSError(errno.EEXIST, what, one.path)
         if _inode(facts) in self.used:
             raise OSError(errno.EBUSY, "is left over from an earlier attempt, and a process has it open", one.path)

@@ -78,9 +78,10 @@ def test_llama_server_moves_to_another_node_and_back(cluster: Cluster) -> None:
     assert answers[1:] == answers[:1] * 2
 
 
-def test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch(cluster: Cluster) -> None:
+@pytest.mark.parametrize("sharing", ["file_descriptor", "file_system"])
+def test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch(cluster: Cluster, sharing: str) -> None:
     """Persistent workers of each start method: the same batches in the same order, from the same processes."""
-    command = f"exec {WORKLOADS}/torch_loader.py --steps 30 --every 0.4"
+    command = f"exec {WORKLOADS}/torch_loader.py --steps 30 --every 0.4 --sharing {sharing}"
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", "--nodelist=c1", wrap=command)
     cluster.wait_for_output(job, "step number=3", timeout_s=START_S)
     suspend(cluster, job)
@@ -96,6 +97,7 @@ def test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch(cluster: Clust
     (counts,) = re.findall(r"workers counts=(\S+)", output)
     assert counts.split(",") == ["60"] * 6
     assert "exited codes=0,0,0,0,0,0" in output
+    assert all(cluster.shell(node, "find /dev/shm -name 'torch_*'") == "" for node in ("c1", "c2"))
 
 
 LAUNCHERS = {

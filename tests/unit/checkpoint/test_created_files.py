@@ -22,7 +22,7 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey
 
 KEY = JobKey("alpha", 7, 1000)
-OTHER = "is there already, and is another one"
+OTHER = "exists already, and is another file"
 
 
 @dataclass
@@ -165,7 +165,9 @@ def test_other_file_of_the_user_is_not_replaced(node: Node, other: str) -> None:
             node.shm.symlink_to(away)
             kept = away / "psm"
     before = kept.lstat()
-    with pytest.raises(RestoreFailed, match=f"{node.psm}: {OTHER}: if it is not needed, remove it from {os.uname().nodename}"):
+    with pytest.raises(
+        RestoreFailed, match=f"{node.psm}: {OTHER}: if it is not needed, remove it from {os.uname().nodename}"
+    ):
         node.restore()
     assert kept.lstat() == before
     assert node.psm.exists()

@@ -10,14 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.interface import DumpNoRoom, RestoreFailed
+from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, RestoreFailed
 from slurm_affinode.checkpoint.local_files import INDEX, leave, put_back, remove, save
 from slurm_affinode.checkpoint.user_files import User
 
@@ -276,7 +276,7 @@ def test_file_with_another_name_is_restored_with_both(place: Place, node: str) -
         assert (place.tmp / "link_remap.6").read_bytes() == b""
     remap.unlink()
     remap.write_bytes(b"count")
-    with pytest.raises(RestoreFailed, match="is there already, and is another one"):
+    with pytest.raises(RestoreFailed, match="exists already, and is another file"):
         place.put_back()
 
 
@@ -300,6 +300,106 @@ def test_image_without_open_files_has_no_list(place: Place) -> None:
     assert list(place.image.iterdir()) == []
 
 
+_MANAGES = """
+import ctypes, sys
+names = ctypes.create_string_buffer(b"".join(b"/%s\\0" % name.encode() for name in sys.argv[1:]), 2 << 20)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+SHM = "/dev/shm"  # noqa: S108 - where shm_open(3) creates files
+
+
+@dataclass
+class Manager:
+    """A program that has the names of files in its memory, as PyTorch's manager of shared memory does."""
+
+    names: list[str] = field(default_factory=list)
+
+    def make(self, name: str, contents: bytes) -> Path:
+        """Create a file in ``/dev/shm`` that no process has open."""
+        path = Path(SHM, name)
+        path.write_bytes(contents)
+        self.names.append(name)
+        return path
+
+    @contextmanager
+    def running(self) -> Iterator[Process]:
+        """Run it with the names of all files, except for secret ones."""
+        argv = [sys.executable, "-c", _MANAGES, *(name for name in self.names if "secret" not in name)]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline() == b"\n"
+            with Process(running.pid) as process:
+                yield process
+            running.communicate()
+
+
+@pytest.fixture
+def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
+    """Return a manager, which is a Python program here; the files that it has named are removed."""
+    if not os.access(SHM, os.W_OK):
+        pytest.skip(f"{SHM} is not writable")
+    monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MANAGER", Path("/proc/self/exe").readlink().name)
+    made = Manager()
+    yield made
+    for name in made.names:
+        Path(SHM, name).unlink(missing_ok=True)
+
+
+def test_tensors_on_their_way_are_saved(place: Place, manager: Manager) -> None:
+    """With PyTorch's strategy ``file_system``, a batch in the queue of a data loader is a file that nobody has open."""
+    random = os.getpid()
+    paths = [manager.make(f"torch_6_{random}_{number}", b"batch %d" % number) for number in range(3)]
+    paths[1].unlink()  # the other process has received it
+    manager.make(f"torch_6_{random}_x", b"no tensor")
+    manager.make(f"torch_6_secret_{random}", b"not in its memory")
+    with manager.running() as process:
+        assert save([process.id], place.fd, places=[SHM]) == 14
+    assert leave(place.fd, (os.getuid(), os.getgid()), places=[SHM]) == [str(paths[0]), str(paths[2])]
+    opened = os.open(place.image, os.O_RDONLY)
+    try:
+        found = put_back(
+            Process(os.getpid()).id, place.fd, lambda name: os.open(name, os.O_RDONLY, dir_fd=opened), place.user,
+            places=[SHM],
+        )  # fmt: skip
+    finally:
+        os.close(opened)
+    assert list(found) == [str(paths[0]), str(paths[2])]
+    assert [path.read_bytes() for path in (paths[0], paths[2])] == [b"batch 0", b"batch 2"]
+
+
+def test_other_program_is_not_searched_for_tensors(
+    place: Place, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the manager knows which of the names in its memory are files of the job."""
+    monkeypatch.undo()
+    manager.make(f"torch_6_{os.getpid()}_1", b"batch")
+    with manager.running() as process:
+        assert save([process.id], place.fd, places=[SHM]) == 0
+
+
+def test_false_manager_gets_no_file_of_others(
+    place: Place, manager: Manager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A user may start any program under this name. Links are not followed; too much memory fails the dump."""
+    (tmp_path / "secret").write_bytes(b"secret")
+    link = manager.make(f"torch_6_{os.getpid()}_1", b"")
+    link.unlink()
+    link.symlink_to(tmp_path / "secret")
+    if os.geteuid() == 0:
+        os.chown(manager.make(f"torch_6_{os.getpid()}_2", b"of another user"), 2001, 2001)
+    os.mkfifo(Path(SHM, f"torch_6_{os.getpid()}_3"))
+    manager.names.append(f"torch_6_{os.getpid()}_3")
+    with manager.running() as process:
+        assert save([process.id], place.fd, places=[SHM]) == 0
+        monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MOST_MEMORY", 1 << 20)
+        with pytest.raises(DumpFailed, match="has more than 1048576 bytes of memory"):
+            save([process.id], place.fd, places=[SHM])
+    assert list(place.image.iterdir()) == []
+
+
 @pytest.mark.parametrize("other", ["contents", "longer", "directory", "symlink"])
 def test_other_file_in_its_place_is_not_changed(place: Place, other: str) -> None:
     """The restore is refused."""
@@ -319,7 +419,7 @@ def test_other_file_in_its_place_is_not_changed(place: Place, other: str) -> Non
         case "symlink":
             (place.tmp / "target").write_text("mine")
             path.symlink_to(place.tmp / "target")
-    with pytest.raises(RestoreFailed, match="is another one"):
+    with pytest.raises(RestoreFailed, match="is another file"):
         place.put_back()
     if path.is_file():
         assert path.read_text() in ("his_", "mine, too", "mine")
