@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from cluster.caught import BEFORE_IMAGE, IDLE, WITH_IMAGE, catch
 from cluster.driver import Cluster, wait_until
 from cluster.phases import stopping_at
-from cluster.sleepers import finish, steps, wait_asleep, wait_for_agents, wake
+from cluster.sleepers import BY_HAND, finish, steps, suspend, wait_asleep, wait_for_agents, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -58,3 +60,52 @@ def held_or_runs(cluster: Cluster, job: str) -> str:
         return "held" if found["Priority"] == "0" and found["JobState"] == "PENDING" else ""
 
     return wait_until("it runs again, or is held", look, timeout_s=150)
+
+
+KEEPER = r"""#!/usr/bin/env python3
+#SBATCH --partition=gpu --gres=gpu:1 --nodelist=c1
+import mmap, os, time
+path = "/dev/shm/kept-" + os.environ["SLURM_JOB_ID"]
+fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+os.ftruncate(fd, 1 << 20)
+memory = mmap.mmap(fd, 1 << 20)
+for number in range(1, 1000):
+    memory[0] = number % 256
+    print("step number=%d time=%.1f" % (number, time.time()), flush=True)
+    time.sleep(0.5)
+    if memory[0] != number % 256 or os.stat(path).st_ino != os.fstat(fd).st_ino:
+        raise SystemExit("it has other contents")
+"""
+
+
+@pytest.mark.parametrize("how", ["requeued", "node down"])
+def test_attempt_killed_after_a_restore_is_restored_on_the_same_node(cluster: Cluster, how: str) -> None:
+    """The killed attempt has left shared memory there, with newer contents than the image: it is replaced."""
+    job = cluster.submit(BY_HAND, script=KEEPER)
+    cluster.wait_for_output(job, "step number=2")
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    last = steps(cluster.output(job))[-1]
+    cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
+    wake(cluster, job)
+    times = re.compile(rf"step number={last + 3} time=(\S+)")
+    for restarts in (2, 3):
+        cluster.wait_for_output(job, f"step number={last + 3} ")
+        (before,) = times.findall(cluster.output(job))
+        cluster.shell("c2", f"test -f /dev/shm/kept-{job}")
+        if how == "requeued":
+            cluster.exec("login", "scontrol", "requeue", job)
+        else:
+            cluster.exec("login", "scontrol", "update", "NodeName=c2", "State=DOWN", "Reason=lost")
+        wait_for_requeue(cluster, job, restarts - 1)
+        if how == "node down":
+            cluster.exec("login", "scontrol", "update", "NodeName=c2", "State=RESUME")
+        wait_until(
+            "it is restored again, or is not",
+            lambda: cluster.output(job),
+            lambda output, before=before: "not restored" in output or times.findall(output) not in ([], [before]),
+            timeout_s=150,
+        )
+        assert "not restored" not in cluster.output(job)
+        assert cluster.job(job)["BatchHost"] == "c2"
+    cluster.exec("login", "scancel", job, user="alice")
