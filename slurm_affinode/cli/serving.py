@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -27,6 +29,7 @@ from slurm_affinode.cli.options import (
     print_json,
     print_table,
     progress,
+    prometheus_options,
     warn,
     zone,
 )
@@ -69,6 +72,11 @@ def period_options(function: F) -> F:
             metavar="NAME",
             help="Select an engine: vllm, sglang, tgi, triton, llamacpp",
         ),
+        click.option(
+            "--live",
+            is_flag=True,
+            help="Read the last 30 minutes from Prometheus, in place of stored samples",
+        ),
     ]
     return functools.reduce(lambda made, option: option(made), reversed(options), function)
 
@@ -79,10 +87,20 @@ def _query_of(target: str, filters: dict[str, Any]) -> ServerQuery:
     return replace(query, jobs=(target,)) if is_job(target) else replace(query, addresses=(target,))
 
 
+def _samples(config: Config, query: ServerQuery, *, live: bool) -> AbstractContextManager[tuple[Config, ServerQuery]]:
+    """Return a context with the configuration and the query for the stored samples, or for those of Prometheus."""
+    if not live:
+        return nullcontext((config, query))
+    if config.prometheus.url is None:
+        raise click.UsageError("--live needs a Prometheus server: give --prometheus URL, or set prometheus.url")
+    return servers.live(config, query, datetime.now(UTC), warned=warn)
+
+
 _LIST_EPILOG = """\b
 Examples:
   slurm-affinode serving list                   engines with samples on the last day, problems first
   slurm-affinode serving list --since 7d --user alice --json
+  slurm-affinode serving list --live            the last 30 minutes, as in Prometheus
 
 \b
 Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2 invalid input or no samples.
@@ -91,14 +109,17 @@ Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2
 
 @command("list", epilog=_LIST_EPILOG)
 @config_options
+@prometheus_options
 @period_options
 @json_option
-def list_(*, config: Config, as_json: bool, **query: Any) -> int:
+def list_(*, config: Config, live: bool, asked: bool, as_json: bool, **query: Any) -> int:
     """List engines with their state at the end of the period and the worst one in it.
 
-    Diagnoses the samples that `ingest serving` has stored, together with GPU samples where these are known.
+    Diagnoses the samples that `ingest serving` has stored, or with --live or --prometheus those of Prometheus, together
+    with GPU samples where these are known. Nothing is stored.
     """
-    found = servers.find(config, ServerQuery(**query))
+    with _samples(config, ServerQuery(**query), live=live or asked) as (store, period):
+        found = servers.find(store, period)
     engines = sorted(found.engines, key=_urgency)
     if as_json:
         print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in engines]})
@@ -117,6 +138,7 @@ _EXPLAIN_EPILOG = """\b
 Examples:
   slurm-affinode serving explain 4711                 the engines of a job
   slurm-affinode serving explain gpu01:8000 --since 2d
+  slurm-affinode serving explain 4711 --live --prometheus http://prometheus:9090
 
 \b
 Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
@@ -125,6 +147,7 @@ Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
 
 @command(epilog=_EXPLAIN_EPILOG)
 @config_options
+@prometheus_options
 @click.argument("target", metavar="JOBID|ADDRESS")
 @period_options
 @click.option(
@@ -139,14 +162,16 @@ Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
 )
 @json_option
 def explain(
-    *, config: Config, target: str, everything: bool, page: Path | None, as_json: bool, **query: Any
+    *, config: Config, target: str, everything: bool, page: Path | None, live: bool, asked: bool, as_json: bool,
+    **query: Any,
 ) -> int:  # fmt: skip
     """Show the diagnoses of engines over time, with evidence, rule, confidence and advice.
 
     ADDRESS is the host and port of the metrics, as `serving list` shows it.
     """
     wanted = _query_of(target, query)
-    found = servers.find(config, wanted, timelines=page is not None)
+    with _samples(config, wanted, live=live or asked) as (store, period):
+        found = servers.find(store, period, timelines=page is not None)
     if page is not None and found.engines:
         from slurm_affinode.report import servers_page  # noqa: PLC0415 - most calls need no page
 
@@ -239,7 +264,7 @@ _TUNE_EPILOG = """\b
 Examples:
   slurm-affinode serving tune 4711 --log slurm-4711.out
   slurm-affinode serving tune gpu01:8000 --since 7d --write
-  slurm-affinode serving tune gpu01:8000 --watch 1m
+  slurm-affinode serving tune gpu01:8000 --live --watch 1m
 
 \b
 Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
@@ -250,6 +275,7 @@ _STABLE = 3
 
 @command(epilog=_TUNE_EPILOG)
 @config_options
+@prometheus_options
 @click.argument("target", metavar="JOBID|ADDRESS")
 @period_options
 @click.option(
@@ -270,8 +296,8 @@ _STABLE = 3
 )
 @json_option
 def tune(
-    *, config: Config, target: str, logs: tuple[str, ...], write: bool, watch_s: float | None, as_json: bool,
-    **query: Any,
+    *, config: Config, target: str, logs: tuple[str, ...], write: bool, watch_s: float | None, live: bool, asked: bool,
+    as_json: bool, **query: Any,
 ) -> int:  # fmt: skip
     """Recommend settings of an engine from what its requests needed. Nothing is changed.
 
@@ -283,7 +309,8 @@ def tune(
     shown: list[Any] = []
     seen: list[list[Any]] = []
     while True:
-        found = servers.tune(config, wanted, scan_logs(logs))
+        with _samples(config, wanted, live=live or asked) as (store, period):
+            found = servers.tune(store, period, scan_logs(logs))
         advice = [one.tuning.recommendations for one in found]
         seen = [*seen[-_STABLE + 1 :], advice]
         stable = watch_s is None or (len(seen) == _STABLE and all(one == advice for one in seen))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import polars as pl
@@ -22,12 +25,20 @@ from slurm_affinode.analysis.serving.usage import EngineUsage, ServerReport, usa
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import NoStoreError
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.serving import EngineHealth
+from slurm_affinode.pipeline import ingest
 
 PERIOD = timedelta(days=1)
 """Length of the period if no start is given."""
+_CLOCKS_DIFFER = timedelta(minutes=5)
+LIVE_PERIOD = timedelta(minutes=30)
+"""Likewise for samples of Prometheus."""
+_MOST_GPUS = 512
+"""GPUs named in a query; the memory of further ones is unknown."""
+_UUID = re.compile(r"[A-Za-z0-9-]{1,100}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,45 @@ class Servers:
     engines: tuple[EngineHealth, ...]
     timelines: tuple[pl.DataFrame, ...] = ()
     """``analysis.serving.timeline`` of each engine over the time from its first to its last scrape, if requested."""
+
+
+@contextlib.contextmanager
+def live(
+    config: Config, query: ServerQuery, now: datetime, *, warned: Callable[[str], None] = lambda text: None
+) -> Iterator[tuple[Config, ServerQuery]]:
+    """Yield a configuration whose sample stores hold the samples of Prometheus, for one command, and the query for it.
+
+    The period ends at ``now`` and is ``LIVE_PERIOD`` long unless the query says otherwise.
+
+    GPU samples are those of the engines' GPUs, by dcgm-exporter's label ``UUID``. Raises ``AffinodeError`` if the
+    server does not respond, also midway: engines that are missing would look healthy.
+    """
+    until = query.until or now
+    since = query.since or until - LIVE_PERIOD
+    options = ingest.read_options(config)
+    with TemporaryDirectory(prefix="slurm-affinode-") as directory:
+        own = replace(config, store=replace(config.store, state_dir=Path(directory)))
+        outcome, _ = ingest.ingest_engines_of_prometheus(own, None, since, until, options)
+        _check(outcome, warned)
+        with contextlib.closing(engine_store(own.serving_dir)) as store:
+            named = store.scan(since, until).select(pl.col("gpus").str.split(",").explode()).unique().collect()
+        uuids = sorted(one for one in named["gpus"] if one and _UUID.fullmatch(one))[:_MOST_GPUS]
+        if uuids:
+            matcher = f'UUID=~"{"|".join(uuids)}"'
+            of_gpus = replace(own, prometheus=replace(own.prometheus, match=(matcher,)))
+            with contextlib.suppress(NoSamplesError):
+                _check(ingest.ingest_prometheus(of_gpus, None, since, until, options), warned)
+        yield own, replace(query, since=since, until=until)
+
+
+def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
+    if outcome.failure is not None:
+        raise outcome.failure
+    for file in outcome.summary.files:
+        for problem in file.problems:
+            warned(f"{file.path}: {problem.reason}")
+        for what, count in file.decisions:
+            warned(f"{file.path}: {count:,} {what}")
 
 
 def find(config: Config, query: ServerQuery, *, timelines: bool = False) -> Servers:
@@ -129,7 +179,7 @@ def _selected(
         if span is None:
             hint = "ingest some: slurm-affinode ingest serving --help"
             raise NoStoreError(f"no samples of engines in {config.serving_dir}", hint=hint)
-        until = query.until or span[1] + timedelta(milliseconds=1)
+        until = query.until or _end(store, span[1]) + timedelta(milliseconds=1)
         since = query.since or until - PERIOD
         samples = store.scan(since, until)
         for column, wanted in (
@@ -140,6 +190,13 @@ def _selected(
                 samples = samples.filter(pl.col(column).is_in(wanted))
         with _gpu_samples(config, since, until) as gpus:
             yield since, until, samples, gpus
+
+
+def _end(store: SampleStore, last: datetime) -> datetime:
+    """Return the time of the last sample that is not of the future: a wrong clock does not hide the other engines."""
+    limit = datetime.now(UTC) + _CLOCKS_DIFFER
+    ends = [min(part.last, limit) for part in store.parts(None, limit)]
+    return max(ends, default=last)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
+from prometheus_server import prometheus
 
 from slurm_affinode.analysis.serving.tuning import TuningFacts
+from slurm_affinode.base.config import Config, PrometheusConfig, StoreConfig
 from slurm_affinode.base.errors import InputError, NoStoreError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.serving import tuning_rows
+from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.pipeline import servers
+from slurm_affinode.pipeline.servers import ServerQuery
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
@@ -42,6 +51,91 @@ def test_engines_with_problems_are_listed_first(state: Path) -> None:
     assert code == 1
     assert text.index("killed:8000") < text.index("busy:8000")
     assert "ended" in text
+
+
+LIVE = datetime(2026, 11, 1, 8, tzinfo=UTC)
+
+
+def exported(waiting: Callable[[int], float]) -> str:
+    """Return twenty scrapes of an exporter and of dcgm-exporter, 15 s apart, as OpenMetrics."""
+    labels = (
+        'instance="gpu01:9402",Hostname="gpu01",address="127.0.0.1:8000",engine="llamacpp",hpc_job="7",user="ann",'
+        'gpus="GPU-1"'
+    )
+    series = {
+        f"slurm_affinode_serving_running{{{labels}}}": lambda _: 2,
+        f"slurm_affinode_serving_waiting{{{labels}}}": waiting,
+        f"slurm_affinode_serving_up{{{labels}}}": lambda _: 1,
+        **{
+            f'{name}{{instance="gpu01:9400",Hostname="gpu01",gpu="{gpu}",UUID="GPU-{gpu}"}}': lambda _, mib=mib: mib
+            for name, mib in (("DCGM_FI_DEV_FB_USED", 60000), ("DCGM_FI_DEV_FB_FREE", 20000))
+            for gpu in (1, 2)
+        },
+    }
+    began = LIVE.timestamp() - 300
+    families: dict[str, list[str]] = {}
+    for name, value in series.items():
+        lines = [f"{name} {value(n)} {began + 15 * n}" for n in range(20)]
+        families.setdefault(name.partition("{")[0], []).extend(lines)
+    return "".join(f"# TYPE {name} gauge\n" + "\n".join(lines) + "\n" for name, lines in families.items()) + "# EOF\n"
+
+
+@pytest.fixture
+def overloaded(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server with an engine whose queue grows by one request per second."""
+    with prometheus(tmp_path / "prometheus", exported(lambda n: 15 * n)) as url:
+        yield url
+
+
+def test_samples_of_prometheus_are_diagnosed_without_a_store(overloaded: str, tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    arguments = ("--state", str(folder), "--prometheus", overloaded, "--until", LIVE.isoformat())
+    code, text = invoke("list", *arguments, "--live", "--json")
+    found = json.loads(text)
+    (engine,) = found["engines"]
+    assert code == 1
+    assert (engine["job"], engine["user"], engine["gpus"]) == ("7", "ann", ["GPU-1"])
+    assert "queue-unstable" in engine["current"]
+    assert datetime.fromisoformat(found["since"]) == LIVE - timedelta(minutes=30)
+    code, text = invoke("explain", "7", *arguments)
+    assert code == 0
+    assert "the queue grew by" in text
+    assert not list(folder.rglob("*.parquet"))
+
+
+def test_memory_of_gpus_in_prometheus_counts(overloaded: str, tmp_path: Path) -> None:
+    """Only that of the engine's own GPUs is read."""
+    config = Config(prometheus=PrometheusConfig(url=overloaded), store=StoreConfig(state_dir=tmp_path))
+    with (
+        servers.live(config, ServerQuery(), LIVE) as (own, _),
+        contextlib.closing(SampleStore(own.history_dir)) as store,
+    ):
+        frame = store.scan(LIVE - timedelta(hours=1), LIVE).select("uuid", "fb_used_mib").unique().collect()
+    assert frame.rows() == [("GPU-1", 60000)]
+
+
+def test_live_without_a_server_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(click.UsageError, match=r"--live needs a Prometheus server: give --prometheus URL"):
+        invoke("list", "--state", str(tmp_path), "--live")
+
+
+def test_server_without_engines_is_reported(tmp_path: Path) -> None:
+    history = f"# TYPE up gauge\nup 1 {LIVE.timestamp() - 60}\n# EOF\n"
+    with prometheus(tmp_path / "prometheus", history) as url, pytest.raises(InputError, match="engine"):
+        invoke("list", "--prometheus", url, "--until", LIVE.isoformat())
+
+
+def test_samples_of_the_future_do_not_hide_engines(tmp_path: Path) -> None:
+    now, ahead = (round((datetime.now(UTC) + timedelta(days=days)).timestamp() * 1000) for days in (-3, 900))
+    for name, at in (("good", now), ("ahead", ahead)):
+        path = tmp_path / f"{name}.prom"
+        path.write_text("".join(f"vllm:num_requests_running 1 {at + 15000 * n}\n" for n in range(9)))
+        assert CliRunner().invoke(cli, ["ingest", "serving", "--state", str(tmp_path), str(path)]).exit_code == 0
+    text = invoke("list", "--state", str(tmp_path))[1]
+    assert "good" in text
+    assert "ahead" not in text
+    later = f"{datetime.now(UTC) + timedelta(days=901):%Y-%m-%d}"
+    assert "ahead" in invoke("list", "--state", str(tmp_path), "--until", later)[1]
 
 
 def test_engines_can_be_selected(state: Path) -> None:
