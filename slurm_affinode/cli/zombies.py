@@ -140,7 +140,7 @@ _COLOURS = {"squatter": "red", "idle-allocation": "yellow", "orphan-process": "r
             "orphaned-engine": "red"}  # fmt: skip
 
 
-_LASTING = frozenset({"squatter", "idle-allocation", "completing", "orphan-memory", "orphaned-engine"})
+_LASTING = frozenset({"squatter", "idle-allocation", "completing", "orphan-memory", "orphaned-engine", "model-server"})
 """Kinds whose window is the time for which they have lasted."""
 
 
@@ -157,7 +157,7 @@ def _widths(names: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -
 
 
 def _row(one: Finding) -> list[tuple[str, str]]:
-    what = one.variant if one.kind == "idle-allocation" and one.variant else one.kind
+    what = one.variant if one.kind in ("idle-allocation", "model-server") and one.variant else one.kind
     idle = span(one.window_s) if one.kind in _LASTING and one.window_s > 0 else ""
     hours = "" if one.held_gpu_hours is None else f"{one.held_gpu_hours:,.1f}"
     waits = "" if one.impact is None else str(one.impact.jobs)

@@ -16,7 +16,7 @@ from datetime import date, datetime, timedelta
 
 from slurm_affinode.base.text import counted, span
 from slurm_affinode.base.times import named
-from slurm_affinode.core.cleanup_policy import ACTION_KINDS, working_now
+from slurm_affinode.core.cleanup_policy import ACTION_DIAGNOSES, ACTION_KINDS, working_now
 from slurm_affinode.core.policy_values import zone_of
 from slurm_affinode.model.cleanup import (
     DESTRUCTIVE,
@@ -306,11 +306,12 @@ class _Case:
             most_s = max(most_s, self.settings.repeat_s)  # an ended job does not change and is only reported
         if age_s > most_s:
             return self.none("stale", f"its evidence is {span(age_s)} old, more than {span(most_s)}")
+        job = finding.job
+        if job is not None and job.job_id in asleep and (
+            finding.kind == "model-server" or (finding.kind in IDLE_KINDS and self.settings.prefer_suspend)
+        ):  # fmt: skip
+            return self.none("asleep", "it sleeps in place: its owner asked for that, and others have its GPU memory")
         if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobAttempt) and finding.subject.running:
-            if finding.subject.job_id in asleep and self.settings.prefer_suspend:
-                return self.none(
-                    "asleep", "it sleeps in place: its owner asked for that, and others have its GPU memory"
-                )
             action = self._job(finding.subject)
         else:
             action = self._matter()
@@ -331,6 +332,8 @@ class _Case:
         if action.verb not in DESTRUCTIVE and self.settings.warn_working_days_only and not working:
             return self.none("working-days", f"{action.reason}; people are told at working times only")
         job = self.finding.job
+        if action.verb == "suspend" and (job is None or job.job_id not in opted_in):
+            return self.none("not-opted-in", f"{action.reason}; the job was not submitted with --gpu-suspend-idle")
         if self.settings.prefer_suspend and job is not None and job.job_id in opted_in:
             if action.verb == "cancel":
                 return replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
@@ -462,6 +465,8 @@ class _Case:
             if subject.start_ticks is None:
                 return self.none("unknown", "it is not known when the process started: its number may be another's")
             verb = "kill-process"
+        elif wanted == "suspend" and finding.job is not None and finding.diagnosis in ACTION_DIAGNOSES["suspend"]:
+            verb = "suspend"
         elif wanted == "drain":
             verb = "drain"
         elif wanted == "resume" and isinstance(subject, NodeRef):

@@ -31,18 +31,23 @@ from slurm_affinode.model.cleanup import (
     Stages,
 )  # fmt: skip
 from slurm_affinode.model.finding import IDLE_KINDS, KINDS, MAPPINGS
-from slurm_affinode.model.serving import DIAGNOSES
+from slurm_affinode.model.serving import PROBLEMS
 
 Expand = Callable[[str], tuple[str, ...]]
 """Expands a Slurm host list to node names. Raises ``InputError``."""
 
 ACTION_KINDS: Mapping[str, frozenset[str]] = {
     "cancel": IDLE_KINDS,
+    "suspend": frozenset({"model-server"}),
     "kill": frozenset({"orphan-process", "orphaned-engine"}),
     "drain": frozenset({"orphan-process", "orphan-memory", "completing"}),
     "resume": frozenset({"drained-kill-failed"}),
 }
 """Action -> kinds of finding that it applies to."""
+ACTION_DIAGNOSES: Mapping[str, frozenset[str]] = {
+    "suspend": frozenset({"idle", "squatter-signature"}), "kill": frozenset({"orphaned-engine"}),
+}  # fmt: skip
+"""Action -> diagnoses of model servers that it applies to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ _INTERACTIVE: dict[str, values.Kind] = {
     "max_run": values.span, "max_gpus": values.whole(0), "extra": values.span,
 }  # fmt: skip
 _SETTINGS: dict[str, values.Kind] = {
-    "action": values.one_of("none", "warn", "cancel", "kill", "drain", "resume"),
+    "action": values.one_of("none", "warn", "cancel", "suspend", "kill", "drain", "resume"),
     "fixed": values.anything, "sliding": values.anything, "interactive": values.anything,
     "min_run": values.span, "min_gpus": values.whole(1), "gpu_fraction": values.number(0, 1, above=True),
     "min_score": values.number(0, 1), "mappings": values.texts_of(*MAPPINGS),
@@ -108,7 +113,7 @@ _SETTINGS: dict[str, values.Kind] = {
 }  # fmt: skip
 _MATCH: dict[str, values.Kind] = {
     **dict.fromkeys(SCOPES, values.patterns), "nodes": values.host_lists, "kinds": values.texts_of(*KINDS),
-    "jobs": values.job_patterns, "diagnoses": values.texts_of(*DIAGNOSES),
+    "jobs": values.job_patterns, "diagnoses": values.texts_of(*PROBLEMS),
 }  # fmt: skip
 _SPANS = frozenset({"min_run", "grace", "repeat", "max_run", "extra", "first_warning", "second_warning", "cancel"})
 _TOP = ("limits", "evidence", "calendar", "default", "rule", "exempt", "keep", "mail", "epilog")
@@ -208,14 +213,25 @@ def _rules(reader: _Reader, data: Any) -> tuple[Rule, ...]:
         match = _match(reader, found, path)
         action = found.get("action")
         kinds = ACTION_KINDS.get(action or "")
-        named = {*match.kinds, *match.diagnoses}
-        if kinds is not None and not (named and named <= kinds):
-            reader.fault(
-                (*path, "action"), f"{action} is only for {', '.join(sorted(kinds))}",
-                f'name them in the same rule: kinds = ["{min(kinds)}"]',
-            )  # fmt: skip
+        wrong = kinds is not None and _fault_of_action(str(action), kinds, match)
+        if wrong:
+            reader.fault((*path, "action"), *wrong)
         rules.append(Rule(found.get("name", f"rule {number + 1}"), match, settings, sets, reader.lines.of(*path)))
     return tuple(rules)
+
+
+def _fault_of_action(action: str, kinds: frozenset[str], match: Match) -> tuple[str, str] | None:
+    """Return message and hint if a rule may apply to findings that its action is not for."""
+    diagnoses = ACTION_DIAGNOSES.get(action, frozenset())
+    if match.diagnoses and diagnoses:
+        if set(match.diagnoses) <= diagnoses and set(match.kinds) <= kinds:
+            return None
+        return f"{action} is only for the diagnoses {', '.join(sorted(diagnoses))}", "use a rule of its own for others"
+    if action == "suspend":
+        return "suspend is only for diagnoses of model servers", 'name them in the same rule: diagnoses = ["idle"]'
+    if match.kinds and set(match.kinds) <= kinds and not match.diagnoses:
+        return None
+    return f"{action} is only for {', '.join(sorted(kinds))}", f'name them in the same rule: kinds = ["{min(kinds)}"]'
 
 
 def _exemptions(reader: _Reader, data: Any) -> tuple[Exemption, ...]:

@@ -44,7 +44,7 @@ class AuditEntry:
     """Assigned by the database."""
 
 
-ActionWord = Literal["none", "warn", "cancel", "kill", "drain", "resume"]
+ActionWord = Literal["none", "warn", "cancel", "suspend", "kill", "drain", "resume"]
 """Actions that a rule can set."""
 Verb = Literal["warn-user", "warn-admin", "cancel", "suspend", "kill-process", "drain", "resume", "none"]
 """Actions on one finding."""

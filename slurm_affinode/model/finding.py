@@ -22,6 +22,7 @@ KINDS: Mapping[str, str] = {
     "orphan-process": "a process on a GPU belongs to no running job",
     "orphan-memory": "GPU memory is held and no job has the GPU",
     "orphaned-engine": "the server of an inference engine is gone, and its process still holds GPU memory",
+    "model-server": "a model server of the job has a problem, by its own metrics",
     "completing": "a job does not get out of COMPLETING",
     "drained-kill-failed": "a node is drained since processes of a job could not be killed",
     "cpu-cores-per-gpu": "more CPU cores per GPU than the node has for each",
@@ -57,9 +58,6 @@ USER_KINDS = frozenset({"low-efficiency-user", "low-cpu-efficiency-user"})
 
 IDLE_KINDS = frozenset({"squatter", "idle-allocation"})
 """Kinds for which a job may be canceled: it holds GPUs that compute nothing."""
-
-ENGINE_KINDS = frozenset({"orphaned-engine"})
-"""Kinds about model servers."""
 
 VARIANTS = ("never-used", "partly-used", "used-once", "idle")
 """Kinds of idle allocation: no GPU was ever used; some were never used; all were used and then no longer; they are
@@ -257,7 +255,8 @@ class Finding:
     observed_at: datetime
     """Time of the newest evidence."""
     variant: str | None = None
-    """A word of ``VARIANTS`` for an idle allocation; the name of the signature for a squatter."""
+    """A word of ``VARIANTS`` for an idle allocation; the name of the signature for a squatter; the diagnosis of a model
+    server, a key of ``serving.DIAGNOSES``."""
     advice: str = ""
     """Advice to the owner, in one or two sentences."""
     allocated_gpus: int | None = None
@@ -279,7 +278,8 @@ class Finding:
                 which = f"node:{node}:{gpu or ''}"
         if self.kind in USER_KINDS:
             which = f"user:{self.user}"
-        return f"{self.cluster}/{self.kind}/{which}"
+        kind = f"{self.kind}:{self.variant}" if self.kind == "model-server" else self.kind
+        return f"{self.cluster}/{kind}/{which}"
 
     @property
     def matter(self) -> str:
@@ -299,7 +299,7 @@ class Finding:
     @property
     def diagnosis(self) -> str | None:
         """The diagnosis of a model server, a key of ``serving.DIAGNOSES``; ``None`` for other kinds."""
-        return self.kind if self.kind in ENGINE_KINDS else None
+        return {"orphaned-engine": self.kind, "model-server": self.variant}.get(self.kind)
 
     @property
     def flagged_gpus(self) -> tuple[GpuEvidence, ...]:

@@ -43,6 +43,10 @@ SEVERITIES: Mapping[str, str] = {
 """Kind of diagnosis -> ``none``, ``warning`` or ``critical``."""
 
 
+PROBLEMS = tuple(kind for kind, severity in SEVERITIES.items() if severity != "none")
+"""Kinds of diagnosis that are problems."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineKey:
     """Identity of an engine, as in the samples."""

@@ -56,11 +56,14 @@ class OptedIn:
 
 
 def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
-    """Return the jobs that the agents watch on the nodes of warnings and cancellations.
+    """Return the jobs that the agents watch on the nodes of warnings, cancellations and suspensions.
 
     Sends one request to each of these nodes; a node that does not respond contributes no jobs.
     """
-    nodes = {node for action in actions if action.verb == "cancel" or action.number for node in action.finding.nodes}
+    nodes = {
+        node for action in actions
+        if action.verb == "cancel" or action.number or action.code == "not-opted-in" for node in action.finding.nodes
+    }  # fmt: skip
 
     def one(node: str) -> dict[int, str]:
         try:
@@ -202,7 +205,8 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
     except (UnknownJobError, AlreadyDoneError) as error:
         return Outcome(action, "gone", f"{action.target}: it had ended already: {error}", look)
     except AnswerError as error:
-        if action.verb == "suspend" and error.code not in _NOT_NOW and tools.instead > 0:
+        cancels = action.settings.action == "cancel"
+        if action.verb == "suspend" and cancels and error.code not in _NOT_NOW and tools.instead > 0:
             return _instead(action, tools, look, str(error))
         kind: Result = "gone" if error.code in _GONE else "spared" if error.code in _SPARED else "failed"
         return Outcome(action, kind, f"{action.target}: {error}", look)

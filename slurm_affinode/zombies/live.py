@@ -33,7 +33,7 @@ from slurm_affinode.model.finding import MISFIT_KINDS, USER_KINDS, Finding, GpuE
 from slurm_affinode.slurm import identifiers, units
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, conform
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.zombies import find, orphans
+from slurm_affinode.zombies import engines, find, orphans
 from slurm_affinode.zombies import sampling as looking
 from slurm_affinode.zombies.find import COLUMNS, Found, History, Request, Snapshot, gpu_partitions, node_classes
 from slurm_affinode.zombies.nodes import Ask, JobUse, LiveGpu, NodeAnswer, asker
@@ -307,6 +307,9 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
     found += orphans.find(
         cluster, jobs, nodes, looks.told, looks.answers, moment, before=seen.before, completing_s=completing_s
     )
+    if "model-server" in request.wanted:
+        running = {job.job_id: (job, job_ref(job)) for job in jobs if job.state == "RUNNING" and job.gpus_allocated}
+        found += engines.find(config, cluster, running, looks.answers, moment)
     kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 

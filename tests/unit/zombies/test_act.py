@@ -19,7 +19,7 @@ from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.core.cleanup_policy import parse_policy
-from slurm_affinode.model.cleanup import Keep, Ledger
+from slurm_affinode.model.cleanup import Keep, Ledger, Settings
 from slurm_affinode.model.cluster import GpuCount, Step
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies.act import OptedIn, execute, looked, opted_in, parts
@@ -242,6 +242,26 @@ def test_agent_decides_whether_to_end_an_engine_without_its_server(world: World,
     assert all("The process was ended" in mail.text for mail in world.mails)
     entries = [one for one in world.log.history(job="7") if one.verb == "kill-process"]
     assert [(one.job_id, one.user, one.result) for one in entries] == [(7, "alice", result)]
+
+
+@pytest.mark.parametrize(("error", "result"), [(None, "done"), ("memory", "failed"), ("ended", "gone")])
+def test_idle_server_is_suspended_and_never_canceled_instead(world: World, error: str | None, result: str) -> None:
+    """Its owner is notified; its GPUs are checked first."""
+    finding = squatter(kind="model-server", variant="idle")
+    action = replace(due(finding, "suspend"), settings=Settings(action="suspend"))
+    if error is not None:
+        world.errors["suspend"] = AnswerError(error, "no", hint=None, exit_code=1)
+    [outcome] = act(world, action)
+    assert (outcome.result, outcome.action.verb) == (result, "suspend")
+    assert world.cancelled == (["suspend 7"] if error is None else [])
+    assert len(world.mails) == (error is None)
+
+
+def test_server_that_computes_again_is_not_suspended(world: World) -> None:
+    world.reading = {**IDLE, "util_pct": 90.0}
+    action = replace(due(squatter(kind="model-server", variant="idle"), "suspend"), settings=Settings(action="suspend"))
+    [outcome] = act(world, action)
+    assert (outcome.result, world.cancelled) == ("spared", [])
 
 
 def test_owner_may_keep_an_engine_at_the_last_moment(world: World) -> None:
