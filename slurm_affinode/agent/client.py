@@ -71,17 +71,17 @@ def ask_node(
         with socket.create_connection((host, port), timeout=timeout_s) as sock:
             line = _exchange(sock, credential + b"\n", timeout_s)
     except UnicodeError:
-        raise UnreachableError(f"{where}: {host!r} is no name of a machine") from None
+        raise UnreachableError(f"{where}: {host!r} is not a host name") from None
     except OSError as error:
         raise UnreachableError(f"{where} does not respond: {error.strerror or error}") from error
     if not line:
         raise UnreachableError(
             f"{where} refused the request",
-            hint="do the clocks and munge keys of both machines agree? asked too often?",
+            hint="compare the clocks and munge keys of both machines, or retry in a moment",
         )
     message = munge.decode(line)
     if message.uid != 0:
-        raise UnreachableError(f"{where} is not root's: it is not believed")
+        raise UnreachableError(f"{where} does not belong to root: its responses are ignored")
     return _granted(message.payload, where)
 
 
@@ -111,14 +111,14 @@ def _granted(line: bytes, where: str) -> dict[str, Any]:
     try:
         answer = json.loads(line)
     except ValueError:
-        raise UnreachableError(f"{where}: the connection was closed without an answer") from None
+        raise UnreachableError(f"{where}: the connection was closed without a response") from None
     if not isinstance(answer, dict):
-        raise UnreachableError(f"{where}: the answer is none")
+        raise UnreachableError(f"{where}: the response is not valid")
     if answer.get("ok") is True:
         return answer
     error = answer.get("error")
     if not isinstance(error, dict):
-        raise UnreachableError(f"{where}: the answer is none")
+        raise UnreachableError(f"{where}: the response is not valid")
     hint, exit_code = error.get("hint"), error.get("exit_code")
     raise AnswerError(
         str(error.get("code")),

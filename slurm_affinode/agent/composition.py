@@ -103,7 +103,7 @@ class DriverGpus:
                 for process in driver.processes(device):
                     if process.used_mib is None:  # read as zero, it would let a job move to a GPU without room for it
                         what = f"how much memory process {process.pid} holds on GPU {device.index}"
-                        raise NotSupported(f"the driver does not tell {what}")
+                        raise NotSupported(f"the driver does not report {what}")
                     held[process.pid] = round(process.used_mib * _MIB)
         return found
 

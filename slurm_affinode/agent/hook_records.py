@@ -92,7 +92,7 @@ class LeftoverReports:
             self._rows[str(report["id"])] = dict(report)
             while len(self._rows) > self._most:
                 lost = self._rows.pop(next(iter(self._rows)))
-                log.warning("the report about what job %s left is given up: %d others wait", lost["job"], self._most)
+                log.warning("the report of leftovers of job %s is dropped: %d others wait", lost["job"], self._most)
             self._write()
 
     def taken(self, ids: Iterable[str]) -> int:

@@ -31,7 +31,7 @@ def prepare_directory(path: Path) -> None:
         status = path.stat()
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise UnreachableError(
-                f"{path}: others than user {os.geteuid()} may write to it",
+                f"{path}: users other than {os.geteuid()} may write to it",
                 hint=f"it holds the agent's sockets; try: chown root:root {path} && chmod 0755 {path}",
             )
     except OSError as error:

@@ -49,7 +49,7 @@ def encode(payload: bytes, *, only_uid: int | None = None, run: Callable[..., Co
 def decode(credential: bytes, *, run: Callable[..., Completed] = process.run) -> Message:
     """Return the message in a credential, which a machine accepts only once. Raises ``BadCredentialError``."""
     if len(credential) > MAX_CREDENTIAL_BYTES or not _CREDENTIAL.fullmatch(credential.strip()):
-        raise BadCredentialError("what came is not a munge credential")
+        raise BadCredentialError("the data is not a munge credential")
     done = run(
         ("unmunge", "--keys=STATUS,UID", "--metadata=/dev/stderr"), timeout_s=TIMEOUT_S, stdin=credential, check=False
     )

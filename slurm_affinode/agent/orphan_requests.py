@@ -76,7 +76,7 @@ class OrphanVerbs:
             raise RequestError("bad-request", "pid and start_ticks are needed", exit_code=2)
         job = request.get("job")
         if "job" in request and not (_whole(job) and job):
-            raise RequestError("bad-request", "job is no job ID", exit_code=2)
+            raise RequestError("bad-request", "job is not a job ID", exit_code=2)
         try:
             return self.orphans.end(pid, started, caller.name, job)  # type: ignore[arg-type]
         except NotAnOrphanError as error:

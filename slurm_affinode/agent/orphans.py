@@ -319,9 +319,9 @@ class Orphans:
             if one is not None and one.started == started and not self._still_on(driver, one):
                 one = None
         if (self.finder.started(pid) if one is None else one.started) != started:
-            raise NotAnOrphanError("gone", f"process {pid} has ended, or its number is another's by now")
+            raise NotAnOrphanError("gone", f"process {pid} has ended, or its PID was reused")
         if one is None:
-            raise NotAnOrphanError("not-on-gpu", f"process {pid} is on no GPU of {self.node}")
+            raise NotAnOrphanError("not-on-gpu", f"process {pid} does not use a GPU of {self.node}")
         why = self._belongs(one, self.queue()) if job is None else self._serves(one, job, self.queue())
         if why is not None:
             raise why

@@ -142,7 +142,7 @@ class Reach:
             raise _cannot(found)
         if running and self._without_gpus(found):
             text = f"job {found.id} runs on {found.batch_host} without a GPU, and no agent watches it there"
-            raise AnswerError("no-gpu", text, hint="only what holds GPUs is suspended when it idles", exit_code=1)
+            raise AnswerError("no-gpu", text, hint="only jobs with GPUs are suspended when idle", exit_code=1)
         if found.het_job_id is not None and answered:
             raise _cannot(found)
         if answered or not problems:
@@ -150,7 +150,7 @@ class Reach:
                 "not-suspended", f"job {found.id} is {found.state.lower()}, and not suspended", hint=None, exit_code=1
             )
         raise UnreachableError(
-            f"no agent could be asked about job {found.id}: {'; '.join(problems[-SHOWN_PROBLEMS:])}",
+            f"no agent responded about job {found.id}: {'; '.join(problems[-SHOWN_PROBLEMS:])}",
             hint="does slurm-affinode agent run on the nodes?",
         )
 

@@ -239,9 +239,7 @@ class Service:
     def _limit(self, caller: Caller) -> None:
         """Count a request to slurmctld. Raises ``RequestError`` if ``caller`` exceeds the rate limit."""
         if not self.is_admin(caller) and not self._may_ask(caller):
-            raise RequestError(
-                "too-often", "too many questions of yours for slurmctld: ask again in a moment", exit_code=3
-            )
+            raise RequestError("too-often", "too many requests to slurmctld from you: retry in a moment", exit_code=3)
 
     def _reported(self, job: WatchedJob, caller: Caller) -> WatchedJob:
         """Return a job with slurmctld's record, requested now if it is unknown, or lists steps (which may have ended).

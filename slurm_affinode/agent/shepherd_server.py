@@ -154,7 +154,7 @@ class ShepherdServer:
                     self._serve(key.data)
             late = self._clock() - HELLO_S
             for connection in [one for one in self._connections if one.who is None and one.opened <= late]:
-                self._drop(connection, "it said nothing")
+                self._drop(connection, "no output")
 
     def _accept(self) -> None:
         accepted = self._loop.accept(self._listener, "a shepherd")
@@ -210,7 +210,7 @@ class ShepherdServer:
         if isinstance(message, Hello):
             self._greet(connection, message, fds)
         elif connection.who is None:
-            raise BadMessage("it did not say hello first")
+            raise BadMessage("its first message was not hello")
         elif isinstance(message, Started):
             self._events.started(connection.who.job_id, message.root, connection)
         elif isinstance(message, Signalled):
@@ -221,13 +221,13 @@ class ShepherdServer:
     def _greet(self, connection: Connection, message: Hello, fds: list[int]) -> None:
         """Identify the sender of a hello; descriptors that it passes are removed from ``fds``."""
         if connection.who is not None:
-            raise BadMessage("it said hello twice")
+            raise BadMessage("it sent hello twice")
         who = self._identify(connection.peer)
         if has_ended(connection.pidfd):  # its PID may have been reused by a shepherd
             raise NotAShepherd(f"process {connection.peer.pid} has ended")
         connection.forget()
         if who.job_id != message.job_id:
-            raise NotAShepherd(f"it says that it is job {message.job_id}; it is job {who.job_id}")
+            raise NotAShepherd(f"it claims to be job {message.job_id}, but belongs to job {who.job_id}")
         connection.who = who
         passed, fds[:] = tuple(fds), []
         if not self._events.hello(who, message, connection, passed):

@@ -197,8 +197,8 @@ def _other_names(evidence: Coverage) -> str:
     if not history or not accounting or set(history) & set(accounting):
         return ""
     return (
-        f" The history names the cluster {', '.join(history)}, accounting {', '.join(accounting)}: take the history in "
-        "with --cluster NAME."
+        f" The GPU metrics name the cluster {', '.join(history)}, accounting {', '.join(accounting)}: ingest the "
+        "metrics with --cluster NAME."
     )
 
 

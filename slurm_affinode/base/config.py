@@ -52,7 +52,7 @@ _Retention = Annotated[str, span(least_s=86400.0)]
 def backend(text: str, *, where: str) -> str:
     """Return the backend if it is one of ``SLURM_BACKENDS``. Raises ``ConfigError`` with ``where``."""
     if text not in SLURM_BACKENDS:
-        raise ConfigError(f"{where}: {text!r} is no way to speak to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
+        raise ConfigError(f"{where}: {text!r} is not an interface to Slurm", hint=f"known: {', '.join(SLURM_BACKENDS)}")
     return text
 
 
@@ -71,7 +71,7 @@ def _bin_dir(where: str, key: str, path: Path) -> None:
 def _header_names(where: str, key: str, headers: Mapping[str, str]) -> None:
     for header in headers:
         if not _HEADER.fullmatch(header):
-            raise ConfigError(f"{where}: {key}: {header!r} is no name of a header", hint="X-Scope-OrgID is one")
+            raise ConfigError(f"{where}: {key}: {header!r} is not the name of a header", hint="X-Scope-OrgID is one")
 
 
 def _prometheus_url(where: str, key: str, url: str) -> None:
@@ -403,7 +403,7 @@ def read_small(path: Path) -> bytes:
         os.set_blocking(file.fileno(), True)
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
-        raise InputError(f"is larger than {size(_LARGEST)}, and no text that people write", where=str(path))
+        raise InputError(f"is larger than {size(_LARGEST)}", where=str(path))
     return data
 
 

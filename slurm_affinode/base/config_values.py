@@ -135,7 +135,7 @@ def span(*, least_s: float = 0.0, above: bool = False) -> Check:
         if seconds < least_s:
             raise ConfigError(f"{where}: {key}: {text} is less than {least_s / 86400:g}d")
         if seconds > LONGEST_S:
-            raise ConfigError(f"{where}: {key}: {text} is more than 100 years", hint="36500d is as good as for ever")
+            raise ConfigError(f"{where}: {key}: {text} is more than 100 years", hint="write at most 36500d")
 
     return check
 

@@ -76,12 +76,12 @@ class Starter:
                 ours.shutdown(socket.SHUT_WR)
                 answer = b"".join(iter(lambda: ours.recv(1 << 20), b""))
             except TimeoutError:
-                raise UnreachableError(f"{argv[0]}: no answer within {timeout_s:g} s") from None
+                raise UnreachableError(f"{argv[0]}: timed out after {timeout_s:g} s") from None
             except OSError as error:  # it may be running already and must not run twice
                 raise UnreachableError(f"{argv[0]}: cannot be started: {error.strerror}") from None
         head, _, output = answer.partition(b"\n")
         if not head:
-            raise UnreachableError(f"{argv[0]}: who waited for its end was ended")
+            raise UnreachableError(f"{argv[0]}: the process that waited for its end was killed")
         said = json.loads(head)
         if "error" in said:
             raise UnreachableError(said["error"], hint=said["hint"])

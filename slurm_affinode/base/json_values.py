@@ -120,4 +120,4 @@ def _hints(kind: Any) -> Mapping[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no value")
+    raise ValueError(f"{constant} is not a JSON value")

@@ -365,7 +365,7 @@ def _check_exhausted(error: OSError, what: str) -> None:
     """Raise ``ExhaustedError`` if no descriptors or memory are left."""
     if error.errno in _EXHAUSTED:
         hint = "raise LimitNOFILE= of the service, or find out which files it keeps open"
-        raise ExhaustedError(f"{what} cannot be looked at: {error.strerror}", hint=hint) from error
+        raise ExhaustedError(f"{what} cannot be examined: {error.strerror}", hint=hint) from error
 
 
 def pids(proc: Path = PROC) -> Iterator[int]:

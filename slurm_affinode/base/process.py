@@ -89,10 +89,10 @@ def run(
     except OSError as error:  # not a program, too many arguments, process limit
         raise UnreachableError(f"{name}: cannot be started: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        raise UnreachableError(f"{name}: no answer within {timeout_s:g} s") from error
+        raise UnreachableError(f"{name}: timed out after {timeout_s:g} s") from error
     stderr = done.stderr.decode("utf-8", "backslashreplace")
     if check and done.returncode != 0:
-        raise UnreachableError(f"{name} ended with status {done.returncode}: {last_line(stderr) or 'it said nothing'}")
+        raise UnreachableError(f"{name} ended with status {done.returncode}: {last_line(stderr) or 'no output'}")
     return Completed(tuple(argv), done.returncode, done.stdout, stderr)
 
 
@@ -115,7 +115,8 @@ def _refuse_others(path: Path) -> None:
     at = replaceable(path)
     if at is not None:
         raise UnreachableError(
-            f"{path}: others than root may write to {at}", hint="root runs only programs that are root's alone"
+            f"{path}: users other than root may write to {at}",
+            hint="root runs only programs that no other user can change",
         )
 
 
@@ -257,7 +258,7 @@ class Child:
         look.register(descriptor, select.POLLIN)
         while b"\n" not in chunks[-1]:
             if not look.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise ChildEndedError(self._end(f"gave no answer within {timeout_s:g} s", kill=True))
+                raise ChildEndedError(self._end(f"gave timed out after {timeout_s:g} s", kill=True))
             chunk = os.read(descriptor, 1 << 20)
             if not chunk:
                 raise ChildEndedError(self._end("ended"))

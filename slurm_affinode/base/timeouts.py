@@ -48,7 +48,7 @@ class Patience:
         with self._lock:
             before, self._behind = self._behind, [one for one in self._behind if not one.over.is_set()]
             if before and not self._behind and self._path is not None:
-                LOG.info("%s: answers again", self._path)
+                LOG.info("%s: responds again", self._path)
             return bool(self._behind)
 
     def __call__(self, call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:

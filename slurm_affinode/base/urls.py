@@ -17,12 +17,12 @@ def checked_url(text: str) -> str:
         parts = urlsplit(clean)
         _ = parts.port
     except ValueError as error:
-        raise AffinodeError(f"{text!r} is no URL: {error}", hint=_EXAMPLE) from None
+        raise AffinodeError(f"{text!r} is not a URL: {error}", hint=_EXAMPLE) from None
     if parts.scheme.lower() not in ("http", "https") or not parts.hostname or not clean.isprintable() or " " in clean:
-        raise AffinodeError(f"{text!r} is no URL of a Prometheus server", hint=_EXAMPLE)
+        raise AffinodeError(f"{text!r} is not the URL of a Prometheus server", hint=_EXAMPLE)
     if parts.username is not None or parts.password is not None:
         raise AffinodeError(
-            f"credentials in the URL of {parts.hostname}: everybody on this machine could read them",
+            f"credentials in the URL of {parts.hostname}: every user of this machine could read them",
             hint="give --prometheus-user NAME with --password-file FILE, or --token-file FILE",
         )
     path = parts.path.rstrip("/")

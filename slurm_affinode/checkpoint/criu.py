@@ -143,7 +143,7 @@ class Criu:
                 raise CheckpointError(f"CRIU cannot be run: {error}", hint="install criu 4.1 or newer") from None
             match = _VERSION.search(said.stdout.decode("utf-8", "replace"))
             if match is None:
-                raise CheckpointError(f"{self._program} --version says no version", hint="install criu 4.1 or newer")
+                raise CheckpointError(f"{self._program} --version reports no version", hint="install criu 4.1 or newer")
             if (int(match[1]), int(match[2])) < OLDEST:
                 wanted = ".".join(map(str, OLDEST))
                 raise CheckpointError(
@@ -187,7 +187,7 @@ class Criu:
                     pass_fds=(*sorted({directory_fd, plugins}), *fds), group=True,
                 )  # fmt: skip
         except (UnreachableError, OSError) as error:
-            raise DumpFailed(f"the dump was given up: {error}") from None
+            raise DumpFailed(f"the dump was aborted: {error}") from None
         if done.returncode != 0:
             raise _failed(directory_fd, f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
         try:
@@ -196,7 +196,7 @@ class Criu:
             inventory = inspect(directory_fd)
             refusal = open_files.refusal(directory_fd)
         except BadImage as error:
-            raise _failed(directory_fd, f"CRIU said it was done, but the image is not complete: {error}") from None
+            raise _failed(directory_fd, f"CRIU reported success, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
             raise DumpFailed(f"the image holds process {inventory.pids[0]} in place of {tree.root_pid_ns}")
         if refusal is not None:
@@ -229,7 +229,7 @@ class Criu:
             space = self._hold(init)
             space.check()
         except (OSError, ValueError) as error:
-            raise kind(f"the namespaces of the job are not there: {error}") from None
+            raise kind(f"the namespaces of the job cannot be used: {error}") from None
         return space
 
     def restore(
@@ -294,7 +294,7 @@ class Criu:
                 self._place(target, (), pages, ready)
         except (UnreachableError, OSError) as error:
             target.space.kill_all()
-            raise RestoreFailed(f"the restore was given up: {error}") from None
+            raise RestoreFailed(f"the restore was aborted: {error}") from None
         except CheckpointError:
             target.space.kill_all()
             raise
@@ -537,4 +537,4 @@ def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
             if found is not None:
                 raise RestoreFailed(f"{found} is open in the restored tree, and is not the file that it was")
     except OSError as error:
-        raise RestoreFailed(f"what the restored tree has open cannot be looked at: {error}") from None
+        raise RestoreFailed(f"the open files of the restored tree cannot be examined: {error}") from None

@@ -191,7 +191,7 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
     page_bytes = sum(_pages(directory_fd, name, sizes) for name in filter(_PAGEMAP.fullmatch, sizes))
     pids = tuple(parents)
     if sizes.get(f"mm-{pids[0]}.img") is None or page_bytes == 0:
-        raise BadImage(f"mm-{pids[0]}.img: the root has no memory")
+        raise BadImage(f"mm-{pids[0]}.img: the root process has no memory")
     numbers |= set(threads)
     numbers.discard(0)
     with_memory = tuple(pid for pid in pids if f"mm-{pid}.img" in sizes)

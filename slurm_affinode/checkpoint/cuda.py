@@ -175,7 +175,7 @@ class Cuda:
     def lock(self, pid: int, *, timeout_ms: int, started: int | None = None) -> None:
         """RUNNING -> LOCKED. Raises ``LockTimeout``. ``started``: see ``CudaDriver``."""
         if timeout_ms <= 0:
-            raise ValueError("a lock needs a time-out: without one it may wait for ever")
+            raise ValueError("a lock needs a time-out: without one it may wait forever")
         try:
             deadline = timeout_ms / 1000 + self._deadlines.grace
             self._ask("lock", f"lock process {pid}", deadline, pid=pid, timeout_ms=timeout_ms, started=started)

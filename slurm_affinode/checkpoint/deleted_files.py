@@ -157,7 +157,7 @@ def put_in_place(init: Id, directory_fd: int, owner: tuple[int, int], *, wait_s:
             with _opened(root, one.directory) as parent:
                 while not _linked(parent, one):
                     if time.monotonic() >= deadline:
-                        raise OSError(errno.EEXIST, "is there already, and is another one", one.name)
+                        raise OSError(errno.EEXIST, "exists already, and is another file", one.name)
                     time.sleep(_PAUSE_S)
 
     if remaps:

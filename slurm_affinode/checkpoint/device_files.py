@@ -156,7 +156,7 @@ def opened(plugin: Path = CRIU_PLUGIN) -> Iterator[int]:
         raise _unusable(plugin, error.strerror or "", "install it with make -C spank install") from None
     try:
         if loose is not None:
-            raise _unusable(plugin, f"others than root may write to {loose}")
+            raise _unusable(plugin, f"users other than root may write to {loose}")
         _check(fd, plugin)
         yield fd
     finally:

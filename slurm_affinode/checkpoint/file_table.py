@@ -330,7 +330,7 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
             need(integer(facts, 12), program=True)
             for area in facts.get(14, []):
                 if not isinstance(area, bytes):
-                    raise BadImage("a mapping is no message")
+                    raise BadImage("a mapping is not a message")
                 one = message(area)
                 status = integer(one, 7)
                 if status & (_FILE_PRIVATE | _FILE_SHARED) and not status & (_MEMFD | _BY_PLUGIN):
@@ -351,7 +351,7 @@ def device_mappings(memories: Collection[bytes]) -> set[int]:
         for body in bodies(data):
             for area in message(body).get(14, []):
                 if not isinstance(area, bytes):
-                    raise BadImage("a mapping is no message")
+                    raise BadImage("a mapping is not a message")
                 one = message(area)
                 if integer(one, 7) & _BY_PLUGIN:
                     found.add(integer(one, 4))
@@ -414,12 +414,12 @@ def _regular(body: bytes) -> RegularFile:
     facts = message(body)
     name = _text(facts, 6)
     if not name.startswith(b"/") or b"\0" in name:
-        raise BadImage(f"{FILES}: {name!r} is no path")
+        raise BadImage(f"{FILES}: {name!r} is not a path")
     number = _single(facts, 1)
     mode = _single(facts, 10) if 10 in facts else None
     size = _single(facts, 8) if 8 in facts else None
     if not 0 <= number < _ID_LIMIT:
-        raise BadImage(f"{FILES}: {number} is no number of a file")
+        raise BadImage(f"{FILES}: {number} is not the number of a file")
     if _single(facts, 9, 0):
         raise BadImage(f"{FILES}: {name!r} is to be had from somewhere else")
     return RegularFile(number, os.fsdecode(name), _single(facts, 2), mode, size)
@@ -433,10 +433,10 @@ def _socket(body: bytes) -> UnixSocket:
     if 14 in facts:
         directory = os.fsdecode(_text(facts, 14))
     if directory is not None and "\0" in directory:
-        raise BadImage(f"{FILES}: {directory!r} is no path")
+        raise BadImage(f"{FILES}: {directory!r} is not a path")
     name = _text(facts, 11)
     if name and name[0] and b"\0" in name.rstrip(b"\0"):
-        raise BadImage(f"{FILES}: {name!r} is no path")
+        raise BadImage(f"{FILES}: {name!r} is not a path")
     owner = message(_text(facts, 9))
     options = message(_text(facts, 10))
     return UnixSocket(
@@ -450,12 +450,12 @@ def _socket(body: bytes) -> UnixSocket:
 def _watches(body: bytes) -> Iterator[InotifyWatch]:
     for one in message(body).get(5, []):
         if not isinstance(one, bytes):
-            raise BadImage(f"{FILES}: a watch is no message")
+            raise BadImage(f"{FILES}: a watch is not a message")
         facts = message(one)
         handle = message(_text(facts, 7))
         path = os.fsdecode(_text(handle, 4)) if 4 in handle else None
         if path is not None and (not path.startswith("/") or "\0" in path):
-            raise BadImage(f"{FILES}: {path!r} is no path")
+            raise BadImage(f"{FILES}: {path!r} is not a path")
         yield InotifyWatch(_single(facts, 2), _single(facts, 5), path)
 
 

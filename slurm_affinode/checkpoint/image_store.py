@@ -318,7 +318,7 @@ class DirectoryStore:
                 fds = begin_directory(job_fd, seq, owner=self._owner, fresh=True)
             except OSError as error:
                 os.close(job_fd)
-                raise NoRoom(f"{self.path}: no image can be begun: {error.strerror}") from None
+                raise NoRoom(f"{self.path}: no image can be created: {error.strerror}") from None
             except BaseException:
                 os.close(job_fd)
                 raise
@@ -491,7 +491,7 @@ class DirectoryStore:
                 writer.publish()
             except Stopped:
                 writer.leave()
-                raise CheckpointError(f"{name}: the copy was stopped; it is taken up later") from None
+                raise CheckpointError(f"{name}: the copy was stopped and is resumed later") from None
             except OSError as error:
                 writer.leave()
                 raise NoRoom(f"{to.path}: {name} cannot be copied: {error.strerror}") from None

@@ -82,9 +82,9 @@ def decode(data: bytes, signature: bytes, key: bytes) -> Manifest:
 def _check(manifest: Manifest, node: str | None) -> None:
     """Check a manifest signed by ``node`` for values that no release writes. Raises ``ValueError``."""
     if node is not None and node != manifest.node:
-        raise ValueError(f"it is of {manifest.node!r:.60}, and {node!r:.60} has signed it")
+        raise ValueError(f"it names {manifest.node!r:.60}, but {node!r:.60} has signed it")
     if not all(0 <= one < _YEAR_10000 for one in (manifest.started_epoch, manifest.dumped_epoch)):
-        raise ValueError("its times are none")
+        raise ValueError("its times are not finite")
     numbers = (manifest.seq, manifest.uid, manifest.gid, manifest.restarts, manifest.gpu_bytes)
     if not all(0 <= one < 1 << 63 for one in (*numbers, *(file.size for file in manifest.files))):
         raise ValueError("it has numbers below 0, or far too large")

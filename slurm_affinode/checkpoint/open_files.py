@@ -446,7 +446,7 @@ class Inheritance:
             finally:
                 os.close(fd)
             if facts.st_uid != 0 or facts.st_mode & 0o022:
-                raise RestoreFailed(f"{directory}: others than root may write to it")
+                raise RestoreFailed(f"{directory}: users other than root may write to it")
 
     def _sockets(self, table: FileTable) -> dict[int, socket.socket]:
         """Create the named sockets. Raises ``RestoreFailed``."""
@@ -614,8 +614,8 @@ class OpenFiles:
         self, user: User, passed: Mapping[Inode, int], given: Collection[int] = (), watched: Collection[Inode] = ()
     ) -> None:
         """``passed``: files and the permitted access. ``given``: descriptors that the processes were given, whose files
-        are permitted with the access they are open for. ``watched``: files that may be watched: device as in
-        ``fdinfo``, inode.
+        are permitted with the access they are open for. ``watched``: device (as in ``fdinfo``) and inode of files that
+        may be watched.
         """
         self._user, self._watched = user, watched
         self._rights = dict(passed)

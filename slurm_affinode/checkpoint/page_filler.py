@@ -248,7 +248,7 @@ class Filler:
         self._let_go()
         for place in self._places.values():
             if place.changed:
-                raise ImageDamaged(f"{CRIU}/{place.memory.file}: its contents change from one look to the next")
+                raise ImageDamaged(f"{CRIU}/{place.memory.file}: its contents change while it is read")
             if place.left > 0:
                 self._fail(f"{place.left} bytes of process {place.memory.pid} were not read")
         self._check()
@@ -320,14 +320,14 @@ class Filler:
         (pid,) = _NUMBER.unpack(said) if len(said) == _NUMBER.size else (_FINISHED,)
         self._said_all = pid == _FINISHED
         if self._said_all and self._missing():
-            raise ValueError(f"it does not speak of process {min(self._missing())}")
+            raise ValueError(f"it does not mention process {min(self._missing())}")
         if self._said_all or pid < 0:
             return None
         _, (uffd, *_), _, _ = socket.recv_fds(talk, 1, 1)
         memory = self._memories.get(pid)
         if memory is None:
             os.close(uffd)
-            raise ValueError(f"it speaks of process {pid}")
+            raise ValueError(f"it mentions process {pid}")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         place = _Place(memory, uffd, os.open(memory.file, flags, dir_fd=self._images_fd))
         with self._lock:

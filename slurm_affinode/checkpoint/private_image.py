@@ -179,7 +179,7 @@ class PrivateImage:
     def check_compared(self) -> None:
         """Check the comparison after all pages are verified. Raises ``ImageDamaged``."""
         if self._changed is not None:
-            raise ImageDamaged(f"{CRIU}/{self._changed}: its contents change from one look to the next")
+            raise ImageDamaged(f"{CRIU}/{self._changed}: its contents change while it is read")
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class Gate:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Stop waiting for messages. Raises the error of a call, since it caused whatever result CRIU has."""
+        """Stop waiting for messages. Raises the error of a failed call, which explains any error of CRIU."""
         os.close(self._end)
         self._thread.join()
         for fd in (self._ask, self._go, self._over):
@@ -87,7 +87,7 @@ class Gate:
     def check_asked(self) -> None:
         """Check that CRIU ran the script at both points, once it reports success. Raises ``RestoreFailed``."""
         if self._asked != [POST_RESTORE, PRE_RESUME]:
-            raise RestoreFailed("CRIU let the restored tree go without asking")
+            raise RestoreFailed("CRIU resumed the restored process tree without running its script")
 
     def _pipe(self, name: str) -> int:
         path = self._directory / name

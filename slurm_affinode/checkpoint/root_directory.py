@@ -45,8 +45,8 @@ def open_top(path: Path, *, owner: int, create: bool) -> int:
         facts = os.fstat(fd)
         if facts.st_uid != owner or facts.st_mode & 0o077:
             raise CheckpointError(
-                f"{path}: the image store must belong to user {owner} and be closed to everybody else "
-                f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
+                f"{path}: the image store must belong to user {owner}, without access for others "
+                f"(it belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
                 hint=f"chown {owner} {path} && chmod 0700 {path}",
             )
     return fd
@@ -71,11 +71,11 @@ def check_above(store: Path, *, owner: int) -> None:
     try:
         facts = path.stat()
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be looked at: {error.strerror}") from None
+        raise CheckpointError(f"{path}: cannot be examined: {error.strerror}") from None
     if facts.st_uid != owner or facts.st_mode & 0o022:
         raise CheckpointError(
-            f"{path}: others than user {owner} may write to the directory of the shared store "
-            f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), where notes of sleeping jobs are kept",
+            f"{path}: users other than {owner} may write to the directory of the shared store (it belongs to user "
+            f"{facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o}), where notes of sleeping jobs are kept",
             hint=f"give the store a directory of its own: install -d -m 0700 {path / 'slurm-affinode'}, and below it "
             f"suspend.shared_store = {str(path / 'slurm-affinode' / store.name)!r}",
         )

@@ -64,7 +64,7 @@ class Entries:
         except OSError as error:
             raise NoRoom(f"{self.path}: is not there any more: {error.strerror}") from None
         if (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino):
-            raise NoRoom(f"{self.path}: is not the file system any more that the agent was started with")
+            raise NoRoom(f"{self.path}: is not the file system with which the agent was started")
         if whole.f_flag & os.ST_RDONLY:
             raise NoRoom(f"{self.path}: is read-only")
 

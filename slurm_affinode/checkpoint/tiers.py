@@ -216,7 +216,7 @@ class Tiers:
                 self.retention.took(tier, image.manifest.size)
                 return image
         if len(why) > 1:
-            self._report(key, f"no tier takes its image: {'; '.join(why)}")
+            self._report(key, f"no tier can store its image: {'; '.join(why)}")
         raise NoRoom(why[0] if why else "there is no image store")
 
     def settle(self, image: Image, *, passed: Passed = lambda text: None) -> Copy:
@@ -315,16 +315,16 @@ class Tiers:
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
 
     def _here(self, copy: Copy, bad: Collection[str], stack: ExitStack) -> tuple[Copy, Pages]:
-        """Return a copy from which a tree can be restored while ``stack`` is open: this one, or one brought here."""
+        """Return a copy from which a tree can be restored while ``stack`` is open: this one, or a copy made here."""
         # Through host memory it is read once; through a disk would be slower than from where it is.
         packed = copy.tier.shared and copy.tier.store.packed(copy.image)
         if copy.tier.shared:
-            # A damaged or unverified copy still in a tier would be mistaken for the one brought here.
+            # A damaged or unverified copy still in a tier would be mistaken for the copy made here.
             brought = self.pull(copy, expected_s=0.0, durable=packed, without=bad)
             if brought is not None:
                 try:
                     return brought, stack.enter_context(brought.tier.store.verifying(brought.image, known=True))
-                except ImageDamaged as error:  # the copy was valid when it was brought here, and its source is
+                except ImageDamaged as error:  # the copy was valid when it was made, and its source is
                     raise CheckpointError(str(error)) from None
         if packed:
             raise NoRoom("it is compressed, and no tier of this node has room for it")
@@ -420,7 +420,7 @@ class Tiers:
                         raise
                     self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
                     self.publish(name, seq)
-                self._report(copy.image.manifest.key, "its shared image was damaged and is mended: it can be woken")
+                self._report(copy.image.manifest.key, "its damaged shared image was repaired: it can be woken")
             return
         self.publish(name, seq)
 
@@ -450,7 +450,7 @@ class Tiers:
                 except ImageDamaged:
                     raise
                 except (CheckpointError, OSError) as error:
-                    self._report(copy.image.manifest.key, f"not brought to the tier {tier.name}: {_text(error)}")
+                    self._report(copy.image.manifest.key, f"not copied to the tier {tier.name}: {_text(error)}")
         return None
 
 
@@ -549,7 +549,9 @@ def _memory_tier(config: TiersConfig, path: Path, key: bytes, *, create: bool) -
         raise CheckpointError(f"{path}: is on {kind or 'an unknown file system'}, not on a tmpfs")
     if os.statvfs(path).f_blocks == 0:
         store.close()
-        raise CheckpointError(f"{path}: is on a tmpfs without a limit, which tells no room", hint="mount it with size=")
+        raise CheckpointError(
+            f"{path}: is on a tmpfs without a limit, so that its free space is unknown", hint="mount it with size="
+        )
     return Tier("memory", store, durable=False, left=left)
 
 

@@ -156,7 +156,7 @@ def copy_files(manifest: Manifest, source_fd: int, target_fd: int, *, owner: int
 
 
 def _in_batches(files: Iterable[FileFact]) -> Iterator[Sequence[FileFact]]:
-    """Group small files; a large one, with many concurrent blocks, stays alone."""
+    """Yield batches of small files, and each large one alone: its blocks are copied concurrently."""
     small: list[FileFact] = []
     for fact in files:
         if fact.size >= _DIRECT_FROM:

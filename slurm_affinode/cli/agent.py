@@ -73,6 +73,6 @@ def _refuse_others(path: Path | None) -> None:
             at = process.replaceable(path.absolute())
     if at is not None:
         raise ConfigError(
-            f"{path}: others than root may write to {at}, and it names programs that root runs",
+            f"{path}: users other than root may write to {at}, and it names programs that root runs",
             hint=f"chown root:root {at} && chmod go-w {at}",
         )

@@ -29,10 +29,10 @@ def check(open_diag: Callable[[], SockDiag] = SockDiag) -> Check:
             diag.close()
     except SockDiagError as error:
         return Check(
-            NAME, SKIPPED, f"requests to jobs that sleep in place cannot be noticed: {error}",
+            NAME, SKIPPED, f"requests to jobs that sleep in place cannot be detected: {error}",
             "load the kernel modules tcp_diag and unix_diag, where mode=inplace is to be used",
         )  # fmt: skip
-    return Check(NAME, OK, f"the kernel tells of {count} sockets: requests to jobs that sleep in place are noticed")
+    return Check(NAME, OK, f"the kernel lists {count} sockets: requests to jobs that sleep in place are detected")
 
 
 _EPILOG = """\b

@@ -71,5 +71,5 @@ def openmetrics(
 def _label(text: str) -> tuple[str, str]:
     match = _LABEL.fullmatch(text)
     if match is None or match.group(1).startswith("__"):
-        raise AffinodeError(f"{text!r} is no label", hint="write for example --label job=dcgm")
+        raise AffinodeError(f"{text!r} is not a label", hint="write for example --label job=dcgm")
     return match.group(1), match.group(2)

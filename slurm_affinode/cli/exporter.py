@@ -115,7 +115,7 @@ def _address(text: str) -> tuple[str, int]:
     is_port = re.fullmatch("[0-9]{1,5}", port) is not None and int(port) <= 65535
     if not colon or not is_port or (":" in host and not host.startswith("[")):
         raise AffinodeError(
-            f"--listen {text}: is no HOST:PORT", hint="for example 0.0.0.0:9402, 127.0.0.1:9402, [::]:9402"
+            f"--listen {text}: is not HOST:PORT", hint="for example 0.0.0.0:9402, 127.0.0.1:9402, [::]:9402"
         )
     return host.strip("[]"), int(port)
 

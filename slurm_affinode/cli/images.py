@@ -274,9 +274,7 @@ def prune(
             raise InputError("--unknown cannot be combined with JOBS", hint="leave one of them out")
         return _give_up(config, jobs, dry_run=dry_run, yes=yes, as_json=as_json)
     if unknown and not yes and not dry_run:
-        raise InputError(
-            "the images of these jobs are all that is left of them", hint="say --yes, or --dry-run to look"
-        )
+        raise InputError("these jobs exist only in their images", hint="add --yes, or --dry-run for a preview")
     with open_client(config.slurm.backend) as slurm, _tiers(config) as tiers:  # type: ignore[arg-type]
         cluster = slurm.config().get("ClusterName") or config.cluster.name
         if not cluster:
@@ -311,9 +309,7 @@ def prune(
 
 def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, as_json: bool) -> int:
     if not yes and not dry_run:
-        raise InputError(
-            "the images of these jobs are all that is left of them", hint="say --yes, or --dry-run to look"
-        )
+        raise InputError("these jobs exist only in their images", hint="add --yes, or --dry-run for a preview")
     removed: list[dict[str, str]] = []
     failed: list[str] = []
     wanted = _numbers(jobs)
@@ -372,7 +368,7 @@ def shared_images(config: Config) -> Check:
     """Check whether the shared store needs the attention of an administrator."""
     suspend = config.suspend
     if suspend.shared_store is None or not os.access(suspend.key_file, os.R_OK):
-        return Check("images", SKIPPED, "only root looks into the shared store, on a node with an agent")
+        return Check("images", SKIPPED, "only root can check the shared store, on a node with an agent")
     try:
         with _tiers(config) as tiers:
             signer = signer_of(config)
@@ -384,7 +380,7 @@ def shared_images(config: Config) -> Check:
         return Check("images", PROBLEM, str(stopped), STOPPED_HINT)
     refused = [f"{path}: {why}" for path, why in sorted(signer.refused().items())]
     if refused:
-        return Check("images", PROBLEM, f"ignored: {refused[0]}", "who has written there? Remove it if no agent did")
+        return Check("images", PROBLEM, f"ignored: {refused[0]}", "remove it unless an agent has written it")
     return Check("images", OK, f"{suspend.shared_store}: swept, and all notes beside it are signed")
 
 

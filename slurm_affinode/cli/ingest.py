@@ -686,9 +686,9 @@ def ingest_sacct(
     record is reported with its line, and the others are ingested; an unreadable input changes nothing.
     """
     if files and (since or until or all_clusters):
-        raise click.UsageError("--since, --until and --all-clusters are for running sacct: leave them or FILE out")
+        raise click.UsageError("--since, --until and --all-clusters are for running sacct: leave them out, or FILE")
     if not files and (timezone or delimiter):
-        raise click.UsageError("--timezone and --delimiter are about FILE: which file?")
+        raise click.UsageError("--timezone and --delimiter need FILE")
     how = SacctReading(
         cluster=cluster or run.config.cluster.name_or_default,
         zone=run.zone(timezone) if files else "UTC",
@@ -795,7 +795,7 @@ def _unescape(delimiter: str | None) -> str | None:
     except UnicodeDecodeError:
         text = delimiter
     if not text or "\n" in text:
-        raise click.UsageError(f"--delimiter {delimiter!r} cannot stand between fields")
+        raise click.UsageError(f"--delimiter {delimiter!r} cannot separate fields")
     return text
 
 

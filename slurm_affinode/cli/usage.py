@@ -157,7 +157,7 @@ def queue(
         found = usage.waits_of(pending, query, moment)
         late = runs.caution(query, pending, moment)
         if late and not as_json:
-            warn(f"{late}; --live asks Slurm")
+            warn(f"{late}; --live queries Slurm")
     found = [one for one in found if one.gpus or not gpu_only]
     if as_json:
         print_json({"source": "live" if now else "history", "at": moment, "waiting": len(found),

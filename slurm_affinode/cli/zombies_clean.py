@@ -188,9 +188,7 @@ def clean(
 def _person(limit: int) -> None:
     """Ask for confirmation at a terminal, so that no script can raise the limit."""
     if not sys.stdin.isatty():
-        raise AffinodeError(
-            "--over-limit needs a person at a terminal", hint="without one, limits.cancel of the policy holds"
-        )
+        raise AffinodeError("--over-limit needs a terminal", hint="without one, limits.cancel of the policy holds")
     click.confirm(f"Cancel up to {counted(limit, 'job')} in this run?", abort=True)
 
 

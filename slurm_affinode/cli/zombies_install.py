@@ -75,7 +75,7 @@ def install(
     if not user.isprintable() or any(c in user for c in " %:/"):
         raise AffinodeError(f"{user!r} is no user")
     if not options.isprintable():
-        raise AffinodeError(f"{options!r} cannot stand in a unit or a crontab")
+        raise AffinodeError(f"{options!r} cannot be written into a unit or a crontab")
     if root is None:
         try:
             pwd.getpwnam(user)
@@ -157,7 +157,7 @@ def _path(config: Config, quoted: Callable[[str], str], *, here: bool) -> dict[s
 def _absolute(path: Path) -> str:
     text = str(path.absolute())
     if not text.isprintable():
-        raise AffinodeError(f"{text!r} cannot stand in a unit or a crontab")
+        raise AffinodeError(f"{text!r} cannot be written into a unit or a crontab")
     return text
 
 

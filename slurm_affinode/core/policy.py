@@ -341,11 +341,11 @@ def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
     """
     least = min_run_s(policy, candidate)
     if candidate.run_s is None:
-        yield Refusal("run-unknown", "how long it has run is not known: slurmctld has not answered yet")
+        yield Refusal("run-unknown", "how long it has run is unknown: slurmctld has not responded yet")
         return
     if candidate.run_s < least:
         yield Refusal(
-            "min-run", f"it has run for {span(int(candidate.run_s))}; the site leaves a run alone for {span(least)}"
+            "min-run", f"it has run for {span(int(candidate.run_s))}; the site lets each attempt run for {span(least)}"
         )
     pause = backoff_s(policy, candidate.suspensions)
     if candidate.run_s < pause:
@@ -397,7 +397,7 @@ def _pressure(
     if candidate.option.when is Pressure.ALWAYS or candidate.wanted_by:
         return
     if surroundings.waiting is None or surroundings.node is None:
-        yield Refusal("queue-unknown", "who waits is not known: slurmctld has not answered lately")
+        yield Refusal("queue-unknown", "the pending jobs are unknown: slurmctld has not responded lately")
     elif not presses:
         served = pressing(replace(surroundings, promises=()), candidate, others) if surroundings.promises else ()
         if served:

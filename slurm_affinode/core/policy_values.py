@@ -41,7 +41,7 @@ def span_above_0(value: Any) -> float:
     """Return the seconds of a span above 0."""
     seconds = span(value)
     if seconds <= 0:
-        raise ValueError(f"{value!r} is no time at all")
+        raise ValueError(f"{value!r} is not above 0")
     return seconds
 
 
@@ -85,7 +85,7 @@ def patterns(value: Any) -> tuple[str, ...]:
     found = _some(value, "everything")
     for one in found:
         if one != one.strip() or any(char in "[]," or not char.isprintable() for char in one):
-            raise ValueError(f'{one!r} is no name: each stands by itself, ["a", "b*"]; patterns are * and ?')
+            raise ValueError(f'{one!r} is not a name: write each by itself, ["a", "b*"]; patterns are * and ?')
     return found
 
 
@@ -94,7 +94,7 @@ def job_patterns(value: Any) -> tuple[str, ...]:
     found = patterns(value)
     for one in found:
         if not re.fullmatch(r"[0-9_+*?]+", one):
-            raise ValueError(f'{one!r} is no job ID: write for example ["123", "124_5"]')
+            raise ValueError(f'{one!r} is not a job ID: write for example ["123", "124_5"]')
     return found
 
 
@@ -210,7 +210,7 @@ def hours(value: Any) -> tuple[time, time]:
                 return begin, end
     except ValueError:
         pass
-    raise ValueError(f'{value!r} is no part of a day: write for example "08:00-18:00"')
+    raise ValueError(f'{value!r} is not a part of a day: write for example "08:00-18:00"')
 
 
 def _end(hour: int, minute: int) -> time:

@@ -585,7 +585,7 @@ def _text(value: Any) -> str:
 
 def _word(value: Any) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", value):
-        raise _Wrong(f"{value!r} is no name: small letters, digits and hyphens")
+        raise _Wrong(f"{value!r} is not a name: small letters, digits and hyphens")
     return value
 
 

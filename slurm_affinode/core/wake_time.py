@@ -46,7 +46,7 @@ def wake_time(text: str, since: float, zone: tzinfo | None = None) -> float:
 def _after(since: float, seconds: int) -> float:
     at = since + seconds
     if at >= _END_OF_TIME:
-        raise ValueError(f"{seconds} seconds from now is no time that there is")
+        raise ValueError(f"{seconds} seconds from now is not a valid time")
     return at
 
 

@@ -217,7 +217,7 @@ class ZombieLog:
     # --- keeps
 
     def keep(self, keep: Keep) -> Keep | None:
-        """Store a keep, one per run of a job; return the earlier one if there is one, else ``None``."""
+        """Store an exemption unless the attempt of the job has one; return that one, else ``None``."""
         table = zombie_keeps.c
 
         def work(connection: Connection) -> Keep | None:

@@ -67,7 +67,7 @@ def _sqlite_error(said: str, path: str, name: str) -> AffinodeError:
     if "not a database" in low or "malformed" in low:
         return InputError(
             "is damaged, or is not a SQLite database", where=path,
-            hint="restore it from a copy, or move it away and take the history in again",
+            hint="restore it from a copy, or move it away and ingest everything again",
         )  # fmt: skip
     if "readonly" in low or "read-only" in low:
         return UnreachableError(
@@ -180,7 +180,7 @@ def parse_url(text_url: str) -> URL:
     """
     given = text_url.strip()
     if not given:
-        raise ConfigError("the URL of the store is empty", hint="leave it out to use SQLite in the state directory")
+        raise ConfigError("the URL of the database is empty", hint="leave it out to use SQLite in the state directory")
     if "://" not in given:
         return URL.create("sqlite", database=str(Path(given).expanduser()))
     if given.startswith("sqlite:///") and given != "sqlite:///:memory:":
@@ -193,7 +193,7 @@ def parse_url(text_url: str) -> URL:
     # After an @ in the password, the rest of it would be part of the host, which messages show.
     if url is None or "@" in (url.host or ""):
         raise ConfigError(
-            "the URL of the store cannot be read",
+            "the URL of the database cannot be read",
             hint="write postgresql://USER@HOST/DATABASE, mariadb://USER@HOST/DATABASE or sqlite:////PATH/FILE; "
             "in a password, write @ : / as %40 %3A %2F",
         )
@@ -202,7 +202,7 @@ def parse_url(text_url: str) -> URL:
     if backend == "sqlite":
         raise ConfigError(f"{url.drivername}: names no file", hint="name one: sqlite:////PATH/FILE")
     if backend not in ("postgresql", "mariadb"):
-        raise ConfigError(f"{url.drivername}: not a database that can hold the store", hint=_known())
+        raise ConfigError(f"{url.drivername}: is not a supported database", hint=_known())
     if not url.database:
         raise ConfigError(f"{shown(url)}: names no database", hint=_known())
     return url.update_query_dict({"charset": "utf8mb4"}) if backend == "mariadb" else url
@@ -252,7 +252,7 @@ def connect(url: URL, *, create: bool = True) -> Engine:
             return dialect.connect(*arguments, **options)
         except TypeError as error:  # an unknown option is an unexpected argument
             raise ConfigError(
-                f"{shown(url)}: cannot be used: {one_line(error)}", hint="see what stands behind the ? of the URL"
+                f"{shown(url)}: cannot be used: {one_line(error)}", hint="check the options after the ? of the URL"
             ) from error
 
     return engine
@@ -262,8 +262,9 @@ def _sqlite(url: URL, *, create: bool) -> Engine:
     path = Path(str(url.database))
     if not create and not path.exists():
         raise NoStoreError(
-            f"{path}: there is no store",
-            hint="is that the right --state or --db? The first ingest makes it: slurm-affinode ingest sacct --since 7d",
+            f"{path}: there is no database",
+            hint="is that the right --state or --db? The first ingest creates it: "
+            "slurm-affinode ingest sacct --since 7d",
         )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -395,7 +396,7 @@ def _mariadb_lock(connection: Connection, engine: Engine) -> Iterator[None]:
         asked: dict[str, Any] = {"name": name, "wait": WRITER_WAIT_S}
         got = connection.execute(text("SELECT GET_LOCK(:name, :wait)"), asked).scalar()
     if got != 1:
-        raise UnreachableError(f"{shown(engine.url)}: another writer has held the store for {WRITER_WAIT_S} s")
+        raise UnreachableError(f"{shown(engine.url)}: another writer has locked the database for {WRITER_WAIT_S} s")
     try:
         with connection.begin():
             yield

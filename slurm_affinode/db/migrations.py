@@ -142,14 +142,14 @@ def _compare(applied: dict[int, tuple[str, str]], known: tuple[Migration, ...], 
     newest = max(applied, default=0)
     if newest > len(known):
         raise AffinodeError(
-            f"{where}: the store has schema {newest}, this slurm-affinode knows up to {len(known)}",
+            f"{where}: the database has schema {newest}, this slurm-affinode knows up to {len(known)}",
             hint="it was upgraded by a newer slurm-affinode: use that one",
         )
     for migration in known:
         record = applied.get(migration.version)
         if record is not None and record[1] != migration.checksum:
             raise AffinodeError(
-                f"{where}: migration {migration.version:04d} ({record[0]}) differs from the one applied to this store",
+                f"{where}: migration {migration.version:04d} ({record[0]}) differs from the one that was applied",
                 hint="the installation's sql/migrations was changed: install slurm-affinode again",
             )
     return Status(newest, tuple(m for m in known if m.version not in applied))

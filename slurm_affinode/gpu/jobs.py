@@ -65,7 +65,7 @@ def add(directory: Path, gpus: Sequence[str], job: str, *, lock_s: float = LOCK_
     _check(job)
     wrong = [name for name in gpus if not _NAME.fullmatch(name)]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is no index of a GPU")
+        raise ValueError(f"{wrong[0]!r} is not the index of a GPU")
     with _locked(directory, lock_s):
         for name in gpus:
             path = directory / name
@@ -88,7 +88,7 @@ def remove(directory: Path, job: str, *, lock_s: float = LOCK_S) -> None:
 
 def _check(job: str) -> None:
     if not _JOB.fullmatch(job):
-        raise ValueError(f"{job!r} is no job ID")
+        raise ValueError(f"{job!r} is not a job ID")
 
 
 def _jobs(path: Path) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def _locked(directory: Path, lock_s: float) -> Iterator[None]:
             if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
                 # As root, this process would follow links that they place there.
                 raise UnreachableError(
-                    f"{directory}: others than its user may write to it",
+                    f"{directory}: users other than its owner may write to it",
                     hint=f"try: chown root:root {directory} && chmod 0755 {directory}",
                 )
             if not _lock(fd, lock_s):

@@ -327,7 +327,7 @@ def run(
             for reason in sorted(wrong - said):
                 say(reason)
             if said and not wrong:
-                say("all GPUs answer again")
+                say("all GPUs respond again")
             said = wrong
             passed = monotonic() - began
             done = max(done + 1, int(passed / period_s) + (passed % period_s > 0))

@@ -37,7 +37,7 @@ def possible(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
     for name in bad:
         most, unit = _MOST[name]
         above = f"{name} above {most:,} {unit}".rstrip()
-        notes.decide(f"values of {above} cannot be and were taken as not measured", counts[name])
+        notes.decide(f"values of {above} are impossible and count as not measured", counts[name])
     return samples.with_columns(pl.when(~beyond[name]).then(pl.col(name)) for name in bad) if bad else samples
 
 

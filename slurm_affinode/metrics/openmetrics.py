@@ -187,10 +187,10 @@ def as_openmetrics(
     with closing(SampleStore(config.history_dir)) as history:
         if history.devices(since, until).is_empty():
             span = history.span()
-            hint = "take some in first: slurm-affinode ingest gpu PATH..."
+            hint = "ingest some first: slurm-affinode ingest gpu PATH..."
             if span is not None:
                 hint = f"it has samples from {utc(span[0])} to {utc(span[1])}"
-            raise InputError("has no samples of that time", where=str(config.history_dir), hint=hint)
+            raise InputError("has no samples in this interval", where=str(config.history_dir), hint=hint)
         if not isinstance(out, Path):
             return write(history, since, until, out, extra=labels, advance=advance)
         if out.is_dir():

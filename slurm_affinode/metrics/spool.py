@@ -33,7 +33,7 @@ def to_parquet(path: Path) -> Path:
             for name, dtype in SAMPLES.items()
         )
     except pl.exceptions.PolarsError as error:
-        raise InputError(f"is no file of a spool: {str(error).splitlines()[0]}", where=str(path)) from error
+        raise InputError(f"is not a file of a spool: {str(error).splitlines()[0]}", where=str(path)) from error
     target = path.with_suffix(".parquet")
     with replacing(target) as temporary:
         rows.sort("uuid", "mig", "time").write_parquet(temporary, compression="zstd", compression_level=3)

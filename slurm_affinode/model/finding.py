@@ -264,7 +264,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"{self.kind} is no kind of finding")
+            raise ValueError(f"{self.kind} is not a kind of finding")
 
     @property
     def key(self) -> str:

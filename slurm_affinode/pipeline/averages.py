@@ -56,12 +56,12 @@ def analyse_averages(
 
 def _span(jobs: pl.DataFrame, now: datetime) -> tuple[datetime, datetime]:
     if jobs.is_empty():
-        raise AffinodeError("there are no jobs in it: nothing to analyze")
+        raise AffinodeError("has no jobs: nothing to analyze")
     started = jobs.drop_nulls("start")
     first, last = started["start"].min(), started["end"].fill_null(now).max()
     if not isinstance(first, datetime) or not isinstance(last, datetime):
         raise AffinodeError(
-            "no job has a start time: there is no time to give its averages to",
+            "no job has a start time, so the time of its averages is unknown",
             hint="print the fields Start and End as well",
         )
     return first, max(last, first + timedelta(seconds=1))

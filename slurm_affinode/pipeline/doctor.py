@@ -253,7 +253,7 @@ def _controller(run: Runner, version: str | None) -> Check:
     except AffinodeError as error:
         return Check("slurmctld", UNREACHABLE, str(error), error.hint)
     if theirs and scontrol.release(theirs) != scontrol.release(version):
-        return Check("slurmctld", OK, f"answers; it is of Slurm {theirs}, the commands here are of {version}")
+        return Check("slurmctld", OK, f"responds; it runs Slurm {theirs}, the commands here are of {version}")
     return Check("slurmctld", OK, "answers")
 
 
@@ -267,7 +267,7 @@ def _database(run: Runner) -> Check:
     if done.returncode != 0:
         return Check("slurmdbd", UNREACHABLE, f"does not respond: {commands.complaint(done)}", hint)
     names = done.stdout.decode("utf-8", "replace").split()
-    return Check("slurmdbd", OK, f"answers; clusters: {', '.join(names) or '(none)'}")
+    return Check("slurmdbd", OK, f"responds; clusters: {', '.join(names) or '(none)'}")
 
 
 STALE = timedelta(days=2)
@@ -419,7 +419,7 @@ def _prometheus(config: Config, now: datetime) -> Check:
     present = ingest.look(config.prometheus, ingest.read_options(config), now)
     if not present.names:
         hint = "does it scrape dcgm-exporter (or slurm-affinode exporter) on the nodes, and does prometheus.match fit?"
-        return Check("Prometheus", PROBLEM, f"{present.url}: answers, and has no GPU metric that is known", hint)
+        return Check("Prometheus", PROBLEM, f"{present.url}: responds, and has no known GPU metric", hint)
     shown = ", ".join(present.names[-3:])
     return Check("Prometheus", OK, f"{present.url}: answers, {len(present.names)} metrics of use ({shown}, ...)")
 
@@ -451,7 +451,7 @@ def _tracking(run: Runner) -> Check:
         f"AccountingStorageTRES={','.join(tracked) or '(nothing)'}: "
         "there are no GPU counts in accounting without gres/gpu",
         f"set AccountingStorageTRES={wanted} in slurm.conf (needs slurmdbd) and restart slurmctld; "
-        "jobs of before have no GPU count",
+        "earlier jobs have no GPU count",
     )
 
 

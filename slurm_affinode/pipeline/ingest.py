@@ -316,7 +316,7 @@ def check_known(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> None:
         raise NoAccountingError(
             f"there is no accounting from {shown(query.since, query.zone)} to {named(query.until, query.zone)}: "
             f"it is known up to {named(max(ends), query.zone)}",
-            hint="take it in first: slurm-affinode ingest sacct; or choose an earlier --since",
+            hint="ingest it first: slurm-affinode ingest sacct; or choose an earlier --since",
         )
 
 

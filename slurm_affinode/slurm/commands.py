@@ -110,7 +110,7 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
 
 def complaint(done: Completed) -> str:
     """Return the last line that a Slurm program wrote to standard error, without the name of the program."""
-    return interface.clean(last_line(done.stderr)) or "it said nothing"
+    return interface.clean(last_line(done.stderr)) or "no output"
 
 
 def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping[str, str] | None) -> Completed:

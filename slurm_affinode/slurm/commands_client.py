@@ -258,7 +258,7 @@ class CommandsClient:
         self.ping()  # raises if slurmctld is down
         records, answered = self._ask_json(key, doing, *words)
         if not answered and len(words) < _WORDS_OF_ONE:
-            raise interface.ControllerDownError(f"{doing}: slurmctld gave no answer", hint="try: scontrol ping")
+            raise interface.ControllerDownError(f"{doing}: slurmctld did not respond", hint="try: scontrol ping")
         return records
 
     def _ask_json(self, key: str, doing: str, *words: str) -> tuple[list[Mapping[str, object]], bool]:

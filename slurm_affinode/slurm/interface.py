@@ -88,7 +88,7 @@ _TABLE: tuple[tuple[type[SlurmError] | type[ControllerDownError], str, str | Non
         r"|zero bytes were transmitted|unexpected message received|slurm backup controller in standby"
         r"|communication (?:connection failure|shutdown)|no response|resource temporarily unavailable"
         r"|configuration source|cannot stat file|unable to process configuration|dns srv|unable to resolve"
-        r"|no answer within|munge|authentication",
+        r"|timed out after|munge|authentication",
         "is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
     ),
     (UnknownJobError, r"invalid job id|job \S+ not found|no job steps? .*found|invalid step", "see: squeue --all"),

@@ -106,7 +106,7 @@ class Announcements:
 
     def _check(self, facts: os.stat_result, what: str) -> None:
         if facts.st_uid != self._owner or facts.st_mode & 0o022:
-            raise AnnouncementError(f"{what}: others than user {self._owner} may write to it")
+            raise AnnouncementError(f"{what}: users other than {self._owner} may write to it")
 
 
 def _lives(announced: Announcement) -> bool:
@@ -135,5 +135,5 @@ def _parse(text: str, where: str) -> Announcement:
     except (KeyError, ValueError) as error:
         if isinstance(error, AnnouncementError):
             raise
-        raise AnnouncementError(f"{where}: it is not whole") from None
+        raise AnnouncementError(f"{where}: it is incomplete") from None
     return Announcement(job_id, uid, pid, started, keeper, keeper_started, pid_namespace, mount_namespace, program)

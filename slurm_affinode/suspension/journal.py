@@ -71,7 +71,7 @@ class JobJournal:
         """The reason why no suspension of the job may begin now; ``None``: no suspension is open."""
         if self.unreadable:
             return f"its journal cannot be read: {self.damage}"
-        return "an earlier suspension of it is still being put in order" if self.entries else None
+        return "an earlier suspension of it is not completed or rolled back yet" if self.entries else None
 
     @property
     def record(self) -> SuspensionRecord:
@@ -79,7 +79,7 @@ class JobJournal:
         try:
             return SuspensionRecord.of(self.key, ((one.phase, one.time_epoch, one.facts) for one in self.entries))
         except ValueError as error:
-            raise JournalError(f"{self.path}: not of a suspension: {error}") from None
+            raise JournalError(f"{self.path}: is not the journal of a suspension: {error}") from None
 
     def write(self, phase: Phase, facts: SuspensionFacts = NOTHING_NEW) -> None:
         """Announce ``phase``; durable on return. Raises ``JournalError`` if nothing was announced.
@@ -171,11 +171,11 @@ class Journal:
         except FileNotFoundError:
             return
         except OSError as error:
-            raise JournalError(f"{self._directory}: cannot be looked at: {error.strerror}") from error
+            raise JournalError(f"{self._directory}: cannot be examined: {error.strerror}") from error
         if facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
             raise JournalError(
-                f"{self._directory}: others than user {os.geteuid()} may write to the journal "
-                f"(it is of {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
+                f"{self._directory}: users other than {os.geteuid()} may write to the journal "
+                f"(it belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
                 hint=f"look at what is in it; then: chown root:root {self._directory} && chmod 0700 {self._directory}",
             )
 

@@ -118,7 +118,7 @@ class Inspector:
         except ProcessLookupError:
             raise NotAShepherd(f"process {peer.pid} is gone") from None
         except OSError as error:
-            raise NotAShepherd(f"process {peer.pid} cannot be looked at: {error}") from error
+            raise NotAShepherd(f"process {peer.pid} cannot be examined: {error}") from error
         return identity
 
     def _examined(self, process: Process, peer: Peer) -> Identity:
@@ -127,12 +127,12 @@ class Inspector:
         if len(numbers) < 2 or numbers[-1] != "1":
             raise NotAShepherd(f"process {peer.pid} is not PID 1 of a PID namespace")
         if set(status.get("Uid", "").split()) != {str(peer.uid)}:
-            raise NotAShepherd(f"process {peer.pid} is not of user {peer.uid}, who connected")
+            raise NotAShepherd(f"process {peer.pid} does not belong to user {peer.uid}, who connected")
         if process.namespace("user") != own_namespace("user", proc=self._proc):
             raise NotAShepherd(f"process {peer.pid} is in a user namespace of its own")
         job = self._finder.find(peer.pid, process.started)
         if job is None or job.source == "environment":
-            raise NotAShepherd(f"process {peer.pid} is of no job")
+            raise NotAShepherd(f"process {peer.pid} belongs to no job")
         announced = self._announced(job.job_id)
         _check_announcement(process, peer, announced)
         self._check_program(process, announced)

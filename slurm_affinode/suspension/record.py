@@ -156,7 +156,7 @@ class SuspensionRecord(SuspensionFacts):
         if missing:
             raise ValueError(f"{missing[0]} is missing")
         if not all(0 <= one < _YEAR_10000 for one in (known["began_epoch"], *phases.values())):
-            raise ValueError("its times are none")
+            raise ValueError("its times are not finite")
         return cls(key=key, phase=phase, phases=phases, **known)
 
     @property

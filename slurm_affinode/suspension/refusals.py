@@ -148,7 +148,7 @@ def of_nodes(job: JobFacts) -> list[Refusal]:
 
 
 def of_steps(job: JobFacts, harm: str = "") -> list[Refusal]:
-    """Return why a job has processes that are not below its script. ``harm``: what would become of them."""
+    """Return a refusal if the job has ``srun`` steps. ``harm``: the consequence for them, appended to the text."""
     if not job.steps:
         return []
     names = ", ".join(job.steps[:3]) + (", ..." if len(job.steps) > 3 else "")

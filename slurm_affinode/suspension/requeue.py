@@ -118,7 +118,7 @@ class Requeuer:
                 continue
             if fact is JobFact.THIS_RUN:
                 if refused is not None or asked >= _LOOKS:
-                    raise NotRequeued(str(refused) if refused else "Slurm took the requeue and did not do it")
+                    raise NotRequeued(str(refused) if refused else "Slurm accepted the requeue but did not perform it")
                 try:
                     parts.slurm.requeue(job_id, hold=True, running=True)
                     asked += 1

@@ -134,7 +134,7 @@ class JobRestorer:
         job = retry(parts, "ask Slurm for the job", lambda: parts.slurm.job(arrival.job_id))
         run = LiveRun.of(parts.cluster, job, uid=arrival.uid)
         if run is None:
-            raise AffinodeError("Slurm does not say when the job was submitted")
+            raise AffinodeError("Slurm does not report when the job was submitted")
         try:
             copies = self._copies(arrival, run, job)
             if not copies:
@@ -269,7 +269,7 @@ class JobRestorer:
         if not parts.processes.end(
             arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s, reaped=True
         ):
-            raise RestoreFailed("what an earlier restore has left behind cannot be ended")
+            raise RestoreFailed("the processes of an earlier restore cannot be killed")
 
     def _check(self, arrival: Arrival) -> None:
         """Raise ``RestoreFailed`` if the shepherd has ended: its PID may have been reused."""
@@ -292,7 +292,7 @@ class JobRestorer:
         indices = self._parts.gpus_of(job)
         found = by_index(self._parts.gpus.devices(), indices) if indices else None
         if found is None:
-            raise RestoreFailed("Slurm does not say which GPUs of this node the job has")
+            raise RestoreFailed("Slurm does not report which GPUs of this node the job has")
         return found
 
     def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:

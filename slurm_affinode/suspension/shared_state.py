@@ -340,7 +340,7 @@ class Notes:
                     return None
         finally:
             draft.unlink(missing_ok=True)
-        raise OSError(errno.EAGAIN, "others write there all the time")
+        raise OSError(errno.EAGAIN, "other nodes write it all the time")
 
     def _claimant(self, path: Path, run: LiveRun, *, former: bool) -> tuple[str | None, int | None]:
         """Return the claimant of an attempt (``None``: the file is not a claim of it) and the inode of the file."""
@@ -434,13 +434,13 @@ def _file(root: Path, cluster: str, job_id: int) -> Path:
 def _note(path: Path, value: Mapping[str, Any]) -> Note:
     """Parse a note. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
     if (version := value.get("version", _VERSION)) != _VERSION:
-        raise ValueError(f"it is of version {version!r:.60}, not {_VERSION}")
+        raise ValueError(f"its version is {version!r:.60}, not {_VERSION}")
     known = {one.name for one in fields(Note)}
     note: Note = built(Note, {name: one for name, one in value.items() if name in known})
     if path.name != f"{note.key.name}.json":
-        raise ValueError(f"it is of {note.key.name}")
+        raise ValueError(f"it belongs to {note.key.name}")
     if min(note.restarts, note.seq, note.uid, note.began_ms, note.gpus, note.gpu_bytes, note.image_bytes) < 0:
         raise ValueError("it has numbers below 0")
     if not math.isfinite(note.since_epoch) or not math.isfinite(note.released_epoch or 0.0):
-        raise ValueError("its times are none")
+        raise ValueError("its times are not finite")
     return note

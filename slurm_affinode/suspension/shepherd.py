@@ -176,7 +176,7 @@ def _split(packet: bytes) -> tuple[str, Mapping[str, str]]:
     for line in lines:
         key, equals, value = line.partition("=")
         if not equals or not _KEY.fullmatch(key) or key in fields:
-            raise BadMessage(f"{verb}: a line is not key=value with a key of its own")
+            raise BadMessage(f"{verb}: a line is not key=value, or repeats a key")
         if value and not value.isprintable():
             raise BadMessage(f"{verb}: {key} holds control characters")
         fields[key] = value

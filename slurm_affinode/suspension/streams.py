@@ -238,7 +238,7 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
             check()
             data = os.pread(source, min(_CHUNK, size - at), at)
             if not data:
-                raise OSError(0, "the saved output is shorter than it says")
+                raise OSError(0, "the saved output is shorter than recorded")
             at += _write(file, data, at)
         _write(file, rest, at)
         # Otherwise a file server without free space would report that too late.

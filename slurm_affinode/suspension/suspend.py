@@ -236,7 +236,7 @@ class JobSuspender:
         assert slurm is not None  # noqa: S101 - it is the current record
         key = JobKey.of(self._parts.cluster, slurm)
         if slurm.state != "RUNNING" or slurm.restarts != job.restarts or key is None:
-            raise Refused(Refusal("state", f"Slurm says that it is {slurm.state.lower()}"))
+            raise Refused(Refusal("state", f"Slurm reports that it is {slurm.state.lower()}"))
         for refusal in self.refusals(job):
             raise Refused(refusal)
         return self._parts.journal.of_job(key)

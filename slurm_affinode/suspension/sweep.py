@@ -349,7 +349,7 @@ class ImageSweep:
                 continue
             if not job.ended:
                 raise UnreachableError(
-                    f"Slurm's list of jobs lacks {numbers[name]}, which it knows by its id; nothing is removed",
+                    f"Slurm's list of jobs lacks {numbers[name]}, which Slurm finds by its ID; nothing is removed",
                     hint="try again",
                 )
             run = LiveRun.of(self.cluster, job)

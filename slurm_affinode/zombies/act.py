@@ -269,7 +269,7 @@ def _node(finding: Finding, tools: Tools) -> str:
     if isinstance(subject, NodeRef | ProcessRef):
         return subject.node
     if not finding.nodes:
-        raise InputError(f"{finding.key}: it is about no node")
+        raise InputError(f"{finding.key}: the finding has no node")
     if len(finding.nodes) == 1:
         return finding.nodes[0]
     drained = {node.name for node in tools.slurm.nodes() if node.draining}

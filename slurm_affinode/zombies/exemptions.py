@@ -76,7 +76,7 @@ def check(wish: Wish, policy: KeepPolicy, now: datetime) -> None:
         raise AffinodeError(f"the reason is longer than {MAX_WHY} characters")
     longest = timedelta(seconds=policy.max_s)
     if wish.until - now > longest + timedelta(minutes=1):
-        raise AffinodeError(f"at most {span(policy.max_s)} may be asked for", hint="see keep.max of the policy")
+        raise AffinodeError(f"at most {span(policy.max_s)} can be requested", hint="see keep.max of the policy")
 
 
 def collect(

@@ -74,7 +74,7 @@ def explain(
             if stored.is_empty():
                 raise NoAttemptError(
                     f"no run of job {job} is stored",
-                    hint="is it one of yours, and was accounting taken in since (slurm-affinode ingest sacct)?",
+                    hint="is it one of yours, and was accounting ingested since (slurm-affinode ingest sacct)?",
                 )
             row = stored.row(-1, named=True)
             query, notes = find.interval(config, Request(since, until), samples, moment)

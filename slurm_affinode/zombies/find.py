@@ -173,7 +173,7 @@ def find(
             if jobs.is_empty():
                 raise AffinodeError(
                     f"no job ran between {shown(query.since, query.zone)} and {named(query.until, query.zone)}",
-                    hint="take accounting in first: slurm-affinode ingest sacct --since 2d",
+                    hint="ingest accounting first: slurm-affinode ingest sacct --since 2d",
                 )
         say("following the GPUs")
         held = hold(query, jobs, gpus, samples, file.signatures, moment)

@@ -219,7 +219,7 @@ class Recheck:
             answer = self.ask(name, {"verb": "processes", "use": True})
             alive = {job.job_id for job in self.slurm.overview() if not job.ended and job.state != "COMPLETING"}
         except AffinodeError as error:
-            return Look("unknown", f"the node cannot be looked at: {error}")
+            return Look("unknown", f"the node cannot be examined: {error}")
         ended = [row["job"] for row in answer.get("jobs") or () if row["job"] not in alive]
         if ended:
             return Look("woke", f"processes of job {ended[0]}, which has ended, are still on {name}")

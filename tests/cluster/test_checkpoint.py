@@ -185,7 +185,7 @@ def test_node_local_files_are_restored(drive: Callable[..., Drive]) -> None:
     on("start", ["named"])
     on("dump")
     on("local_files", "change")
-    with pytest.raises(DriveError, match="is there already, and is another one"):
+    with pytest.raises(DriveError, match="exists already, and is another file"):
         on("restore")
     on("local_files", "remove")
     on("restore")

@@ -84,8 +84,8 @@ def load(root: Path) -> StoreManifest:
         if part is not None:
             raise AffinodeError(
                 f"{path}: is missing, and there are samples ({part.parent.name})",
-                hint=f"restore it from a backup of the directory; without one, move {root} away and take the history "
-                "in again",
+                hint=f"restore it from a backup of the directory; without one, move {root} away and ingest "
+                "the metrics again",
             ) from None
         return StoreManifest()
     except OSError as error:

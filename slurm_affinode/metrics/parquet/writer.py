@@ -337,7 +337,7 @@ class StoreWriter:
     def totals(self) -> WrittenTotals:
         """The outcome. Available after the context has ended without an error."""
         if self._totals is None:
-            raise RuntimeError("the ingest is still under way, or was given up")
+            raise RuntimeError("the ingest is still in progress, or was aborted")
         return self._totals
 
     def __enter__(self) -> StoreWriter:

@@ -145,7 +145,7 @@ class Client:
             case "connection":
                 return _TransientError(f"{name}: cannot be reached: {error}", hint=hint)
             case "timeout":
-                return TooMuchError(f"{name}: no answer within {self.server.timeout_s:g} s", hint=hint)
+                return TooMuchError(f"{name}: timed out after {self.server.timeout_s:g} s", hint=hint)
             case "size":
                 return TooMuchError(f"{name}: an answer of {error}", hint=hint)
             case "response":

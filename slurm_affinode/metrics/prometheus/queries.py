@@ -66,19 +66,19 @@ def _parse(text: str) -> list[Matcher]:
     while inner[at:].strip():
         match = _MATCHER.match(inner, at)
         if match is None:
-            raise AffinodeError(f"{text!r} is no label matcher", hint=_HINT)
+            raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
         label, operator, quoted, end = match.groups()
         if label == "__name__":
             raise AffinodeError(
-                f"{text!r}: which metrics are read cannot be matched",
+                f"{text!r}: the names of metrics cannot be selected",
                 hint="name further metrics in a file and give it as gpu_history.aliases",
             )
         found.append(Matcher(label, operator, _unquoted(quoted)))
         at = match.end()
         if end != "," and inner[at:].strip():
-            raise AffinodeError(f"{text!r} is no label matcher", hint=_HINT)
+            raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
     if not found:
-        raise AffinodeError(f"{text!r} is no label matcher", hint=_HINT)
+        raise AffinodeError(f"{text!r} is not a label matcher", hint=_HINT)
     return found
 
 

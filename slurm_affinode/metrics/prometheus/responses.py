@@ -55,7 +55,7 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             yield from long.add(entries)
     if not number:
         raise InputError(
-            "is an answer without a series: the query matched nothing",
+            "is a response without a series: the query matched nothing",
             where=notes.name,
             hint="is the name of the metric right, and was there data at that time?",
         )
@@ -80,7 +80,7 @@ class SeriesReader:
         options, notes = self._options, self._notes
         found = labels_and_points(result)
         if found is None:
-            notes.problem(None, f"series {number}: is no series with labels and points", strict=options.strict)
+            notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
             return None
         labels, points = found
         name = labels.pop("__name__", None)
@@ -124,14 +124,14 @@ def points_of(points: list[Any], notes: ReadingNotes, options: ReadOptions, numb
     except (TypeError, ValueError, OverflowError):
         frame = None
     if frame is None:
-        notes.problem(None, f"series {number}: its points are no pairs of time and value", strict=options.strict)
+        notes.problem(None, f"series {number}: its points are not pairs of time and value", strict=options.strict)
         frame = pl.DataFrame(schema=_POINTS)
     frame = frame.with_columns(
         pl.col("raw").cast(pl.Float64, strict=False).alias("value"), pl.col("ms").cast(TIME).alias("time")
     )
     bad = frame.filter(pl.col("value").is_null() & ~pl.col("raw").str.contains(r"(?i)^[+-]?(nan|inf)"))
     for raw in bad["raw"]:
-        notes.problem(None, f"series {number}: {raw[:60]!r} is no number", strict=options.strict)
+        notes.problem(None, f"series {number}: {raw[:60]!r} is not a number", strict=options.strict)
     return frame
 
 
@@ -178,7 +178,7 @@ def _parsed(text: str, name: str) -> list[Any]:
             return [json.loads(line, strict=False) for line in lines] if len(lines) > 1 else _raise(error)
         except json.JSONDecodeError:
             raise InputError(
-                f"is cut off or no JSON: {error.msg}", where=f"{name}:{error.lineno}", hint="save the answer again"
+                f"is cut off or not JSON: {error.msg}", where=f"{name}:{error.lineno}", hint="save the response again"
             ) from error
     return whole if isinstance(whole, list) else [whole]
 

@@ -106,7 +106,7 @@ def _secret(path: Path) -> str:
     try:
         text = path.expanduser().read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: is no text", hint="the file has to hold the secret alone") from None
+        raise ConfigError(f"{path}: is not text", hint="the file has to hold the secret alone") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}", hint="see prometheus.token_file") from error
     if not text or "\n" in text:

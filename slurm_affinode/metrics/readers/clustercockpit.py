@@ -203,15 +203,15 @@ def _json(value: object, kind: type) -> Any:
     if value is None or value in ("", b""):
         return kind()
     if not isinstance(value, str | bytes):
-        raise TypeError(f"{value!r:.40} is no JSON text")
+        raise TypeError(f"{value!r:.40} is not JSON text")
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
-        raise ValueError(f"{value!r:.40} is no JSON text") from None
+        raise ValueError(f"{value!r:.40} is not JSON text") from None
     if found is None:
         return kind()
     if not isinstance(found, kind):
-        raise TypeError(f"{found!r:.40} is no JSON {'object' if kind is dict else 'list'}")
+        raise TypeError(f"{found!r:.40} is not JSON {'object' if kind is dict else 'list'}")
     return found
 
 

@@ -78,7 +78,7 @@ class DmonReader:
     def _row(self, line: str, number: int, *, last: bool) -> _Row | None:
         match = _ROW.match(line)
         if match is None or not self._names:
-            self._reject(number, f"is no line of dmon: {line.strip()[:60]}", last=last)
+            self._reject(number, f"is not a line of dmon: {line.strip()[:60]}", last=last)
             return None
         stamp, entity, ident, rest = match.groups()
         if entity in _OTHERS:

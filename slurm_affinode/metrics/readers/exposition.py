@@ -156,7 +156,7 @@ class ExpositionReader:
             frame = frame.with_columns(pl.col("name").fill_null(pl.col("line").str.extract(NAME_LABEL, 1)))
         frame = self._scraped(frame)
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
-        self._reject(odd, block, "is no sample: a metric name is needed at its start")
+        self._reject(odd, block, "is not a sample: a metric name is needed at its start")
         return self._known(frame.filter(pl.col("name").is_not_null()), block)
 
     def _ends(self, lines: pl.DataFrame) -> None:
@@ -201,7 +201,7 @@ class ExpositionReader:
         odd = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw) and raw.upper() != "N/A"]
         if odd:
             bad = pl.col("value").is_null() & pl.col("raw").is_in(odd)
-            self._reject(known.filter(bad), block, "has a value that is no number")
+            self._reject(known.filter(bad), block, "has a value that is not a number")
             known = known.filter(~bad)
         return known
 
@@ -209,7 +209,7 @@ class ExpositionReader:
         last = block.open_line or 0
         known = known.with_columns(epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
-        self._reject(known.filter(bad), block, "has a timestamp that is no time")
+        self._reject(known.filter(bad), block, "has an invalid timestamp")
         known = known.filter(~bad)
         early = (pl.col("ms") < _LONG_AGO_MS) & (pl.col("number") == last) & pl.lit(self._state.recent)
         self._reject(known.filter(early), block, "has a timestamp that is cut off")

@@ -260,7 +260,7 @@ def read_file(
     if kind in ("csv", "nvidia-smi"):
         dialect = csv_table.Dialect(log=kind == "nvidia-smi")
         return kind, csv_table.CsvReader(notes, options, node, dialect).read(lines)
-    raise InputError(f"{kind!r} is no format", hint=f"formats: {', '.join(FORMATS)}")
+    raise InputError(f"{kind!r} is not a format", hint=f"formats: {', '.join(FORMATS)}")
 
 
 def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:

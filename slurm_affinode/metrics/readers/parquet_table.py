@@ -45,7 +45,7 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             notes.problem_count = quiet.problem_count
             notes.unknown.update(quiet.unknown)
     except (pa.ArrowException, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise InputError(f"is damaged or no Parquet file: {one_line(error, 200)}", where=notes.name) from error
+        raise InputError(f"is damaged or not a Parquet file: {one_line(error, 200)}", where=notes.name) from error
 
 
 def _check_names(wanted: Sequence[str], header: Sequence[str], notes: ReadingNotes) -> None:

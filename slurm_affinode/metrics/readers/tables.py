@@ -176,7 +176,7 @@ class TableReader:
         self.reject(frame.filter(pl.col("time").is_null()), "the time cannot be read", position)
         frame = frame.filter(pl.col("time").is_not_null())
         possible = pl.col("time").is_between(*local_time.POSSIBLE)
-        self.reject(frame.filter(~possible), "the time is none of a GPU", position)
+        self.reject(frame.filter(~possible), "the time is out of range", position)
         return frame.filter(possible)
 
     def _wide(self, frame: pl.DataFrame) -> pl.DataFrame:
@@ -360,7 +360,7 @@ def _check_identity(found: Layout, notes: ReadingNotes, options: ReadOptions, fa
         )
     if "node" not in found.parts and options.node is None and fallback_node is None:
         raise InputError(
-            "says nowhere which node it is of",
+            "does not name its node",
             where=notes.name,
             hint="give --node NAME, name the file after the node, or add a column",
         )

@@ -129,7 +129,7 @@ def gpu_id(value: object) -> str:
         return f"{(match[1] or '0').zfill(8)}:{match[2]}".upper()
     if text.isdecimal() and len(text) <= 4:
         return str(int(text))
-    raise ValueError(f"gpu {text!r} is no UUID, PCI address or index")
+    raise ValueError(f"gpu {text!r} is not a UUID, PCI address or index")
 
 
 def _records(text: str, where: str) -> Iterator[tuple[int, Mapping[str, Any]]]:

@@ -113,7 +113,7 @@ def _jobs(text: str, where: str) -> tuple[list[Any], list[str]]:
     jobs = document.get("jobs") if isinstance(document, dict) else None
     errors = [_said(error) for error in _list(document.get("errors"))] if isinstance(document, dict) else []
     if errors and not jobs:
-        raise InputError(f"sacct failed: {errors[0]}", where=where, hint="make the input again once sacct answers")
+        raise InputError(f"sacct failed: {errors[0]}", where=where, hint="create the input again when sacct responds")
     if not isinstance(jobs, list):
         raise InputError("this JSON is not sacct output: it has no list 'jobs'", where=where, hint=_HINT)
     first = next((job for job in jobs if isinstance(job, dict)), None)

@@ -307,7 +307,7 @@ class SlowPath:
         regular = len(pieces) - 1 == header.delimiters
         cells = pieces[: len(header.names)] if regular else repair(pieces, header)
         if cells is None:
-            self._problem(line, job, f"{self._count(whole)}, and no one reading of them makes sense")
+            self._problem(line, job, f"{self._count(whole)}, and they are ambiguous")
             return
         self._take(cells, texts, line)
 

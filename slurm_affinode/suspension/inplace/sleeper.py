@@ -155,7 +155,7 @@ class Sleeper:
         """Load it from its journal. Raises ``JournalError`` if that is not of a suspension in place."""
         record = journal.record
         if record.cuda_pids is None or record.held_bytes is None:
-            raise JournalError(f"{journal.path}: not of a suspension in place")
+            raise JournalError(f"{journal.path}: is not the journal of a suspension in place")
         return cls(
             journal=journal, job_id=record.key.job_id, shown=record.called, init_pid=record.init_pid,
             init_started=record.init_started, option=record.option, cuda=record.cuda_pids, held=record.held_bytes,

@@ -340,7 +340,7 @@ def unnoticed(sockets: Sockets, record: SuspensionRecord) -> str | None:
 
 
 def states_of(look: Look) -> dict[int, SocketState]:
-    """Return a look in the form used by the journal."""
+    """Return the state of sockets in the form used by the journal."""
     return {
         sock.inode: SocketState(sock.family, sock.state, sock.waiting, sock.port, sock.received)
         for sock in look.values()
@@ -348,5 +348,5 @@ def states_of(look: Look) -> dict[int, SocketState]:
 
 
 def look_of(states: Mapping[int, SocketState]) -> Look:
-    """Return a look from the journal."""
+    """Return the state of sockets from the journal."""
     return {inode: Sock(inode, *state) for inode, state in states.items()}

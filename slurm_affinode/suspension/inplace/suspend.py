@@ -89,14 +89,16 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     def of_processes(self, job: WatchedJob, members: Iterable[Member]) -> Iterable[Refusal]:
         """See ``Ending``."""
         if any(member.name == "srun" for member in members):
-            yield Refusal("srun-steps", "it runs srun: the step's processes are another slurmstepd's, and would run on")
+            yield Refusal(
+                "srun-steps", "it runs srun: the step's processes belong to another slurmstepd and would keep running"
+            )
         if self._freezer.held(job.init_pid):
             yield Refusal("state", "Slurm has suspended it (scontrol suspend)")
 
     def of_gpu(self, held: Mapping[str, int]) -> Iterable[Refusal]:
         """See ``Ending``."""
         if not sum(held.values()):
-            yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be given back")
+            yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be released")
             return
         there = {uuid: sum(count.values()) for uuid, count in self._parts.gpus.processes().items()}
         never = sleeps_forever(held, self._director.cards(), there)

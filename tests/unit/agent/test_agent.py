@@ -150,7 +150,7 @@ def test_refusals_are_shown_and_respected(node: Node1) -> None:
 
 def test_outdated_refusals_are_discarded(node: Node1) -> None:
     """They are determined again after a suspension or another operation, and old ones are not shown meanwhile."""
-    node.acts.refused.append(Refusal("recovering", "an earlier suspension of it is still being put in order"))
+    node.acts.refused.append(Refusal("recovering", "an earlier suspension of it is not completed or rolled back yet"))
     watched(node, option="window=1,when=always")
     loop = node.daemon.loop
     wait_until("the refusal is known", lambda: 7 in loop.states and loop.states[7].refusals)

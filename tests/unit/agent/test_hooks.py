@@ -69,7 +69,7 @@ def test_job_mapping_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("", {"SLURM_JOB_ID": "7; reboot", "SLURM_JOB_UID": "0"}, "are not set"),
         ("[agent\n", JOB, "config.toml"),
         ("agent = 1\n[suspend]\n", JOB, "no agent runs"),
-        ("[agent]\njob_map = 5\n", JOB | {"SLURM_JOB_GPUS": "../x"}, "no index of a GPU"),
+        ("[agent]\njob_map = 5\n", JOB | {"SLURM_JOB_GPUS": "../x"}, "is not the index of a GPU"),
     ],
 )
 def test_errors_do_not_fail_node(  # noqa: PLR0917

@@ -151,4 +151,4 @@ def test_garbage_starts_few_unmunge_processes(tmp_path: Path, monkeypatch: pytes
         assert len(decoded) == 5
         with pytest.raises(UnreachableError, match="refused the request") as caught:
             ask_node(HOST, port, "c1", {"verb": "status"})
-        assert "asked too often" in str(caught.value.hint)
+        assert "retry in a moment" in str(caught.value.hint)

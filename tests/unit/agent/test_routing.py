@@ -136,7 +136,7 @@ def test_errors_have_codes(reach: MakeReach, slurm: Slurm, agents: Agents, code:
 
 def test_unreachable_agent_is_an_error(reach: MakeReach) -> None:
     """The exit status is 3, and the error lists the attempts."""
-    with pytest.raises(UnreachableError, match=r"no agent could be asked about job 7: .*c1 does not respond") as caught:
+    with pytest.raises(UnreachableError, match=r"no agent responded about job 7: .*c1 does not respond") as caught:
         reach(Agents({}, down=frozenset({"c1"})), Slurm({7: job()})).about("7", {"verb": "status"})
     assert caught.value.exit_code == 3
     uncounted = job(gpus_requested=None, gpus_allocated=None)  # AccountingStorageTRES lacks gres/gpu

@@ -215,12 +215,12 @@ def test_shepherd_that_cannot_be_examined_is_rejected(
     """The agent has no free descriptors: the shepherd reconnects later, and the next one is served."""
 
     def exhausted(peer: Peer) -> Identity:
-        raise ExhaustedError("process 5 cannot be looked at: Too many open files")
+        raise ExhaustedError("process 5 cannot be examined: Too many open files")
 
     identify = node.daemon.shepherds._identify
     monkeypatch.setattr(node.daemon.shepherds, "_identify", exhausted)
     assert Shepherd(node.run_dir).hello().hear() == ""
-    assert "connection closed: process 5 cannot be looked at: Too many open files" in caplog.text
+    assert "connection closed: process 5 cannot be examined: Too many open files" in caplog.text
     assert "Traceback" not in caplog.text
     monkeypatch.setattr(node.daemon.shepherds, "_identify", identify)
     assert Shepherd(node.run_dir).hello().hear() == "start"
@@ -353,7 +353,7 @@ def test_directory_writable_by_others_is_rejected(config: Config) -> None:
     """Another user could replace the agent's socket."""
     config.agent.run_dir.mkdir()
     config.agent.run_dir.chmod(0o777)
-    with pytest.raises(Exception, match="others than user"), agent(config):
+    with pytest.raises(Exception, match="users other than"), agent(config):
         pass
 
 

@@ -94,7 +94,7 @@ def test_image_facts_are_read(image: tuple[Path, int]) -> None:
         ("pstree.img", HEADER + record((1, 7), (2, 0))[:-1], "cut short"),
         ("pstree.img", HEADER + record((1, 7), (2, 5), (3, 7), (4, 7)), "has no parent"),
         ("core-8.img", None, "missing or empty"),
-        ("mm-7.img", None, "the root has no memory"),
+        ("mm-7.img", None, "the root process has no memory"),
         ("pages-8.img", b"", "0 bytes in place of 12288"),
         ("pages-8.img", None, "0 bytes in place of 12288"),
         ("pagemap-8.img", HEADER, "empty"),
@@ -202,8 +202,8 @@ def test_failed_dump_reports_the_cause(image: tuple[Path, int]) -> None:
     (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): no luck\n")
     with pytest.raises(DumpFailed, match="no luck"):
         made(Program(status=1)).dump(tree, image[1], timeout_s=5)
-    with pytest.raises(DumpFailed, match="given up"):
-        made(Program(error=UnreachableError("criu: no answer within 5 s"))).dump(tree, image[1], timeout_s=5)
+    with pytest.raises(DumpFailed, match="was aborted"):
+        made(Program(error=UnreachableError("criu: timed out after 5 s"))).dump(tree, image[1], timeout_s=5)
 
 
 def test_dump_into_a_full_file_system_is_distinguished(
@@ -229,7 +229,7 @@ def test_dump_into_a_full_file_system_is_distinguished(
 def test_exit_status_0_does_not_suffice(image: tuple[Path, int]) -> None:
     """The dump has no pages."""
     (image[0] / "pages-7.img").unlink()
-    with pytest.raises(DumpFailed, match="said it was done, but the image is not complete"):
+    with pytest.raises(DumpFailed, match="reported success, but the image is not complete"):
         made(Program()).dump(Tree(ID, os.getpid(), 7), image[1], timeout_s=5)
 
 

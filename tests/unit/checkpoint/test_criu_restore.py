@@ -50,7 +50,7 @@ class Program:
         if self.fails:
             return Completed(argv, 1, b"", "File a has bad size")
         if self.hangs:
-            raise UnreachableError("nsenter: no answer within 5 s")
+            raise UnreachableError("nsenter: timed out after 5 s")
         work = Path(next(word for word in argv if word.startswith("--work-dir=")).partition("=")[2]).readlink()
         gate = next(word for word in argv if word.startswith("--action-script=")).partition("=")[2]
         for action in ("post-restore", "pre-resume"):
@@ -189,7 +189,7 @@ def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callabl
 
 def test_verification_is_stopped_when_criu_times_out(restore: Callable[..., int], log: Log) -> None:
     """The time limit is for both."""
-    with pytest.raises(RestoreFailed, match="given up: nsenter: no answer within 5 s"):
+    with pytest.raises(RestoreFailed, match="aborted: nsenter: timed out after 5 s"):
         restore(Program(log, hangs=True), Answers(log))
     assert set(log) == {"read", "criu", "killed"}
 

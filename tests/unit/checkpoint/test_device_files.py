@@ -186,6 +186,6 @@ def test_doctor_checks_the_plugin(plugin: Path) -> None:
     assert (found.status, found.hint) == (PROBLEM, "install it with make -C spank install")
 
 
-def test_plugin_is_of_no_use_without_driver(plugin: Path, tmp_path: Path) -> None:
-    """The list of devices has no major number for it."""
+def test_plugin_is_not_used_without_driver(plugin: Path, tmp_path: Path) -> None:
+    """The kernel lists no major device number of the driver."""
     assert "lists no device files" in str(device_files.why_not(plugin, proc=tmp_path))

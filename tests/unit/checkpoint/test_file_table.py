@@ -140,11 +140,11 @@ def test_accepted_connection_loses_its_name_and_is_not_inherited() -> None:
         (made.message((1, 1), (2, 9), (3, made.message((1, 1)))), "numbers of an entry differ"),
         (made.regular(1, "/a") + made.message((3, made.message((1, 1), (6, b"/b")))), "has a field twice"),
         (made.message((1, 1), (2, 1), (3, made.message((1, 1), (2, 0), (6, b"/a"), (6, b"/b")))), "there twice"),
-        (made.regular(1, "a"), "is no path"),
-        (made.regular(1, "/a\0b"), "is no path"),
+        (made.regular(1, "a"), "is not a path"),
+        (made.regular(1, "/a\0b"), "is not a path"),
         (made.message((1, 1), (2, 1), (3, made.message((1, 1), (2, 0), (6, b"/a"), (9, 1)))), "from somewhere else"),
-        (made.unix(1, b"/a\0b"), "is no path"),
-        (made.inotify(1, (1, 1, "a")), "is no path"),
+        (made.unix(1, b"/a\0b"), "is not a path"),
+        (made.inotify(1, (1, 1, "a")), "is not a path"),
     ],
 )
 def test_unknown_or_malformed_entry_is_refused(entry: bytes, why: str) -> None:

@@ -36,7 +36,7 @@ def test_manifest_with_an_unknown_key_is_refused(make_image: Callable[..., Image
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("dumped_epoch", float("nan"), "NaN is no value"),
+        ("dumped_epoch", float("nan"), "NaN is not a JSON value"),
         ("dumped_epoch", 10**400, "cannot be read"),
         ("started_epoch", -1, "times"),
         ("uid", -5, "numbers"),

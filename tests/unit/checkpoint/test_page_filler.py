@@ -163,7 +163,7 @@ def test_page_that_differs_when_it_is_verified_is_detected(
         other = bytearray(process.file)
         other[process.runs[0].offset + 17] ^= 1  # in the page that was accessed
         read(fills, bytes(other), 16)
-        with pytest.raises(ImageDamaged, match="from one look to the next"):
+        with pytest.raises(ImageDamaged, match="while it is read"):
             fills.end()
 
 

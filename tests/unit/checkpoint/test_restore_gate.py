@@ -106,7 +106,7 @@ def test_tree_resumed_without_the_script_is_a_failure(tmp_path: Path, asked: tup
     with opening(tmp_path, lambda: None) as gate:
         for action in asked:
             criu_runs_it(tmp_path, action)
-    with pytest.raises(RestoreFailed, match="without asking"):
+    with pytest.raises(RestoreFailed, match="without running its script"):
         gate.check_asked()
 
 

@@ -22,15 +22,15 @@ def test_directory_above_the_shared_store_is_writable_by_its_owner_only(tmp_path
     if good:
         check_above(place / "images", owner=os.geteuid())
         return
-    with pytest.raises(CheckpointError, match=f"scratch: others than user .* mode {mode:04o}") as caught:
+    with pytest.raises(CheckpointError, match=f"scratch: users other than .* mode {mode:04o}") as caught:
         check_above(place / "images", owner=os.geteuid())
     assert "slurm-affinode/images" in str(caught.value.hint)
 
 
 def test_directory_of_another_user_or_missing_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="others than user"):
+    with pytest.raises(CheckpointError, match="users other than"):
         check_above(tmp_path / "images", owner=os.geteuid() + 1)
-    with pytest.raises(CheckpointError, match="cannot be looked at"):
+    with pytest.raises(CheckpointError, match="cannot be examined"):
         check_above(tmp_path / "gone" / "images", owner=os.geteuid())
 
 

@@ -109,7 +109,7 @@ def test_interrupted_compressed_copy_is_continued(packing_node: Node, monkeypatc
     node = packing_node
     looks = iter([False] * 60)
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
-    with pytest.raises(Exception, match="taken up later"):
+    with pytest.raises(Exception, match="resumed later"):
         compressible(node)
     assert node.shared.begun()
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: False)

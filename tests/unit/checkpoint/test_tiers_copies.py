@@ -77,7 +77,7 @@ def test_tier_that_runs_full_during_a_dump_is_skipped(make_node: Callable[..., N
 
 
 def test_dump_names_each_tier_if_all_run_full(make_node: Callable[..., Node]) -> None:
-    """Nothing is left."""
+    """No partial image is left."""
     node = make_node()
 
     def fill(writer: ImageWriter) -> Image:
@@ -85,7 +85,7 @@ def test_dump_names_each_tier_if_all_run_full(make_node: Callable[..., Node]) ->
 
     with pytest.raises(NoRoom, match="0: full"):
         node.tiers.write(JOB, fill, uid=1001, estimate=4)
-    assert node.told[-1] == (123, "no tier takes its image: 0: full; 1: full; 2: full")
+    assert node.told[-1] == (123, "no tier can store its image: 0: full; 1: full; 2: full")
     assert [list(store.path.glob("*/*")) for store in node.tiers.stores] == [[], [], []]
 
 
@@ -111,7 +111,7 @@ def test_copy_interrupted_by_the_end_of_the_agent_is_continued(
     image = node.dump(publish=False)
     looks = iter([False] * 40)
     monkeypatch.setattr(node.tiers.stopping, "is_set", lambda: next(looks, True))
-    with pytest.raises(Exception, match="taken up later"):
+    with pytest.raises(Exception, match="resumed later"):
         node.tiers.publish(JOB.name, 1)
     ((facts, held),) = node.shared.begun()
     assert facts == image.manifest

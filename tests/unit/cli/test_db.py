@@ -27,7 +27,7 @@ def test_db_upgrade_is_idempotent(tmp_path):
 
 
 def test_db_status_does_not_create_the_database(tmp_path):
-    with pytest.raises(NoStoreError, match="there is no store"):
+    with pytest.raises(NoStoreError, match="there is no database"):
         invoke("status", "--state", tmp_path / "state")
     assert not (tmp_path / "state").exists()
 

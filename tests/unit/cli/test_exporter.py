@@ -20,7 +20,7 @@ from slurm_affinode.pipeline.exporter import ExporterOptions, Signals, SpoolConv
     "listen", ["9402", "host", "host:99999", "::1:9402", ":x", "host:\u00b2", "host:" + "9" * 5000]
 )
 def test_invalid_listen_address_is_rejected(listen: str) -> None:
-    with pytest.raises(AffinodeError, match=r"is no HOST:PORT"):
+    with pytest.raises(AffinodeError, match=r"is not HOST:PORT"):
         CliRunner().invoke(exporter, ["--listen", listen], catch_exceptions=False)
 
 
@@ -89,7 +89,7 @@ def test_parquet_conversion_ignores_modules_in_working_directory(
     converter.add(tmp_path / "gpu.csv")
     converter.close()
     assert len(said) == 1
-    assert "is no file of a spool" in said[0]
+    assert "is not a file of a spool" in said[0]
 
 
 def test_failed_parquet_conversion_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

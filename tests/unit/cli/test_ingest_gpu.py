@@ -90,7 +90,7 @@ def test_bad_lines_are_reported_with_file_and_line(state: Path, tmp_path: Path) 
     result = run(state, "--problems", "2", path)
     assert result.return_value == 0
     lines = result.stderr.splitlines()
-    assert lines[0].startswith(f"{path}:2: has a value that is no number")
+    assert lines[0].startswith(f"{path}:2: has a value that is not a number")
     assert lines[2] == f"{path}: 3 more problems (--problems N prints more)"
     assert "bad lines   5" in result.stdout
 

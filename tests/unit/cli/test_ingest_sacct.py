@@ -172,7 +172,7 @@ def test_delimiter_accepts_escape_sequences(state: Path, source: Path) -> None:
     for escape, character in ((r"\x1f", "\x1f"), (r"\t", "\t"), ("|", "|")):
         source.write_text((HEAD + GOOD).replace("|", character), encoding="utf-8")
         assert run(state, "--delimiter", escape, "--timezone", "UTC", source).return_value == 0
-    with pytest.raises(UsageError, match="cannot stand between"):
+    with pytest.raises(UsageError, match="cannot separate"):
         raise run(state, "--delimiter", r"\n", source).exception  # type: ignore[misc]
 
 

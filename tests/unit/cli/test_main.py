@@ -152,7 +152,7 @@ def test_reading_commands_do_not_create_a_state_directory(words, tmp_path, monke
 
 
 def test_report_without_database_is_an_error(tmp_path):
-    with pytest.raises(NoStoreError, match=r"typo/affinode\.sqlite: there is no store") as caught:
+    with pytest.raises(NoStoreError, match=r"typo/affinode\.sqlite: there is no database") as caught:
         CliRunner().invoke(
             cli, ["report", "--state", str(tmp_path / "typo"), "--out", str(tmp_path / "out")], catch_exceptions=False
         )

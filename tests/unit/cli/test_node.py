@@ -337,7 +337,7 @@ def test_agent_rejects_configuration_writable_by_others(
         change()
         found = error()
         assert isinstance(found, ConfigError)
-        assert "others than root may write to" in str(found)
+        assert "users other than root may write to" in str(found)
         back()
     assert len(started) == 1
 

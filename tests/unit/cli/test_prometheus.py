@@ -130,9 +130,9 @@ def test_unreachable_server_is_reported(state: Path) -> None:
         (("file.csv", "--since", "1d"), "one after the other"),
         (("--prometheus", "http://p", "--format", "csv"), "--format is for files"),
         (("--match", 'a="b"'), "--match is for a Prometheus server"),
-        (("--prometheus", "localhost:9090"), "no URL of a Prometheus server"),
+        (("--prometheus", "localhost:9090"), "not the URL of a Prometheus server"),
         (("--prometheus", "http://u:secret@p"), "credentials in the URL"),
-        (("--prometheus", "http://p", "--match", "a=b"), "no label matcher"),
+        (("--prometheus", "http://p", "--match", "a=b"), "not a label matcher"),
         (("--prometheus", "http://p", "--step", "often"), "not a span of time"),
         (("--prometheus", "http://p", "--step", "0.01s"), "too short"),
         (("--prometheus", "http://p", "--since", "now", "--until", "1d"), "before it begins"),
@@ -206,7 +206,7 @@ def test_doctor_checks_the_configured_server(state: Path, tmp_path: Path) -> Non
             return Answer('{"status": "success", "data": []}') if question[1].endswith("/values") else Api()(question)
 
         fake.judge = no_gpus
-        assert (check()["status"], "no GPU metric" in check()["detail"]) == ("problem", True)
+        assert (check()["status"], "no known GPU metric" in check()["detail"]) == ("problem", True)
     assert check()["status"] == "unreachable"
 
 
@@ -266,9 +266,9 @@ def test_export_writes_a_file_or_to_standard_output(state: Path, tmp_path: Path)
     assert (data["samples"], data["first"]) == (1440, "2026-11-01T00:00:00Z")
     for more, message in (
         (["--out", str(tmp_path)], "is a directory"),
-        (["--since", "2020-01-01", "--until", "2020-01-02"], "no samples of that time"),
+        (["--since", "2020-01-01", "--until", "2020-01-02"], "no samples in this interval"),
         (["--until", "2020-01-02"], "before it begins"),
-        (["--label", "1=2"], "no label"),
+        (["--label", "1=2"], "not a label"),
     ):
         failed = CliRunner().invoke(cli, [*argv, str(tmp_path / "none"), *more], standalone_mode=False).exception
         assert message in str(failed)

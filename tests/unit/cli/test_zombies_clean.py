@@ -133,7 +133,7 @@ def test_warn_uses_the_requested_interval(state: Path) -> None:
 def test_over_limit_requires_a_terminal(state: Path, policy: Path) -> None:
     result = run("zombies", "clean", "--over-limit", "50", "--yes", "--state", str(state), "--policy", str(policy))
     assert status(result) == 2
-    assert "person at a terminal" in told(result)
+    assert "needs a terminal" in told(result)
 
 
 # --- policy

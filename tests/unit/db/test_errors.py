@@ -46,7 +46,7 @@ def test_urls_choose_the_driver_and_are_shown_without_password(given, driver, pe
         ("postgresql://u:s3cret@h:port/d", "cannot be read"),
         ("postgresql://u:pass@s3cret@h/d", "cannot be read"),
         ("postgresql://u:s3cret@h", "names no database"),
-        ("oracle://u:s3cret@h/d", "oracle: not a database that can hold the store"),
+        ("oracle://u:s3cret@h/d", "oracle: is not a supported database"),
         ("://", "cannot be read"),
     ],
 )
@@ -147,7 +147,7 @@ def test_mariadb_lock_timeout_is_reported(mariadb_url, monkeypatch):
         monkeypatch.setattr(engines, "WRITER_WAIT_S", 0)
 
         def held(_connection):
-            with pytest.raises(UnreachableError, match="another writer has held the store"):
+            with pytest.raises(UnreachableError, match="another writer has locked the database"):
                 other.set("x", "y")
 
         write(repository.engine, held)

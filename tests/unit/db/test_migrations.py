@@ -71,7 +71,7 @@ def test_changed_migration_is_an_error(engine, tmp_path):
     assert migrations.status(engine, tmp_path).pending == ()  # a different line ending is not a change
     write(tmp_path, **{"0001_a": 'CREATE TABLE a ("x" BIGINT);\n'})
     for look in (migrations.status, migrations.upgrade):
-        with pytest.raises(AffinodeError, match=r"migration 0001 .* differs from the one applied"):
+        with pytest.raises(AffinodeError, match=r"migration 0001 .* differs from the one that was applied"):
             look(engine, tmp_path)
 
 

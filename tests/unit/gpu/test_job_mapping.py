@@ -62,7 +62,7 @@ def test_missing_directory_is_not_an_empty_mapping(tmp_path):
 )
 def test_hostile_names_are_refused(tmp_path, gpu, job):
     """Nothing is written."""
-    with pytest.raises(ValueError, match=r"is no (job ID|index)"):
+    with pytest.raises(ValueError, match=r"is not (a job ID|the index)"):
         jobs.add(tmp_path / "map", [gpu], job)
     assert not (tmp_path / "map").exists()
 
@@ -97,9 +97,9 @@ def test_directory_writable_by_others_is_not_written(tmp_path):
     (directory / "0").symlink_to(secret)
     for mode in (0o777, 0o1777, 0o775):
         directory.chmod(mode)
-        with pytest.raises(UnreachableError, match="others than its user may write"):
+        with pytest.raises(UnreachableError, match="users other than its owner may write"):
             jobs.add(directory, ["0"], "1")
-        with pytest.raises(UnreachableError, match="others than its user may write"):
+        with pytest.raises(UnreachableError, match="users other than its owner may write"):
             jobs.remove(directory, "1")
     assert (directory / "0").is_symlink()
 
@@ -108,7 +108,7 @@ def test_directory_writable_by_others_is_not_written(tmp_path):
 def test_directory_of_another_user_is_not_written(tmp_path):
     (tmp_path / "map").mkdir(mode=0o755)
     os.chown(tmp_path / "map", 12345, 12345)
-    with pytest.raises(UnreachableError, match="others than its user may write"):
+    with pytest.raises(UnreachableError, match="users other than its owner may write"):
         jobs.add(tmp_path / "map", ["0"], "1")
 
 

@@ -69,7 +69,7 @@ def test_jobs_are_unknown_if_processes_cannot_be_listed(driver):
 def test_jobs_are_unknown_without_free_descriptors(driver):
     class Exhausted(Known):
         def find(self, pid, started=None):
-            raise ExhaustedError("process 5 cannot be looked at: Too many open files")
+            raise ExhaustedError("process 5 cannot be examined: Too many open files")
 
     driver.running[A100] = [GpuProcess(5, 1.0, "compute")]
     assert sampler(driver, ProcessJobs(driver, Exhausted({}))).sweep().samples[0].jobs is None
@@ -122,4 +122,4 @@ def test_fault_and_recovery_are_reported_once(driver):
 
     sink.put = change
     run(sampler(driver), [sink], period_s=1.0, stop=sink.stop, say=said.append, monotonic=lambda: sink.clock)
-    assert said == ["lost", "gone", "all GPUs answer again"]
+    assert said == ["lost", "gone", "all GPUs respond again"]

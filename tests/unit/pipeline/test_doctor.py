@@ -153,7 +153,7 @@ def test_slurm_backend_and_reasons_are_reported(site):
     slurm, _ = look(config, start=Pyslurm)
     assert slurm["Slurm"].detail == "version 26.05.5"
     assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was asked for); pyslurm 25.11.2 with libslurm")
-    assert (slurm["slurmctld"].status, slurm["slurmdbd"].detail) == ("ok", "answers; clusters: oslo")
+    assert (slurm["slurmctld"].status, slurm["slurmdbd"].detail) == ("ok", "responds; clusters: oslo")
     older = look(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
     assert older.status == "ok"
     assert older.detail.startswith("commands (auto")

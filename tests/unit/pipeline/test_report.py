@@ -132,7 +132,10 @@ def test_suggestions_are_sorted_and_counted() -> None:
 def test_empty_database_is_an_error_with_hint(tmp_path: Path) -> None:
     """No report is written."""
     out, config = tmp_path / "out", config_of(tmp_path / "state")
-    for refusal, words in ((NoStoreError, "there is no store"), (report.NoAccountingError, "there is no accounting")):
+    for refusal, words in (
+        (NoStoreError, "there is no database"),
+        (report.NoAccountingError, "there is no accounting"),
+    ):
         with pytest.raises(refusal, match=words) as caught:
             report.build_report(config, QUERY, out)
         assert "ingest sacct" in (caught.value.hint or "")

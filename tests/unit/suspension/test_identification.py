@@ -231,7 +231,7 @@ def _own_user_namespace(scene: Scene) -> Process:
 
 WRONG: dict[str, tuple[Callable[[Scene], Process], str]] = {
     "no slurmstepd": (_renamed, "parent of process .* is not slurmstepd"),
-    "setuid": (_setuid, "of no job"),
+    "setuid": (_setuid, "belongs to no job"),
     "owner": (_of_a_user, "is not slurmstepd"),
     "changeable": (_changeable, "that users can start or change"),
     "started by a user": (_started_by_a_user, "parent of process .* is not of root"),
@@ -256,7 +256,7 @@ def test_other_user_or_process_than_connected_is_rejected(scene: Scene) -> None:
     process = scene.start()
     write(scene.announcements, scene.announced(process))
     inspector = Inspector(finder=JobFinder(cgroups=scene.directory), announcements=Announcements(scene.announcements))
-    with pytest.raises(NotAShepherd, match=f"is not of user {USER + 1}"):
+    with pytest.raises(NotAShepherd, match=f"does not belong to user {USER + 1}"):
         inspector.identify(Peer(process.pid, USER + 1, USER))
     with pytest.raises(NotAShepherd, match="is not PID 1"):
         inspector.identify(Peer(os.getpid(), 0, 0))
@@ -298,7 +298,7 @@ def test_shepherd_with_ended_parent_is_rejected(scene: Scene) -> None:
     announced = scene.announced(process)
     os.kill(announced.keeper, signal.SIGKILL)
     scene.started[0].wait()
-    with pytest.raises(NotAShepherd, match="is of no job"):
+    with pytest.raises(NotAShepherd, match="belongs to no job"):
         scene.identify(process, announced)
     process.signal(signal.SIGKILL)
 
@@ -322,12 +322,12 @@ def test_announcement_is_read(tmp_path: Path, announcements: Announcements) -> N
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another job": (lambda path: path.write_text(path.read_text().replace("job=123", "job=124")), "is for job 124"),
     "version": (lambda path: path.write_text(path.read_text().replace("version=1", "version=2")), "version 2"),
-    "cut": (lambda path: path.write_text(path.read_text()[:60]), "not whole|not understood"),
-    "empty": (lambda path: path.write_text(""), "not whole"),
+    "cut": (lambda path: path.write_text(path.read_text()[:60]), "incomplete|not understood"),
+    "empty": (lambda path: path.write_text(""), "incomplete"),
     "twice": (lambda path: path.write_text(path.read_text() + "job=123\n"), "not understood"),
     "words": (lambda path: path.write_text(path.read_text().replace("uid=65534", "uid=-1")), "not understood"),
-    "one number": (lambda path: path.write_text(path.read_text().replace("program=8:9", "program=8")), "not whole"),
-    "two numbers": (lambda path: path.write_text(path.read_text().replace("pid=50", "pid=50:1")), "not whole"),
+    "one number": (lambda path: path.write_text(path.read_text().replace("program=8:9", "program=8")), "incomplete"),
+    "two numbers": (lambda path: path.write_text(path.read_text().replace("pid=50", "pid=50:1")), "incomplete"),
     "writable": (lambda path: path.chmod(0o622), "may write"),
     "directory writable": (lambda path: path.parent.chmod(0o770), "may write"),
     "link": (lambda path: path.replace(path.parent / "x") and path.symlink_to("x"), "symbolic links"),
@@ -369,7 +369,7 @@ def test_announcement_of_unknown_state_is_kept(
     """Without free descriptors, the agent does not know whether its shepherd is alive."""
 
     def exhausted(pid: int, *, started: int) -> Process:
-        raise ExhaustedError(f"process {pid} cannot be looked at: Too many open files")
+        raise ExhaustedError(f"process {pid} cannot be examined: Too many open files")
 
     write(tmp_path / "shepherds", ANNOUNCED)
     monkeypatch.setattr(announcements_module, "Process", exhausted)

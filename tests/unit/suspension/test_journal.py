@@ -83,7 +83,9 @@ def test_record_of_another_release_is_reported_and_kept(journal, line, why):
 
 def test_journal_that_is_not_of_a_suspension_is_reported(journal):
     journal.of_job(KEY).write(Phase.LOCKING, SuspensionFacts(uid=2001))
-    with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: not of a suspension: restarts is missing"):
+    with pytest.raises(
+        JournalError, match=r"1700000000\.jsonl: is not the journal of a suspension: restarts is missing"
+    ):
         _ = journal.of_job(KEY).record
 
 
@@ -163,9 +165,9 @@ def test_journal_writable_by_others_is_rejected(tmp_path, mode):
     directory.mkdir()
     directory.chmod(mode)
     journal = Journal(directory)
-    with pytest.raises(JournalError, match="others than user"):
+    with pytest.raises(JournalError, match="users other than"):
         journal.open_journals()
-    with pytest.raises(JournalError, match="others than user"):
+    with pytest.raises(JournalError, match="users other than"):
         journal.of_job(JobKey("alpha", 7, 1))
 
 
@@ -173,5 +175,5 @@ def test_journal_writable_by_others_is_rejected(tmp_path, mode):
 def test_journal_of_another_user_is_rejected(tmp_path):
     (tmp_path / "journal").mkdir(mode=0o700)
     os.chown(tmp_path / "journal", 12345, 12345)
-    with pytest.raises(JournalError, match="it is of 12345"):
+    with pytest.raises(JournalError, match="it belongs to user 12345"):
         Journal(tmp_path / "journal").open_journals()

@@ -37,7 +37,7 @@ def test_rollback_waits_for_free_descriptors(world, monkeypatch):
     def listed(self, *arguments):
         if locked and failures[0]:
             failures[0] -= 1
-            raise ExhaustedError("process 5 cannot be looked at: Too many open files")
+            raise ExhaustedError("process 5 cannot be examined: Too many open files")
         return everybody(self, *arguments)
 
     locked = []
@@ -271,7 +271,7 @@ def test_job_with_shards_is_restored_on_gpu_from_prolog(world, monkeypatch):
     agent = begun_at_c2(world)
     monkeypatch.setattr(Slurm, "job", lambda self, job, asked=Slurm.job: replace(asked(self, job), node_gpus=()))
     assert isinstance(agent.restore(), Hold)
-    assert "does not say which GPUs" in world.comment
+    assert "does not report which GPUs" in world.comment
     agent.waker.wake(agent.parts.notes.all()[0].key, "alice")
     world.start_run("c2")
     agent.parts.gpu_indices[7] = (0,)

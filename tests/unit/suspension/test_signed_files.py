@@ -154,7 +154,7 @@ def test_note_of_another_version_is_ignored_and_reported(notes: Notes, tmp_path:
     path.write_text(Signer(KEY, "c1").encode("note", path.name, {"version": 2, **asdict(NOTE)}))
     signer = Signer(KEY, "c2")
     assert Notes(tmp_path, signer).read("alpha", 7) is None
-    assert signer.refused() == {str(path): "is not a note: it is of version 2, not 1"}
+    assert signer.refused() == {str(path): "is not a note: its version is 2, not 1"}
 
 
 def test_replayed_note_is_ignored(notes: Notes, tmp_path: Path) -> None:

@@ -105,8 +105,8 @@ def test_restore_waits_for_file_server(world: World, shared: Stalling, caplog: p
     assert len(waited) >= 3
     said = [line.removeprefix(f"{shared.path}: ") for line in caplog.messages if line.startswith(f"{shared.path}: ")]
     assert sorted(said) == [
-        *["answers again"] * 2,  # for the images and the notes
         *["its file system does not respond; operations on it fail until it responds"] * 2,
+        *["responds again"] * 2,  # for the images and the notes
     ]
 
 

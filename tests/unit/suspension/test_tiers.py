@@ -132,7 +132,7 @@ def test_damaged_shared_copy_is_replaced_from_another_node(world: World) -> None
     mender.tick()
     mender._queue.join()
     assert first.where() == ["memory", "disk", "shared"]
-    assert str(other.asleep()).endswith("its shared image was damaged and is mended: it can be woken")
+    assert str(other.asleep()).endswith("its damaged shared image was repaired: it can be woken")
     assert first.parts.shared is not None
     first.parts.shared.verify(first.parts.shared.get("alpha.7", 1))
     mender.tick()

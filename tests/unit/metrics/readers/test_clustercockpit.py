@@ -135,7 +135,7 @@ def test_invalid_job_is_reported_and_skipped(database: Make, change: dict[str, A
 def test_invalid_json_column_is_quoted_in_the_report(database: Make) -> None:
     """The position of the parse error is not given."""
     found = clustercockpit.read(database({"footprint": "{broken"}))
-    assert found.problems == ("job 1: left out, '{broken' is no JSON text",)
+    assert found.problems == ("job 1: left out, '{broken' is not JSON text",)
 
 
 def test_jobs_in_the_write_ahead_log_are_read(database: Make) -> None:

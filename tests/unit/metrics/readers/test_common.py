@@ -175,7 +175,7 @@ def test_unreadable_file_is_rejected(read: Callable[..., Any], tmp_path: Path) -
     path.write_bytes(gzip.compress(line.encode() * 9999)[:-20])
     with pytest.raises(InputError, match="cut off or damaged"):
         read(path)
-    with pytest.raises(InputError, match="no format"):
+    with pytest.raises(InputError, match="not a format"):
         read(path, format="runes")
 
 

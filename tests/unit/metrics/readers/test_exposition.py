@@ -119,7 +119,7 @@ def test_implausible_timestamp_is_reported(read: Reader, tmp_path: Path, stamp: 
     result = read(path)
     assert len(result.rows) == 1
     assert [(one.line, one.reason.partition(":")[0]) for one in result.notes.problems] == [
-        (2, "has a timestamp that is no time")
+        (2, "has an invalid timestamp")
     ]
 
 
@@ -137,8 +137,8 @@ def test_compressed_text_is_read(read: Reader, recorded: Path, tmp_path: Path) -
         ("this is garbage", "cannot be read"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1" 5 1793520000000', "cannot be read"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu=0,UUID="GPU-1",Hostname="n1"} 5 1793520000000', "labels"),
-        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} five 1793520000000', "no number"),
-        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 soon', "no time"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} five 1793520000000', "not a number"),
+        ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",Hostname="n1"} 5 soon', "invalid timestamp"),
         ('DCGM_FI_DEV_GPU_UTIL{Hostname="n1"} 5 1793520000000', "names no GPU"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1"} 5 1793520000000', "names no node"),
         ('DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-1",instance="localhost:9400"} 5 1793520000000', "names no node"),
@@ -240,7 +240,7 @@ def test_quoted_metric_name_is_not_json(read: Reader, tmp_path: Path) -> None:
     path.write_text('{"gpu.busy",gpu="0"} 5 1793520000000\n' + LINE)
     result = read(path)
     assert (result.format, len(result.rows)) == ("prometheus", 1)
-    assert [one.reason.split(":")[0] for one in result.notes.problems] == ["is no sample"]
+    assert [one.reason.split(":")[0] for one in result.notes.problems] == ["is not a sample"]
 
 
 def test_job_metric_applies_to_following_samples(read: Reader, tmp_path: Path) -> None:
