@@ -10,14 +10,18 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import ClusterConfig, Config, StoreConfig
 from slurm_affinode.base.errors import AffinodeError, unwritable
 from slurm_affinode.base.files import replacing, write_text
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.demo import engine_recording
 from slurm_affinode.demo.synthetic import NODES, node_history, sacct_lines, schedule
+from slurm_affinode.metrics import aliases
+from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
+from slurm_affinode.metrics.serving.reader import read_file
+from slurm_affinode.metrics.serving.schema import SAMPLES
 from slurm_affinode.pipeline import ingest, report
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct
@@ -57,7 +61,7 @@ def recorded() -> DemoHistory:
             shutil.copyfile(path, target / "gpu" / path.name)
         shutil.copyfile(RECORDING / "sacct.txt", target / "sacct.txt")
         (target / "serving").mkdir(exist_ok=True)
-        return engine_recording.write(RECORDING, cluster, target / "serving" / "engine.parquet")
+        return _write_engine(cluster, target / "serving" / "engine.parquet")
 
     return DemoHistory(
         title=f"Demo: {minutes} minutes recorded from a Slurm cluster with emulated GPUs",
@@ -68,6 +72,43 @@ def recorded() -> DemoHistory:
         until=until,
         write_input=write_input,
     )
+
+
+_PORT = 8000
+
+
+def _write_engine(cluster: str, target: Path) -> str:
+    """Write the samples of the recorded engine to the Parquet file ``target``; return a note on their origin.
+
+    They get the job, the user and the GPUs of the job named in ``engine.toml``, and its time. ``target`` is in a format
+    that ``ingest serving`` reads.
+    """
+    facts = tomllib.loads((RECORDING / "engine.toml").read_text("utf-8"))
+    source = RECORDING / "engine.prom.gz"
+    options = ReadOptions(aliases=aliases.load(), default_cluster=cluster, node=facts["node"])
+    _, frames = read_file(source, options, ReadingNotes(source.name), address=f"{facts['node']}:{_PORT}")
+    samples = pl.concat(frames)
+    later = facts["begins"] - samples["time"].min()
+    job = str(facts["job"])
+    moved = samples.with_columns(
+        pl.col("time") + later,
+        pl.col("start_time") + later.total_seconds(),
+        job=pl.lit(job),
+        user=pl.lit(facts["user"]),
+        gpus=pl.lit(_gpus(job)),
+    )
+    moved.select(pl.col(name).cast(dtype) for name, dtype in SAMPLES.items()).write_parquet(target)
+    return (
+        f"The metrics of this engine are a recording of {facts['engine']}, made on a CPU with a tiny model on "
+        f"{facts['recorded']:%Y-%m-%d} and moved in time. It did not run in job {job}: the job, its user and its "
+        "emulated GPU belong to the recorded cluster, so GPU utilization and memory do not follow the engine's load."
+    )
+
+
+def _gpus(job: str) -> str:
+    """Return the UUIDs of the job's GPUs, joined by commas."""
+    samples = pl.concat([pl.read_parquet(path) for path in sorted(RECORDING.glob("gpu-*.parquet"))])
+    return ",".join(sorted(samples.filter(pl.col("job") == job)["uuid"].unique()))
 
 
 def synthetic(*, days: float, seed: int) -> DemoHistory:

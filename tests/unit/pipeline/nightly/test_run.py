@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from server_samples import engine, overloaded, serving
 
 from slurm_affinode.base.errors import ConfigError, UnreachableError
 from slurm_affinode.db.audit import ZombieLog
@@ -188,6 +189,28 @@ def test_retention_removes_expired_engine_samples(site):
         assert site.night().deleted_serving_days == 2
         assert store.days() == [times[-1].date()]
         assert site.night().deleted_serving_days == 0
+
+
+def test_reports_have_pages_of_model_servers(site):
+    """Next to the report of each period with samples of engines; new samples make the report due again."""
+    busy = engine("n1:8000", overloaded(), cluster="c", start=datetime(2026, 11, 19, 10, tzinfo=UTC))
+    with contextlib.closing(engine_store(site.config.serving_dir)) as store:
+        store.ingest(busy, source="test")
+    assert site.night().failures == ()
+    pages = {path.relative_to(site.out).as_posix() for path in site.out.rglob("server-*.html")}
+    [page] = pages
+    assert page.startswith("day/2026-11-19/")
+    assert f'href="{page.rpartition("/")[2]}"' in (site.out / "day/2026-11-19/report.html").read_text()
+    assert site.night().rendered == ()
+    late = engine("n2:8000", serving(), cluster="c", start=datetime(2026, 11, 19, 12, tzinfo=UTC))
+    with contextlib.closing(engine_store(site.config.serving_dir)) as store:
+        store.ingest(late, source="late")
+    assert site.night().rendered == ("day/2026-11-19",)
+    assert len(list((site.out / "day/2026-11-19").glob("server-*.html"))) == 2
+    site.toml += '[nightly]\nkeep_reports = "1d"\n'
+    site.now += timedelta(days=2)
+    site.night()
+    assert not (site.out / "day/2026-11-19").exists()
 
 
 def test_report_is_not_rendered_from_expired_samples(site):
