@@ -54,7 +54,7 @@ _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _DELETED = " (deleted)"
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where shm_open(3) creates files
 _MANAGER = "torch_shm_manager"
-_HEAPS = ([], ["[heap]"], ["[anon: glibc: malloc]"])  # the last with the tunable glibc.mem.decorate_maps
+_HEAPS = ("", "[heap]", "[anon: glibc: malloc]")  # the last with the tunable glibc.mem.decorate_maps
 _LONGEST_NAME = 64
 _TENSOR = re.compile(rb"/(torch_[0-9]{1,10}_[0-9]{1,10}_[0-9]{1,20})\0")
 """PyTorch's ``NewProcessWideShmHandle``: PID, random number, counter."""
@@ -218,7 +218,7 @@ def _names_in_memory(process: Process) -> list[str]:
     areas = []
     for line in process.text("maps").split("\n"):
         words = line.split(None, 5)
-        if len(words) < 5 or words[1] != "rw-p" or words[4] != "0" or words[5:] not in _HEAPS:
+        if len(words) < 5 or words[1] != "rw-p" or words[4] != "0" or "".join(words[5:]) not in _HEAPS:
             continue
         first, last = (kernel_text.number(word, 16) for word in words[0].partition("-")[::2])
         if first is not None and last is not None and first < last < 1 << 63:

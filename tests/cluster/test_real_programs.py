@@ -78,10 +78,21 @@ def test_llama_server_moves_to_another_node_and_back(cluster: Cluster) -> None:
     assert answers[1:] == answers[:1] * 2
 
 
-@pytest.mark.parametrize("sharing", ["file_descriptor", "file_system"])
+LOADERS = {
+    "file_descriptor": ("fork", "forkserver", "spawn"),
+    # With the others, a program never ends, also without a suspension: Python 3.13 waits for its resource tracker, that
+    # for the managers of shared memory, which have inherited its pipe, and these wait for the program.
+    "file_system": ("fork",),
+}
+"""Sharing strategy -> start methods of workers."""
+
+
+@pytest.mark.parametrize("sharing", LOADERS)
 def test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch(cluster: Cluster, sharing: str) -> None:
     """Persistent workers of each start method: the same batches in the same order, from the same processes."""
-    command = f"exec {WORKLOADS}/torch_loader.py --steps 30 --every 0.4 --sharing {sharing}"
+    methods = LOADERS[sharing]
+    options = f"--steps 30 --every 0.4 --sharing {sharing} --methods {','.join(methods)}"
+    command = f"exec {WORKLOADS}/torch_loader.py {options}"
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", "--nodelist=c1", wrap=command)
     cluster.wait_for_output(job, "step number=3", timeout_s=START_S)
     suspend(cluster, job)
@@ -91,12 +102,10 @@ def test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch(cluster: Clust
     output = finish(cluster, job)
     assert before[-1] < 30
     assert steps(output) == list(range(1, 61))
-    assert re.findall(r"sequence method=(\w+) batches=(\w+)", output) == [
-        (method, "identical") for method in ("fork", "forkserver", "spawn")
-    ]
+    assert re.findall(r"sequence method=(\w+) batches=(\w+)", output) == [(method, "identical") for method in methods]
     (counts,) = re.findall(r"workers counts=(\S+)", output)
-    assert counts.split(",") == ["60"] * 6
-    assert "exited codes=0,0,0,0,0,0" in output
+    assert counts.split(",") == ["60"] * 2 * len(methods)
+    assert f"exited codes={','.join(['0'] * 2 * len(methods))}\n" in output
     assert all(cluster.shell(node, "find /dev/shm -name 'torch_*'") == "" for node in ("c1", "c2"))
 
 
