@@ -116,7 +116,7 @@ class Tiers:
         """
         self.missing = tuple(missing)
         self.retention = Retention(tiers, demand or SharedDemand(), now)
-        self._now, self._report = now, report
+        self._now, self.report = now, report
         self._to_shared, self._ahead = to_shared, ahead
         self._pulls = Pulls()
         self.stopping = threading.Event()
@@ -210,13 +210,13 @@ class Tiers:
                 with writer:
                     image = fill(writer)
             except NoRoom as error:
-                self._report(key, f"the tier {tier.name} ran full while its image was written: {error}")
+                self.report(key, f"the tier {tier.name} ran full while its image was written: {error}")
                 why.append(str(error))
             else:
                 self.retention.took(tier, image.manifest.size)
                 return image
         if len(why) > 1:
-            self._report(key, f"no tier can store its image: {'; '.join(why)}")
+            self.report(key, f"no tier can store its image: {'; '.join(why)}")
         raise NoRoom(why[0] if why else "there is no image store")
 
     def settle(self, image: Image, *, passed: Passed = lambda text: None) -> Copy:
@@ -255,14 +255,14 @@ class Tiers:
                 image = tier.store.find(run)
             except ImageDamaged as error:
                 damage = error
-                self._report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
+                self.report(run.key, f"its copy in the tier {tier.name} is damaged: {error}")
             except OSError as error:
                 why = f"the tier {tier.name} cannot be read: {_text(error)}"
                 if isinstance(error, NoAnswerError):
                     damage = ImageUnanswered(why)
                     continue
                 damage = ImageDamaged(why)
-                self._report(run.key, why)
+                self.report(run.key, why)
             else:
                 found += [] if image is None else [Copy(image, tier)]
         # sorted() is stable, so equal images stay in the order of the tiers.
@@ -309,7 +309,7 @@ class Tiers:
             if isinstance(why, ImageDamaged):
                 self._aside(copy, f"{where} is damaged: {why}", drop=len(copies) > number + 1)
             else:
-                self._report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
+                self.report(copy.image.manifest.key, f"{where} cannot be read: {_text(why)}")
             if copy.tier.store.has(copy.image):
                 bad.add(copy.tier.name)
         raise ImageDamaged("; ".join(damage) if len(damage) > 1 else damage[0].partition(": ")[2])
@@ -336,13 +336,13 @@ class Tiers:
         if not copy.tier.store.has(copy.image):  # it has left the tier meanwhile
             return
         if not drop:
-            self._report(key, why)
+            self.report(key, why)
             return
         try:
             copy.tier.store.set_aside(copy.image)
-            self._report(key, f"{why}; set aside, another copy is used")
+            self.report(key, f"{why}; set aside, another copy is used")
         except (CheckpointError, OSError) as error:
-            self._report(key, f"{why}; it cannot be set aside: {_text(error)}")
+            self.report(key, f"{why}; it cannot be set aside: {_text(error)}")
 
     # --- moving
 
@@ -404,7 +404,7 @@ class Tiers:
             begun = [facts for facts, _ in to.store.begun()]
             if mine in begun and any(_age(facts) < _age(mine) for facts in begun):
                 to.store.cut(copy.image, 0)
-                self._report(
+                self.report(
                     mine.key, f"the tier {to.name} is full; what was there of its image makes room for another"
                 )
 
@@ -420,7 +420,7 @@ class Tiers:
                         raise
                     self._aside(copy, f"its copy in the tier {copy.tier.name} is damaged: {error}", drop=True)
                     self.publish(name, seq)
-                self._report(copy.image.manifest.key, "its damaged shared image was repaired: it can be woken")
+                self.report(copy.image.manifest.key, "its damaged shared image was repaired: it can be woken")
             return
         self.publish(name, seq)
 
@@ -450,7 +450,7 @@ class Tiers:
                 except ImageDamaged:
                     raise
                 except (CheckpointError, OSError) as error:
-                    self._report(copy.image.manifest.key, f"not copied to the tier {tier.name}: {_text(error)}")
+                    self.report(copy.image.manifest.key, f"not copied to the tier {tier.name}: {_text(error)}")
         return None
 
 
