@@ -229,7 +229,10 @@ class EngineScraper:
             self._known.pop(port.key, None)
             self._quiet[port.key] = self._now() + RETRY_S
             return []
-        return [replace(one, reading=replace(one.reading, values={}), took_s=took_s, up=False) for one in engines]
+        return [
+            replace(one, reading=replace(one.reading, values={}, buckets={}), took_s=took_s, up=False)
+            for one in engines
+        ]
 
     def _still_there(self, port: ListeningPort) -> bool:
         """Return whether the process still holds the socket: otherwise another program may have responded."""

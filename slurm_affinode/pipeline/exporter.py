@@ -12,6 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, unwritable
@@ -90,6 +91,11 @@ class LastEngines(Collector):
                     field_name, Metric(name.removesuffix("_total"), f"Column {field_name} of engine samples.", kind)
                 )
                 metric.add_sample(name, labels, value)
+            for field_name, buckets in one.reading.buckets.items():
+                text = f"Column {field_name} of engine samples, of requests that ended."
+                metric = fields.setdefault(field_name, Metric(engines.EXPORTED + field_name, text, "histogram"))
+                for bound, count in buckets:
+                    metric.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, count)
         if up.samples:
             yield up
         yield from fields.values()

@@ -30,7 +30,10 @@ _LABELS = (
 _TEXTS = ("", "0", "1", "m", "discard_all", "max", "+Inf", 'a"} 1', "\\", "\x1b]0;x\x07", "x" * 300)
 _VALUES = ("0", "1", "0.5", "1e308", "1e999", "-1", "NaN", "+Inf", "0x1", "9" * 400, "")
 _WORDS = (b"{", b"}", b'"', b"\\", b",", b"=", b"\n", b" # {", b"NaN", b"# EOF", b"\0", b"_total", b"1e309")
-_REPORT = [["vllm", "m", "0", {"running": 2.0, "kv_usage": 0.5}], ["llamacpp", None, None, {"waiting": 1}]]
+_REPORT = [
+    ["vllm", "m", "0", {"running": 2.0}, {"prompt_lengths": [[5.0, 1.0], [None, 2.0]]}],
+    ["llamacpp", None, None, {"waiting": 1.0}, {}],
+]
 
 
 def _text(rng: Random) -> bytes:
@@ -58,6 +61,7 @@ def _reported() -> Iterator[Check]:
     def check(data: bytes) -> bool:
         for one in scrape.decode(data):
             sound = all(isinstance(value, float) and math.isfinite(value) for value in one.values.values())
+            sound &= all(counts[-1][0] == math.inf for counts in one.buckets.values())
             if not sound or not (one.model or "").isprintable() or one.engine not in engines.load().engines:
                 raise Wrong(f"{one!r:.80} was accepted")
         return True

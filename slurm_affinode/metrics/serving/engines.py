@@ -144,6 +144,12 @@ def exported_fields() -> Mapping[str, str]:
     return {spelled: field for field in plain for spelled in _spellings(exported_name(field))}
 
 
+@functools.cache
+def exported_buckets() -> Mapping[str, str]:
+    """Return the names under which the exporter publishes the buckets of histograms, and their columns."""
+    return {f"{EXPORTED}{field}_bucket": field for field in BUCKETS}
+
+
 EngineLabels = tuple[str, str | None, str | None]
 """Engine, model and rank, as far as the labels of a series name them."""
 

@@ -41,7 +41,7 @@ def discover(client: Client, question: Question, options: ReadOptions) -> Server
     """Return the metrics of the table that the server has in the requested interval, and those of their processes."""
     del options
     table = engines.load()
-    known = {*table.by_name, *engines.exported_fields(), EXPORTED_UP}
+    known = {*table.by_name, *engines.exported_fields(), *engines.exported_buckets(), EXPORTED_UP}
     selectors = ["{" + ",".join(map(str, question.matchers)) + "}"] if question.matchers else []
     try:
         there = {*client.names(selectors, question.since_ms, question.until_ms)} & known

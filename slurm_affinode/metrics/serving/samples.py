@@ -133,7 +133,8 @@ class SampleBuilder:
 
     def knows(self, name: str) -> bool:
         """Return whether a column is read from the metric ``name``."""
-        return name in self._table.by_name or name in engines.exported_fields() or name == EXPORTED_UP
+        exported = name in engines.exported_fields() or name in engines.exported_buckets() or name == EXPORTED_UP
+        return exported or name in self._table.by_name
 
     def series(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
         """Return the numbers of a series, one for each column read from it, or the reason why it cannot be used."""
@@ -153,7 +154,7 @@ class SampleBuilder:
 
     def _of_exporter(self, name: str, labels: Mapping[str, str]) -> list[int] | str:
         engine = labels.get("engine", "")
-        field = "up" if name == EXPORTED_UP else engines.exported_fields()[name]
+        field = "up" if name == EXPORTED_UP else {**engines.exported_fields(), **engines.exported_buckets()}[name]
         if engine not in self._table.engines or engine == PROCESS:
             return f"{engine[:60]!r} is no engine of the table"
         number = self._exported.get((engine, field))

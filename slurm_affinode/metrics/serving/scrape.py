@@ -8,6 +8,7 @@ are limited. Polars is not imported, so that a scrape costs little.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_affinode.metrics.serving import engines
 from slurm_affinode.metrics.serving.engines import BUCKETS, CONFIGURATION, HELPERS, PROCESS, EngineLabels, MetricSource
@@ -30,9 +31,11 @@ MOST_SERIES = 20_000
 """Series of known metrics that are read."""
 MOST_ENGINES = 32
 """Engines (models and ranks) behind one port."""
+MOST_BUCKETS = 40
+"""Buckets of a histogram; one with more is left out."""
 MOST_NAME = 200
 """Characters of a model's name."""
-LARGEST_REPORT = 256 << 10
+LARGEST_REPORT = 512 << 10
 """Maximum size of what the program prints."""
 _CPU_S = 5
 _MEMORY = 512 << 20
@@ -54,12 +57,15 @@ class EngineReading:
     rank: str | None
     values: Mapping[str, float]
     """Column -> value; a column that the engine does not export is absent."""
+    buckets: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
+    """Column of ``engines.BUCKETS`` -> upper bounds, ascending, the last one infinite, and cumulative counts."""
 
 
 def readings(text: str) -> list[EngineReading]:
     """Return the engines in exposition text. Lines that are no samples are skipped; no text raises an exception."""
     table = engines.load()
     found: dict[EngineLabels, dict[int, list[float]]] = {}
+    counts: dict[EngineLabels, dict[str, dict[float, float]]] = {}
     makers: set[EngineLabels] = set()
     seen: dict[tuple[str, str], float] = {}
     for name, written, value in _samples(text):
@@ -73,11 +79,18 @@ def readings(text: str) -> list[EngineReading]:
             continue
         for source in table.by_name[name]:
             number = _value(source, labels, value)
-            if number is None or source.field in BUCKETS or not source.matches(labels):
+            if number is None or not source.matches(labels):
                 continue
             names = table.engines[source.engine]
             key = (source.engine, _first(labels, names.model), _first(labels, names.rank))
-            found.setdefault(key, {}).setdefault(source.number, []).append(number)
+            if source.field in BUCKETS:
+                bound = _bound(labels)
+                if bound is not None:
+                    of_field = counts.setdefault(key, {}).setdefault(source.field, {})
+                    of_field[bound] = of_field.get(bound, 0.0) + number
+                found.setdefault(key, {})
+            else:
+                found.setdefault(key, {}).setdefault(source.number, []).append(number)
             if not source.attached and source.engine != PROCESS:
                 makers.add(key)
     owners = engines.owners(found, (key for key in found if key in makers))
@@ -91,10 +104,16 @@ def readings(text: str) -> list[EngineReading]:
                 for owner in of_key if len(of_key) <= MOST_ENGINES else chosen:
                     if owner in chosen:
                         chosen[owner].setdefault(number, []).extend(values)
-    return [_reading(key, numbers) for key, numbers in chosen.items()]
+    histograms: dict[EngineLabels, dict[str, dict[float, float]]] = {}
+    for key, of_fields in counts.items():
+        if len(owners[key]) == 1 and owners[key][0] in chosen:
+            histograms.setdefault(owners[key][0], {}).update(of_fields)
+    return [_reading(key, numbers, histograms.get(key, {})) for key, numbers in chosen.items()]
 
 
-def _reading(key: EngineLabels, found: Mapping[int, list[float]]) -> EngineReading:
+def _reading(
+    key: EngineLabels, found: Mapping[int, list[float]], histograms: Mapping[str, Mapping[float, float]]
+) -> EngineReading:
     sources = engines.load().sources
     fields: dict[str, float] = {}
     for number in sorted(found):
@@ -114,7 +133,20 @@ def _reading(key: EngineLabels, found: Mapping[int, list[float]]) -> EngineReadi
         for name, value in fields.items()
         if name not in HELPERS and math.isfinite(value) and not (name in _SHARES and value > 1.1)
     }
-    return EngineReading(key[0], _shown(key[1]), _shown(key[2]), plain)
+    buckets = {
+        name: tuple(sorted(counts.items()))
+        for name, counts in histograms.items()
+        if len(counts) <= MOST_BUCKETS and math.inf in counts and all(map(math.isfinite, counts.values()))
+    }
+    return EngineReading(key[0], _shown(key[1]), _shown(key[2]), plain, buckets)
+
+
+def _bound(labels: Mapping[str, str]) -> float | None:
+    try:
+        bound = float(labels.get("le", "nan"))
+    except ValueError:
+        return None
+    return None if math.isnan(bound) or bound == -math.inf else bound
 
 
 def _samples(text: str) -> Iterator[tuple[str, str, float]]:
@@ -232,8 +264,14 @@ def drop_privileges(uid: int, gid: int, groups: Sequence[int]) -> None:
 
 
 def report(found: Sequence[EngineReading]) -> str:
-    """Return readings as one line of JSON."""
-    return json.dumps([[one.engine, one.model, one.rank, dict(one.values)] for one in found])
+    """Return readings as one line of JSON. The bound of the last bucket, which is infinite, is null."""
+    return json.dumps([
+        [one.engine, one.model, one.rank, dict(one.values), {
+            name: [[None if bound == math.inf else bound, count] for bound, count in counts]
+            for name, counts in one.buckets.items()
+        }]
+        for one in found
+    ])  # fmt: skip
 
 
 def decode(line: bytes) -> list[EngineReading]:
@@ -247,9 +285,9 @@ def decode(line: bytes) -> list[EngineReading]:
         raise ValueError("is no list of engines")
     found = []
     for one in data:
-        if not isinstance(one, list) or len(one) != 4:
+        if not isinstance(one, list) or len(one) != 5:
             raise ValueError("is no engine")
-        engine, model, rank, values = one
+        engine, model, rank, values, histograms = one
         names = all(text is None or (isinstance(text, str) and len(text) <= MOST_NAME and text.isprintable())
                     for text in (model, rank))  # fmt: skip
         if (
@@ -258,12 +296,29 @@ def decode(line: bytes) -> list[EngineReading]:
             or not names
             or not isinstance(values, dict)
             or not values.keys() <= fields
+            or not isinstance(histograms, dict)
+            or not histograms.keys() <= {*BUCKETS}
         ):
             raise ValueError("is no engine")
         if not all(type(value) is float and math.isfinite(value) for value in values.values()):
             raise ValueError("has a value that is no number")
-        found.append(EngineReading(engine, model, rank, values))
+        buckets = {name: _decoded_buckets(counts) for name, counts in histograms.items()}
+        found.append(EngineReading(engine, model, rank, values, buckets))
     return found
+
+
+def _decoded_buckets(counts: object) -> tuple[tuple[float, float], ...]:
+    if not isinstance(counts, list) or not 0 < len(counts) <= MOST_BUCKETS:
+        raise ValueError("has a histogram that is no list of buckets")
+    if not all(isinstance(one, list) and len(one) == 2 for one in counts):
+        raise ValueError("has a histogram that is no list of buckets")
+    bounds = [one[0] for one in counts[:-1]]
+    numbers = [*bounds, *(one[1] for one in counts)]
+    if counts[-1][0] is not None or not all(type(one) is float and math.isfinite(one) for one in numbers):
+        raise ValueError("has a bucket that is no number")
+    if any(below >= above for below, above in itertools.pairwise(bounds)):
+        raise ValueError("has buckets that are not in order")
+    return tuple(zip([*bounds, math.inf], [one[1] for one in counts], strict=True))
 
 
 def main(arguments: Sequence[str]) -> int:

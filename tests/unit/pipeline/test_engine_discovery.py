@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -199,6 +200,16 @@ def test_engine_is_exported_with_job_user_and_gpus() -> None:
         f"slurm_affinode_serving_running{{{LABELS}}} 2.0",
         f"slurm_affinode_serving_scrape_s{{{LABELS}}} 0.5",
         f"slurm_affinode_serving_up{{{LABELS}}} 1.0",
+    ]
+
+
+def test_lengths_of_requests_are_exported_as_buckets() -> None:
+    buckets = {"prompt_lengths": ((100.0, 3.0), (math.inf, 4.0))}
+    found = replace(ENGINE, reading=EngineReading("vllm", "m", "0", {}, buckets))
+    labels = LABELS.replace('hpc_job="7",', 'hpc_job="7",le="{}",')
+    assert sorted(exported(found))[:2] == [
+        f"slurm_affinode_serving_prompt_lengths_bucket{{{labels.format('+Inf')}}} 4.0",
+        f"slurm_affinode_serving_prompt_lengths_bucket{{{labels.format('100.0')}}} 3.0",
     ]
 
 

@@ -357,6 +357,17 @@ def test_own_exporter_is_read_back(read: Read) -> None:
     assert values(read(text)[0], *names) == [("vllm", "m", "1", "127.0.0.1:8000", "gpu01", "7", "ada", "GPU-1", 0.5, 3)]
 
 
+def test_buckets_of_own_exporter_are_read_back(read: Read) -> None:
+    labels = 'engine="vllm",model="m",address="127.0.0.1:8000",Hostname="gpu01",hpc_job="7"'
+    text = "".join(
+        f'slurm_affinode_serving_generation_lengths_bucket{{{labels},le="{bound}"}} {count} {MS}\n'
+        for bound, count in (("100.0", 3), ("+Inf", 4))
+    )
+    text += f"slurm_affinode_serving_running{{{labels}}} 1 {MS}\n"
+    (buckets,) = read(text)[0]["generation_lengths"].to_list()
+    assert buckets == [{"le": 100.0, "count": 3.0}, {"le": float("inf"), "count": 4.0}]
+
+
 def test_scrape_that_failed_for_the_exporter_is_a_failed_sample(read: Read) -> None:
     """An engine that ended has no series; one that is late has ``up`` 0 and its process still listens."""
     labels = 'engine="vllm",model="m",address="127.0.0.1:8000",Hostname="gpu01",hpc_job="7"'

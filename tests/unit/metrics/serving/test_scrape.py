@@ -29,7 +29,9 @@ RUNNING = "vllm:num_requests_running"
 
 
 def as_rows(found: list[EngineReading]) -> list[tuple[object, ...]]:
-    return sorted((one.engine, one.model, one.rank, sorted(one.values.items())) for one in found)
+    return sorted(
+        (one.engine, one.model, one.rank, sorted(one.values.items()), sorted(one.buckets.items())) for one in found
+    )
 
 
 def of_frame(frame: pl.DataFrame) -> list[tuple[object, ...]]:
@@ -40,7 +42,11 @@ def of_frame(frame: pl.DataFrame) -> list[tuple[object, ...]]:
             for name in METRICS
             if name not in engines.BUCKETS and row[name] is not None and name != "error"
         }
-        rows.append((row["engine"], row["model"], row["rank"], sorted(values.items())))
+        histograms = {name: row[name] for name in engines.BUCKETS if row[name]}
+        buckets = [
+            (name, tuple((one["le"], one["count"]) for one in counts)) for name, counts in sorted(histograms.items())
+        ]
+        rows.append((row["engine"], row["model"], row["rank"], sorted(values.items()), buckets))
     return sorted(rows)
 
 
@@ -64,6 +70,19 @@ TEXTS = {
     "sglang": 'sglang:num_running_reqs{tp_rank="0"} 5\nsglang:num_running_reqs{tp_rank="1"} 5\n'
     "sglang_token_usage 0.5\n",
     "odd values": f"{RUNNING} NaN\nvllm:num_requests_waiting 3\nvllm:kv_cache_usage_perc 7\ntgi_queue_size -1\n",
+    "histograms": "".join(
+        f'vllm:request_{kind}_tokens_bucket{{engine="0",model_name="m",le="{bound}"}} {count}\n'
+        for kind in ("prompt", "generation")
+        for bound, count in (("10", 1), ("+Inf", 7), ("100.0", 5))
+    )
+    + f'{RUNNING}{{engine="0",model_name="m"}} 1\n',
+    "histogram without its end": f'vllm:request_prompt_tokens_bucket{{le="10"}} 1\n{RUNNING} 1\n',
+    "histogram of two series": "".join(
+        f'sglang:prompt_tokens_histogram_bucket{{le="{bound}",priority="{n}"}} {n + 1}\n'
+        for bound in ("5", "+Inf")
+        for n in range(2)
+    )
+    + "sglang:num_running_reqs 1\n",
     "asleep": 'vllm:engine_sleep_state{sleep_state="discard_all"} 1\nllamacpp:requests_processing 2\n',
 }
 
@@ -73,6 +92,19 @@ def test_program_and_reader_agree(read: Read, text: str) -> None:
     """Rows without any value differ: a program has nothing to export."""
     expected = [row for row in of_frame(read(text, start=NOON, format="prometheus")[0]) if row[3]]
     assert [row for row in as_rows(scrape.readings(text)) if row[3]] == expected
+
+
+def test_histogram_with_too_many_buckets_is_left_out() -> None:
+    """A user chooses the bounds of a program's histograms, and each bucket is a series of the exporter."""
+    name = "vllm:request_prompt_tokens_bucket"
+
+    def buckets(count: int) -> dict[str, tuple[tuple[float, float], ...]]:
+        bounds = [*map(str, range(count - 1)), "+Inf"]
+        (found,) = scrape.readings("".join(f'{name}{{le="{bound}"}} 1\n' for bound in bounds) + f"{RUNNING} 1\n")
+        return dict(found.buckets)
+
+    assert len(buckets(scrape.MOST_BUCKETS)["prompt_lengths"]) == scrape.MOST_BUCKETS
+    assert buckets(scrape.MOST_BUCKETS + 1) == {}
 
 
 def test_table_has_every_counter_of_the_schema() -> None:
@@ -97,12 +129,24 @@ def test_hostile_text_gives_a_bounded_report(text: str) -> None:
         assert (one.model or "").isprintable()
 
 
+def test_report_keeps_buckets() -> None:
+    found = [EngineReading("vllm", "m", None, {"running": 1.0}, {"prompt_lengths": ((5.0, 1.0), (math.inf, 2.0))})]
+    assert scrape.decode(scrape.report(found).encode()) == found
+
+
 @pytest.mark.parametrize(
     "line",
-    [b"", b"{}", b"[1]", b'[["vllm"]]', b'[["x",null,null,{}]]', b'[["vllm","\\u001b",null,{}]]',
-     b'[["vllm",null,null,{"running":NaN}]]', b'[["vllm",null,null,{"evil":1}]]',
-     b'[["vllm",null,null,{"running":"1"}]]',
-     b'[["vllm",{},null,{}]]', b"[" * 100_000, b" " * 300_000, b'[["process",null,null,{}]]'],
+    [b"", b"{}", b"[1]", b'[["vllm"]]', b'[["x",null,null,{},{}]]', b'[["vllm","\\u001b",null,{},{}]]',
+     b'[["vllm",null,null,{"running":NaN},{}]]', b'[["vllm",null,null,{"evil":1},{}]]',
+     b'[["vllm",null,null,{"running":"1"},{}]]',
+     b'[["vllm",null,null,{}]]', b'[["vllm",null,null,{},{"prompt_lengths":[]}]]',
+     b'[["vllm",null,null,{},{"running":[[null,1.0]]}]]', b'[["vllm",null,null,{},{"prompt_lengths":[[1.0,1.0]]}]]',
+     b'[["vllm",null,null,{},{"prompt_lengths":[[2.0,1.0],[1.0,1.0],[null,1.0]]}]]',
+     b'[["vllm",null,null,{},{"prompt_lengths":[[1.0,NaN],[null,1.0]]}]]',
+     b'[["vllm",null,null,{},{"prompt_lengths":[[1.0,1.0],[null,"1"]]}]]',
+     b'[["vllm",null,null,{},{"prompt_lengths":[%s[null,1.0]]}]]'
+     % b"".join(b"[%d.0,1.0]," % n for n in range(scrape.MOST_BUCKETS)),
+     b'[["vllm",{},null,{},{}]]', b"[" * 100_000, b" " * 600_000, b'[["process",null,null,{},{}]]'],
 )  # fmt: skip
 def test_report_of_another_form_is_refused(line: bytes) -> None:
     with pytest.raises((ValueError, RecursionError)):
@@ -218,7 +262,7 @@ def program(port: int, uid: int, groups: str = "") -> subprocess.CompletedProces
 
 def test_program_prints_readings(serve: Callable[..., RawServer]) -> None:
     done = program(serve(HEAD + b"\r\n" + RUNNING.encode() + b" 1\n").port, os.getuid() or NOBODY)
-    assert (done.returncode, json.loads(done.stdout)) == (0, [["vllm", None, None, {"running": 1.0}]]), done.stderr
+    assert (done.returncode, json.loads(done.stdout)) == (0, [["vllm", None, None, {"running": 1.0}, {}]]), done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to drop privileges")
