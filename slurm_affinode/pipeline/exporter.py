@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -12,7 +13,6 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError, unwritable
@@ -95,7 +95,9 @@ class LastEngines(Collector):
                 text = f"Column {field_name} of engine samples, of requests that ended."
                 metric = fields.setdefault(field_name, Metric(engines.EXPORTED + field_name, text, "histogram"))
                 for bound, count in buckets:
-                    metric.add_sample(f"{metric.name}_bucket", {**labels, "le": floatToGoString(bound)}, count)
+                    metric.add_sample(
+                        f"{metric.name}_bucket", {**labels, "le": "+Inf" if bound == math.inf else str(bound)}, count
+                    )
         if up.samples:
             yield up
         yield from fields.values()
