@@ -10,7 +10,7 @@ import polars as pl
 from markupsafe import Markup
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.analysis.serving.usage import ServerReport
+from slurm_affinode.analysis.serving.usage import ServerReport, foremost
 from slurm_affinode.base.text import visible
 from slurm_affinode.metrics.serving.store import engine_id
 from slurm_affinode.model.finding import Evidence
@@ -56,6 +56,8 @@ class ServerSection:
     cards: tuple[Card, ...]
     charts: tuple[Markup, ...]
     diagnoses: tuple[DiagnosisSection, ...]
+    left_out: str
+    """A note on diagnoses that are not shown; empty if all are."""
 
 
 def html(
@@ -108,6 +110,8 @@ def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) 
     rank = f", rank {visible(k.rank)}" if k.rank is not None else ""
     job = f"job {visible(health.job)}" if health.job else "job unknown"
     owner = visible(health.user) if health.user else "user unknown"
+    shown = foremost(health.diagnoses)
+    left = len(health.diagnoses) - len(shown)
     gpus = f"{len(health.gpus)} GPUs" if len(health.gpus) != 1 else "1 GPU"
     return ServerSection(
         key=key,
@@ -117,8 +121,12 @@ def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) 
             f"{fmt.moment(health.since, zone)} to {fmt.moment(health.until, zone)}, {fmt.count(health.failed)} failed."
         ),
         cards=_cards(health, frame),
-        charts=_charts(key, health, frame, zone),
-        diagnoses=tuple(_diagnosis(f"{key}-{n}", one, zone) for n, one in enumerate(health.diagnoses)),
+        charts=_charts(key, shown, frame, zone),
+        diagnoses=tuple(_diagnosis(f"{key}-{n}", one, zone) for n, one in enumerate(shown)),
+        left_out=""
+        if left <= 0
+        else f"The {fmt.count(len(shown))} most severe and longest of "
+        f"{fmt.count(len(health.diagnoses))} diagnoses are shown.",
     )
 
 
@@ -145,10 +153,10 @@ def _card_kind(now: Diagnosis | None) -> str:
     return {"none": "busy", "warning": "low", "critical": "idle"}[now.severity]
 
 
-def _charts(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) -> tuple[Markup, ...]:
+def _charts(key: str, shown: Sequence[Diagnosis], frame: pl.DataFrame, zone: tzinfo) -> tuple[Markup, ...]:
     bands = [
         Band(one.since, one.until, _FILLS[one.severity], f"{one.kind}: {one.summary}", int(one.severity != "critical"))
-        for one in sorted(health.diagnoses, key=lambda one: ("none", "warning", "critical").index(one.severity))
+        for one in sorted(shown, key=lambda one: ("none", "warning", "critical").index(one.severity))
     ]
     moments = frame["time"].to_list()
     charts = []

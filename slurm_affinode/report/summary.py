@@ -15,7 +15,7 @@ import polars as pl
 from slurm_affinode import __version__
 from slurm_affinode.analysis import suspensions
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.analysis.serving.usage import costs, table
+from slurm_affinode.analysis.serving.usage import costs, foremost, table
 from slurm_affinode.base.times import utc
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.measures import STATES, known
@@ -92,7 +92,7 @@ def _servers(result: WasteResult, top: int) -> Summary | None:
                 "diagnoses": [
                     {name: _plain(getattr(case, name)) for name in _DIAGNOSIS}
                     | {"figures": {name: _plain(value) for name, value in case.figures}}
-                    for case in one.health.diagnoses
+                    for case in foremost(one.health.diagnoses)
                 ],
             }
             for place, (row, one) in enumerate(listed)

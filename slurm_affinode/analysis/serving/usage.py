@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
@@ -14,6 +15,23 @@ from slurm_affinode.metrics.schema import TIME
 from slurm_affinode.model.serving import SEVERITIES, Diagnosis, EngineHealth
 
 _ORDER = ("critical", "warning", "none")
+
+
+FOREMOST = 100
+"""Most diagnoses of an engine that reports show: over a month there may be thousands."""
+
+
+def foremost(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
+    """Return the ``FOREMOST`` most severe diagnoses, of these the longest, in their given order."""
+    if len(diagnoses) <= FOREMOST:
+        return tuple(diagnoses)
+    chosen = sorted(range(len(diagnoses)), key=lambda place: _weight(diagnoses[place]))[:FOREMOST]
+    return tuple(diagnoses[place] for place in sorted(chosen))
+
+
+def _weight(one: Diagnosis) -> tuple[int, timedelta]:
+    """Return the sort key: the most severe first, then the longest."""
+    return _ORDER.index(one.severity), one.since - one.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +64,7 @@ class EngineUsage:
     @property
     def problems(self) -> tuple[Diagnosis, ...]:
         """Diagnoses that are a warning or critical, most severe first, then longest."""
-        found = [one for one in self.health.diagnoses if one.severity != "none"]
-        return tuple(sorted(found, key=lambda one: (_ORDER.index(one.severity), one.since - one.until)))
+        return tuple(sorted((one for one in self.health.diagnoses if one.severity != "none"), key=_weight))
 
     @property
     def urgency(self) -> tuple[int, float, float, str, str]:

@@ -15,6 +15,7 @@ from slurm_affinode.analysis.serving.usage import ServerReport
 from slurm_affinode.report import output, servers_section
 from slurm_affinode.report.pages import render_report
 from slurm_affinode.report.servers_page import page_name, pages
+from slurm_affinode.report.summary import build_summary
 
 WEEK = WasteQuery(waste_samples.SINCE, waste_samples.UNTIL)
 
@@ -116,6 +117,28 @@ def test_pages_are_written_next_to_the_report_and_old_ones_removed(tmp_path):
     (tmp_path / "server-mine.html").write_text("mine")
     output.write_report(replace(result, servers=None), tmp_path)
     assert {path.name for path in tmp_path.glob("server-*.html")} == {"server-mine.html"}
+
+
+def test_pages_and_summary_stay_small_with_thousands_of_diagnoses():
+    """The most severe ones are shown, in the order of their time, and the omission is announced."""
+    report = server_report(timelines=1)
+    first = report.engines[0]
+    [severe] = [one for one in first.health.diagnoses if one.severity == "critical"]
+    mild = [
+        replace(first.health.diagnoses[0], since=START + timedelta(minutes=n), until=START + timedelta(minutes=n + 1))
+        for n in range(5000)
+    ]
+    health = replace(first.health, diagnoses=(*mild, severe))
+    many = replace(report, engines=(replace(first, health=health),))
+    [page] = pages(many, WEEK, START, "report.html").values()
+    assert len(page) < 500_000
+    assert "The 100 most severe and longest of 5,001 diagnoses are shown." in page
+    assert page.count("<h3>queue-unstable</h3>") == 1
+    result = replace(waste_samples.make_result(5), servers=many)
+    [listed] = build_summary(result)["servers"]["list"]
+    assert len(listed["diagnoses"]) == 100
+    assert listed["diagnoses"][-1]["kind"] == "queue-unstable"
+    assert build_summary(result)["servers"]["diagnoses"][1]["episodes"] == 5000
 
 
 def test_page_is_named_after_the_identity_of_the_engine():
