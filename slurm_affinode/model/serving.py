@@ -67,7 +67,7 @@ class EngineEvent:
     """A line of a log, or an event of Slurm, that a diagnosis can use."""
 
     kind: str
-    """``gpu-out-of-memory``, ``host-out-of-memory``, ``request-too-large`` or ``engine-died``."""
+    """``gpu-out-of-memory``, ``host-out-of-memory`` or ``request-too-large``."""
     text: str
     """The line: untrusted."""
     time: datetime | None = None
@@ -97,7 +97,7 @@ class Diagnosis:
 
     def __post_init__(self) -> None:
         if self.kind not in DIAGNOSES:
-            raise ValueError(f"{self.kind} is no kind of diagnosis")
+            raise ValueError(f"{self.kind} is not a kind of diagnosis")
 
     @property
     def severity(self) -> str:

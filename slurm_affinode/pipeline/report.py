@@ -197,7 +197,7 @@ def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
     if counts.jobs == 0:
         return NoAccountingError(
             f"there is no accounting in {store.where}",
-            hint="take some in first: slurm-affinode ingest sacct --since 7d, or ingest sacct FILE",
+            hint="ingest some first: slurm-affinode ingest sacct --since 7d, or ingest sacct FILE",
         )
     runs = "1 job run" if counts.jobs == 1 else f"{fmt.count(counts.jobs)} job runs"
     if counts.first is None:

@@ -179,7 +179,7 @@ def _checked(
     if dict(found.schema) != schema:
         raise damaged(path, "its columns are not those of such a table", table)
     if any(found[name].has_nulls() for name in ("device", "first", "last", "rows")) or (found["rows"] < 1).any():
-        raise damaged(path, "a row of it says nothing", table)
+        raise damaged(path, "one of its rows is empty", table)
     if schema is table.devices and (found["device"].is_duplicated().any() or (found["step_ms"] < 0).any()):
         raise damaged(path, "its rows contradict each other", table)
     return found

@@ -154,7 +154,7 @@ class EngineReader:
         if self._options.start is not None:
             frame = frame.with_columns(self._scrapes.of(frame))
         odd = frame.filter(pl.col("name").is_null() & ~pl.col("line").str.contains(r"^\s*(?:#|$)"))
-        self._reject(odd, "is no sample: a metric name is needed at its start")
+        self._reject(odd, "is not a sample: a metric name is needed at its start")
         entries = self._entries(frame.filter(pl.col("name").is_not_null()))
         if self._scraped_ms is None and len(entries):
             self._note_order(entries)
@@ -220,13 +220,13 @@ class EngineReader:
         unread = known.filter(pl.col("value").is_null())
         odd = [raw for raw in unread["raw"].unique() if not NUMBERS.fullmatch(raw)]
         wrong = pl.col("value").is_null() & pl.col("raw").is_in(odd)
-        self._reject(known.filter(wrong), "has a value that is no number")
+        self._reject(known.filter(wrong), "has a value that is not a number")
         return self._numbered(self._timed(known.filter(~wrong)))
 
     def _timed(self, known: pl.DataFrame) -> pl.DataFrame:
         known = known.with_columns(epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
-        self._reject(known.filter(bad), "has a timestamp that is no time")
+        self._reject(known.filter(bad), "has an invalid timestamp")
         known = known.filter(~bad).with_columns(pl.coalesce("ms", "scraped").alias("ms"))
         return with_times(known, self._scrapes, self._options, self._notes.name)
 
@@ -286,7 +286,7 @@ def response_entries(
     none = pl.DataFrame(schema=ENTRIES)
     parts = responses.labels_and_points(result)
     if parts is None:
-        notes.problem(None, f"series {number}: is no series with labels and points", strict=options.strict)
+        notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
         return none
     labels, points = parts
     name = labels.pop("__name__", "")
@@ -320,4 +320,4 @@ def _parquet(path: Path, notes: ReadingNotes) -> Iterator[pl.DataFrame]:
                     for name, dtype in SAMPLES.items()
                 )
     except (pa.ArrowException, pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise InputError(f"is damaged or no Parquet file: {one_line(error, 200)}", where=notes.name) from error
+        raise InputError(f"is damaged or not a Parquet file: {one_line(error, 200)}", where=notes.name) from error

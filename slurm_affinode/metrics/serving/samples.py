@@ -357,7 +357,7 @@ class SampleBuilder:
         beyond = {name: pl.col(name) > _NOISE for name in _SHARES}
         counts = wide.select(**{name: one.sum() for name, one in beyond.items()}).row(0, named=True)
         for name, count in counts.items():
-            self._notes.decide(f"values of {name} above 1 cannot be and were taken as not measured", count)
+            self._notes.decide(f"values of {name} above 1 are impossible and count as not measured", count)
         late = int((wide["time"] > datetime.now(UTC) + _FUTURE).sum())
         self._notes.decide("samples lie in the future: a clock is wrong", late)
         return wide.with_columns(pl.when(~one).then(pl.col(name)).alias(name) for name, one in beyond.items())
@@ -369,7 +369,7 @@ class SampleBuilder:
         rows = rows.sort("at", "time", maintain_order=True)
         back = pl.any_horizontal(pl.col(name).forward_fill().diff().over("at") < 0 for name in _SHOWS_RESTART)
         self._notes.decide(
-            "times the counters of an engine went back: it was restarted, or several engines answer at its address",
+            "times the counters of an engine decreased: it was restarted, or several engines respond at its address",
             int(rows.select(back.fill_null(value=False).sum()).item()),
         )
         self._last_counters = rows.group_by("at", maintain_order=True).last()

@@ -230,7 +230,7 @@ def fetch(host: str, port: int, *, timeout_s: float = TIMEOUT_S, largest: int = 
     head, blank, body = bytes(data).partition(b"\r\n\r\n")
     first = head.split(b"\r\n", 1)[0].split()
     if not blank or len(first) < 2 or not first[0].startswith(b"HTTP/1."):
-        raise ValueError("is no HTTP response")
+        raise ValueError("is not an HTTP response")
     if first[1] != b"200":
         raise ValueError(f"HTTP {first[1][:3].decode('ascii', 'replace')}")
     if b"\r\ntransfer-encoding:" in head.lower() or b"\r\ncontent-encoding:" in head.lower():
@@ -301,7 +301,7 @@ def decode(line: bytes) -> list[EngineReading]:
         ):
             raise ValueError("is no engine")
         if not all(type(value) is float and math.isfinite(value) for value in values.values()):
-            raise ValueError("has a value that is no number")
+            raise ValueError("has a value that is not a number")
         buckets = {name: _decoded_buckets(counts) for name, counts in histograms.items()}
         found.append(EngineReading(engine, model, rank, values, buckets))
     return found

@@ -95,7 +95,7 @@ def test_parquet_with_invalid_utf8_is_rejected(read: Reader, tmp_path: Path) -> 
     path = tmp_path / "s.parquet"
     node = pa.StringArray.from_buffers(1, pa.array([b"\xff\xfe\xfd"]).buffers()[1], pa.py_buffer(b"\xff\xfe\xfd"))
     pq.write_table(pa.table({"time": [1793520000], "node": node, "uuid": ["GPU-1"], "util": [5]}), path)
-    with pytest.raises(InputError, match="damaged or no Parquet"):
+    with pytest.raises(InputError, match="damaged or not a Parquet"):
         read(path)
 
 
@@ -103,7 +103,7 @@ def test_damaged_parquet_file_is_rejected(read: Reader, tmp_path: Path) -> None:
     """A file without a metric is rejected, too."""
     path = tmp_path / "s.parquet"
     path.write_bytes(b"PAR1 and then nothing")
-    with pytest.raises(InputError, match="damaged or no Parquet"):
+    with pytest.raises(InputError, match="damaged or not a Parquet"):
         read(path)
     pl.DataFrame({"a": [1]}).write_parquet(path)
     with pytest.raises(InputError, match="no column is a GPU metric"):

@@ -221,8 +221,8 @@ def test_response_that_keeps_the_connection_open_ends_with_its_length(serve: Cal
     [
         ((b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n",), "HTTP 302"),
         ((b"HTTP/1.1 500 no\r\n\r\n",), "HTTP 500"),
-        ((b"SSH-2.0-OpenSSH_9.6\r\n",), "no HTTP"),
-        ((b"",), "no HTTP"),
+        ((b"SSH-2.0-OpenSSH_9.6\r\n",), "not an HTTP"),
+        ((b"",), "not an HTTP"),
         ((HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n",), "encoded"),
         ((HEAD + b"\r\n", b"a 1\n" * 100_000), "more than"),
     ],
