@@ -84,7 +84,7 @@ def test_restore_waits_for_another_restore_in_the_directory(place: Place) -> Non
         place.dumped("a", 0)
         place.dumped("b", 1)
         deleted_files.put_in_place(ME, place.images[0], OWNER)
-        with pytest.raises(RestoreFailed, match=r"link_remap\.5: is there already"):
+        with pytest.raises(RestoreFailed, match=r"link_remap\.5: exists already"):
             deleted_files.put_in_place(ME, place.images[1], OWNER, wait_s=0)
         other = threading.Timer(0.2, (place.work / CRIU).unlink)
         other.start()
