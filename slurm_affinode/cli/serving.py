@@ -154,6 +154,14 @@ Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
     "--all", "everything", is_flag=True, help="Show the evidence of every diagnosis, not only of the problems"
 )
 @click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(allow_dash=True),
+    metavar="FILE",
+    help="Read this log of the engine: memory that ran out; may be repeated",
+)
+@click.option(
     "--html",
     "page",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -162,8 +170,8 @@ Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
 )
 @json_option
 def explain(
-    *, config: Config, target: str, everything: bool, page: Path | None, live: bool, asked: bool, as_json: bool,
-    **query: Any,
+    *, config: Config, target: str, everything: bool, logs: tuple[str, ...], page: Path | None, live: bool, asked: bool,
+    as_json: bool, **query: Any,
 ) -> int:  # fmt: skip
     """Show the diagnoses of engines over time, with evidence, rule, confidence and advice.
 
@@ -171,7 +179,7 @@ def explain(
     """
     wanted = _query_of(target, query)
     with _samples(config, wanted, live=live or asked) as (store, period):
-        found = servers.find(store, period, timelines=page is not None)
+        found = servers.find(store, period, timelines=page is not None, logs=scan_logs(logs))
     if page is not None and found.engines:
         from slurm_affinode.report import servers_page  # noqa: PLC0415 - most calls need no page
 

@@ -7,7 +7,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,14 +22,16 @@ from slurm_affinode.analysis.serving.timeline import timeline
 from slurm_affinode.analysis.serving.tuning import Tuning, observe
 from slurm_affinode.analysis.serving.tuning import tune as advise
 from slurm_affinode.analysis.serving.usage import EngineUsage, ServerReport, usage
-from slurm_affinode.base.config import Config
-from slurm_affinode.base.errors import NoStoreError
+from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
+from slurm_affinode.base.errors import AffinodeError, NoStoreError
+from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.metrics.serving.store import engine_store
-from slurm_affinode.model.serving import EngineHealth
+from slurm_affinode.model.serving import EngineEvent, EngineHealth
 from slurm_affinode.pipeline import ingest
+from slurm_affinode.slurm.times import site_zone
 
 PERIOD = timedelta(days=1)
 """Length of the period if no start is given."""
@@ -93,7 +95,8 @@ def live(
             of_gpus = replace(own, prometheus=replace(own.prometheus, match=(matcher,)))
             with contextlib.suppress(NoSamplesError):
                 _check(ingest.ingest_prometheus(of_gpus, None, since, until, options), warned)
-        yield own, replace(query, since=since, until=until)
+        # Accounting is that of the site, which is only read.
+        yield replace(own, store=replace(own.store, db=config.db_url)), replace(query, since=since, until=until)
 
 
 def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
@@ -106,19 +109,59 @@ def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
             warned(f"{file.path}: {count:,} {what}")
 
 
-def find(config: Config, query: ServerQuery, *, timelines: bool = False) -> Servers:
+def find(config: Config, query: ServerQuery, *, timelines: bool = False, logs: Sequence[LogFindings] = ()) -> Servers:
     """Return the health of the selected engines, with ``timelines`` for charts if these are wanted.
 
-    The period ends with the last sample and is a day long unless the query says otherwise. Raises ``NoStoreError``
-    without stored samples of engines.
+    ``logs``: those of the engines. The ends of their jobs come from accounting, if it can be read. The period ends with
+    the last sample and is a day long unless the query says otherwise. Raises ``NoStoreError`` without stored samples of
+    engines.
     """
     with _selected(config, query) as (since, until, samples, gpus):
         found, charts = [], []
-        for one in examine_all(samples, Fleet(gpus=gpus)):
+        for one in examine_all(samples, _fleet(config, since, until, gpus, logs)):
             found.append(one.health)
             if timelines:
                 charts.append(_timeline(one))
         return Servers(since, until, tuple(found), tuple(charts))
+
+
+_OUT_OF_MEMORY = "OUT_OF_MEMORY"
+_OF_LOGS = {
+    "gpu-out-of-memory": "gpu-out-of-memory", "job-memory-limit": "host-out-of-memory",
+    "node-out-of-memory": "host-out-of-memory", "host-allocation": "host-out-of-memory",
+    "kv-cache-too-small": "request-too-large",
+}  # fmt: skip
+"""Kind of failure in a log -> kind of event."""
+
+
+def _fleet(
+    config: Config, since: datetime, until: datetime, gpus: pl.LazyFrame | None, logs: Sequence[LogFindings] = ()
+) -> Fleet:  # fmt: skip
+    """Return the facts about the engines of a period from other sources. Without accounting, jobs are unknown."""
+    zone = site_zone(config.cluster.timezone)
+    told = tuple(
+        EngineEvent(_OF_LOGS[one.kind], one.text, None if one.time is None else _aware(one.time, zone))
+        for log in logs for one in log.failures if one.kind in _OF_LOGS
+    )  # fmt: skip
+    try:
+        with Repository.open(config.db_url, create=False, upgrade=False) as store:
+            jobs = store.jobs(since, until, columns=("cluster", "job_id", "submit", "state", "end"))
+    except AffinodeError:
+        return Fleet(gpus, log_events=told)
+    events: dict[tuple[str | None, str], list[EngineEvent]] = {}
+    ends: dict[tuple[str | None, str], datetime | None] = {}
+    rows = jobs.sort("submit").select("cluster", "job_id", "state", "end").iter_rows()
+    for cluster, number, state, end in rows:
+        for key in ((cluster, str(number)), (UNNAMED_CLUSTER, str(number))):
+            ends[key] = end
+            if state == _OUT_OF_MEMORY and end is not None:
+                text = f"Slurm ended job {number}: {state}"
+                events.setdefault(key, []).append(EngineEvent("host-out-of-memory", text, end))
+    return Fleet(gpus, events, told, ends)
+
+
+def _aware(time: datetime, zone: tzinfo) -> datetime:
+    return time if time.tzinfo is not None else time.replace(tzinfo=zone)
 
 
 def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines: int) -> ServerReport | None:
@@ -137,7 +180,8 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
         if query.clusters:
             samples = samples.filter(pl.col("cluster").is_in(query.clusters))
         with _gpu_samples(config, query.since, query.until) as gpus:
-            for number, one in enumerate(examine_all(samples, Fleet(gpus=gpus))):
+            fleet = _fleet(config, query.since, query.until, gpus)
+            for number, one in enumerate(examine_all(samples, fleet)):
                 owner = owners.get((one.health.key.cluster, one.health.job), {})
                 health = one.health if one.health.user else replace(one.health, user=owner.get("user"))
                 if not _matches(query, {**owner, "user": health.user}):

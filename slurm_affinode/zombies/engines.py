@@ -61,7 +61,7 @@ def _asleep(health: EngineHealth) -> bool:
 
 def _finding(  # noqa: PLR0917
     cluster: str, job: Job, attempt: JobAttempt, health: EngineHealth, diagnosis: Diagnosis,
-    gpus: Mapping[str | None, LiveGpu],
+    gpus: Mapping[str, LiveGpu],
 ) -> Finding:  # fmt: skip
     since = max(diagnosis.since, attempt.start or diagnosis.since)
     lasting = max(0.0, (health.until - since).total_seconds())

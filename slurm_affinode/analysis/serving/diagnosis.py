@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 import numpy as np
 import polars as pl
@@ -166,8 +167,10 @@ class Fleet:
     """GPU samples with columns of the GPU metrics. An engine's GPUs are those of its samples (``gpus``)."""
     events: Mapping[tuple[str | None, str], Sequence[EngineEvent]] = field(default_factory=dict)
     """By cluster and job ID."""
-    running_jobs: frozenset[str] | None = None
-    """IDs of the jobs that run; ``None``: unknown."""
+    log_events: tuple[EngineEvent, ...] = ()
+    """Events in logs of all these engines."""
+    ends: Mapping[tuple[str | None, str], datetime | None] = field(default_factory=dict)
+    """Cluster and ID of each known job -> its end; ``None``: it runs."""
 
 
 _NO_FLEET = Fleet()
@@ -239,8 +242,13 @@ def _one(  # noqa: PLR0917
     uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
     own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
     jobs = samples["job"].drop_nulls()
-    running = None if fleet.running_jobs is None or not len(jobs) else jobs[-1] in fleet.running_jobs
-    events = tuple(fleet.events.get((key.cluster, jobs[-1]), ())) if len(jobs) else ()
+    events, running = fleet.log_events, None
+    if len(jobs):
+        job = key.cluster, str(jobs[-1])
+        events = (*events, *fleet.events.get(job, ()))
+        if job in fleet.ends:
+            end = fleet.ends[job]
+            running = end is None or bool((samples["time"] <= end).all())
     around = EngineContext(own_gpus, events, running)
     found = list(_examine(key, samples, around, options))
     overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)

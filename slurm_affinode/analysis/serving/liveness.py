@@ -19,20 +19,6 @@ from slurm_affinode.analysis.serving.series import Bools, EngineSeries, moment
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE
 from slurm_affinode.model.serving import Diagnosis, EngineEvent
 
-_TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (kind, re.compile(pattern))
-    for kind, pattern in (
-        ("gpu-out-of-memory", r"torch\.(cuda\.)?OutOfMemoryError|CUDA out of memory\. Tried to allocate"),
-        ("gpu-out-of-memory", r"CUDA error: out of memory|cudaMalloc failed: out of memory"),
-        (
-            "host-out-of-memory",
-            r"[Dd]etected \d+ oom[_-]kill event|Out of memory: Killed process|Memory cgroup out of memory",
-        ),
-        ("request-too-large", r"To serve at least one request with the model's max seq len"),
-        ("request-too-large", r"No available memory for the cache blocks"),
-        ("engine-died", r"EngineDeadError|EngineCore encountered an (issue|error)|EngineCore failed to start"),
-    )
-)
 REFUSED = re.compile(r"refused|reset by peer|Errno 111|Errno 113|[Nn]o route|unreachable|not known|RemoteDisconnected")
 """Errors of a scrape that say that no server listens. Others, timeouts above all, may be a loaded server."""
 REFUSED_SCRAPES = 3
@@ -42,14 +28,6 @@ STALL_PAUSES = 5.0
 """Times the longest pause of an engine that then continued."""
 _SAWTOOTH = 2
 """Falls of KV usage from full without progress that show a request which is started again and again."""
-
-
-def recognize(line: str) -> EngineEvent | None:
-    """Return the event that a line of a log reports, without a time."""
-    for kind, pattern in _TEXTS:
-        if pattern.search(line):
-            return EngineEvent(kind, line[:500])
-    return None
 
 
 def without_progress(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:

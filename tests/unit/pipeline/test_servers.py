@@ -11,9 +11,13 @@ import pytest
 from server_samples import START, engine, idle, overloaded, serving
 
 from slurm_affinode.analysis.result import WasteQuery
+from slurm_affinode.analysis.serving import crash_log
 from slurm_affinode.base.config import Config, StoreConfig
+from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import servers
+from slurm_affinode.slurm.accounting.schema import JOBS as JOBS_SCHEMA
+from slurm_affinode.slurm.accounting.schema import conform
 
 DAY = WasteQuery(START - timedelta(hours=8), START + timedelta(hours=16))
 JOBS = pl.DataFrame({
@@ -68,3 +72,29 @@ def test_nothing_without_samples_of_the_interval(config, tmp_path):
     assert servers.usage_of(config, later, JOBS, timelines=5) is None
     empty = Config(store=StoreConfig(state_dir=tmp_path / "empty"))
     assert servers.usage_of(empty, DAY, JOBS, timelines=5) is None
+
+
+@pytest.mark.parametrize(("state", "kinds"), [("OUT_OF_MEMORY", ["out-of-memory"]), ("COMPLETED", [])])
+def test_job_that_ran_out_of_memory_is_shown_with_its_engines(config, state, kinds):
+    """From accounting; another cluster's job with the same ID does not count."""
+    end = START + timedelta(minutes=20)
+    row = {"job_id": 2, "submit": START, "start": START, "end": end, "state": state, "cluster": "alpha"}
+    other = {**row, "cluster": "beta", "job_id": 1, "state": "OUT_OF_MEMORY"}
+    with Repository.open(config.db_url) as store:
+        store.upsert(conform(pl.DataFrame([row, other]), JOBS_SCHEMA))
+    query = servers.ServerQuery(DAY.since, DAY.until)
+    shown = {
+        one.key.address: [each.kind for each in one.diagnoses if each.kind == "out-of-memory"]
+        for one in servers.find(config, query).engines
+    }
+    assert shown == {"lazy:1": kinds, "fine:1": [], "busy:1": []}
+
+
+def test_failures_in_a_log_of_the_engine_are_diagnosed(config):
+    lines = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.\n"
+    log = crash_log.scan([lines.encode()], "server.log")
+    query = servers.ServerQuery(DAY.since, DAY.until, addresses=("lazy:1",))
+    (one,) = servers.find(config, query, logs=[log]).engines
+    assert [each.confidence for each in one.diagnoses if each.kind == "out-of-memory"] == [1.0]
+    (quiet,) = servers.find(config, query).engines
+    assert "out-of-memory" not in {each.kind for each in quiet.diagnoses}

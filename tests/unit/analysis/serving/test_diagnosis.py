@@ -14,7 +14,6 @@ import serving_recordings as recordings
 from serving_simulation import Engine, service_rate, simulate
 
 from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose, diagnose_all
-from slurm_affinode.analysis.serving.liveness import recognize
 from slurm_affinode.analysis.serving.rules import RULES
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
 from slurm_affinode.metrics.serving.schema import IDENTITY
@@ -351,27 +350,24 @@ def test_server_that_ends_with_its_engine_leaves_no_orphan(serving: Path) -> Non
     assert not of(health(recordings.read(serving, KILLED)), "orphaned-engine")
 
 
-@pytest.mark.parametrize(
-    ("line", "kind"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "gpu-out-of-memory"),
-        ("torch.cuda.OutOfMemoryError: CUDA out of memory.", "gpu-out-of-memory"),
-        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.batch.", "host-out-of-memory"),
-        ("slurmstepd: error: Detected 3 oom-kill event(s) in step 77.0 cgroup.", "host-out-of-memory"),
-        ("INFO: GPU KV cache size: 1,280 tokens", None),
-    ],
-)
-def test_texts_of_logs(line: str, kind: str | None) -> None:
-    event = recognize(line)
-    assert (event.kind if event else None) == kind
-
-
-def test_recorded_logs_are_recognized(serving: Path) -> None:
-    lines = (serving / "vllm-0.32-cpu-kv-too-small.log").read_text().splitlines()
-    events = [event for line in lines if (event := recognize(line))]
-    assert {"request-too-large", "engine-died"} == {one.kind for one in events}
-    found = health(recordings.read(serving, DIED), EngineContext(events=tuple(events)))
+def test_refused_start_in_a_log_is_a_request_that_is_too_large(serving: Path) -> None:
+    event = EngineEvent("request-too-large", "To serve at least one request with the model's max seq len (2048), ...")
+    found = health(recordings.read(serving, DIED), EngineContext(events=(event,)))
     assert "did not start" in only(found, "request-too-large").summary
+
+
+def test_events_of_a_job_count_for_its_engines_only() -> None:
+    at = BEGIN + timedelta(seconds=600)
+    samples = synthetic(600, 15, running=1.0, waiting=0.0, generation_tokens=lambda t: t).with_columns(job=pl.lit("77"))
+    cluster = samples["cluster"][0]
+    event = EngineEvent("host-out-of-memory", "Slurm ended job 77: OUT_OF_MEMORY", at)
+    (found,) = diagnose_all(samples.lazy(), Fleet(events={(cluster, "77"): [event]}))
+    assert "host memory" in only(found, "out-of-memory").summary
+    for other in ((cluster, "78"), ("elsewhere", "77")):
+        (none,) = diagnose_all(samples.lazy(), Fleet(events={other: [event]}))
+        assert not of(none, "out-of-memory")
+    (logged,) = diagnose_all(samples.lazy(), Fleet(log_events=(event,)))
+    assert of(logged, "out-of-memory")
 
 
 def test_out_of_memory_advises_less_memory_and_preemption_more(serving: Path) -> None:
@@ -572,8 +568,11 @@ def test_fleet_is_diagnosed_engine_by_engine(serving: Path, monkeypatch: pytest.
 def test_fleet_joins_gpus_and_jobs() -> None:
     samples = synthetic(7200, running=0.0, waiting=0.0, generation_tokens=500.0)
     metrics = gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0, power_w=60.0)
-    (found,) = diagnose_all(samples.lazy(), Fleet(gpus=metrics.lazy(), running_jobs=frozenset({"77"})))
+    (found,) = diagnose_all(samples.lazy(), Fleet(gpus=metrics.lazy(), ends={(samples["cluster"][0], "77"): None}))
     assert {"idle", "squatter-signature"} == {one.kind for one in found.diagnoses}
+    ended = {(samples["cluster"][0], "77"): BEGIN + timedelta(seconds=3600)}
+    (over,) = diagnose_all(samples.lazy(), Fleet(gpus=metrics.lazy(), ends=ended))
+    assert "squatter-signature" not in {one.kind for one in over.diagnoses}
     assert found.gpus == ("GPU-1",)
 
 
