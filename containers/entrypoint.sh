@@ -90,13 +90,15 @@ role_slurmctld() {
 }
 
 # Samples the GPUs every second: metrics for Prometheus on port 9402, files on the shared file system. Started again when
-# it ends, as a unit would be, and no child of slurmd, which waits for its own.
+# it ends, as a unit would be, and no child of slurmd, which waits for its own. Further options are read as by the unit.
 start_exporter() {
   install -d -m 0755 /run/dcgm-job-mapping /shared/gpu-history
   # shellcheck disable=SC2016  # expanded by the inner shell
   setsid --fork bash -c 'while :; do
+    EXPORTER_OPTIONS=
+    [ ! -r /etc/default/slurm-affinode-exporter ] || . /etc/default/slurm-affinode-exporter
     slurm-affinode exporter --listen 0.0.0.0:9402 --period 1s --job-map /run/dcgm-job-mapping \
-      --spool /shared/gpu-history --spool-keep 1d &
+      --spool /shared/gpu-history --spool-keep 1d $EXPORTER_OPTIONS &
     echo $! >/run/slurm-affinode-exporter.pid
     wait
     sleep 1

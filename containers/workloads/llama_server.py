@@ -1,8 +1,14 @@
 #!/opt/programs/bin/python
-"""Serves a language model with llama.cpp over HTTP (/completion, /metrics, /v1/...) while it holds GPU memory."""
+"""Serves a language model with llama.cpp over HTTP (/completion, /metrics, /v1/...) while it holds GPU memory.
 
+With --engine-process, a child holds the memory, as with vLLM. It does not end with the server.
+"""
+
+import argparse
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import gpu
 import xllamacpp
@@ -14,22 +20,35 @@ def main() -> int:
     parser.add_argument("model", help="file in the format GGUF")
     parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="address to listen on")  # noqa: S104
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port")
+    parser.add_argument("--context", type=int, default=256, metavar="N", help="tokens of the KV cache")
+    parser.add_argument("--engine-process", action="store_true", help="hold the GPU memory in a child process")
     options = parser.parse_args()
+    if options.engine_process:
+        program = Path(__file__).with_name("engine_server.py")
+        engine = subprocess.Popen([program, "--engine", "--memory-mib", str(options.memory_mib)])  # noqa: S603
+        gpu.say("engine", engine=engine.pid)
+        return serve(options)
     device, weights = gpu.start(options)
-    parameters = xllamacpp.CommonParams()
-    parameters.model.path = options.model
-    parameters.hostnames, parameters.port = [options.host], options.port
-    parameters.n_ctx, parameters.n_parallel, parameters.n_predict = 256, 2, 200
-    parameters.cpuparams.n_threads = 1
-    parameters.warmup, parameters.endpoint_metrics = False, True
-    server = xllamacpp.Server(parameters)
-    device.compute(0.5)  # idle from now on
-    gpu.say("listening", address=server.listening_address)
     try:
-        threading.Event().wait()
+        return serve(options, device)
     except SystemExit:
         gpu.finish(device, weights)
         raise
+
+
+def serve(options: argparse.Namespace, device: gpu.Gpu | None = None) -> int:
+    """Runs the server until SIGTERM."""
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = options.model
+    parameters.hostnames, parameters.port = [options.host], options.port
+    parameters.n_ctx, parameters.n_parallel, parameters.n_predict = options.context, 2, 200
+    parameters.cpuparams.n_threads = 1
+    parameters.warmup, parameters.endpoint_metrics = False, True
+    server = xllamacpp.Server(parameters)
+    if device is not None:
+        device.compute(0.5)  # idle from now on
+    gpu.say("listening", address=server.listening_address)
+    threading.Event().wait()
     return 0
 
 
