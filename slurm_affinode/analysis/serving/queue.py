@@ -39,6 +39,10 @@ _MEDIAN_SQUARE = 0.455
 """Median of squared deviations, relative to their variance, for a normal distribution."""
 _FEW = 5
 """Intervals from which the fluctuation can be estimated from the queue itself."""
+_LATE = 3
+"""Scrapes without growth, within which an overload is not over,"""
+_DIP = 0.2
+"""unless the queue falls by this share."""
 _EDGE = 0.02
 """Share of the growth at its begin and end that is left out of the estimate of the fluctuation."""
 _PARTS = 8
@@ -165,10 +169,24 @@ def _of_episode(
             growths.append(growth)
     found: list[Diagnosis] = []
     for number, growth in enumerate(growths):
-        found.append(_unstable(series, capacity, growth))
         until = growths[number + 1].first if number + 1 < len(growths) else int(at[-1])
-        found += _recovery(series, at, queue, growth, until)
+        recovery = _recovery(series, at, queue, growth, until)
+        end = growth.last if recovery else _persistence(series, at, queue, growth, until)
+        found.append(_unstable(series, capacity, growth, end))
+        found += recovery
     return found
+
+
+def _persistence(series: EngineSeries, at: Integers, queue: Floats, growth: Growth, until: int) -> int:
+    """Return the last sample shortly after the growth at which the queue is as long as before.
+
+    A queue fluctuates while it grows: an overload is not over because the last scrape saw a few requests less.
+    """
+    inside = (at >= growth.last) & (at <= until)
+    where, level = at[inside], queue[inside]
+    limit = series.time[growth.last] + max(SUSTAINED_S, _LATE * series.step_s)
+    fell = np.flatnonzero((level < (1 - _DIP) * level[0]) | (series.time[where] > limit))
+    return int(where[fell[0] - 1] if len(fell) else where[-1])
 
 
 def _merged(parts: list[Leg], queue: Floats) -> list[Leg]:
@@ -262,7 +280,7 @@ def _request_s(series: EngineSeries, first: int, last: int) -> float | None:
     return output * each if output is not None and each is not None else None
 
 
-def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagnosis:
+def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: int) -> Diagnosis:
     first, last = growth.first, growth.last
     length = float(series.time[last] - series.time[first])
     begin, end = (float(series.value("waiting")[i]) for i in (first, last))
@@ -307,7 +325,7 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth) -> Diagn
     if estimate is not None and estimate[0] + estimate[1] < 1:
         doubt.append("the token-based estimate does not confirm it")
     return diagnosis(
-        "queue-unstable", moment(series.time[first]), moment(series.time[last]), proof, f"{summary}.",
+        "queue-unstable", moment(series.time[first]), moment(series.time[until]), proof, f"{summary}.",
         figures=figures, doubt="; ".join(doubt), certainty=0.7 if growth.steps < _FEW else 1.0,
     )  # fmt: skip
 
@@ -375,7 +393,10 @@ def overload(series: EngineSeries, capacity: Capacity, growth: Growth) -> tuple[
 
 
 def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> tuple[float, float]:
-    """Return E[o²] of the output lengths and its error, from the histogram or from a typical variation."""
+    """Return E[o²] of the output lengths and its error, from the histogram or from a typical variation.
+
+    Lengths are uniform within a bucket, and scaled to their ``mean``, which is known exactly: buckets are wide.
+    """
     before, after = series.buckets("generation_lengths", first), series.buckets("generation_lengths", last)
     if before and after and len(before) == len(after):
         counts = np.diff([0.0, *(b["count"] - a["count"] for a, b in zip(before, after, strict=True))])
@@ -385,8 +406,10 @@ def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> t
         low, high = np.array(bounds[:-1]), np.array(bounds[1:])
         if counts.min() >= 0 and counts.sum() > 0:
             middle = (low**2 + low * high + high**2) / 3
-            value = float((counts * middle).sum() / counts.sum())
-            return max(value, mean**2), float((counts * (high**2 - low**2)).sum() / counts.sum()) / 4
+            scale = mean / float((counts * (low + high) / 2).sum() / counts.sum())
+            value = scale**2 * float((counts * middle).sum() / counts.sum())
+            error = scale**2 * float((counts * (high**2 - low**2)).sum() / counts.sum()) / 4
+            return max(value, mean**2), error
     half = _LENGTH_VARIATION**2 / 2
     return mean**2 * (1 + half), mean**2 * half
 

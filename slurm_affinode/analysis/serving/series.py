@@ -33,6 +33,8 @@ _DISORDER = 0.1
 """Share of intervals with falling counters above which the samples are not those of one process."""
 
 
+_WHOLE_MS = 1e-6
+"""Milliseconds from a whole number up to which a duration counts as rounded, as in recordings."""
 _STARTED = "started "
 """Begins the rank of a process that responds in turn with others."""
 
@@ -54,6 +56,9 @@ class EngineSeries:
         if not (stamps[1:] > stamps[:-1]).all():
             samples = samples.sort("time", maintain_order=True).unique("time", keep="last", maintain_order=True)
             stamps = samples["time"].to_physical().to_numpy()
+        repeated = _repeated(samples)
+        if repeated is not None:
+            samples, stamps = samples.filter(pl.Series(~repeated)), stamps[~repeated]
         self.all_times: Floats = stamps.astype(np.float64) / 1000
         """Time of each scrape, failed ones included, in seconds since the epoch."""
         errors = samples["error"] if "error" in samples.columns else None
@@ -217,6 +222,23 @@ class EngineSeries:
         part = self.value(name)[first : last + 1]
         known = part[np.isfinite(part)]
         return float(known.max()) if len(known) else None
+
+
+def _repeated(samples: pl.DataFrame) -> Bools | None:
+    """Return which samples repeat the scrape before them, or ``None``.
+
+    An exporter on a node is scraped more often than it scrapes an engine. Its values, the duration of the scrape among
+    them, are then the same; as samples they would look like a queue that grows in steps. Only durations below whole
+    milliseconds tell scrapes apart.
+    """
+    if "scrape_s" not in samples.columns:
+        return None
+    took = samples["scrape_s"].cast(pl.Float64).to_numpy()
+    same = np.concatenate([[False], took[1:] == took[:-1]])
+    if not same.any():
+        return None
+    same &= np.abs(took * 1000 - np.round(took * 1000)) > _WHOLE_MS
+    return same if same.any() else None
 
 
 def _orphaned(samples: pl.DataFrame) -> list[tuple[float, float, float | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -14,7 +15,9 @@ import serving_recordings as recordings
 from serving_simulation import Engine, service_rate, simulate
 
 from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose, diagnose_all
+from slurm_affinode.analysis.serving.queue import second_moment
 from slurm_affinode.analysis.serving.rules import RULES
+from slurm_affinode.analysis.serving.series import EngineSeries
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineEvent, EngineHealth, EngineKey
@@ -213,20 +216,47 @@ def test_overload_at_other_scrape_intervals(serving: Path, name: str, seconds: i
     assert len(of(found, "recovering")) == 1
 
 
-def test_few_scrapes_lower_the_confidence(serving: Path) -> None:
-    found = health(every(recordings.read(serving, SHORT), 30))
-    for one in of(found, "queue-unstable"):
-        assert one.confidence < 0.8
-        assert "scrapes" in one.doubt
+def growing(t: float) -> float:
+    """Return a queue that grows by a request per second, in uneven steps."""
+    return max(0.0, t - 60 + 3 * np.sin(t))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_overload_with_missing_scrapes(serving: Path, seed: int) -> None:
-    samples = recordings.read(serving, SHORT)
-    kept = np.random.default_rng(seed).random(samples.height) > 0.3
-    found = health(samples.filter(pl.Series(kept)))
-    assert len(of(found, "queue-unstable")) == 1
-    assert not of(found, "ended")
+def test_repeats_of_an_exporter_are_one_scrape() -> None:
+    """It scrapes the engine every 5 s, and is scraped every second."""
+    values = {"running": 2.0, "waiting": lambda t: round(growing(t)), "scrape_s": lambda t: 0.1004 + t * 1.37e-6}
+    own = synthetic(180, 5, **values)
+    repeated = synthetic(180, 1, **{
+        name: one if isinstance(one, float) else lambda t, one=one: one(t - t % 5) for name, one in values.items()
+    })  # fmt: skip
+    found, exact = health(repeated), health(own)
+    assert (found.samples, exact.samples) == (36, 36)
+    assert only(found, "queue-unstable").figures == only(exact, "queue-unstable").figures
+
+
+def test_scrapes_of_the_same_rounded_duration_all_count() -> None:
+    assert health(synthetic(300, running=0.0, waiting=0.0, scrape_s=0.012)).samples == 20
+
+
+def test_overload_is_not_over_with_a_small_dip() -> None:
+    """The last scrapes see fewer requests than the longest queue; minutes later it would be over."""
+    dip = {170: 100.0, 175: 98.0}
+    samples = synthetic(180, 5, running=2.0, waiting=lambda t: dip.get(int(t), growing(t)))
+    found = health(samples)
+    assert only(found, "queue-unstable") in found.current
+    calm = synthetic(480, 5, running=2.0, waiting=lambda t: 100.0 if t >= 170 else growing(t))
+    assert only(health(calm), "queue-unstable").until <= BEGIN + timedelta(seconds=200)
+
+
+def test_square_of_lengths_fits_their_mean() -> None:
+    """Of lengths from 150 to 350 tokens, a quarter is in a bucket up to 200, the others in one up to 500."""
+    bounds = (100.0, 200.0, 500.0, math.inf)
+    histogram = [[{"le": le, "count": c} for le, c in zip(bounds, (0.0, n, 4 * n, 4 * n), strict=True)]
+                 for n in (0.0, 25.0)]  # fmt: skip
+    samples = synthetic(30, 15, running=1.0, generation_lengths=lambda t: histogram[int(t > 0)])
+    value, error = second_moment(EngineSeries(KEY, samples), 0, 1, 250.0)
+    exact = 250.0**2 + 200.0**2 / 12
+    assert value == pytest.approx(exact, rel=0.1)
+    assert abs(value - exact) < error
 
 
 def test_stripped_metrics_leave_the_queue(serving: Path) -> None:
