@@ -216,6 +216,22 @@ def test_overload_at_other_scrape_intervals(serving: Path, name: str, seconds: i
     assert len(of(found, "recovering")) == 1
 
 
+def test_few_scrapes_lower_the_confidence(serving: Path) -> None:
+    found = health(every(recordings.read(serving, SHORT), 30))
+    for one in of(found, "queue-unstable"):
+        assert one.confidence < 0.8
+        assert "scrapes" in one.doubt
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_overload_with_missing_scrapes(serving: Path, seed: int) -> None:
+    samples = recordings.read(serving, SHORT)
+    kept = np.random.default_rng(seed).random(samples.height) > 0.3
+    found = health(samples.filter(pl.Series(kept)))
+    assert len(of(found, "queue-unstable")) == 1
+    assert not of(found, "ended")
+
+
 def growing(t: float) -> float:
     """Return a queue that grows by a request per second, in uneven steps."""
     return max(0.0, t - 60 + 3 * np.sin(t))
