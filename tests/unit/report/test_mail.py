@@ -207,6 +207,10 @@ def test_phrases_of_findings_are_translated(tmp_path: Path) -> None:
             "the job ended FAILED; its time limit is not known",
             "der Job endete mit FAILED; sein Zeitlimit ist nicht bekannt",
         ),
+        (
+            "the server of vllm m at 127.0.0.1:8000 has ended (PID 41), and nothing listens there",
+            "der Server von vllm m at 127.0.0.1:8000 ist beendet (PID 41), und niemand nimmt dort Verbindungen an",
+        ),
         ("nobody has said this before", "nobody has said this before"),
     ):
         assert german.phrase(said) == instead
