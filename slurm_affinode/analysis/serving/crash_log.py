@@ -64,6 +64,7 @@ TRIGGERS = (
     "CUDA_ERROR", "HIP error", "cudaError", "NCCL error", "NCCL WARN", "ncclSystemError", "ncclUnhandled", "ncclRemote",
     "Watchdog caught", "EngineDeadError", "EngineCore died", "core initialization failed", "To serve at least one",
     "larger than the maximum number of tokens", "No available memory for", "KV cache size", "Maximum concurrency",
+    "Overriding num_gpu_blocks",
     "Free memory on device", "slurmstepd", "slurmd", "exceeded memory limit", "annot allocate", "t allocate memory",
     "nable to allocate", "MemoryError", "bad_alloc", "killed by signal", "exited unexpectedly", "Bus error",
     "egmentation fault", "core dumped", "Killed", "NVRM: Xid", "RESOURCE_EXHAUSTED", "Retract requests",
@@ -132,6 +133,10 @@ class StartupFacts:
     """Maximum length of a request, in tokens."""
     concurrency: float | None = None
     """Requests of that length that the KV cache can hold."""
+    kv_blocks: int | None = None
+    """Blocks of the KV cache that an option sets."""
+    kv_blocks_free: int | None = None
+    """Blocks for which there is memory, where an option sets another number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +298,7 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
     ), "crash", _nothing),
 )  # fmt: skip
 _KV_SIZE = re.compile(r"KV cache size: ([\d,]{1,15}) tokens")
+_BLOCKS = re.compile(r"Overriding num_gpu_blocks=(\d{1,12}) with num_gpu_blocks_override=(\d{1,12})\b")
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,15}) tokens per request: ([\d.]{1,12})x")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::\s(.*))?$")
 _HEADER = "Traceback (most recent call last)"
@@ -400,6 +406,8 @@ class LogScanner:
     def _note_startup(self, text: str) -> None:
         if (match := _KV_SIZE.search(text)) is not None:
             self._startup = replace(self._startup, kv_tokens=int(match[1].replace(",", "")))
+        if (match := _BLOCKS.search(text)) is not None:
+            self._startup = replace(self._startup, kv_blocks_free=int(match[1]), kv_blocks=int(match[2]))
         if (match := _CONCURRENCY.search(text)) is not None and match[2].count(".") <= 1 and match[2] != ".":
             length, requests = int(match[1].replace(",", "")), float(match[2])
             self._startup = replace(self._startup, max_length=length, concurrency=requests)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_affinode.analysis.serving.capacity import Capacity, estimate
+from slurm_affinode.analysis.serving.capacity import LOST_SHARE, Capacity, estimate
 from slurm_affinode.analysis.serving.crash_log import LogFailure, StartupFacts
 from slurm_affinode.analysis.serving.queue import second_moment
 from slurm_affinode.analysis.serving.series import EngineSeries
@@ -25,7 +25,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "memory-share": "--gpu-memory-utilization", "max-length": "--max-model-len", "max-running": "--max-num-seqs",
         "batched-tokens": "--max-num-batched-tokens", "kv-dtype": "--kv-cache-dtype",
-        "tensor-parallel": "--tensor-parallel-size",
+        "tensor-parallel": "--tensor-parallel-size", "kv-blocks": "--num-gpu-blocks-override",
     },
     "sglang": {
         "memory-share": "--mem-fraction-static", "max-length": "--context-length",
@@ -47,8 +47,8 @@ MOST_SHARE = 0.97
 RESERVE_SHARE = 0.03
 """Share of GPU memory that stays free when more is given: fragmentation and activations vary by about as much."""
 COSTLY = 0.5
-"""Preemptions for each completed request from which a smaller batch is advised: repeating some prefill is cheaper than
-a batch that is too small."""
+"""Preemptions for each completed request from which a smaller batch is considered: repeating some prefill is cheaper
+than a batch that is too small."""
 TARGET_LOAD = 0.8
 """Load for which replicas are planned: queues grow long before the arrivals exceed the service."""
 LENGTH_MARGIN = 1.25
@@ -74,6 +74,8 @@ class TuningFacts:
     running_peak: float | None = None
     waiting_peak: float | None = None
     preemptions: float | None = None
+    lost_share: float | None = None
+    """Share of the output rate that the worst preemption storm cost; ``None``: there was nothing to compare with."""
     prompt_mean: float | None = None
     output_mean: float | None = None
     output_square: float | None = None
@@ -92,6 +94,10 @@ class TuningFacts:
     gpu_free_gib: float | None = None
     """Least free memory of one of its GPUs in the period."""
     failures: tuple[LogFailure, ...] = ()
+    kv_blocks: int | None = None
+    """Blocks of the KV cache that an option sets."""
+    kv_blocks_free: int | None = None
+    """Blocks for which there was memory at startup."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +105,8 @@ class Recommendation:
     """One change of a setting."""
 
     setting: str
-    """``memory-share``, ``max-length``, ``max-running``, ``batched-tokens``, ``kv-dtype``, ``tensor-parallel`` or
-    ``replicas``."""
+    """``kv-blocks``, ``memory-share``, ``max-length``, ``max-running``, ``batched-tokens``, ``kv-dtype``,
+    ``tensor-parallel`` or ``replicas``."""
     option: str | None
     """The engine's option; ``None``: it has none for this."""
     direction: str
@@ -156,6 +162,7 @@ def observe(
     known = usage[~(usage != usage)]  # noqa: PLR0124 - NaN is unknown
     kinds = {one.kind for one in diagnoses}
     ratios = [value for one in diagnoses for name, value in one.figures if name == "overload"]
+    lost = [value for one in diagnoses for name, value in one.figures if name == "lost_share"]
     preempted = series.sum_of("preemptions", 0, last)
     full = bool((limits.kv_full & waiting).any()) or bool(preempted)
     start = startup or StartupFacts()
@@ -173,6 +180,7 @@ def observe(
         running_peak=series.peak_of("running", 0, last),
         waiting_peak=series.peak_of("waiting", 0, last),
         preemptions=preempted,
+        lost_share=max(lost, default=None),
         prompt_mean=series.ratio_of("prompt_length", "prompt_length_count", 0, last),
         output_mean=output,
         output_square=None if output is None else second_moment(series, 0, last, output)[0],
@@ -184,6 +192,8 @@ def observe(
         gpu_total_gib=gpu_total_gib,
         gpu_free_gib=gpu_free_gib,
         failures=tuple(failures),
+        kv_blocks=start.kv_blocks,
+        kv_blocks_free=start.kv_blocks_free,
     )
 
 
@@ -208,6 +218,7 @@ def tune(facts: TuningFacts) -> Tuning:
     found: list[Recommendation] = []
     unknown: list[str] = []
     failed = {one.kind: one for one in facts.failures}
+    found += _kv_blocks(facts)
     found += _memory_share(facts, failed, unknown)
     found += _max_length(facts, failed)
     found += _max_running(facts, unknown)
@@ -228,11 +239,30 @@ def _advice(  # noqa: PLR0917 - the fields of Recommendation
     return Recommendation(setting, option, direction, current, proposed, reason, cost)
 
 
+def _more_blocks(facts: TuningFacts) -> bool:
+    return facts.kv_blocks is not None and (facts.kv_blocks_free or 0) > facts.kv_blocks
+
+
+def _kv_blocks(facts: TuningFacts) -> list[Recommendation]:
+    """Advise the blocks for which the engine found memory, where an option sets fewer and they limit it."""
+    if not facts.kv_limited or not _more_blocks(facts):
+        return []
+    count = f"{facts.preemptions:,.0f} preemptions" if facts.preemptions else "requests waited for the KV cache"
+    return [
+        _advice(
+            facts, "kv-blocks", "raise", facts.kv_blocks, facts.kv_blocks_free,
+            f"{count}, and at startup there was memory for {facts.kv_blocks_free:,} blocks of the KV cache: an option "
+            f"sets {facts.kv_blocks:,}",
+            "the memory that the engine is configured to use, which is the default without the option",
+        )
+    ]  # fmt: skip
+
+
 def _memory_share(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
     share = facts.memory_share
     if "gpu-out-of-memory" in failed:
         return [_lower_share(facts, failed["gpu-out-of-memory"])]
-    wants = facts.kv_limited or "no-kv-cache-memory" in failed
+    wants = (facts.kv_limited and not _more_blocks(facts)) or "no-kv-cache-memory" in failed
     if not wants:
         return []
     if facts.gpu_free_gib is None or facts.gpu_total_gib is None:
@@ -320,13 +350,17 @@ def _max_running(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]
     square = facts.output_square or facts.output_mean**2
     held = facts.prompt_mean + (square / facts.output_mean + 1) / 2
     fits = max(1, math.floor(facts.kv_tokens / held))
-    preempted = (facts.preemptions or 0.0) > COSTLY * (facts.requests or 0.0)
-    if preempted and facts.running_peak and fits < min(facts.running_peak, facts.max_running or math.inf):
+    preempted = (facts.preemptions or 0.0) > COSTLY * (facts.requests or 0.0) and not _more_blocks(facts)
+    if preempted and facts.lost_share is None:
+        unknown.append("the output rate without preemptions: it decides whether a smaller batch is faster")
+    slower = (facts.lost_share or 0.0) >= LOST_SHARE
+    if preempted and slower and facts.running_peak and fits < min(facts.running_peak, facts.max_running or math.inf):
         return [
             _advice(
                 facts, "max-running", "lower", facts.max_running, fits,
-                f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time; {fits} of "
-                f"them hold {held:,.0f} tokens each on average and fill the KV cache",
+                f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time cost "
+                f"{facts.lost_share:.0%} of the output rate; {fits} requests fill the KV cache: they hold {held:,.0f} "
+                "tokens each on average",
                 "requests wait in the queue in place of being preempted, and throughput may fall a little: prefer a "
                 "larger KV cache where that is possible",
             )
@@ -363,7 +397,7 @@ def _kv_dtype(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Reco
     spare = facts.gpu_free_gib is not None and facts.gpu_total_gib is not None
     spare = spare and (facts.gpu_free_gib or 0) > (RESERVE_SHARE + 0.01) * (facts.gpu_total_gib or 0)
     tight = "gpu-out-of-memory" in failed or "kv-cache-too-small" in failed or facts.gpu_free_gib is not None
-    if not facts.kv_limited or spare or not tight:
+    if not facts.kv_limited or _more_blocks(facts) or spare or not tight:
         return []
     value = "q8_0" if facts.engine == "llamacpp" else "fp8"
     return [

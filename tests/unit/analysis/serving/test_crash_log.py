@@ -193,6 +193,12 @@ def test_many_failures_are_bounded_and_counted() -> None:
     assert found.failures[-1].line == 1000
 
 
+def test_option_for_the_blocks_of_the_cache_is_read() -> None:
+    line = "(EngineCore pid=7) INFO [kv_cache_utils.py:1] Overriding num_gpu_blocks=32768 with num_gpu_blocks_override=96\n"
+    startup = findings(line).startup
+    assert (startup.kv_blocks, startup.kv_blocks_free) == (96, 32768)
+
+
 def test_startup_figures_are_read() -> None:
     startup = findings(
         "GPU KV cache size: 1,234,567 tokens\nMaximum concurrency for 8,192 tokens per request: 150.70x\n"
