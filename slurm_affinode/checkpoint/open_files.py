@@ -408,7 +408,7 @@ class Inheritance:
                 raise RestoreFailed(f"{there}: is a device, which is not opened again")
         elif kind in (stat.S_IFLNK, stat.S_IFSOCK):
             if not wish.one.by_name or wish.needs.access or wish.needs.program:
-                raise RestoreFailed(f"{there}: is no file that can be opened")
+                raise RestoreFailed(f"{there}: is not a file that can be opened")
         elif kind not in (stat.S_IFREG, stat.S_IFDIR, stat.S_IFIFO):
             raise RestoreFailed(f"{there}: is a device, which is not opened again")
         if kind == stat.S_IFREG and not self._may_be_reopened(fd, facts, wish.needs.access):

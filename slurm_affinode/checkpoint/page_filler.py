@@ -320,14 +320,14 @@ class Filler:
         (pid,) = _NUMBER.unpack(said) if len(said) == _NUMBER.size else (_FINISHED,)
         self._said_all = pid == _FINISHED
         if self._said_all and self._missing():
-            raise ValueError(f"it does not mention process {min(self._missing())}")
+            raise ValueError(f"it did not ask for the memory of process {min(self._missing())}")
         if self._said_all or pid < 0:
             return None
         _, (uffd, *_), _, _ = socket.recv_fds(talk, 1, 1)
         memory = self._memories.get(pid)
         if memory is None:
             os.close(uffd)
-            raise ValueError(f"it mentions process {pid}")
+            raise ValueError(f"it asks for the memory of process {pid}, which is not in the image")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         place = _Place(memory, uffd, os.open(memory.file, flags, dir_fd=self._images_fd))
         with self._lock:

@@ -73,7 +73,7 @@ def install(
     if root is None and os.geteuid() != 0:
         raise AffinodeError("only root can install it", hint="or write the files somewhere: --root DIR")
     if not user.isprintable() or any(c in user for c in " %:/"):
-        raise AffinodeError(f"{user!r} is no user")
+        raise AffinodeError(f"{user!r} is not a user name")
     if not options.isprintable():
         raise AffinodeError(f"{options!r} cannot be written into a unit or a crontab")
     if root is None:

@@ -129,10 +129,10 @@ def _own(header: str, what: str) -> Alias:
     known = {*VALUES, *IDENTITY, "job", "time", "metric", "value"}
     if field not in known:
         raise ConfigError(
-            f"gpu_history.columns: {header!r}: {field!r} is no field", hint=f"fields: {', '.join(sorted(known))}"
+            f"gpu_history.columns: {header!r}: {field!r} is not a field", hint=f"fields: {', '.join(sorted(known))}"
         )
     if unit and unit not in UNITS:
-        raise ConfigError(f"gpu_history.columns: {header!r}: {unit!r} is no unit", hint=f"units: {', '.join(UNITS)}")
+        raise ConfigError(f"gpu_history.columns: {header!r}: {unit!r} is not a unit", hint=f"units: {', '.join(UNITS)}")
     return Alias(field, unit or bracket_unit(header) or ("ratio" if field in _RATIO_FIELDS else "number"), rank=-1)
 
 

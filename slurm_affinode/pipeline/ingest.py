@@ -81,7 +81,7 @@ def _zone(name: str | None) -> ZoneInfo | None:
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
-        raise AffinodeError(f"{name!r} is no time zone", hint="write for example UTC or Europe/Oslo") from None
+        raise AffinodeError(f"{name!r} is not a time zone", hint="write for example UTC or Europe/Oslo") from None
 
 
 def ingest_gpu_samples(

@@ -213,5 +213,5 @@ def _entry(value: Any) -> Entry:
         raise ValueError(f"version {value['version']}, not {VERSION}")
     facts = value["facts"]
     if not isinstance(facts, dict):
-        raise TypeError("facts are no table")
+        raise TypeError("facts are not a table")
     return Entry(Phase(value["phase"]), json_values.number(value["time"]), decode(facts))

@@ -120,7 +120,7 @@ class Mailer:
         if marks is None:
             return True
         if not _EVENT.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of an event")
+            raise ValueError(f"{name!r} is not the name of an event")
         try:
             marks.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.close(os.open(marks / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

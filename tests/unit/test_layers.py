@@ -158,8 +158,8 @@ def test_no_exception_outlives_its_need() -> None:
     assert unused == []
 
 
-def test_a_library_is_known_to_its_owner_alone() -> None:
-    """Types and errors of a vendor's library do not leave their owner."""
+def test_library_is_imported_only_by_its_owner() -> None:
+    """No other part depends on its types and errors."""
     strangers = [
         f"{name} imports {library}"
         for name, targets in imports().items()

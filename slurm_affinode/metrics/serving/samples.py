@@ -243,7 +243,7 @@ class SampleBuilder:
         yield from self._with_scrapes(frame, last=last)
 
     def _wide(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return one row per engine and time, with ``at`` (its combination)."""
+        """Return one row per engine and time. ``at``: the index of its combination of endpoint and labels."""
         known = pl.DataFrame(
             self._series,
             schema={"at": pl.UInt32(), "source": pl.UInt32(), "constant": pl.Float64(), "le": pl.Float64()},

@@ -104,11 +104,11 @@ def parse_header(line: str, *, where: str, delimiter: str | None = None) -> Head
             )
     lowered = [word.lower() for word in re.split(r"[^A-Za-z0-9_]+", line) if word]
     if _TABLE.match(line) and any(word in KNOWN for word in lowered):
-        raise InputError("this is sacct's table for people, whose cells are cut", where=where, hint=_HINT)
+        raise InputError("this is sacct's default table, whose cells are truncated", where=where, hint=_HINT)
     if any(word in KNOWN for word in lowered) and not {"jobid", "jobidraw"} & set(lowered):
         raise InputError("the header has neither JobID nor JobIDRaw", where=where, hint=_HINT)
     if re.match(r"^\d+([_+.]\S*)?[^\w\s]", line):
-        raise InputError("the first line is no header", where=where, hint="run sacct without --noheader")
+        raise InputError("the first line is not a header", where=where, hint="run sacct without --noheader")
     raise InputError("this is not sacct output: the first line is not a header of sacct", where=where, hint=_HINT)
 
 

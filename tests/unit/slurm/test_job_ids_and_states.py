@@ -55,8 +55,8 @@ def test_substitute_ids_are_negative_and_distinct() -> None:
         ("running", "RUNNING", None), ("CA by ana", "CANCELLED", "ana"), ("LAUNCH_FAILED", "LAUNCH_FAILED", None),
     ],
 )  # fmt: skip
-def test_every_form_of_a_state(text: str, state: str | None, by: str | None) -> None:
-    """Long, short and truncated words give one word; an unknown word of a later release is kept."""
+def test_state_in_any_form_is_normalized(text: str, state: str | None, by: str | None) -> None:
+    """Short and truncated names become the long one; an unknown name of a later release is kept."""
     assert records.parse(text) == (state, by)
 
 

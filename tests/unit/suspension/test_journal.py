@@ -62,7 +62,7 @@ def test_torn_last_line_is_overwritten(journal):
     [
         (b'{"version":2,"phase":"locked","time":1.0,"facts":{}}\n', "version 2, not 1"),
         (b'{"version":1,"phase":"moving","time":1.0,"facts":{}}\n', "'moving' is not a valid Phase"),
-        (b'{"version":1,"phase":"locked","time":1.0,"facts":[]}\n', "facts are no table"),
+        (b'{"version":1,"phase":"locked","time":1.0,"facts":[]}\n', "facts are not a table"),
         (b'{"version":1,"phase":"locked","time":1.0,"facts":{"uid":"0"}}\n', "'0' is not of type int"),
     ],
 )

@@ -314,9 +314,9 @@ def test_site_aliases_extend_the_built_in_ones(tmp_path: Path) -> None:
             aliases.load(path)
     with pytest.raises(ConfigError, match="no such file"):
         aliases.load(tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="'heat' is no field"):
+    with pytest.raises(ConfigError, match="'heat' is not a field"):
         aliases.load(columns={"x": "heat"})
-    with pytest.raises(ConfigError, match="'stone' is no unit"):
+    with pytest.raises(ConfigError, match="'stone' is not a unit"):
         aliases.load(columns={"x": "power_w:stone"})
 
 

@@ -98,7 +98,7 @@ def test_running_jobs_are_completed_by_a_later_recording(slurm: Path) -> None:
 
 def test_table_for_people_is_refused(slurm: Path) -> None:
     """The hint has the options to use."""
-    with pytest.raises(InputError, match="table for people") as caught:
+    with pytest.raises(InputError, match="default table") as caught:
         parse(slurm / "table-for-people.txt")
     assert "--parsable2" in str(caught.value.hint)
 
