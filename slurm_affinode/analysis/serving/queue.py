@@ -45,6 +45,8 @@ _DIP = 0.2
 """unless the queue falls by this share."""
 _EDGE = 0.02
 """Share of the growth at its begin and end that is left out of the estimate of the fluctuation."""
+_CALM = 0.1
+"""Share of the growth up to which the queue belongs to the load before it."""
 _PARTS = 8
 _OF_SMALLEST = 0.368
 """Mean of the smallest three quarters of squared deviations, relative to their variance, for a normal distribution."""
@@ -165,6 +167,8 @@ def _of_episode(
     growths: list[Growth] = []
     for leg in _merged(parts, queue):
         growth = _growth(series, at, queue, leg, dispersion)
+        if growth is None and (steeper := _after_calm(leg, queue)).first > leg.first:
+            growth = _growth(series, at, queue, steeper, dispersion)
         if growth is not None:
             growths.append(growth)
     found: list[Diagnosis] = []
@@ -204,6 +208,13 @@ def _merged(parts: list[Leg], queue: Floats) -> list[Leg]:
                 continue
         rising.append(leg)
     return rising
+
+
+def _after_calm(leg: Leg, queue: Floats) -> Leg:
+    """Return the growth without the time before it in which the queue was short, and fluctuated."""
+    level = queue[leg.first : leg.last + 1] - queue[leg.first]
+    begin = leg.first + int(np.flatnonzero(level <= _CALM * leg.rise)[-1])
+    return Leg(begin, leg.last, float(queue[leg.last] - queue[begin]))
 
 
 def _growth(series: EngineSeries, at: Integers, queue: Floats, leg: Leg, dispersion: float) -> Growth | None:

@@ -216,6 +216,18 @@ def test_overload_at_other_scrape_intervals(serving: Path, name: str, seconds: i
     assert len(of(found, "recovering")) == 1
 
 
+def test_overload_after_a_time_with_a_short_queue(serving: Path) -> None:
+    """At 7.5 requests/s up to 23 wait: that hides no growth at 13 requests/s, whenever the scrapes are."""
+    samples = recordings.read(serving, SHORT)
+    phases = [(begin / 1000, end / 1000) for begin, end, _ in recordings.phases(serving, SHORT)]
+    for delay_s in (0.0, 1.7, 5.0, 6.7, 8.3):
+        number = (pl.col("time").dt.epoch("ms") + round(delay_s * 1000)) // 10_000
+        found = health(samples.filter(number != number.shift(fill_value=-1)))
+        growth = only(found, "queue-unstable")
+        assert phases[2][0] < growth.since.timestamp() < phases[4][0] + 20
+        assert phases[4][1] - 30 < growth.until.timestamp() < phases[5][1]
+
+
 def test_few_scrapes_lower_the_confidence(serving: Path) -> None:
     found = health(every(recordings.read(serving, SHORT), 30))
     for one in of(found, "queue-unstable"):
