@@ -200,12 +200,17 @@ _Owner = dict[str, str | None]
 
 
 def _owners(jobs: pl.DataFrame) -> dict[tuple[str | None, str | None], _Owner]:
-    """Return user, account and partition of each job by cluster and job ID; the last attempt counts."""
+    """Return user, account and partition of each job by cluster and job ID.
+
+    Samples that name no cluster are those of the only cluster of accounting; with several, their owners are unknown.
+    """
     names = ("cluster", "job_id", "user", "account", "partition")
-    return {
-        (cluster, str(job)): {"user": user, "account": account, "partition": partition}
-        for cluster, job, user, account, partition in jobs.select(names).iter_rows()
-    }
+    alone = jobs["cluster"].n_unique() == 1
+    found: dict[tuple[str | None, str | None], _Owner] = {}
+    for cluster, job, user, account, partition in jobs.select(names).iter_rows():
+        for one in (cluster, UNNAMED_CLUSTER) if alone else (cluster,):
+            found[one, str(job)] = {"user": user, "account": account, "partition": partition}
+    return found
 
 
 def _matches(query: WasteQuery, owner: _Owner) -> bool:

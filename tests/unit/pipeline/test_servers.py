@@ -58,6 +58,15 @@ def test_filters_select_by_job(config):
     assert found(config, clusters=("beta",)) == []
 
 
+def test_engine_without_a_cluster_belongs_to_the_only_one(tmp_path):
+    config = Config(store=StoreConfig(state_dir=tmp_path))
+    with contextlib.closing(engine_store(config.serving_dir)) as store:
+        store.ingest(engine("busy:1", overloaded(), job="1", cluster="default"), source="test")
+    for jobs, user in ((JOBS, None), (JOBS.filter(pl.col("cluster") == "alpha"), "ann")):
+        report = servers.usage_of(config, DAY, jobs, timelines=0)
+        assert [one.health.user for one in report.engines] == [user]
+
+
 @pytest.mark.parametrize("timelines", [0, 1, 2, 3, 9])
 def test_first_engines_have_timelines(config, timelines):
     report = servers.usage_of(config, DAY, JOBS, timelines=timelines)
