@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,9 +13,19 @@ from cluster.driver import WORKLOADS, Cluster, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
 
+OPTIONS = "/etc/default/slurm-affinode-exporter"
 ENGINES = ("--live", "--kind", "orphaned-engine")
 RULE = '\n[[rule]]\ndiagnoses = ["orphaned-engine"]\naction = "kill"\nmin_score = 0.9\ngrace = "3s"\n'
 BESIDE = "import socket; s = socket.create_server(('127.0.0.1', {port})); import time; time.sleep(600)"
+
+
+@pytest.fixture
+def discovery(cluster: Cluster) -> Iterator[None]:
+    """Have the exporter of c1 find engines in jobs."""
+    restart = "kill $(cat /run/slurm-affinode-exporter.pid)"
+    cluster.shell("c1", f"echo 'EXPORTER_OPTIONS=\"--serving --serving-period 2s\"' >{OPTIONS}; {restart}")
+    yield
+    cluster.shell("c1", f"rm {OPTIONS}; {restart}")
 
 
 def serving(cluster: Cluster) -> tuple[str, dict[str, int]]:
@@ -103,3 +114,23 @@ def test_orphaned_engine_without_a_rule_is_told_to_its_owner(cluster: Cluster) -
     assert "inference engine is gone" in " ".join(text.split())
     assert json.dumps(about(zombies(cluster, "clean", *ENGINES, "--warn", "--yes", "--all"), job)).count("spared") == 1
     assert sum(len(gpu.pids) for gpu in cluster.gpus("c1")) == 2
+
+
+def test_orphaned_engine_is_listed_as_a_model_server(cluster: Cluster, discovery: None) -> None:
+    """From the metrics of the exporter, with the evidence."""
+
+    def engine() -> dict[str, Any]:
+        done = run(cluster, "serving", "list", "--live", "--prometheus", "http://prometheus:9090", "--json")
+        rows = json.loads(done.stdout)["engines"] if done.stdout else []
+        return next((one for one in rows if one["job"] == job), {})
+
+    job, serves = serving(cluster)
+    wait_until("the server is listed", engine)
+    known(cluster)
+    cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
+    one = wait_until("its end is listed", engine, lambda found: "orphaned-engine" in found["current"])
+    (left,) = [each for each in one["diagnoses"] if each["kind"] == "orphaned-engine"]
+    assert left["figures"]["processes"] == 1
+    assert left["figures"]["gpu_memory_mib"] > 3000
+    words = ("serving", "explain", job, "--live", "--prometheus", "http://prometheus:9090")
+    assert "The server is gone, with 1 process of the engine" in run(cluster, *words).stdout

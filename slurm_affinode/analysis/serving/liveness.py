@@ -254,19 +254,22 @@ def orphans(series: EngineSeries) -> list[Diagnosis]:
         episodes[-1].append(row)
     for rows in episodes:
         (begin, _, _), (end, count, memory) = rows[0], rows[-1]
+        some = "1 process" if count == 1 else f"{count:.0f} processes"
         proof = [
             evidence("processes", count, "", "without a server", 0.5,
-                     f"{count:.0f} processes of the engine are left on GPUs; the processes of the server have ended, "
+                     f"{some} of the engine left on GPUs; the processes of the server have ended, "
                      "and nothing listens at its address"),
             evidence("looks", float(len(rows)), "", "at least 2", 0.2, f"seen {len(rows)} times", met=len(rows) >= 2),
             evidence("gpu", memory, "MiB", "above 0", 0.3, "their GPU memory was not measured" if memory is None else
                      f"they hold {memory:.0f} MiB of GPU memory", met=bool(memory)),
         ]  # fmt: skip
-        held = "" if memory is None else f" and hold {memory / 1024:.1f} GiB of GPU memory"
+        held = (
+            "" if memory is None else f", which hold{'s' if count == 1 else ''} {memory / 1024:.1f} GiB of GPU memory"
+        )
         hours = None if memory is None else memory / 1024 * (end - begin) / 3600
         found.append(diagnosis(
             "orphaned-engine", moment(begin), moment(end), proof,
-            f"The server is gone; {count:.0f} processes of the engine still live in job {series.job or '?'}{held}.",
+            f"The server is gone, with {some} of the engine left in job {series.job or '?'}{held}.",
             figures={"processes": count, "gpu_memory_mib": memory, "gib_hours": hours},
             doubt="" if memory else "how much GPU memory they hold is unknown",
         ))  # fmt: skip
