@@ -44,7 +44,7 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import ServerTrees, holders
-from slurm_affinode.pipeline.engine_discovery import EngineScraper
+from slurm_affinode.pipeline.engine_discovery import EngineScraper, ports
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
@@ -140,7 +140,8 @@ class Daemon:
         self.shepherds.start()
         self.control.start()
         self._rounds.every(parse_span_s(self.config.suspend.wake_every), self._wake)
-        self._searches.every(parse_span_s(self.config.agent.server_period), self.servers.search)
+        if period_s := parse_span_s(self.config.agent.server_period):
+            self._searches.every(period_s, self.servers.search)
         log.info("the agent of %s watches every %g s%s", self.node, period_of(self.config.agent),
                  " (dry run)" if self.config.suspend.dry_run else "")  # fmt: skip
 
@@ -221,19 +222,25 @@ class Daemon:
 
 
 class ServerSearch:
-    """Searches the jobs of this node for model servers and the GPU processes below them."""
+    """Searches the jobs with processes on GPUs for model servers, and the GPU processes below these."""
 
-    def __init__(self, driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]]) -> None:
-        self.finder = JobFinder()
+    def __init__(
+        self, driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]], finder: JobFinder | None = None
+    ) -> None:
+        self.finder = finder or JobFinder()
         self.trees = ServerTrees(self.finder)
         self._driver = driver
-        self._scraper = EngineScraper(self.finder, say=log.warning, once=True)
+        self._jobs: frozenset[int] = frozenset()
+        self._scraper = EngineScraper(
+            self.finder, say=log.warning, look=lambda: ports(self.finder, jobs=self._jobs), once=True
+        )  # fmt: skip
 
     def search(self) -> None:
-        """Search once. Without a process of a job on a GPU, no socket is examined."""
+        """Search once. A port that has responded as an engine is not requested again."""
         with contextlib.suppress(GpuError, ExhaustedError):  # reported by the loop, which needs the driver more often
             with self._driver() as driver:
                 on_gpu = holders(driver, self.finder)
+            self._jobs = frozenset(holder.job for holder in on_gpu)
             if on_gpu:
                 self._scraper.round()
             self.trees.update(self._scraper.servers() if on_gpu else (), on_gpu)

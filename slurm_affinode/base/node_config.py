@@ -96,8 +96,9 @@ class AgentConfig:
     """Users with the rights of owners and root; root and SlurmUser always have them."""
     queue_period: PositiveSpan = "10s"
     """Maximum age of the queue data from slurmctld for a decision. It is queried only while a job is idle."""
-    server_period: PositiveSpan = "15s"
-    """Interval of the search for model servers in jobs, by which processes that have lost their server are found."""
+    server_period: Span = "15s"
+    """Interval of the search for model servers in jobs, by which processes that have lost their server are found; 0:
+    never."""
     job_map: AbsolutePath | None = None
     """dcgm-exporter's job mapping directory, written by prolog and epilog; ``None``: not written."""
     strict_hooks: bool = False

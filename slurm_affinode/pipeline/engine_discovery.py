@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -74,8 +74,10 @@ class FoundEngine:
     """Whether the last scrape succeeded; if not, ``reading`` has no values. ``None``: its server has ended."""
 
 
-def ports(finder: JobFinder, *, proc: Path = PROC) -> list[ListeningPort]:
-    """Return the listening ports of all jobs on this node, each once, bounded for each job and the node.
+def ports(finder: JobFinder, *, jobs: Collection[int] | None = None, proc: Path = PROC) -> list[ListeningPort]:
+    """Return the listening ports of jobs on this node, each once, bounded for each job and the node.
+
+    ``jobs``: raw IDs of the jobs; ``None``: all.
 
     Raises ``ExhaustedError``.
     """
@@ -85,7 +87,7 @@ def ports(finder: JobFinder, *, proc: Path = PROC) -> list[ListeningPort]:
     with contextlib.suppress(OSError):
         here = own_namespace("net", proc=proc)
         for one in processes(proc=proc):
-            for port in _of_process(one, finder, sockets, here):
+            for port in _of_process(one, finder, jobs, sockets, here):
                 # Workers of a server share its socket.
                 if port.inode not in found and of_job[port.job] < MOST_PORTS_OF_JOB and len(found) < MOST_PORTS:
                     found[port.inode] = port
@@ -94,11 +96,14 @@ def ports(finder: JobFinder, *, proc: Path = PROC) -> list[ListeningPort]:
 
 
 def _of_process(
-    one: Process, finder: JobFinder, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int]
+    one: Process, finder: JobFinder, jobs: Collection[int] | None, sockets: Mapping[int, tuple[str, int]],
+    here: tuple[int, int],
 ) -> Iterator[ListeningPort]:  # fmt: skip
     try:
         job = finder.of(one)
-        if job is None or job.source not in TRUSTED or one.namespace("net") != here:
+        if job is None or (jobs is not None and job.job_id not in jobs):
+            return
+        if job.source not in TRUSTED or one.namespace("net") != here:
             return
         user = _user(one)
         if user is None:
