@@ -46,7 +46,7 @@ def test_number_of_reports_is_limited_and_logged(tmp_path: Path, caplog: pytest.
         for number in range(3):
             reports.add(report(number))
     assert [one["job"] for one in LeftoverReports(tmp_path / "x").all()] == [1, 2]
-    assert "job 0 left is given up" in caplog.text
+    assert "leftovers of job 0 is dropped" in caplog.text
 
 
 def test_damage_and_full_disk_do_not_block_epilog(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

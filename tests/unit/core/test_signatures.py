@@ -152,7 +152,7 @@ weight = 0.2
 @pytest.mark.parametrize(
     ("old", "new", "line", "words"),
     [
-        ('name = "a"', 'name = "A b"', 2, "is no name"),
+        ('name = "a"', 'name = "A b"', 2, "is not a name"),
         ('kind = "squatter"', 'kind = "x"', 3, "none of squatter"),
         ("min_score = 0.8", "min_score = 2", 4, "between 0 and 1"),
         ("above_pct = 95", "above_pct = 101", 6, "between 0 and 100"),
