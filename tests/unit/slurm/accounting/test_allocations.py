@@ -98,7 +98,7 @@ def test_json_lines_and_a_json_list_are_read() -> None:
         ("1_2,n1,0", "raw ID"),
         ("1,,0", "no node"),
         ("1,n1,", "no gpu"),
-        ("1,n1,abc", "no UUID"),
+        ("1,n1,abc", "not a UUID"),
         ("1,n[1-,0", "bracket"),
         ("1,n1,0,1", "more fields than the header"),
         ("9" * 30 + ",n1,0", "raw ID"),
