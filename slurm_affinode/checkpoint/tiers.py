@@ -404,9 +404,7 @@ class Tiers:
             begun = [facts for facts, _ in to.store.begun()]
             if mine in begun and any(_age(facts) < _age(mine) for facts in begun):
                 to.store.cut(copy.image, 0)
-                self.report(
-                    mine.key, f"the tier {to.name} is full; what was there of its image makes room for another"
-                )
+                self.report(mine.key, f"the tier {to.name} is full; what was there of its image makes room for another")
 
     def mend(self, name: str, seq: int) -> None:
         """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
