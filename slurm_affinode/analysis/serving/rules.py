@@ -58,8 +58,8 @@ ADVICE: Mapping[str, str] = {
     "batch-full": "Raise the limit of running requests if memory permits, or add a replica.",
     "queue-unstable": "Limit or shed requests, or add a replica: the queue does not get shorter at this arrival rate.",
     "recovering": "Keep the arrival rate below the measured service rate until the queue is empty.",
-    "preemption-storm": "Give the KV cache more memory; if output has fallen, lower the number of concurrent requests. "
-    "(After a CUDA out-of-memory error, lower the memory share instead.)",
+    "preemption-storm": "To enlarge the KV cache, raise the memory share; if output has fallen, lower the number of "
+    "concurrent requests. (After a CUDA out-of-memory error, lower the memory share instead.)",
     "request-too-large": "Reject requests of this length (maximum model length), or enlarge the KV cache.",
     "swap-thrashing": "Lower the number of concurrent requests, or enlarge the KV cache.",
     "stalled": "Look into the engine's log, and restart the engine.",
