@@ -44,6 +44,7 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import ServerTrees, holders
+from slurm_affinode.model.suspension import Mode
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, ports
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch, by_index
@@ -99,7 +100,7 @@ class Daemon:
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
-        self.servers = ServerSearch(self.watch.driver)
+        self.servers = ServerSearch(self.watch.driver, self.registry)
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
         calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of)
         context = AgentContext(
@@ -222,14 +223,18 @@ class Daemon:
 
 
 class ServerSearch:
-    """Searches the jobs with processes on GPUs for model servers, and the GPU processes below these."""
+    """Searches the jobs with processes on GPUs for model servers, and the GPU processes below these.
+
+    Jobs with ``mode=inplace`` are not searched: a request would wake them, or keep them from falling asleep.
+    """
 
     def __init__(
-        self, driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]], finder: JobFinder | None = None
-    ) -> None:
+        self, driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]], registry: Registry,
+        finder: JobFinder | None = None,
+    ) -> None:  # fmt: skip
         self.finder = finder or JobFinder()
         self.trees = ServerTrees(self.finder)
-        self._driver = driver
+        self._driver, self._registry = driver, registry
         self._jobs: frozenset[int] = frozenset()
         self._scraper = EngineScraper(
             self.finder, say=log.warning, look=lambda: ports(self.finder, jobs=self._jobs), once=True
@@ -240,10 +245,11 @@ class ServerSearch:
         with contextlib.suppress(GpuError, ExhaustedError):  # reported by the loop, which needs the driver more often
             with self._driver() as driver:
                 on_gpu = holders(driver, self.finder)
-            self._jobs = frozenset(holder.job for holder in on_gpu)
-            if on_gpu:
+            in_place = {job.job_id for job in self._registry.jobs() if job.option.mode is Mode.INPLACE}
+            self._jobs = frozenset(holder.job for holder in on_gpu) - in_place
+            if self._jobs:
                 self._scraper.round()
-            self.trees.update(self._scraper.servers() if on_gpu else (), on_gpu)
+            self.trees.update(self._scraper.servers() if self._jobs else (), on_gpu)
 
 
 def _promises(config: Config, node: str) -> Promises:

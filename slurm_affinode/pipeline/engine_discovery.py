@@ -6,6 +6,8 @@ the user could not reach, and only its bounded result is read here. A process is
 socket must still be its own after the scrape, so that no other program's metrics count for the job. Jobs are those of
 cgroups and of slurmstepd; environment variables are the user's, and do not count. Engines in network namespaces of
 their own are not found.
+
+A process that is stopped or frozen is not scraped: the request would wake a job that sleeps in place.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import TRUSTED, GpuHolder, ServerPort, ServerTrees, listening, sockets_of
 from slurm_affinode.metrics.serving import scrape
 from slurm_affinode.metrics.serving.scrape import EngineReading
+from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 
 MOST_PORTS_OF_JOB = 8
 MOST_PORTS = 64
@@ -179,6 +182,7 @@ class EngineScraper:
         self._once = once
         self._look = look or (lambda: ports(finder, proc=proc))
         self._say, self._send, self._now, self._proc = say, send, now, proc
+        self._freezer = LinuxFreezer(proc=proc)
         self._quiet: dict[tuple[Id, int], float] = {}
         """Port without an engine -> time from which it is scraped again."""
         self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[FoundEngine]]] = {}
@@ -186,7 +190,7 @@ class EngineScraper:
         self._failing = False
 
     def round(self) -> list[FoundEngine]:
-        """Scrape all ports once; return the engines."""
+        """Scrape the ports of all processes that run once; return the engines."""
         try:
             there = self._look()
         except AffinodeError as error:
@@ -200,6 +204,7 @@ class EngineScraper:
         self._known = {key: one for key, one in self._known.items() if key in keys}
         done = self._known if self._once else ()
         wanted = [port for port in there if port.key not in self._quiet and port.key not in done]
+        wanted = [port for port in wanted if not self._freezer.held(port.process.pid)]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
             return [engine for found in pool.map(self._one, wanted) for engine in found]
 

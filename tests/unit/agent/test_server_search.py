@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 from agent_stand_ins import Gpus
@@ -16,6 +17,8 @@ from slurm_affinode.agent.daemon import ServerSearch
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.gpu import JobRef
+from slurm_affinode.model.suspension import Mode, SuspendOption
+from slurm_affinode.suspension.registry import Registry, WatchedJob
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to examine and become other users")
 
@@ -56,7 +59,7 @@ def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerSe
         assert server.stdout is not None
         engine = int(server.stdout.readline())
         gpus = Gpus(holders={0: [engine]})
-        yield server, engine, ServerSearch(lambda: contextlib.nullcontext(gpus), OfSession(server.pid))
+        yield server, engine, ServerSearch(lambda: contextlib.nullcontext(gpus), Registry(), OfSession(server.pid))
         os.killpg(server.pid, signal.SIGKILL)
 
 
@@ -84,5 +87,22 @@ def test_jobs_without_processes_on_gpus_are_not_examined() -> None:
         requested: list[int] = []
         finder = OfSession(server.pid)
         finder.of = lambda process: requested.append(process.pid)  # type: ignore[method-assign, assignment, func-returns-value]
-        ServerSearch(lambda: contextlib.nullcontext(Gpus()), finder).search()
+        ServerSearch(lambda: contextlib.nullcontext(Gpus()), Registry(), finder).search()
         assert requested == []
+
+
+@pytest.mark.parametrize(("mode", "found"), [(Mode.REQUEUE, True), (Mode.INPLACE, False)])
+def test_jobs_that_may_sleep_in_place_are_not_requested(mode: Mode, found: bool) -> None:
+    """The request would wake them."""
+    with serving('vllm:num_requests_running{model_name="m"} 0\n') as (server, engine, _):
+        registry = Registry()
+        option = SuspendOption(mode=mode)
+        registry.put(WatchedJob(7, 65534, 65534, 0, option, 1, 1, 0, link=Mock(), since_epoch=0.0))
+        gpus = Gpus(holders={0: [engine]})
+        search = ServerSearch(lambda: contextlib.nullcontext(gpus), registry, OfSession(server.pid))
+        held = Process(engine)
+        search.search()
+        server.kill()
+        server.wait()
+        search.search()
+        assert (search.trees.lost(held, 7) is not None) is found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,6 +101,24 @@ def test_result_is_discarded_if_the_process_does_not_hold_the_socket(server: tup
     gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
     for one in (other, gone):
         assert EngineScraper(OneJob(0), say=pytest.fail, look=lambda one=one: [one]).round() == []
+
+
+def test_stopped_server_is_scraped_once_it_runs_again(server: tuple[int, int]) -> None:
+    """A request would wake a job that sleeps in place."""
+    session, _ = server
+    requested: list[ListeningPort] = []
+
+    def send(port: ListeningPort) -> list[EngineReading]:
+        requested.append(port)
+        return engine_discovery.request(port)
+
+    scraper = EngineScraper(OneJob(session), say=pytest.fail, send=send)
+    os.killpg(session, signal.SIGSTOP)
+    with Process(session) as process:
+        wait_until("the server is stopped", lambda: process.stat().state == "T")
+    assert (scraper.round(), requested) == ([], [])
+    os.killpg(session, signal.SIGCONT)
+    assert len(scraper.round()) == len(requested) == 1
 
 
 def test_ended_server_is_not_exported(server: tuple[int, int]) -> None:
