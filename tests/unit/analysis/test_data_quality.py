@@ -79,7 +79,7 @@ def test_unmapped_issue_names_mismatched_cluster_names(analysed: Analysed, sampl
     found = jobs({"job_id": 1, "cluster": "b", "start": 0}, {"job_id": 1, "cluster": "c", "start": 0})
     history = samples(TIMES, util_pct=50, job="1", cluster="default")
     unmapped = issue(analysed(history, found), "unmapped-gpus")
-    assert "The history names the cluster default, accounting b, c" in unmapped.detail
+    assert "The GPU metrics name the cluster default, accounting b, c" in unmapped.detail
     assert "--cluster NAME" in unmapped.detail
 
 

@@ -94,7 +94,7 @@ def test_damaged_image_is_reported(config: Path) -> None:
 
 
 def test_image_of_suspended_job_is_pruned_only_with_yes(config: Path) -> None:
-    with pytest.raises(InputError, match="all that is left"):
+    with pytest.raises(InputError, match="exist only in their images"):
         run("prune", "123", "--config", config)
     assert run("prune", "123", "--dry-run", "--config", config)[1].startswith("would remove alpha.123/0001")
     assert run("prune", "123", "--yes", "--config", config)[1].startswith("removed alpha.123/0001")
@@ -216,7 +216,7 @@ def test_image_of_unknown_job_is_kept(config: Path, monkeypatch: pytest.MonkeyPa
     assert status == 0
     assert "kept: alpha.123: Slurm does not know this job" in text
     assert "Slurm has not known this job" in run("list", "--config", config)[1]
-    with pytest.raises(InputError, match="all that is left"):
+    with pytest.raises(InputError, match="exist only in their images"):
         run("prune", "--unknown", "--config", config)
     would = run("prune", "--unknown", "--dry-run", "--young", "0s", "--config", config)[1]
     assert would == f"would remove alpha.123/0001 from {config.parent}/local\n"

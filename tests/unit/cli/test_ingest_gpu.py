@@ -133,7 +133,7 @@ def test_assumed_node_and_ambiguous_times_are_reported(state: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        (("--timezone", "Mars/Base", "x"), "no time zone"),
+        (("--timezone", "Mars/Base", "x"), "not a time zone"),
         (("--interval", "0", "x"), "not above 0"),
         (("--interval", "soon", "x"), "not a span"),
         (("--format", "runes", "x"), "runes"),
@@ -160,5 +160,5 @@ def test_columns_and_cluster_come_from_the_configuration(tmp_path: Path) -> None
     assert found is not None
     assert found.field == "util_pct"
     assert options.default_cluster == "default"
-    with pytest.raises(AffinodeError, match="no time zone"):
+    with pytest.raises(AffinodeError, match="not a time zone"):
         ingest.read_options(config, zone="x")
