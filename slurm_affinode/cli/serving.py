@@ -118,8 +118,11 @@ def list_(*, config: Config, live: bool, asked: bool, as_json: bool, **query: An
     Diagnoses the samples that `ingest serving` has stored, or with --live or --prometheus those of Prometheus, together
     with GPU samples where these are known. Nothing is stored.
     """
-    with _samples(config, ServerQuery(**query), live=live or asked) as (store, period):
-        found = servers.find(store, period)
+    with (
+        _samples(config, ServerQuery(**query), live=live or asked) as (store, period),
+        progress("diagnose engines", total=None, quiet=as_json) as advance,
+    ):
+        found = servers.find(store, period, advance=advance)
     engines = sorted(found.engines, key=_urgency)
     if as_json:
         print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in engines]})

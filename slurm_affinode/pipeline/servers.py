@@ -109,12 +109,15 @@ def _check(outcome: ImportOutcome, warned: Callable[[str], None]) -> None:
             warned(f"{file.path}: {count:,} {what}")
 
 
-def find(config: Config, query: ServerQuery, *, timelines: bool = False, logs: Sequence[LogFindings] = ()) -> Servers:
+def find(
+    config: Config, query: ServerQuery, *, timelines: bool = False, logs: Sequence[LogFindings] = (),
+    advance: Callable[[int], None] = lambda engines: None,
+) -> Servers:  # fmt: skip
     """Return the health of the selected engines, with ``timelines`` for charts if these are wanted.
 
-    ``logs``: those of the engines. The ends of their jobs come from accounting, if it can be read. The period ends with
-    the last sample and is a day long unless the query says otherwise. Raises ``NoStoreError`` without stored samples of
-    engines.
+    ``logs``: those of the engines. ``advance`` is called with 1 after each engine. The ends of their jobs come from
+    accounting, if it can be read. The period ends with the last sample and is a day long unless the query says
+    otherwise. Raises ``NoStoreError`` without stored samples of engines.
     """
     with _selected(config, query) as (since, until, samples, gpus):
         found, charts = [], []
@@ -122,6 +125,7 @@ def find(config: Config, query: ServerQuery, *, timelines: bool = False, logs: S
             found.append(one.health)
             if timelines:
                 charts.append(_timeline(one))
+            advance(1)
         return Servers(since, until, tuple(found), tuple(charts))
 
 
