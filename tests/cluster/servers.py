@@ -26,6 +26,13 @@ JOURNAL = "/var/lib/slurm-affinode/journal"
 # Sends a request to a server, and prints its answer and the time that it took. Arguments: URL.
 ASK = r'curl --silent --show-error --max-time 60 --write-out "\n%{time_total}" --request POST "$1/predict"'
 
+# Prints the states of the processes of a job of alice's. Arguments: its raw ID.
+STATES = r"""
+for pid in $(pgrep -u alice); do
+  tr '\0' '\n' <"/proc/$pid/environ" | grep -qx "SLURM_JOB_ID=$1" && ps -o stat= -o args= -p "$pid"
+done 2>/dev/null | grep -v shepherd | cut -c1
+"""
+
 
 def init_gpus(cluster: Cluster, *options: str) -> None:
     """Set up other emulated GPUs on every node, and restart the daemons so that they see them."""
@@ -134,11 +141,10 @@ def frozen(cluster: Cluster, job: str) -> bool:
     assert seen is not None
     if seen["frozen_by"] == "signals":
         # D: also frozen by Slurm (scontrol suspend) in a cgroup of version 1.
-        return process_states(cluster) in ({"T"}, {"D"} if seen["suspended_by_slurm"] else {"T"})
+        return process_states(cluster, job) in ({"T"}, {"D"} if seen["suspended_by_slurm"] else {"T"})
     return "frozen 1" in cluster.exec(NODE, "cat", f"{seen['frozen_by']}/cgroup.events")
 
 
-def process_states(cluster: Cluster) -> set[str]:
-    """Return the process states of alice's servers on c1."""
-    said = cluster.shell(NODE, "ps -u alice -o stat=,args= | grep model_server | grep -v shepherd | cut -c1")
-    return set(said.split())
+def process_states(cluster: Cluster, job: str) -> set[str]:
+    """Return the states of a job's processes on c1, without its shepherd; processes that have ended do not count."""
+    return set(cluster.shell(NODE, STATES, cluster.job(job)["JobId"]).split()) - {"Z"}

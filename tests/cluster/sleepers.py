@@ -45,6 +45,14 @@ def steps(output: str) -> list[int]:
     return [int(number) for number in re.findall(r"step number=(\d+)", output)]
 
 
+def steps_by_process(output: str) -> dict[str, list[int]]:
+    """Return the steps that each process of a job has counted, by its PID in the job."""
+    found: dict[str, list[int]] = {}
+    for pid, number in re.findall(r"pid=(\d+) step number=(\d+)", output):
+        found.setdefault(pid, []).append(int(number))
+    return found
+
+
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     """Suspend a job with a command on the login node; returns when its process tree is gone.
 

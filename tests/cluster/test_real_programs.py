@@ -5,29 +5,20 @@ They compute on CPUs while they hold memory of emulated GPUs.
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.sleepers import BY_HAND, finish, steps, suspend, wait_asleep, wait_for_agents, wake
+from cluster.programs import MODEL_MIB, PROGRAMS, START_S, TOKENS, complete, llama_server, require_programs
+from cluster.sleepers import BY_HAND, finish, steps, steps_by_process, suspend, wait_asleep, wait_for_agents, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
-
-PROGRAMS = "/opt/programs/bin"
-START_S = 240.0
-"""PyTorch takes seconds of CPU time to import, in each process."""
-MAKE_MODEL = Path(__file__).resolve().parents[3] / "shared" / "tools" / "tiny-engines" / "make_gguf.py"
-PORT = 8321
-REQUEST = {"prompt": "one two three", "n_predict": 24, "temperature": 0, "cache_prompt": False, "return_tokens": True}
 
 
 @pytest.fixture(autouse=True)
 def programs(cluster: Cluster) -> None:
     """Skip where the programs are not installed; wait until the agents respond."""
-    if cluster.release != "24.11":
-        pytest.skip("only the image with Slurm 24.11 has PyTorch and llama.cpp")
+    require_programs(cluster)
     wait_for_agents(cluster)
 
 
@@ -44,37 +35,19 @@ def move(cluster: Cluster, job: str, node: str) -> None:
     assert cluster.job(job)["BatchHost"] == node
 
 
-def complete(cluster: Cluster, node: str) -> list[int]:
-    """Send a request from the login node to the language model; return the tokens of its answer."""
-    url = f"http://{node}:{PORT}/completion"
-    text = cluster.exec(
-        "login", "curl", "--silent", "--show-error", "--max-time", "30", "--data", json.dumps(REQUEST), url
-    )
-    tokens: list[int] = json.loads(text)["tokens"]
-    return tokens
-
-
 def test_llama_server_moves_to_another_node_and_back(cluster: Cluster) -> None:
     """Suspended each time it is idle, it gives the same answer at the node where it is restored."""
-    if not MAKE_MODEL.is_file():
-        pytest.skip(f"{MAKE_MODEL} does not exist")
-    model = "/home/alice/tiny.gguf"
-    cluster.exec("login", f"{PROGRAMS}/python", "-", model, user="alice", stdin=MAKE_MODEL.read_text())
-    job = cluster.submit(
-        "--gpu-suspend-idle=10s,when=always,wake=hold", "--partition=gpu", "--gres=gpu:1", "--nodelist=c1",
-        wrap=f"exec {WORKLOADS}/llama_server.py {model} --port {PORT} --memory-mib 512",
-    )  # fmt: skip
-    cluster.wait_for_output(job, " listening ")
+    job = llama_server(cluster, "--gpu-suspend-idle=10s,when=always,wake=hold", "--gres=gpu:1")
     answers = [complete(cluster, "c1")]
     for node, other in (("c1", "c2"), ("c2", "c1")):
-        assert any(gpu.used_mib >= 512 and gpu.pids for gpu in cluster.gpus(node))
+        assert any(gpu.used_mib >= MODEL_MIB and gpu.pids for gpu in cluster.gpus(node))
         wait_asleep(cluster, job)
         assert not any(gpu.pids for gpu in cluster.gpus(node))
         move(cluster, job, other)
         answers.append(complete(cluster, other))
     cluster.exec("login", "scancel", job, user="alice")
     assert all(f"suspended on {node}: idle" in cluster.output(job) for node in ("c1", "c2"))
-    assert len(answers[0]) == REQUEST["n_predict"]
+    assert len(answers[0]) == TOKENS
     assert answers[1:] == answers[:1] * 2
 
 
@@ -128,14 +101,19 @@ def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
         script += f'{{ srun --overlap --ntasks=1 {command}; echo "{name} ended with $?"; }} &\n'
     job = cluster.submit(f"{BY_HAND},steps=local", "--nodelist=c1", script=f"{script}wait\n")
     cluster.wait_for_output(job, "step number=1", timeout_s=START_S)
-    wait_until("all ranks train", lambda: trained(cluster, job), lambda ranks: len(ranks) == 6, timeout_s=START_S)
+    wait_until(
+        "all ranks train",
+        lambda: steps_by_process(cluster.output(job)),
+        lambda ranks: len(ranks) == 6,
+        timeout_s=START_S,
+    )
     suspend(cluster, job)
     wait_asleep(cluster, job)
-    before = trained(cluster, job)
+    before = steps_by_process(cluster.output(job))
     move(cluster, job, "c2")
     wait_until(
         "all ranks go on training",
-        lambda: trained(cluster, job),
+        lambda: steps_by_process(cluster.output(job)),
         lambda ranks: all(len(steps) > len(before[pid]) + 1 for pid, steps in ranks.items()),
     )
     cluster.exec("login", "touch", end, user="alice")
@@ -143,12 +121,4 @@ def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
     assert output.count("parameters=identical") == 6
     assert output.count("memory=intact") == 6
     assert all(f"{name} ended with 0" in output for name in LAUNCHERS)
-    assert all(steps == list(range(1, len(steps) + 1)) for steps in trained(cluster, job).values())
-
-
-def trained(cluster: Cluster, job: str) -> dict[str, list[int]]:
-    """Return the steps of each rank, by its PID in the job."""
-    found: dict[str, list[int]] = {}
-    for pid, number in re.findall(r"pid=(\d+) step number=(\d+)", cluster.output(job)):
-        found.setdefault(pid, []).append(int(number))
-    return found
+    assert all(steps == list(range(1, len(steps) + 1)) for steps in steps_by_process(cluster.output(job)).values())
