@@ -43,6 +43,7 @@ _BY_CODE = {
 }
 _BY_NAME = {
     "torchrun": CompatibilityRow.TORCHRUN,
+    "pt_elastic": CompatibilityRow.TORCHRUN,  # the name that PyTorch gives to both launchers
     "accelerate": CompatibilityRow.TORCHRUN,
     "jupyter": CompatibilityRow.NOTEBOOK,
     "tmux": CompatibilityRow.TERMINAL,

@@ -53,6 +53,7 @@ def test_plain_job_is_a_batch_script() -> None:
         ({"job": {"option": SuspendOption(steps=Steps.LOCAL)}}, CompatibilityRow.LOCAL_STEPS),
         ({"codes": ("srun-steps",)}, CompatibilityRow.STEPS),
         ({"more": replace(SCRIPT, pid=102, name="torchrun")}, CompatibilityRow.TORCHRUN),
+        ({"more": replace(SCRIPT, pid=102, name="pt_elastic")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="accelerate")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="jupyter-lab")}, CompatibilityRow.NOTEBOOK),
         ({"more": replace(SCRIPT, pid=102, name="tmux: server")}, CompatibilityRow.TERMINAL),
