@@ -69,9 +69,13 @@ def _value(kind: Any, value: Any, where: str, at: tuple[str, ...]) -> Any:
     if kind is Path and isinstance(value, str):
         return _path(value, where, name)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
-        if not math.isfinite(value):
+        try:
+            found = float(value)
+        except OverflowError:
+            found = math.inf
+        if not math.isfinite(found):
             raise ConfigError(f"{where}: {name}: {value} is not a finite number")
-        return float(value)
+        return found
     if origin is tuple and isinstance(value, list) and all(isinstance(v, str) for v in value):
         if not all(v.strip() for v in value):
             raise ConfigError(f"{where}: {name}: has an empty text in it")

@@ -95,11 +95,11 @@ def span_s(value: object) -> float | None:
     """Return the seconds of a span as text (``90m``) or of a number of seconds; ``None`` if it is neither."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if not isinstance(value, str):
-        return float(value) if value >= 0 else None
     try:
-        return parse_span_s(value)
-    except AffinodeError:
+        if isinstance(value, str):
+            return parse_span_s(value)
+        return float(value) if value >= 0 else None
+    except (AffinodeError, OverflowError):  # a whole number may have any number of digits
         return None
 
 

@@ -79,6 +79,7 @@ def test_sections_are_read() -> None:
         ("[suspend]\nmax_at_once = 0\n", r"suspend\.max_at_once: 0 is below 1"),
         ("[agent.floors_pct]\ndram = 101\n", r"agent\.floors_pct\.dram: 101 is not from 0 to 100"),
         ("[agent.host]\ncpu = inf\n", r"agent\.host\.cpu: inf is not a finite number"),
+        (f"[agent.host]\ncpu = {10**400}\n", r"agent\.host\.cpu: 10+ is not a finite number"),
         ("[suspend]\nexclude_users = ['']\n", r"suspend\.exclude_users: has an empty text in it"),
         ("[inplace]\npoll_ms = 70000\n", r"inplace\.poll_ms: 70000 is not from 10 to 60000"),
         ("[inplace]\nawake_limit_pct = 0\n", r"inplace\.awake_limit_pct: 0 is not above 0 and up to 100"),
