@@ -12,7 +12,7 @@ from cluster.driver import Cluster, wait_until
 from cluster.phases import open_journals, stopping_at, wait_for_stop, wait_settled
 from cluster.servers import BY_HAND as SERVER_BY_HAND
 from cluster.servers import JOURNAL, NODE, Server, put_to_sleep, serve, wait_awake
-from cluster.sleepers import BY_HAND, SHARED, asleep, idle_job, journals, status, wake
+from cluster.sleepers import BY_HAND, NOT_YET, SHARED, asleep, idle_job, journals, status, wake
 
 IDLE = 12
 """Steps that the job computes."""
@@ -20,6 +20,8 @@ BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
 WITH_IMAGE = ("dumped", "requeueing", "queued")
 IN_PLACE = ("locking", "locked", "parked", "frozen", "waking")
 ATTEMPTS = 5
+REPLY = "/home/alice/request.out"
+"""File with the last reply to ``send_request``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,15 @@ def beyond(cluster: Cluster, phase: str) -> bool:
     return any(IN_PLACE.index(one) > IN_PLACE.index(phase) for one in seen)
 
 
+def send_request(cluster: Cluster, verb: str, job: str) -> None:
+    """Have alice run this command for her job, without waiting for its end: a stopped agent does not reply to it.
+
+    It is repeated while the job has not run for ``min_run`` and ``backoff``.
+    """
+    command = f"while slurm-affinode {verb} {job} 2>&1 | tee {REPLY} | grep -q '{NOT_YET}'; do sleep 0.5; done"
+    cluster.shell("login", 'setsid -f sh -c "$1" </dev/null >/dev/null 2>&1', command, user="alice")
+
+
 @contextmanager
 def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
     """Yield a server with an agent that is stopped at the beginning of ``phase``."""
@@ -73,11 +84,7 @@ def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
         if phase == "waking":
             put_to_sleep(cluster, server.job)
         with stopping_at(cluster, phase, NODE):
-            verb = "wake" if phase == "waking" else "suspend --no-wait"
-            command = f"slurm-affinode {verb} {server.job} 2>&1"
-            again = f"while {command} | grep -q 'cannot be suspended yet'; do sleep 0.5; done"
-            # A stopped agent does not reply to the client.
-            cluster.shell("login", f'setsid -f sh -c "{again}" </dev/null >/dev/null 2>&1', user="alice")
+            send_request(cluster, "wake" if phase == "waking" else "suspend --no-wait", server.job)
             if wait_for_stop(cluster, lambda: beyond(cluster, phase)) is not None:
                 yield server
                 return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster.caught import beyond
+from cluster.caught import beyond, send_request
 from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.phases import stopping_at, wait_for_stop
 from cluster.servers import BY_HAND, NODE, in_place, put_to_sleep, wait_awake
@@ -55,6 +55,13 @@ def start_client(cluster: Cluster) -> None:
     wait_until("it was answered", lambda: cluster.run(NODE, "cat", SAID).stdout, lambda said: said == "FIRST\n")
 
 
+def wait_for_second(cluster: Cluster) -> str:
+    """Return what the client has printed once its second request has succeeded or failed."""
+    return wait_until(
+        "it is answered", lambda: cluster.run(NODE, "cat", SAID).stdout, lambda said: "\n" in said[len("FIRST\n") :]
+    )
+
+
 @pytest.mark.parametrize("phase", ["locked", "parked", "frozen"])
 def test_data_received_while_falling_asleep_is_answered(cluster: Cluster, phase: str) -> None:
     """On a connection that was open before. An idle connection does not wake the server."""
@@ -64,14 +71,10 @@ def test_data_received_while_falling_asleep_is_answered(cluster: Cluster, phase:
     for _ in range(ATTEMPTS):
         start_client(cluster)
         with stopping_at(cluster, phase, NODE):
-            ask_for = f"setsid -f slurm-affinode suspend --no-wait {job} </dev/null >/dev/null 2>&1"
-            cluster.shell("login", ask_for, user="alice")
+            send_request(cluster, "suspend --no-wait", job)
             caught = wait_for_stop(cluster, lambda: beyond(cluster, phase)) is not None
             cluster.shell(NODE, f"touch {GO}; sleep 0.5")
-        said = wait_until(
-            "it is answered", lambda: cluster.run(NODE, "cat", SAID).stdout, lambda said: "\n" in said[6:]
-        )
-        assert said == "FIRST\nSECOND\n"
+        assert wait_for_second(cluster) == "FIRST\nSECOND\n"
         wait_awake(cluster, job)
         if caught:
             break
@@ -85,3 +88,4 @@ def test_data_received_while_falling_asleep_is_answered(cluster: Cluster, phase:
     wake(cluster, job)
     wait_awake(cluster, job)
     cluster.shell(NODE, f"touch {GO}")
+    assert wait_for_second(cluster) == "FIRST\nSECOND\n"
