@@ -5,8 +5,9 @@ has to receive signals. With cgroup version 2, the processes are therefore froze
 limits remain in force, and move back when they are thawed. Version 1 is not used in this way: its freezer also blocks
 SIGKILL, and Slurm could not end the job while no agent is running.
 
-Otherwise SIGSTOP is sent until no thread runs any more: a process that was forking has left a child. A parent is
-stopped before its children and continued after them, so that a shell does not notice their stop.
+Otherwise SIGSTOP is sent until no thread runs any more: a process that was forking has left a child. A process
+receives it only after its parent has stopped, and SIGCONT before its parent, so that a shell with job control does not
+notice the stop: it would report the job as stopped and continue with its next command.
 """
 
 from __future__ import annotations
@@ -202,7 +203,8 @@ class LinuxFreezer:
         while calm < 2:
             moving = [one for one in self.members(init_pid, init_started) if self._moves(one)]
             calm = 0 if moving else calm + 1
-            send(moving, signal.SIGSTOP, proc=self.proc)
+            pids = {one.pid for one in moving}
+            send([one for one in moving if one.parent not in pids], signal.SIGSTOP, proc=self.proc)
             if moving and self.now() >= deadline:
                 one = moving[0]
                 raise FreezeError(f"process {one.pid} ({one.name}) does not stop within {timeout_s:g} s")

@@ -151,6 +151,30 @@ def test_parent_in_vfork_is_frozen(tmp_path: Path) -> None:
         job.end()
 
 
+# A shell with job control, which goes on to its next command when its program has stopped.
+INTERACTIVE = """exec bash -c '
+set -m
+sh -c "while :; do echo x; sleep 0.01; done" >>"$0"
+echo "$?" >"$0.status"
+' "$0"
+"""
+TIMES = 30
+
+
+@needs_root
+def test_shell_with_job_control_does_not_notice_stop(tmp_path: Path) -> None:
+    job = Job(tmp_path / "log", INTERACTIVE)
+    try:
+        freezer = LinuxFreezer()
+        for _ in range(TIMES):
+            freezer.freeze(job.init, job.started, SIGNALS, timeout_s=DEADLINE_S)
+            freezer.thaw(job.init, job.started, SIGNALS, stay=())
+            job.goes_on()
+        assert not (tmp_path / "log.status").exists()
+    finally:
+        job.end()
+
+
 # A program whose first thread has ended while another one keeps writing.
 HEADLESS = '''exec python3 -c "
 import ctypes, sys, threading, time
