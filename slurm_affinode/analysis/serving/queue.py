@@ -415,9 +415,10 @@ def second_moment(series: EngineSeries, first: int, last: int, mean: float) -> t
         if math.isinf(bounds[-1]):
             bounds[-1] = bounds[-2] * 1.5
         low, high = np.array(bounds[:-1]), np.array(bounds[1:])
-        if counts.min() >= 0 and counts.sum() > 0:
+        total = float((counts * (low + high) / 2).sum())
+        if counts.min() >= 0 and total > 0:
             middle = (low**2 + low * high + high**2) / 3
-            scale = mean / float((counts * (low + high) / 2).sum() / counts.sum())
+            scale = mean * float(counts.sum()) / total
             value = scale**2 * float((counts * middle).sum() / counts.sum())
             error = scale**2 * float((counts * (high**2 - low**2)).sum() / counts.sum()) / 4
             return max(value, mean**2), error

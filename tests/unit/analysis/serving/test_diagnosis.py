@@ -287,6 +287,15 @@ def test_square_of_lengths_fits_their_mean() -> None:
     assert abs(value - exact) < error
 
 
+@pytest.mark.parametrize("bounds", [(math.inf,), (0.0,), (0.0, math.inf)])
+def test_square_of_lengths_without_usable_buckets_is_typical(bounds: tuple[float, ...]) -> None:
+    histogram = [[{"le": le, "count": count} for le in bounds] for count in (0.0, 25.0)]
+    samples = synthetic(30, 15, running=1.0, generation_lengths=lambda t: histogram[int(t > 0)])
+    value, error = second_moment(EngineSeries(KEY, samples), 0, 1, 250.0)
+    assert 250.0**2 < value < 3 * 250.0**2
+    assert error > 0
+
+
 def test_stripped_metrics_leave_the_queue(serving: Path) -> None:
     """Without KV usage, preemptions, lengths and times, the growth of the queue is still significant."""
     samples = recordings.read(serving, SHORT)
