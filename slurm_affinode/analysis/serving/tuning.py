@@ -1,8 +1,7 @@
-"""Advice on the settings of an engine, from what it has done: lengths of requests, KV usage, preemptions, failures.
+"""Advice on the settings of an engine, from the lengths of its requests, KV usage, preemptions and failures.
 
-Nothing is advised without a figure behind it. The trap is the share of GPU memory: preemptions with free GPU memory ask
-for more of it, and an out-of-memory error of the driver for less. An engine that ran out of memory is never advised to
-take more.
+Each recommendation has a figure behind it. Preemptions with free GPU memory call for a larger share of it, an
+out-of-memory error of the driver for a smaller one. An engine that ran out of memory is never advised to take more.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from slurm_affinode.analysis.serving.capacity import LOST_SHARE, Capacity, estimate
 from slurm_affinode.analysis.serving.crash_log import LogFailure, StartupFacts
@@ -46,9 +47,9 @@ MOST_SHARE = 0.97
 """Largest share of GPU memory that is advised: the driver and other processes need some."""
 RESERVE_SHARE = 0.03
 """Share of GPU memory that stays free when more is given: fragmentation and activations vary by about as much."""
-COSTLY = 0.5
-"""Preemptions for each completed request from which a smaller batch is considered: repeating some prefill is cheaper
-than a batch that is too small."""
+COSTLY_PREEMPTIONS = 0.5
+"""Preemptions per completed request above which a smaller batch is considered: repeating some prefill is cheaper than a
+batch that is too small."""
 TARGET_LOAD = 0.8
 """Load for which replicas are planned: queues grow long before the arrivals exceed the service."""
 LENGTH_MARGIN = 1.25
@@ -57,7 +58,7 @@ LENGTH_MARGIN = 1.25
 
 @dataclass(frozen=True, slots=True)
 class TuningFacts:
-    """What is known about an engine over a period. ``None`` is unknown."""
+    """Figures of an engine over a period that its settings depend on. ``None`` is unknown."""
 
     engine: str
     seconds: float
@@ -117,7 +118,7 @@ class Recommendation:
     reason: str
     """The figures behind it."""
     cost: str
-    """What it costs, or risks."""
+    """Its cost or risk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ class Tuning:
     facts: TuningFacts
     recommendations: tuple[Recommendation, ...]
     unknown: tuple[str, ...]
-    """What would have to be known for more advice."""
+    """Facts that are missing for more advice."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the advice as JSON values."""
@@ -154,12 +155,15 @@ def observe(
     series: EngineSeries, diagnoses: Sequence[Diagnosis], failures: Sequence[LogFailure] = (),
     startup: StartupFacts | None = None, *, gpu_total_gib: float | None = None, gpu_free_gib: float | None = None,
 ) -> TuningFacts:  # fmt: skip
-    """Return what the samples, diagnoses and logs of an engine say about its settings."""
+    """Return the figures behind the settings of an engine, from its samples, diagnoses and logs.
+
+    ``series``: with its histograms, if it has some.
+    """
     last = len(series) - 1
     limits: Capacity = estimate(series)
     waiting = series.value("waiting") > 0
     usage = series.value("kv_usage")[waiting]
-    known = usage[~(usage != usage)]  # noqa: PLR0124 - NaN is unknown
+    known = usage[np.isfinite(usage)]
     kinds = {one.kind for one in diagnoses}
     ratios = [value for one in diagnoses for name, value in one.figures if name == "overload"]
     lost = [value for one in diagnoses for name, value in one.figures if name == "lost_share"]
@@ -198,19 +202,17 @@ def observe(
 
 
 def _longest(series: EngineSeries, name: str) -> float | None:
-    """Return the upper bound of the longest request; ``None`` if there is no histogram, or the bound is open."""
-    for position in range(len(series) - 1, -1, -1):
-        buckets = series.buckets(name, position)
-        if not buckets:
-            if name not in series.histograms:
-                return None
-            continue
-        total = buckets[-1]["count"]
-        if total <= 0:
-            return None
-        bound = next(one["le"] for one in buckets if one["count"] >= total)
-        return None if math.isinf(bound) else float(bound)
-    return None
+    """Return the upper bound of the longest request; ``None`` if there is no histogram, or the bound is open.
+
+    A histogram counts from the start of the process: the last one before each restart counts.
+    """
+    longest = None
+    for first, end in series.segments:
+        buckets = next((found for at in range(end - 1, first - 1, -1) if (found := series.buckets(name, at))), None)
+        if buckets and buckets[-1]["count"] > 0:
+            bound = next(one["le"] for one in buckets if one["count"] >= buckets[-1]["count"])
+            longest = max(longest or 0.0, bound)
+    return longest if longest is not None and math.isfinite(longest) else None
 
 
 def tune(facts: TuningFacts) -> Tuning:
@@ -231,12 +233,27 @@ def tune(facts: TuningFacts) -> Tuning:
     return Tuning(facts, tuple(found), tuple(dict.fromkeys(unknown)))
 
 
-def _advice(  # noqa: PLR0917 - the fields of Recommendation
+def _advice(
     facts: TuningFacts, setting: str, direction: str, current: float | str | None, proposed: float | str | None,
-    reason: str, cost: str,
+    *, reason: str, cost: str,
 ) -> Recommendation:  # fmt: skip
     option = OPTIONS.get(facts.engine, {}).get(setting)
     return Recommendation(setting, option, direction, current, proposed, reason, cost)
+
+
+def _shortage(facts: TuningFacts) -> str:
+    """Return the evidence that the KV cache is too small."""
+    if facts.preemptions:
+        return f"{facts.preemptions:,.0f} preemption{'' if facts.preemptions == 1 else 's'}"
+    return "requests waited while the KV cache was full"
+
+
+def _spare_gib(facts: TuningFacts) -> float | None:
+    """Return the memory of each GPU that the engine could take in addition; 0 if too little, ``None`` if unknown."""
+    if facts.gpu_free_gib is None or facts.gpu_total_gib is None:
+        return None
+    spare = facts.gpu_free_gib - RESERVE_SHARE * facts.gpu_total_gib
+    return spare if spare >= 0.01 * facts.gpu_total_gib else 0.0
 
 
 def _more_blocks(facts: TuningFacts) -> bool:
@@ -247,13 +264,12 @@ def _kv_blocks(facts: TuningFacts) -> list[Recommendation]:
     """Advise the blocks for which the engine found memory, where an option sets fewer and they limit it."""
     if not facts.kv_limited or not _more_blocks(facts):
         return []
-    count = f"{facts.preemptions:,.0f} preemptions" if facts.preemptions else "requests waited for the KV cache"
     return [
         _advice(
             facts, "kv-blocks", "raise", facts.kv_blocks, facts.kv_blocks_free,
-            f"{count}, and at startup there was memory for {facts.kv_blocks_free:,} blocks of the KV cache: an option "
-            f"sets {facts.kv_blocks:,}",
-            "the memory that the engine is configured to use, which is the default without the option",
+            reason=f"{_shortage(facts)}, and at startup there was memory for {facts.kv_blocks_free:,} blocks of the KV "
+            f"cache: an option sets {facts.kv_blocks:,}",
+            cost="the memory that the engine is configured to use, which is the default without the option",
         )
     ]  # fmt: skip
 
@@ -262,29 +278,27 @@ def _memory_share(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown:
     share = facts.memory_share
     if "gpu-out-of-memory" in failed:
         return [_lower_share(facts, failed["gpu-out-of-memory"])]
-    wants = (facts.kv_limited and not _more_blocks(facts)) or "no-kv-cache-memory" in failed
-    if not wants:
+    too_small = (facts.kv_limited and not _more_blocks(facts)) or "no-kv-cache-memory" in failed
+    if not too_small:
         return []
-    if facts.gpu_free_gib is None or facts.gpu_total_gib is None:
+    spare = _spare_gib(facts)
+    if spare is None or facts.gpu_total_gib is None:
         unknown.append("free GPU memory (ingest GPU metrics): it decides whether the KV cache can become larger")
         return []
-    spare = facts.gpu_free_gib - RESERVE_SHARE * facts.gpu_total_gib
-    if spare < 0.01 * facts.gpu_total_gib:
+    if not spare:
         return []
     proposed = None
     if share is not None:
         proposed = math.floor(100 * min(MOST_SHARE, share + spare / facts.gpu_total_gib)) / 100
         if proposed <= share:
             return []
-    what = "preemptions" if facts.preemptions else "requests waited while the KV cache was full"
-    count = f"{facts.preemptions:,.0f} preemptions" if facts.preemptions else what
-    if "no-kv-cache-memory" in failed:
-        count = "nothing was left for the KV cache at startup"
+    why = "nothing was left for the KV cache at startup" if "no-kv-cache-memory" in failed else _shortage(facts)
     return [
         _advice(
             facts, "memory-share", "raise", share, proposed,
-            f"{count}, and at least {facts.gpu_free_gib:.1f} of {facts.gpu_total_gib:.1f} GiB of each GPU were free",
-            "less room for activations and other processes: after an out-of-memory error, lower it again",
+            reason=f"{why}, and at least {facts.gpu_free_gib:.1f} of {facts.gpu_total_gib:.1f} GiB of each GPU were "
+            "free",
+            cost="less room for activations and other processes: after an out-of-memory error, lower it again",
         )
     ]  # fmt: skip
 
@@ -294,19 +308,19 @@ def _lower_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
     if total is None and facts.gpu_total_gib is not None:
         total = facts.gpu_total_gib * 2**30
     proposed = None
-    told = "an allocation of GPU memory failed"
+    reason = "an allocation of GPU memory failed"
     if failure.requested is not None:
-        told += f": {size(round(failure.requested))} requested"
-        told += "" if failure.free is None else f", {size(round(failure.free))} free"
+        reason += f": {size(round(failure.requested))} requested"
+        reason += "" if failure.free is None else f", {size(round(failure.free))} free"
     if share is not None and total and failure.requested is not None:
         short = max(0.0, failure.requested - (failure.free or 0.0)) / total + RESERVE_SHARE
         proposed = max(0.01, math.floor(100 * (share - short)) / 100)
     others = sum(held for _, held in failure.holders)
     if others:
-        told += f"; other processes held {size(round(others))}"
+        reason += f"; other processes held {size(round(others))}"
     return _advice(
-        facts, "memory-share", "lower", share, proposed, told,
-        "the KV cache becomes smaller by as much: fewer requests at a time",
+        facts, "memory-share", "lower", share, proposed, reason=reason,
+        cost="the KV cache becomes smaller by as much: fewer requests at a time",
     )  # fmt: skip
 
 
@@ -316,8 +330,8 @@ def _max_length(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Re
         return [
             _advice(
                 facts, "max-length", "lower", facts.max_length, small.max_length,
-                f"the KV cache holds one request of at most {small.max_length:,} tokens",
-                "longer requests are refused",
+                reason=f"the KV cache holds one request of at most {small.max_length:,} tokens",
+                cost="longer requests are refused",
             )
         ]  # fmt: skip
     if facts.max_length is None or facts.prompt_longest is None or facts.output_longest is None:
@@ -333,9 +347,9 @@ def _max_length(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Re
     return [
         _advice(
             facts, "max-length", "lower", facts.max_length, proposed,
-            f"no prompt had more than {facts.prompt_longest:,.0f} tokens and no answer more than "
+            reason=f"no prompt had more than {facts.prompt_longest:,.0f} tokens and no answer more than "
             f"{facts.output_longest:,.0f}{gain}",
-            "longer requests are refused; there were none in the period",
+            cost="longer requests are refused; there were none in the period",
         )
     ]  # fmt: skip
 
@@ -347,10 +361,15 @@ def _max_running(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]
         return []
     if facts.kv_tokens is None:
         return []
-    square = facts.output_square or facts.output_mean**2
-    held = facts.prompt_mean + (square / facts.output_mean + 1) / 2
-    fits = max(1, math.floor(facts.kv_tokens / held))
-    preempted = (facts.preemptions or 0.0) > COSTLY * (facts.requests or 0.0) and not _more_blocks(facts)
+    square = facts.output_mean**2 if facts.output_square is None else facts.output_square
+    # Answers without a token are those of embeddings.
+    held = facts.prompt_mean + ((square / facts.output_mean + 1) / 2 if facts.output_mean > 0 else 0.0)
+    fits = max(1, math.floor(facts.kv_tokens / max(1.0, held)))
+    often = (
+        facts.preemptions is not None and facts.requests is not None
+        and facts.preemptions > COSTLY_PREEMPTIONS * facts.requests
+    )  # fmt: skip
+    preempted = often and not _more_blocks(facts)
     if preempted and facts.lost_share is None:
         unknown.append("the output rate without preemptions: it decides whether a smaller batch is faster")
     slower = (facts.lost_share or 0.0) >= LOST_SHARE
@@ -358,22 +377,22 @@ def _max_running(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]
         return [
             _advice(
                 facts, "max-running", "lower", facts.max_running, fits,
-                f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time cost "
-                f"{facts.lost_share:.0%} of the output rate; {fits} requests fill the KV cache: they hold {held:,.0f} "
-                "tokens each on average",
-                "requests wait in the queue in place of being preempted, and throughput may fall a little: prefer a "
-                "larger KV cache where that is possible",
+                reason=f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time "
+                f"cost {facts.lost_share:.0%} of the output rate; {fits} requests fill the KV cache: they hold "
+                f"{held:,.0f} tokens each on average",
+                cost="requests wait in the queue in place of being preempted, and throughput may fall a little: "
+                "prefer a larger KV cache where that is possible",
             )
         ]  # fmt: skip
     proposed = math.floor(min(fits, 4 * (facts.max_running or 0.0)))
-    unused = facts.batch_limited and not facts.kv_limited and (facts.kv_when_waiting or 1.0) < 0.7
-    if unused and facts.max_running and proposed > facts.max_running:
+    unused = facts.kv_when_waiting is not None and facts.kv_when_waiting < 0.7
+    if facts.batch_limited and not facts.kv_limited and unused and facts.max_running and proposed > facts.max_running:
         return [
             _advice(
                 facts, "max-running", "raise", facts.max_running, proposed,
-                f"up to {facts.waiting_peak or 0:g} requests waited for a place in the batch, while "
+                reason=f"up to {facts.waiting_peak or 0:g} requests waited for a place in the batch, while "
                 f"{facts.kv_when_waiting:.0%} of the KV cache was used; {fits} mean requests would fill it",
-                "more time between tokens for every request",
+                cost="more time between tokens for every request",
             )
         ]  # fmt: skip
     return []
@@ -386,40 +405,36 @@ def _batched_tokens(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> lis
     return [
         _advice(
             facts, "batched-tokens", "lower", None, None,
-            f"GPU memory ran out, and prompts have up to {facts.prompt_longest:,.0f} tokens: activations grow with the "
-            "tokens prefilled in one iteration",
-            "longer time to first token for long prompts",
+            reason=f"GPU memory ran out, and prompts have up to {facts.prompt_longest:,.0f} tokens: activations grow "
+            "with the tokens prefilled in one iteration",
+            cost="longer time to first token for long prompts",
         )
     ]  # fmt: skip
 
 
 def _kv_dtype(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
-    spare = facts.gpu_free_gib is not None and facts.gpu_total_gib is not None
-    spare = spare and (facts.gpu_free_gib or 0) > (RESERVE_SHARE + 0.01) * (facts.gpu_total_gib or 0)
-    tight = "gpu-out-of-memory" in failed or "kv-cache-too-small" in failed or facts.gpu_free_gib is not None
-    if not facts.kv_limited or _more_blocks(facts) or spare or not tight:
+    spare = _spare_gib(facts)
+    full = spare == 0 or (spare is None and "gpu-out-of-memory" in failed)
+    if not facts.kv_limited or _more_blocks(facts) or not full:
         return []
-    value = "q8_0" if facts.engine == "llamacpp" else "fp8"
     return [
         _advice(
-            facts, "kv-dtype", "set", None, value,
-            "the KV cache limits the engine, and no GPU memory is free to enlarge it; with 8 in place of 16 bits it "
-            "holds twice the tokens",
-            "compare the answers: accuracy may suffer; needs a GPU and attention kernels that support it",
+            facts, "kv-dtype", "set", None, "q8_0" if facts.engine == "llamacpp" else "fp8",
+            reason="the KV cache limits the engine, and no GPU memory is free to enlarge it; with 8 in place of 16 "
+            "bits it holds twice the tokens",
+            cost="compare the answers: accuracy may suffer; needs a GPU and attention kernels that support it",
         )
     ]  # fmt: skip
 
 
 def _tensor_parallel(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
-    free = facts.gpu_free_gib is not None and facts.gpu_total_gib is not None
-    free = free and (facts.gpu_free_gib or 0) > (RESERVE_SHARE + 0.01) * (facts.gpu_total_gib or 0)
-    if "no-kv-cache-memory" not in failed or free:
+    if "no-kv-cache-memory" not in failed or _spare_gib(facts):
         return []
     return [
         _advice(
             facts, "tensor-parallel", "raise", None, None,
-            "the weights leave no memory for the KV cache: twice the GPUs halve them",
-            "twice the GPUs; communication between them",
+            reason="the weights leave no memory for the KV cache: twice the GPUs halve them",
+            cost="twice the GPUs; communication between them",
         )
     ]  # fmt: skip
 
@@ -429,10 +444,10 @@ def _replicas(facts: TuningFacts) -> list[Recommendation]:
         return []
     count = max(2, math.ceil(facts.overload / TARGET_LOAD))
     return [
-        Recommendation(
-            "replicas", None, "raise", 1, count,
-            f"in the worst episode {facts.overload:.2f} times as many requests arrived as were served; {count} engines "
-            f"would be loaded to {facts.overload / count:.0%}",
-            f"{count} times the GPUs, or fewer if other changes make one engine faster",
+        _advice(
+            facts, "replicas", "raise", 1, count,
+            reason=f"in the worst episode {facts.overload:.2f} times as many requests arrived as were served; {count} "
+            f"engines would be loaded to {facts.overload / count:.0%}",
+            cost=f"{count} times the GPUs, or fewer if other changes make one engine faster",
         )
     ]  # fmt: skip

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import serving_recordings as recordings
+from server_samples import engine
 
 from slurm_affinode.analysis.serving.crash_log import LogFailure, scan
 from slurm_affinode.analysis.serving.diagnosis import diagnose
 from slurm_affinode.analysis.serving.engine_model import EngineModel, simulate
-from slurm_affinode.analysis.serving.series import streams
+from slurm_affinode.analysis.serving.series import EngineSeries, streams
 from slurm_affinode.analysis.serving.tuning import Recommendation, Tuning, TuningFacts, observe, tune
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import EngineKey
@@ -118,6 +119,53 @@ def test_full_batch_with_free_cache_is_raised() -> None:
     )  # fmt: skip
     one = advice(tune(facts), "max-running")
     assert (one.direction, one.proposed) == ("raise", 64)
+
+
+def test_batch_is_raised_while_the_cache_is_empty() -> None:
+    """Requests waited before the first one got a block: a KV usage of 0 is known."""
+    facts = replace(BUSY, kv_limited=False, batch_limited=True, preemptions=0.0, max_running=16.0, kv_when_waiting=0.0)
+    assert advice(tune(facts), "max-running").direction == "raise"
+
+
+@pytest.mark.parametrize("change", [{"requests": None}, {"preemptions": None}])
+def test_preemptions_per_unknown_request_do_not_lower_the_batch(change: dict[str, float | None]) -> None:
+    tuning = tune(replace(BUSY, lost_share=0.3, **change))
+    assert "max-running" not in settings(tuning)
+
+
+def test_answers_without_a_token_are_no_error() -> None:
+    """Embeddings: a request holds its prompt only."""
+    one = advice(tune(replace(BUSY, lost_share=0.3, prompt_mean=1000.0, output_mean=0.0)), "max-running")
+    assert one.proposed == 100
+
+
+def test_dtype_is_not_advised_while_free_memory_is_unknown() -> None:
+    """A KV cache that was too small at startup does not tell whether GPU memory is free."""
+    small = LogFailure("kv-cache-too-small", "job.out", 1, "To serve at least one", max_length=176)
+    facts = replace(BUSY, gpu_free_gib=None, gpu_total_gib=None, failures=(small,))
+    assert "kv-dtype" not in settings(tune(facts))
+    assert "kv-dtype" in settings(tune(replace(facts, failures=(out_of_memory(),))))
+
+
+def observed(*lengths: list[dict[str, float]]) -> TuningFacts:
+    """Return the facts of an engine that was started again with each histogram of prompts and answers."""
+    rows = [
+        {"running": 1.0, "start_time": 100.0 * place, "prompt_lengths": counts, "generation_lengths": counts}
+        for place, counts in enumerate(lengths)
+    ]
+    samples = engine("a:1", rows)
+    return observe(EngineSeries(EngineKey(*samples.select(*IDENTITY).row(0)), samples), ())
+
+
+def test_longest_request_is_that_of_all_processes_of_the_engine() -> None:
+    """Histograms start again with the process: the one before a restart had the long prompts."""
+    long = [{"le": 100.0, "count": 5.0}, {"le": 8000.0, "count": 9.0}, {"le": float("inf"), "count": 9.0}]
+    short = [{"le": 100.0, "count": 3.0}, {"le": 8000.0, "count": 3.0}, {"le": float("inf"), "count": 3.0}]
+    facts = observed(long, short)
+    assert (facts.prompt_longest, facts.output_longest) == (8000.0, 8000.0)
+    assert observed(short, short).prompt_longest == 100.0
+    beyond = [{"le": 100.0, "count": 3.0}, {"le": float("inf"), "count": 4.0}]
+    assert observed(beyond, short).prompt_longest is None, "longer than the last bound"
 
 
 def test_length_is_lowered_to_what_was_needed() -> None:
