@@ -33,7 +33,7 @@ from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import SILENT, Mailer
 from slurm_affinode.suspension.memory_limits import MemoryLimits
-from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError
 from slurm_affinode.suspension.recovery import JobKeeper
 from slurm_affinode.suspension.registry import Registry, WatchedJob
@@ -276,9 +276,9 @@ class Agent:
             notes=Notes(shared, signer, vouched=lambda note: vouched(self.parts.tiers, note)),
             absences=Absences(shared, signer, keep_s=KEEP_UNKNOWN_S, clock=lambda directory, name: world.now()),
         )
-        self.aftermath = Aftermath(self.parts)
-        self.keeper = JobKeeper(self.parts, self.aftermath)
-        ending = RequeueEnding(self.parts, self.aftermath, self.keeper.wait)
+        self.outcomes = SuspensionOutcomes(self.parts)
+        self.keeper = JobKeeper(self.parts, self.outcomes)
+        ending = RequeueEnding(self.parts, self.outcomes, self.keeper.wait)
         self.suspender = JobSuspender(self.parts, {Mode.REQUEUE: ending})
         self.restorer = JobRestorer(self.parts)
         self.waker = JobWaker(self.parts, Lease(shared / "waker.json", signer))
@@ -314,7 +314,7 @@ class Agent:
 
     def settle(self) -> None:
         """Wait for the copies to the shared store, and end recovery."""
-        self.aftermath._copies.join()
+        self.outcomes._copies.join()
         self.keeper._queue.close()
 
     def images(self, *, shared: bool) -> list[int]:

@@ -17,7 +17,7 @@ from slurm_affinode.model.ledger import LedgerEntry, decode
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, FreezeError
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules, Unheard
-from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Look, Own
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
@@ -192,7 +192,7 @@ class Node:
         self.pressed: Callable[[], None] = lambda: None
         self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
         calls = DaemonCalls(*(self._set_later(name) for name in ("idle_s", "woken", "pressed", "gpus_of")))
-        self.director = Director(
+        self.scheduler = InPlaceScheduler(
             self.agent.parts,
             self.freezer,
             self.sockets,
@@ -202,9 +202,9 @@ class Node:
             unheard=unheard,
             clock=clock or (lambda: world.clock),
         )
-        self.director._wakes = self.director._aside = Inline()  # type: ignore[assignment]
+        self.scheduler._wakes = self.scheduler._aside = Inline()  # type: ignore[assignment]
         self.suspender = self.suspender_with()
-        self.keeper = JobKeeper(self.agent.parts, self.agent.aftermath, self.director)
+        self.keeper = JobKeeper(self.agent.parts, self.agent.outcomes, self.scheduler)
         self.agent.parts.registry.put(self.job())
 
     def _set_later(self, name: str) -> Callable[..., Any]:
@@ -215,7 +215,7 @@ class Node:
         """Return a suspender with some of its parts replaced."""
         parts = replace(self.agent.parts, gpus=self.cards, **changes)
         ending = InPlaceEnding(
-            parts, self.agent.aftermath, self.director, freezer=self.freezer, sockets=self.sockets, freeze_s=1
+            parts, self.agent.outcomes, self.scheduler, freezer=self.freezer, sockets=self.sockets, freeze_s=1
         )
         return JobSuspender(parts, {Mode.INPLACE: ending})
 
@@ -231,7 +231,7 @@ class Node:
 
     def round(self) -> None:
         self.world.clock += 2
-        self.director.round()
+        self.scheduler.round()
 
     @property
     def processes(self) -> list[Process]:
@@ -265,7 +265,7 @@ class Node:
         return self.view_of(7)
 
     def view_of(self, job_id: int) -> dict[str, Any]:
-        found = self.director.view(job_id)
+        found = self.scheduler.view(job_id)
         assert found is not None
         return found
 

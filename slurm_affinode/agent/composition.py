@@ -14,13 +14,13 @@ from typing import Any, cast
 from slurm_affinode import __version__
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint import yama
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.inspection import Looker, memory_facts
+from slurm_affinode.checkpoint.inspection import TreeInspector, memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.root_directory import check_above
@@ -36,7 +36,7 @@ from slurm_affinode.suspension.context import LOG, Parts, SuspendSettings
 from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
-from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
@@ -46,7 +46,7 @@ from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.mail import mailer
 from slurm_affinode.suspension.memory_limits import MemoryLimits
-from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.prefetch import Prefetcher, load_demand
 from slurm_affinode.suspension.process_tree import LinuxProcesses
@@ -173,7 +173,7 @@ def build(context: AgentContext) -> Orchestration:
         ),
         registry=context.registry,
         gpu_indices=context.gpu_indices,
-        look=Looker(),
+        look=TreeInspector(),
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
         environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
@@ -183,14 +183,14 @@ def build(context: AgentContext) -> Orchestration:
         workers=context.workers,
         mailer=mailer(config, context.workers),
     )
-    aftermath = Aftermath(parts)
-    in_place = _director(config, parts, gpus, context.calls)
-    keeper = JobKeeper(parts, aftermath, in_place)
+    outcomes = SuspensionOutcomes(parts)
+    in_place = _scheduler(config, parts, gpus, context.calls)
+    keeper = JobKeeper(parts, outcomes, in_place)
     sleeping = InPlaceEnding(
-        parts, aftermath, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning),
+        parts, outcomes, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning),
         freeze_s=parse_span_s(config.inplace.freeze_timeout),
     )  # fmt: skip
-    lease = Lease(None if root is None else root / "waker.json", signer, Patience(root))
+    lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
     prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
 
     def tidy(holds_lease: bool) -> None:
@@ -198,13 +198,11 @@ def build(context: AgentContext) -> Orchestration:
         prefetcher.tick()
 
     waker = JobWaker(parts, lease, tidy=tidy, over=keeper.over)
-    suspender = JobSuspender(
-        parts, {Mode.REQUEUE: RequeueEnding(parts, aftermath, keeper.wait), Mode.INPLACE: sleeping}
-    )
-    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, aftermath.stop)
+    suspender = JobSuspender(parts, {Mode.REQUEUE: RequeueEnding(parts, outcomes, keeper.wait), Mode.INPLACE: sleeping})
+    return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, outcomes.stop)
 
 
-def _director(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls) -> Director:
+def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls) -> InPlaceScheduler:
     """Build the scheduler of jobs suspended in place."""
     inplace = config.inplace
     rules = Rules(
@@ -218,7 +216,9 @@ def _director(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls
     announcements = Announcements(config.agent.run_dir / DIRECTORY)
     inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)
     found = partial(unheard, identify=inspector.identify)
-    return Director(parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, calls=calls, unheard=found)
+    return InPlaceScheduler(
+        parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, calls=calls, unheard=found
+    )
 
 
 def report_problem(notes: Notes, key: JobKey, text: str) -> None:

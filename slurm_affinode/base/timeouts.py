@@ -28,8 +28,8 @@ class NoAnswerError(TimeoutError):
         super().__init__(errno.ETIMEDOUT, SILENT)
 
 
-class Patience:
-    """Waits for calls to one file system while it responds. May be used by several threads."""
+class FileSystemCalls:
+    """Makes calls to one file system, and waits for them while it responds. May be used by several threads."""
 
     def __init__(self, path: Path | None, *, look_s: float = LOOK_S) -> None:
         """Take the ``path`` of the file system to probe.

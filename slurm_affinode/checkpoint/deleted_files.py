@@ -32,7 +32,7 @@ from typing import TypeVar
 
 from slurm_affinode.base import json_values, pidfd
 from slurm_affinode.base.pidfd import ExhaustedError, Id, Process
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, integer, message
 from slurm_affinode.checkpoint.image_store import DirectoryStore
@@ -373,7 +373,7 @@ def _run_of(process: Process) -> str:
 
 def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
     """Call with a timeout. Raises ``NoAnswerError``; the call then continues and must use only its own descriptors."""
-    return Patience(None, look_s=limit_s)(call)
+    return FileSystemCalls(None, look_s=limit_s)(call)
 
 
 def _below(init: Id | None, owner: tuple[int, int], call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:

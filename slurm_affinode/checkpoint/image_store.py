@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from slurm_affinode.base.text import size as gib
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import compression, root_directory
 from slurm_affinode.checkpoint.block_io import Limiter
 from slurm_affinode.checkpoint.image_verifier import NamedPages, named, same_contents, same_files
@@ -114,10 +114,10 @@ class Patiently:
 
         @wraps(method)
         def asked(store: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            if store.patience is None:
+            if store.calls is None:
                 return method(store, *args, **kwargs)
             try:
-                found: R = store.patience(lambda: method(store, *args, **kwargs), self.late)
+                found: R = store.calls(lambda: method(store, *args, **kwargs), self.late)
             except NoAnswerError as error:
                 if self.full:
                     raise NoRoom(f"{store.path}: {error.strerror}") from None
@@ -233,17 +233,17 @@ class DirectoryStore:
         owner: int | None = None,
         create: bool = True,
         clock: Callable[[], float] = time.time,
-        patience: Patience | None = None,
+        calls: FileSystemCalls | None = None,
     ) -> None:
         """``quota``, ``user_quota``: limits for all images and for the images of one user, in bytes.
 
         ``user_share``: limit for one user as a fraction of ``quota``, or of the used and free space if there is no
         quota. ``reserve``: bytes of the file system to leave free. ``owner``: UID that must own the store (default:
-        that of this process). ``patience``: timeout for a file system that may not respond; applies to all operations
+        that of this process). ``calls``: timeout for a file system that may not respond; applies to all operations
         except reading and copying whole images. Raises ``CheckpointError``.
         """
         self.path = path
-        self.patience = patience
+        self.calls = calls
         self._key = key
         self._owner = os.geteuid() if owner is None else owner
         self._clock = clock

@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import digest, manifest, root_directory
 from slurm_affinode.checkpoint.block_io import Writeback
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
@@ -127,7 +127,7 @@ class ImageWriter:
 
         Raises ``NoRoom``, or ``NoAnswerError`` if reading times out.
         """
-        read = Patience(None, look_s=_READ_S)
+        read = FileSystemCalls(None, look_s=_READ_S)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         at, free = 0, os.fstatvfs(self._fd)
         if size > free.f_bavail * free.f_frsize:  # even if sparse: writing zeros could take hours before it fails

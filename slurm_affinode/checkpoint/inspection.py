@@ -16,7 +16,7 @@ from pathlib import Path
 
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import device_files
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.interface import CheckpointError
@@ -411,13 +411,13 @@ def _has_inet(members: Iterable[ProcessFacts], root: Process) -> bool:
     return False
 
 
-class Looker:
+class TreeInspector:
     """``collect`` with a timeout. Thread-safe."""
 
     def __init__(self, look: Callable[[int, int], TreeFacts] = collect, *, limit_s: float = 20.0) -> None:
         """``limit_s``: timeout of one call in seconds."""
         self._look, self._limit_s = look, limit_s
-        self._silent: dict[Id, Patience] = {}
+        self._silent: dict[Id, FileSystemCalls] = {}
         self._lock = threading.Lock()
         """Guards the process trees with unresponsive files."""
 
@@ -433,12 +433,12 @@ class Looker:
             return TreeFacts(init_pid, root_pid, ())
         with self._lock:
             self._silent = {known: one for known, one in self._silent.items() if one.silent}
-            patience = self._silent.get(init) or Patience(None, look_s=self._limit_s)
+            calls = self._silent.get(init) or FileSystemCalls(None, look_s=self._limit_s)
         try:
-            return patience(lambda: self._look(init_pid, root_pid))
+            return calls(lambda: self._look(init_pid, root_pid))
         except NoAnswerError:
             with self._lock:
-                self._silent[init] = patience
+                self._silent[init] = calls
             raise CheckpointError(
                 "it has files open, or memory mapped, on a file system that does not respond"
             ) from None

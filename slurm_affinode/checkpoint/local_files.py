@@ -37,7 +37,7 @@ from pathlib import Path
 
 from slurm_affinode.base import json_values, kernel_text
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, ProcessGoneError, processes
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.created_files import CreatedFiles, FileIdentity
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
@@ -406,7 +406,7 @@ def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = 
         }
         if originals:
             used = _used(places, proc)
-            Patience(None, look_s=_ANSWER_S)(lambda: as_user(User(*owner), remove))
+            FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(User(*owner), remove))
     return removed
 
 

@@ -32,7 +32,7 @@ from typing import Self
 
 from slurm_affinode.base import kernel_text, process
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import deleted_files, local_files, root_directory, unix_sockets
 from slurm_affinode.checkpoint import deleted_files as remaps_of_dump
 from slurm_affinode.checkpoint.criu_images import BadImage, read_image
@@ -322,7 +322,9 @@ class Inheritance:
             return found
 
         try:
-            found = Patience(None, look_s=max(1.0, self._timeout_s))(lambda: as_user(self.user, open_all), late=_close)
+            found = FileSystemCalls(None, look_s=max(1.0, self._timeout_s))(
+                lambda: as_user(self.user, open_all), late=_close
+            )
         except NoAnswerError as error:
             raise RestoreFailed(f"its files cannot be opened: {error.strerror}") from None
         return found
@@ -465,7 +467,7 @@ class Inheritance:
                 one.close()
 
         try:
-            return Patience(None, look_s=_ANSWER_S)(make, late=close)
+            return FileSystemCalls(None, look_s=_ANSWER_S)(make, late=close)
         except NoAnswerError as error:
             raise RestoreFailed(f"its sockets cannot be made: {error.strerror}") from None
 
@@ -493,7 +495,7 @@ class Inheritance:
                 return watches.found()
 
         try:
-            self.watched |= Patience(None, look_s=_ANSWER_S)(lambda: as_user(self.user, look))
+            self.watched |= FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, look))
         except NoAnswerError as error:
             raise RestoreFailed(f"its files cannot be opened: {error.strerror}") from None
 
@@ -518,7 +520,7 @@ class Inheritance:
         if self._links:
             links, root = list(self._links), os.dup(self._root)
             with suppress(OSError):
-                Patience(None, look_s=_ANSWER_S)(lambda: as_user(self.user, remove))
+                FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, remove))
 
 
 def _empty() -> int:

@@ -21,7 +21,7 @@ from typing import TypeVar
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.node_config import SuspendConfig, TiersConfig
 from slurm_affinode.base.text import parse_limit, parse_size
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import compression
 from slurm_affinode.checkpoint.block_io import Limiter
 from slurm_affinode.checkpoint.image_store import DirectoryStore
@@ -139,8 +139,7 @@ class Tiers:
     @property
     def silent(self) -> tuple[str, ...]:
         """Directories of tiers with a file system that does not respond."""
-        patient = (store for store in self.stores if store.patience is not None and store.patience.silent)
-        return tuple(str(store.path) for store in patient)
+        return tuple(str(store.path) for store in self.stores if store.calls is not None and store.calls.silent)
 
     @property
     def demand(self) -> SharedDemand:
@@ -559,7 +558,7 @@ def _there(path: Path, open_store: Callable[..., DirectoryStore], *, create: boo
 
 def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bool) -> DirectoryStore | None:
     """Open the store on a file system of another machine. Raises ``NoAnswerError``."""
-    patience = Patience(path.parent)
+    calls = FileSystemCalls(path.parent)
 
     def look() -> DirectoryStore | None:
         if create and not path.parent.is_dir():
@@ -568,9 +567,9 @@ def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bo
                 f"{path.parent}: is not there",
                 hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
             )
-        return _there(path, partial(open_store, patience=patience), create=create)
+        return _there(path, partial(open_store, calls=calls), create=create)
 
-    return patience(look)
+    return calls(look)
 
 
 def _rate(text: str | None) -> float:

@@ -26,7 +26,7 @@ from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError, Refused, reason
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
-from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.process_tree import Member
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import ImageFacts, estimate
@@ -59,10 +59,10 @@ class DumpAttempt(Attempt):
 class RequeueEnding(Ending[DumpAttempt]):
     """The ending of jobs with ``mode=requeue``."""
 
-    def __init__(self, parts: Parts, aftermath: Aftermath, wait: Callable[[JobJournal], None]) -> None:
+    def __init__(self, parts: Parts, outcomes: SuspensionOutcomes, wait: Callable[[JobJournal], None]) -> None:
         """``wait``: hands a suspension over to recovery, since Slurm does not respond."""
         self._parts = parts
-        self._aftermath = aftermath
+        self._outcomes = outcomes
         self._wait = wait
         self._rollback = Rollback(parts)
         self._requeuer = Requeuer(parts)
@@ -135,7 +135,7 @@ class RequeueEnding(Ending[DumpAttempt]):
             if parts.limits is not None:
                 parts.limits.lower(job.job_id)
             announce(parts, attempt, Phase.QUEUED)
-            self._aftermath.queued(attempt.journal)
+            self._outcomes.queued(attempt.journal)
 
     def _dump(self, attempt: DumpAttempt) -> None:
         parts = self._parts
@@ -235,7 +235,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         self._rollback.drop_image(attempt.journal)  # first: a new agent would requeue the job with it
         self._rollback.resume(attempt.journal)
         parts.registry.set_phase(job_id, Phase.RUNNING)
-        self._aftermath.ran_on(attempt.journal, why)
+        self._outcomes.ran_on(attempt.journal, why)
         attempt.phase, attempt.failure = Phase.RUNNING, why
 
 

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 from slurm_affinode.base.files import make_open
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.model.ledger import LedgerEntry, encode
 
 _LOG = logging.getLogger("slurm_affinode.agent")
@@ -24,7 +24,7 @@ class SuspensionLedger:
     def __init__(self, directory: Path | None, node: str) -> None:
         """``directory``: ``None`` disables the ledger."""
         self._path = None if directory is None else directory / f"{node}.jsonl"
-        self._ask = Patience(directory)
+        self._ask = FileSystemCalls(directory)
         self._left = b""
         self._lock = threading.Lock()
         """Guards the file and the lines that could not be written yet."""

@@ -59,8 +59,8 @@ def mail_owner(
         parts.mailer.tell(mail)
 
 
-class Aftermath:
-    """Handles the consequences of suspensions. One per agent."""
+class SuspensionOutcomes:
+    """Records the outcomes of suspensions, and copies their images to the shared store. One per agent."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts

@@ -21,7 +21,7 @@ from pathlib import Path
 from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import Promise, Waiting
 from slurm_affinode.suspension.shared_state import read_signed
@@ -56,7 +56,7 @@ class Promises:
         """
         self._directory = None if root is None else root / "promises"
         self._cluster, self._node, self._signer = cluster, signer.node, signer
-        self._ask = Patience(root)
+        self._ask = FileSystemCalls(root)
         self._lasts_s, self._now = lasts_s, now
         self._files = threading.Lock()
         self._all: dict[str, _Given] = {}

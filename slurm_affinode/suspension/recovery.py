@@ -16,9 +16,9 @@ from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.journal import JobJournal
-from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
@@ -77,10 +77,10 @@ _YOUNG_S = 30.0
 class JobKeeper:
     """``Keeper`` for the agent."""
 
-    def __init__(self, parts: Parts, aftermath: Aftermath, in_place: Director | None = None) -> None:
+    def __init__(self, parts: Parts, outcomes: SuspensionOutcomes, in_place: InPlaceScheduler | None = None) -> None:
         """``in_place`` takes over the jobs that sleep in place; ``None``: there cannot be any."""
         self._parts = parts
-        self._aftermath = aftermath
+        self._outcomes = outcomes
         self._in_place = in_place
         self._rollback = Rollback(parts)
         self._requeuer = Requeuer(parts)
@@ -162,12 +162,12 @@ class JobKeeper:
         if todo.phase is Phase.QUEUED and world.job is JobFact.LATER_RUN:
             parts.ledger.write(journal.record.ledger_entry(parts.node))
             if not self._may_be_here(record.key.job_id):
-                self._aftermath.leave(record)
+                self._outcomes.leave(record)
             journal.close()
         elif todo.phase is Phase.QUEUED:
             if journal.phase is not Phase.QUEUED:
                 journal.write(Phase.QUEUED)
-            self._aftermath.queued(journal)
+            self._outcomes.queued(journal)
         return True
 
     def _may_be_here(self, job_id: int) -> bool:
@@ -235,7 +235,7 @@ class JobKeeper:
         elif action is RecoveryAction.CLOSE:
             self._close(journal, why)
         elif action is RecoveryAction.LOST:
-            self._aftermath.lost(journal)
+            self._outcomes.lost(journal)
         return True
 
     def _requeue(self, journal: JobJournal) -> bool:
@@ -264,11 +264,11 @@ class JobKeeper:
             else:
                 parts.processes.end(*init, timeout_s=parts.settings.kill_s)
                 journal.write(Phase.QUEUED)
-                self._aftermath.queued(journal)
+                self._outcomes.queued(journal)
                 return True
         self._rollback.drop_image(journal)
         self._rollback.resume(journal)
-        self._aftermath.ran_on(journal, back)
+        self._outcomes.ran_on(journal, back)
         return True
 
     def _close(self, journal: JobJournal, why: str) -> None:
@@ -284,7 +284,7 @@ class JobKeeper:
             parts.notes.remove(key.cluster, key.job_id)
             journal.close()
         else:
-            self._aftermath.ran_on(journal, f"the agent was stopped: {why}")
+            self._outcomes.ran_on(journal, f"the agent was stopped: {why}")
 
     # --- the rest of ``Keeper``
 

@@ -27,7 +27,7 @@ from typing import Any
 from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import fsync_dir, write_text
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import built
 from slurm_affinode.checkpoint.signatures import LARGEST, SignatureError, Signer, read_bounded
@@ -181,7 +181,7 @@ class Notes:
         self._root = root
         self._signer = signer
         self._vouched = vouched
-        self._ask = Patience(root)
+        self._ask = FileSystemCalls(root)
         self._revisions: dict[str, tuple[int, int, int]] = {}
         """File name -> submit time, number and revision of the newest note seen there."""
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Process
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
 from slurm_affinode.checkpoint.user_files import User, as_user
 from slurm_affinode.model.suspension import SavedOutput
@@ -141,12 +141,12 @@ def save(init: Id, write: Save, user: User) -> tuple[SavedOutput, ...]:
 
 def _ask(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
     """Make one call to the file system of a job's output, which its user has chosen. Raises ``NoAnswerError``."""
-    return Patience(None, look_s=_ANSWER_S)(call, late)
+    return FileSystemCalls(None, look_s=_ANSWER_S)(call, late)
 
 
 def _wait(call: Callable[[], T], late: Callable[[T], object] = lambda found: None) -> T:
     """Like ``_ask``, during a restore."""
-    return Patience(None, look_s=_PUT_BACK_S)(call, late)
+    return FileSystemCalls(None, look_s=_PUT_BACK_S)(call, late)
 
 
 def _saved(number: int, fd: int, path: str, before: list[SavedOutput], copy: Save) -> SavedOutput:

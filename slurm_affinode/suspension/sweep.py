@@ -23,7 +23,7 @@ from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.files import write_text
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint import deleted_files, image_store
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged
@@ -105,7 +105,7 @@ class Absences:
         self._signer = signer
         self._keep_s = keep_s
         self._clock = clock
-        self._ask = Patience(root)
+        self._ask = FileSystemCalls(root)
 
     def update(self, known: Collection[str], unknown: Collection[str]) -> dict[str, Absence]:
         """Record which jobs (``CLUSTER.JOBID``) Slurm knows, and return an ``Absence`` for each unknown one.

@@ -16,7 +16,7 @@ from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.threads import surviving
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
@@ -45,7 +45,7 @@ class Lease:
     """``None``: there is no shared store, and no other node."""
     signer: Signer
     """The signer of this node."""
-    patience: Patience = field(default_factory=lambda: Patience(None))
+    calls: FileSystemCalls = field(default_factory=lambda: FileSystemCalls(None))
     """For calls to the file system of the lease."""
 
     def held(self, now: float, lasts_s: float) -> bool:
@@ -55,7 +55,7 @@ class Lease:
             return True
         try:
             # An unsigned lease, as of an older release, does not count: that release gives way to this one.
-            found = self.patience(lambda: read_signed(self.signer, _LEASE, path))
+            found = self.calls(lambda: read_signed(self.signer, _LEASE, path))
             value = found.value if found.signed and found.value is not None else {}
             holder = value["node"]
             if (
@@ -68,7 +68,7 @@ class Lease:
             pass  # no lease, or an unreadable one
         text = self.signer.encode(_LEASE, path.name, {"node": node, "until": now + lasts_s})
         try:
-            self.patience(lambda: write_text(path, text, mode=0o600))
+            self.calls(lambda: write_text(path, text, mode=0o600))
         except OSError:
             return False
         return True

@@ -269,7 +269,7 @@ def _lease() -> Iterator[Check]:
     with directory() as root:
         signer = Signer(_KEY, "c2")
         path = root / "waker.json"
-        lease = Lease(path, Signer(_KEY, "c1"), patience=lambda call: call())  # type: ignore[arg-type]
+        lease = Lease(path, Signer(_KEY, "c1"), calls=lambda call: call())  # type: ignore[arg-type]
 
         def check(data: bytes) -> bool:
             before = _signed(wake._LEASE, path.name, data, signer)

@@ -28,14 +28,14 @@ from slurm_affinode.suspension.activity import Watch
 from slurm_affinode.suspension.context import Parts, SuspendSettings
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
-from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sockets import NodeSockets
 from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import DaemonCalls, Refused
 from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.ledger import SuspensionLedger
-from slurm_affinode.suspension.notify import Aftermath
+from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.peers import Inspector
 from slurm_affinode.suspension.process_tree import LinuxProcesses
 from slurm_affinode.suspension.registry import Registry, WatchedJob
@@ -81,7 +81,7 @@ class InPlace:
 
     parts: Parts
     watch: Watch
-    director: Director
+    scheduler: InPlaceScheduler
     suspender: JobSuspender
     detectors: dict[int, IdleDetector] = field(default_factory=dict)
     states: dict[int, IdleState] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class InPlace:
 
     def asleep(self, job_id: int) -> bool:
         """Return whether the job is asleep or about to wake."""
-        return self.director.view(job_id) is not None
+        return self.scheduler.view(job_id) is not None
 
     def policy(self) -> None:
         """Like the agent's loop: sample the awake jobs, and suspend idle ones for the waiting ones."""
@@ -136,7 +136,7 @@ class InPlace:
                 try:
                     detector = self.detectors[job.job_id]
                     self.states[job.job_id] = state = detector.feed(self.watch.sample(job, detector.rule))
-                    if state.reached and self.director.wanted(job.job_id):
+                    if state.reached and self.scheduler.wanted(job.job_id):
                         self.suspend(job, "another one waits")
                 except Exception as error:  # the test fails because of it, and the other jobs continue
                     self.trouble.append(f"job {job.job_id}: {type(error).__name__}: {error}")
@@ -161,11 +161,11 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
     calls = DaemonCalls(lambda job_id: made.idle_s(job_id))  # noqa: PLW0108 - it is made below
-    director = Director(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S), calls=calls)
-    ending = InPlaceEnding(parts, Aftermath(parts), director, freezer=freezer, sockets=sockets, freeze_s=10.0)
+    scheduler = InPlaceScheduler(parts, freezer, sockets, gpus, Rules(poll_s=LOOK_S), calls=calls)
+    ending = InPlaceEnding(parts, SuspensionOutcomes(parts), scheduler, freezer=freezer, sockets=sockets, freeze_s=10.0)
     suspender = JobSuspender(parts, {Mode.INPLACE: ending})
-    made = InPlace(parts, watch, director, suspender)
-    director.start()
+    made = InPlace(parts, watch, scheduler, suspender)
+    scheduler.start()
     thread = threading.Thread(target=made.policy, name="policy", daemon=True)
     thread.start()
     try:
@@ -173,7 +173,7 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
     finally:
         made.stop()
         thread.join(60.0)
-        director.stop()
+        scheduler.stop()
         for one in threading.enumerate():  # wait for its last iteration, which needs the sockets
             if one.name == "inplace":
                 one.join(60.0)

@@ -161,10 +161,10 @@ def from_slurm(number: int) -> WakeRequest | None:
     return WakeRequest(f"{messages.signal_name(number)} from Slurm", let_go=True)
 
 
-class Wishes:
+class WakeRequests:
     """Wake requests during a suspension: by job for signals of Slurm and users, by GPU for prologs.
 
-    Not thread-safe: ``Director`` locks it.
+    Not thread-safe: ``InPlaceScheduler`` locks it.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -228,7 +228,7 @@ _MOST_OF_TIME = 20.0
 _NO_DAEMON = DaemonCalls()
 
 
-class Director:
+class InPlaceScheduler:
     """The scheduler of the agent. Thread-safe."""
 
     def __init__(
@@ -248,7 +248,7 @@ class Director:
         self._lock = threading.Condition()
         """Guards the sleepers, the starting jobs and the requests; notified when a job no longer sleeps."""
         self._sleepers: dict[int, Sleeper] = {}
-        self._wishes = Wishes(parts)
+        self._requests = WakeRequests(parts)
         self._slowly_s = 0.0
         self._poke, self._stop = threading.Event(), threading.Event()
         self._wakes = parts.workers.queue("wake", _WAKES_AT_ONCE, last=True)
@@ -308,7 +308,7 @@ class Director:
         with self._lock:
             self._sleepers[sleeper.job_id] = sleeper
             self._starters.forget(sleeper.job_id)  # or it would wait for the room reserved for itself
-            wish = self._wishes.of(sleeper)
+            wish = self._requests.of(sleeper)
         if wish is not None and wish.let_go:
             self._let_go(sleeper, wish.why)
         elif wish is not None:
@@ -368,7 +368,7 @@ class Director:
         with self._lock:
             sleeper = self._sleepers.get(job_id)
             if sleeper is None:
-                if self._wishes.wake(job_id, who):
+                if self._requests.wake(job_id, who):
                     return
                 raise Refused(Refusal("not-suspended", f"job {job_id} does not sleep"))
             sleeper.retry_epoch = 0.0
@@ -382,7 +382,7 @@ class Director:
             if sleeper is not None:
                 sleeper.stop_epoch = self._parts.now() if wish is None else None
             elif wish is not None:
-                self._wishes.keep(job_id, wish)
+                self._requests.keep(job_id, wish)
         if sleeper is not None and wish is not None:
             self._aside.post(self._let_go, sleeper, wish.why)
 
@@ -390,13 +390,13 @@ class Director:
         """Wake all jobs with memory on GPUs with these Slurm indices, and wait; return those that still sleep."""
         uuids = self._sharing.uuids(indices)
         deadline = time.monotonic() + timeout_s
-        with self._lock, self._wishes.prolog(uuids, why):
+        with self._lock, self._requests.prolog(uuids, why):
             while True:
                 for sleeper in self._sleepers.values():
                     if uuids & sleeper.held.keys():
                         self._ask(sleeper, why)
                 asleep = {one.job_id for one in self._sleepers.values() if uuids & one.held.keys()}
-                left = sorted(asleep | self._wishes.falling_on(uuids))
+                left = sorted(asleep | self._requests.falling_on(uuids))
                 if not left or self._stop.is_set() or time.monotonic() >= deadline:
                     return left
                 self._lock.wait(min(_LOOKS_S, timeout_s))

@@ -54,7 +54,7 @@ class StartingJob:
 
 
 class Starters:
-    """The jobs that wait to start. Not thread-safe: ``Director`` locks it."""
+    """The jobs that wait to start. Not thread-safe: ``InPlaceScheduler`` locks it."""
 
     def __init__(self, parts: Parts, freezer: Freezer, free_pct: float) -> None:
         """``free_pct``: share of the memory of each of a job's GPUs; 0: every job starts at once."""

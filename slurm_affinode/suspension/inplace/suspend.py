@@ -18,14 +18,14 @@ from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace import sockets
 from slurm_affinode.suspension.inplace.freezer import Calls, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import holders
-from slurm_affinode.suspension.inplace.scheduler import Director
+from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
 from slurm_affinode.suspension.interface import AbortedError, Refused, reason
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
-from slurm_affinode.suspension.notify import Aftermath, mail_owner
+from slurm_affinode.suspension.notify import SuspensionOutcomes, mail_owner
 from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
@@ -66,14 +66,14 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     needs_slurm = False
 
     def __init__(
-        self, parts: Parts, aftermath: Aftermath, director: Director, *, freezer: Freezer, sockets: Sockets,
-        freeze_s: float,
+        self, parts: Parts, outcomes: SuspensionOutcomes, scheduler: InPlaceScheduler, *, freezer: Freezer,
+        sockets: Sockets, freeze_s: float,
     ) -> None:  # fmt: skip
         self._parts = parts
-        self._aftermath = aftermath
+        self._outcomes = outcomes
         self._freezer = freezer
         self._sockets = sockets
-        self._director = director
+        self._scheduler = scheduler
         self._freeze_s = freeze_s
         self._rollback = Rollback(parts)
 
@@ -101,7 +101,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             yield Refusal("no-gpu-memory", "it holds no GPU memory: nothing would be released")
             return
         there = {uuid: sum(count.values()) for uuid, count in self._parts.gpus.processes().items()}
-        never = sleeps_forever(held, self._director.cards(), there)
+        never = sleeps_forever(held, self._scheduler.cards(), there)
         if never is not None:
             yield Refusal("awake-limit", f"it could not wake again: {never}")
 
@@ -170,7 +170,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         parts.ledger.write(record.ledger_entry(parts.node))
         if sleeper.told:
             mail_owner(parts, record, "suspended", record.phases.get(Phase.FROZEN), why=record.why)
-        self._director.adopt(sleeper, ask=came or "")
+        self._scheduler.adopt(sleeper, ask=came or "")
 
     def _freeze(self, attempt: FreezeAttempt) -> None:
         job = attempt.job
@@ -202,10 +202,10 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             sleeper = Sleeper.of(journal)
             sleeper.told = False
             parts.ledger.write(replace(journal.record.ledger_entry(parts.node), failure=why))
-            self._director.adopt(sleeper, ask=f"its suspension failed: {why}")
+            self._scheduler.adopt(sleeper, ask=f"its suspension failed: {why}")
         elif self._rollback.resume(journal):
             parts.registry.set_phase(job_id, Phase.RUNNING)
-            self._aftermath.ran_on(journal, why)
+            self._outcomes.ran_on(journal, why)
             attempt.phase = Phase.RUNNING
         else:
-            self._director.adopt(Sleeper.of(journal), ask=why)
+            self._scheduler.adopt(Sleeper.of(journal), ask=why)

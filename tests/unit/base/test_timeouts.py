@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from waiting import DEADLINE_S, wait_until
 
-from slurm_affinode.base.timeouts import NoAnswerError, Patience
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 
 
 @pytest.fixture
@@ -26,42 +26,42 @@ def stalled() -> Iterator[threading.Event]:
 def test_slow_call_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is, as long as the file system responds to another call."""
     looks = itertools.cycle((0.02, DEADLINE_S))  # the first is the interval of the probes, the second their timeout
-    monkeypatch.setattr(Patience, "_look_s", property(lambda _: next(looks), lambda *_: None), raising=False)
-    assert Patience(tmp_path)(lambda: time.sleep(0.2) or 7) == 7
+    monkeypatch.setattr(FileSystemCalls, "_look_s", property(lambda _: next(looks), lambda *_: None), raising=False)
+    assert FileSystemCalls(tmp_path)(lambda: time.sleep(0.2) or 7) == 7
 
 
 def test_errors_of_the_call_are_raised(tmp_path: Path) -> None:
     """They do not mean that the file system does not respond."""
-    patience = Patience(tmp_path)
+    calls = FileSystemCalls(tmp_path)
     with pytest.raises(FileNotFoundError):
-        patience((tmp_path / "nothing").stat)
-    assert not patience.silent
+        calls((tmp_path / "nothing").stat)
+    assert not calls.silent
 
 
 def test_stalled_call_is_abandoned(monkeypatch: pytest.MonkeyPatch, stalled: threading.Event) -> None:
     """Until it returns, the next call fails immediately; its result is only passed to ``late``."""
     monkeypatch.setattr(os, "statvfs", lambda path: stalled.wait())
-    patience, late = Patience(Path("/"), look_s=0.05), []
+    calls, late = FileSystemCalls(Path("/"), look_s=0.05), []
 
     def slow() -> int:
         stalled.wait()
         return 7
 
     with pytest.raises(NoAnswerError, match="does not respond"):
-        patience(slow, late=late.append)
-    assert patience.silent
-    patience._look_s = DEADLINE_S
+        calls(slow, late=late.append)
+    assert calls.silent
+    calls._look_s = DEADLINE_S
     began = time.monotonic()
     with pytest.raises(NoAnswerError):
-        patience(lambda: 8)
+        calls(lambda: 8)
     assert time.monotonic() - began < DEADLINE_S
     stalled.set()
-    wait_until("it has come back", lambda: late and not patience.silent)
+    wait_until("it has come back", lambda: late and not calls.silent)
     assert late == [7]
-    assert patience(lambda: 9) == 9
+    assert calls(lambda: 9) == 9
 
 
 def test_call_without_a_path_has_a_time_limit(stalled: threading.Event) -> None:
     """The file system cannot be probed."""
     with pytest.raises(NoAnswerError):
-        Patience(None, look_s=0.05)(stalled.wait)
+        FileSystemCalls(None, look_s=0.05)(stalled.wait)

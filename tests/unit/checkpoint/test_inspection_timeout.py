@@ -11,7 +11,7 @@ import pytest
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.inspection import Looker, TreeFacts
+from slurm_affinode.checkpoint.inspection import TreeFacts, TreeInspector
 from slurm_affinode.checkpoint.interface import CheckpointError
 
 
@@ -29,7 +29,7 @@ def test_tree_of_a_process_that_has_ended_is_empty() -> None:
     """Nothing is inspected."""
     with subprocess.Popen(["true"]) as ended:
         pass
-    assert Looker(lambda *_: pytest.fail("it was looked at"))(ended.pid, 70).processes == ()
+    assert TreeInspector(lambda *_: pytest.fail("it was looked at"))(ended.pid, 70).processes == ()
 
 
 def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int]) -> None:
@@ -42,17 +42,17 @@ def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int])
             stalled.wait()
         return TreeFacts(init_pid, root_pid, ())
 
-    looker = Looker(look, limit_s=0.2)
+    inspector = TreeInspector(look, limit_s=0.2)
     try:
         with pytest.raises(CheckpointError, match="on a file system that does not respond"):
-            looker(hangs, 70)
-        looker._limit_s = looker._silent[Process(hangs).id]._look_s = DEADLINE_S
+            inspector(hangs, 70)
+        inspector._limit_s = inspector._silent[Process(hangs).id]._look_s = DEADLINE_S
         began = time.monotonic()
         with pytest.raises(CheckpointError, match="on a file system that does not respond"):
-            looker(hangs, 70)
-        assert looker(fine, 80).root_pid == 80
+            inspector(hangs, 70)
+        assert inspector(fine, 80).root_pid == 80
         assert time.monotonic() - began < DEADLINE_S
     finally:
         stalled.set()
-    wait_until("it answers", lambda: not looker._silent[Process(hangs).id].silent)
-    assert looker(hangs, 71).root_pid == 71
+    wait_until("it answers", lambda: not inspector._silent[Process(hangs).id].silent)
+    assert inspector(hangs, 71).root_pid == 71

@@ -211,7 +211,7 @@ def test_limit_stays_raised_during_sleep(world, site):
     again.keeper._lower_limits()
     assert site.values(7) == raised
     assert again.view()["limit_raised_bytes"] == 48 * GIB + 256 * MIB
-    again.director.wake(7, "alice")
+    again.scheduler.wake(7, "alice")
     again.round()
     assert awake(world)
     assert (site.values(7), site.records()) == ([SMALL] * 2, [])
@@ -227,7 +227,7 @@ def test_crash_in_place_leaves_no_raised_limit(world, site, at):
     node.recover()
     if asleep(world):
         assert min(site.values(7)) > SMALL
-        node.director.wake(7, "alice")
+        node.scheduler.wake(7, "alice")
     node.round()
     node.keeper._lower_limits()
     assert awake(world)
@@ -240,7 +240,7 @@ def test_failed_wake_keeps_the_limit_raised(world, site):
     node.sleep()
     raised = site.values(7)
     with failing(node):
-        node.director.wake(7, "alice")
+        node.scheduler.wake(7, "alice")
         node.round()
     node.keeper._lower_limits()
     assert site.values(7) == raised

@@ -331,7 +331,7 @@ def test_attempt_is_restored_by_one_shepherd(world):
 def test_job_with_incomplete_copy_is_requeued(world):
     """It was started on another node before the copy was complete: it returns to the queue."""
     agent = Agent(world, "c1")
-    agent.aftermath._copy = lambda record: None
+    agent.outcomes._copy = lambda record: None
     agent.suspend()
     agent.settle()
     assert agent.images(shared=True) == []
@@ -342,7 +342,7 @@ def test_job_with_incomplete_copy_is_requeued(world):
 
 def test_wake_releases_job_only_with_shared_image(world):
     agent = Agent(world, "c1")
-    agent.aftermath._copy = lambda record: None
+    agent.outcomes._copy = lambda record: None
     agent.suspend()
     agent.settle()
     key = agent.keeper.suspended()[0].key

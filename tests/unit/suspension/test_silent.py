@@ -14,7 +14,7 @@ from stalling import Stalling
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.composition import report_problem
-from slurm_affinode.base.timeouts import Patience
+from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.retention import Tier
 from slurm_affinode.checkpoint.tiers import Tiers
@@ -28,10 +28,10 @@ from agent_world import KEY  # isort: skip
 @pytest.fixture
 def shared(world: World, stalling: Callable[..., Stalling], monkeypatch: pytest.MonkeyPatch) -> Iterator[Stalling]:
     """The file system of the shared store."""
-    monkeypatch.setattr(Patience.__init__, "__kwdefaults__", {"look_s": 0.2})
-    made, answers_ = stalling(world.root / "shared"), Patience._answers
+    monkeypatch.setattr(FileSystemCalls.__init__, "__kwdefaults__", {"look_s": 0.2})
+    made, answers_ = stalling(world.root / "shared"), FileSystemCalls._answers
     # On a busy machine it may be slower than the timeout, but it does respond.
-    monkeypatch.setattr(Patience, "_answers", lambda self: not made.stalled or answers_(self))
+    monkeypatch.setattr(FileSystemCalls, "_answers", lambda self: not made.stalled or answers_(self))
     yield made
     made.go_on()
 
@@ -43,7 +43,7 @@ class OnIt(Tiered):
         super().__init__(world, node)
         before = self.parts.tiers
         path = world.root / "shared" / "images"
-        store = DirectoryStore(path, KEY, patience=Patience(path.parent))
+        store = DirectoryStore(path, KEY, calls=FileSystemCalls(path.parent))
         tiers = Tiers(
             [*before.node, Tier("shared", store, shared=True)], now=world.now,
             report=lambda key, text: report_problem(self.parts.notes, key, text),
@@ -128,5 +128,5 @@ def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalli
 def answers(agent: Tiered) -> None:
     """Wait until all calls left behind have returned."""
     parts = agent.parts
-    patient = [parts.notes._ask, parts.ledger._ask, *(s.patience for s in parts.tiers.stores if s.patience)]
-    wait_until("all has come back", lambda: not any(one.silent for one in patient))
+    calls = [parts.notes._ask, parts.ledger._ask, *(s.calls for s in parts.tiers.stores if s.calls)]
+    wait_until("all has come back", lambda: not any(one.silent for one in calls))

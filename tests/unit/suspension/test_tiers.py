@@ -245,7 +245,7 @@ def test_job_without_note_is_shown(world: World, monkeypatch: pytest.MonkeyPatch
     with monkeypatch.context() as patch:
         patch.setattr("slurm_affinode.suspension.shared_state.write_text", read_only)
         patch.setattr(agent.parts.tiers, "publish", read_only_store)
-        patch.setattr(agent.aftermath, "_asleep", lambda record: not agent.aftermath._stop.set())
+        patch.setattr(agent.outcomes, "_asleep", lambda record: not agent.outcomes._stop.set())
         assert agent.suspend().phase is Phase.QUEUED
         agent.settle()
         assert agent.asleep() == NO_NOTE

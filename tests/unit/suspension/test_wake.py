@@ -214,7 +214,7 @@ def test_job_with_failed_restore_is_woken_by_command_only(asleep):
 def test_wake_before_image_is_copied_is_kept(world):
     """The agent is restarted in between: the wake request is kept."""
     first = Agent(world, "c1")
-    first.aftermath.stop()  # no more copies are made
+    first.outcomes.stop()  # no more copies are made
     first.suspend()
     waker = Agent(world, "c2", SuspendSettings(wake_every_s=1))
     (note,) = waker.parts.notes.all()

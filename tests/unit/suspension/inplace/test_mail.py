@@ -28,7 +28,7 @@ def test_wake_and_its_reason_are_reported(world, node):
 def test_comment_follows_state(world, node):
     """It is set while the job is suspended, and removed when it is awake; the owner's text is kept."""
     world.comment = "my experiment"
-    node.director._comments._queue = Inline()
+    node.scheduler._comments._queue = Inline()
     node.sleep()
     node.round()
     assert world.comment.startswith("asleep in place: idle 15m, 48 GiB in host memory, wakes on a request")
@@ -42,7 +42,7 @@ def test_comment_follows_state(world, node):
 def test_comment_omits_requests_if_unreachable(world, node):
     """The job has no socket."""
     node.sockets.has = False
-    node.director._comments._queue = Inline()
+    node.scheduler._comments._queue = Inline()
     node.sleep(option=replace(OPTION, wake="hold"))
     node.round()
     said = "asleep in place: idle 15m, 48 GiB in host memory, wake with: slurm-affinode wake 7"
@@ -105,7 +105,7 @@ def test_owner_is_mailed_when_job_is_ended(world, mails, mailer):
 
 def test_comment_waits_for_slurm(world, node):
     """It is retried until Slurm responds, and so is its removal."""
-    comments = node.director._comments
+    comments = node.scheduler._comments
     comments._queue = Inline()
     node.sleep()
     world.answers = False
@@ -130,12 +130,12 @@ def test_comment_waits_for_slurm(world, node):
 def test_comments_do_not_delay_shutdown(world, node, monkeypatch):
     """Slurm does not respond: unset comments are left to the next agent, and no new ones are accepted."""
     asked, silent = [], threading.Event()
-    comments = node.director._comments
+    comments = node.scheduler._comments
     monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: (asked.append(job), silent.wait(DEADLINE_S)))
     for job_id in (8, 9, 10):
         comments.check(job_id)
     wait_until("Slurm is asked", lambda: asked)
-    node.director.stop()
+    node.scheduler.stop()
     comments.check(11)
     silent.set()
     comments._queue.join()

@@ -56,7 +56,7 @@ def test_stale_comment_of_last_agent_is_removed(world, node):
     ):
         world.comment = comment
         next_one = Node(world)
-        next_one.director._comments._queue = Inline()
+        next_one.scheduler._comments._queue = Inline()
         next_one.keeper.registered(next_one.job())
         next_one.round()
         assert world.comment == after
@@ -112,7 +112,7 @@ def test_wake_command_survives_restart_of_agent(world, node):
     """The next agent could not detect the owner's request otherwise."""
     node.sleep()
     node.cards.others = 70 * GIB
-    node.director.wake(7, "alice")
+    node.scheduler.wake(7, "alice")
     node.round()
     assert asleep(world)
     after = Node(world)
@@ -170,7 +170,7 @@ def test_queue_survives_restart_of_agent(world, node):
     after.gpus_of = lambda job_id: [after.cards.uuid]
     job = after.job(job_id=8, root=0, link=FakeLink())
     after.agent.parts.registry.put(job)
-    assert not after.director.admit(job)
+    assert not after.scheduler.admit(job)
     after.recover()
     after.round()
     assert (after.view()["asked"], after.view()["overdue"]) == (asked, False)
@@ -216,7 +216,7 @@ def test_job_waiting_to_start_keeps_its_place(world, node, monkeypatch):
     after.gpus_of = lambda job_id: [after.cards.uuid]
     after.recover()
     after.agent.parts.registry.put(after.job(job_id=8, root=0, link=FakeLink()))
-    assert not after.director.admit(after.job(job_id=8, root=0, link=FakeLink()))
+    assert not after.scheduler.admit(after.job(job_id=8, root=0, link=FakeLink()))
     after.round()
     assert after.view_of(8)["asked"] == since
     assert after.view()["waits"] == "job 8 asked before it"
@@ -239,7 +239,7 @@ def test_unresponsive_slurm_does_not_delay_wakes(world, node, monkeypatch):
     after = Node(world)
     monkeypatch.setattr(after.agent.parts.slurm, "job", lambda job: pytest.fail("Slurm was asked"))
     after.recover()
-    assert after.director.holds(7) is Phase.FROZEN
+    assert after.scheduler.holds(7) is Phase.FROZEN
     after.connection()
     after.round()
     assert awake(world)

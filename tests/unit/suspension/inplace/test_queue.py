@@ -15,7 +15,7 @@ from slurm_affinode.suspension.shepherd import Start, Wait
 def test_job_waits_for_room_and_names_job_to_suspend(world, node):
     """The policy is notified; nothing is restored before there is room."""
     pressed = []
-    node.pressed = lambda: pressed.append(node.director.wanted(8))
+    node.pressed = lambda: pressed.append(node.scheduler.wanted(8))
     node.idle_s = lambda job_id: 100.0 if job_id == 8 else None
     node.sleep()
     other = node.job(job_id=8, link=FakeLink())
@@ -29,7 +29,7 @@ def test_job_waits_for_room_and_names_job_to_suspend(world, node):
     node.connection()
     node.round()
     assert pressed == [(7,)]
-    assert node.director.wanted(8) == (7,)
+    assert node.scheduler.wanted(8) == (7,)
     assert node.view()["waits"] == "job 8 makes room"
     assert BACK[1] not in world.effect_log
 
@@ -108,7 +108,7 @@ def test_starting_job_waits_for_room_in_its_turn(world):
     for job_id, link in links.items():
         job = node.job(job_id=job_id, root=0, init_pid=0, link=link)
         node.agent.parts.registry.put(job)
-        assert not node.director.admit(job)
+        assert not node.scheduler.admit(job)
     node.round()
     assert [link.sent for link in links.values()] == [[Wait(fresh=True)]] * 2
     assert node.view_of(8)["waits"].startswith("it needs 48 GiB on GPU 0")
@@ -123,7 +123,7 @@ def test_starting_job_waits_for_room_in_its_turn(world):
     assert links[9].sent[-1] == Start()
     world.clock += 31
     node.round()
-    assert len(node.director._starters) == 0
+    assert len(node.scheduler._starters) == 0
 
 
 def test_job_suspended_soon_after_start_does_not_wait_for_its_room(world):
@@ -132,7 +132,7 @@ def test_job_suspended_soon_after_start_does_not_wait_for_its_room(world):
     node.gpus_of = lambda job_id: [node.cards.uuid]
     processes, node.cards.processes = node.cards.processes, lambda: {node.cards.uuid: {}}  # no processes yet
     link = FakeLink()
-    assert not node.director.admit(node.job(link=link))
+    assert not node.scheduler.admit(node.job(link=link))
     node.agent.parts.registry.put(node.job(link=link))
     node.round()
     assert link.sent[-1] == Start()
@@ -151,8 +151,8 @@ def test_waiting_job_starts_after_deadline(world):
     link = FakeLink()
     job = node.job(job_id=8, root=0, link=link)
     node.agent.parts.registry.put(job)
-    assert not node.director.admit(job)
-    assert not node.director.admit(job)
+    assert not node.scheduler.admit(job)
+    assert not node.scheduler.admit(job)
     world.clock += 11
     node.round()
     assert link.sent == [Wait(fresh=True)] * 3
@@ -161,8 +161,8 @@ def test_waiting_job_starts_after_deadline(world):
     assert link.sent[-1] == Start()
     node.agent.parts.registry.remove(8)
     node.round()
-    assert len(node.director._starters) == 0
-    assert Node(world).director.admit(job)
+    assert len(node.scheduler._starters) == 0
+    assert Node(world).scheduler.admit(job)
 
 
 def test_waiting_shepherd_gets_messages_after_clock_change(world):
@@ -173,7 +173,7 @@ def test_waiting_shepherd_gets_messages_after_clock_change(world):
     link = FakeLink()
     job = node.job(job_id=8, root=0, link=link)
     node.agent.parts.registry.put(job)
-    assert not node.director.admit(job)
+    assert not node.scheduler.admit(job)
     world.clock -= 3600
     node.round()
     assert link.sent == [Wait(fresh=True)] * 2
@@ -182,8 +182,8 @@ def test_waiting_shepherd_gets_messages_after_clock_change(world):
 def test_job_with_all_its_memory_has_no_shortage(world, node):
     """The GPU may be full, and the job may have slightly more memory than before."""
     node.sleep()
-    sleeper = node.director._sleepers[7]
-    shortage = node.director._sharing.shortage
+    sleeper = node.scheduler._sleepers[7]
+    shortage = node.scheduler._sharing.shortage
     assert shortage(sleeper) is None
     node.cards.others = 79 * GIB
     assert "48.1 GiB are needed" in str(shortage(sleeper))

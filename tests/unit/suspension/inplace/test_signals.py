@@ -17,7 +17,7 @@ def test_signal_thaws_job_with_or_without_room(world, node):
     """Its handlers run at once; its memory returns when there is room. A signal just before the freeze counts."""
     node.sleep()
     node.cards.others = 79 * GIB
-    node.director.signalled(7, 15)
+    node.scheduler.signalled(7, 15)
     assert node.stopped() == [False, False]
     assert node.phase() is Phase.WAKING
     node.round()
@@ -25,7 +25,7 @@ def test_signal_thaws_job_with_or_without_room(world, node):
     node.cards.others = 0
     node.round()
     assert awake(world)
-    node.freezer.during = lambda: node.director.signalled(7, 15)
+    node.freezer.during = lambda: node.scheduler.signalled(7, 15)
     node.sleep()
     node.round()
     assert awake(world)
@@ -76,12 +76,12 @@ def test_process_continued_during_failed_restore_is_not_stopped(world, node, mon
 
 def test_signal_does_not_wait_for_other_wakes(world, node):
     """Its processes are continued at once, even if its own wake has not begun."""
-    workers = node.director._wakes = Later()
+    workers = node.scheduler._wakes = Later()
     node.sleep()
     node.connection()
     node.round()
     assert (len(workers.calls), asleep(world)) == (1, True)
-    node.director.signalled(7, 15)
+    node.scheduler.signalled(7, 15)
     assert node.stopped() == [False, False]
     workers.work()
     assert awake(world)
@@ -91,7 +91,7 @@ def test_job_that_handles_signal_is_not_frozen_again(world, node):
     """Its handlers run even if its memory cannot be restored."""
     node.sleep()
     with failing(node):
-        node.director.signalled(7, 15)
+        node.scheduler.signalled(7, 15)
         node.round()
         assert "the driver failed" in node.view()["failure"]
         assert node.stopped() == [False, False]
@@ -114,7 +114,7 @@ def test_unreported_signal_wakes_job(world, node):
     assert node.view()["asked_why"] == f"SIGTERM waits for its process {child.pid}"
     node.cards.others, node.freezer.waiting = 0, {}
     node.round()
-    assert node.director.view(7) is None
+    assert node.scheduler.view(7) is None
 
 
 def test_blocked_signal_wakes_job_once(world, node):
@@ -133,7 +133,7 @@ def test_blocked_signal_wakes_job_once(world, node):
         assert asleep(world)
     after.freezer.waiting = {child.pid: 15, script.pid: 10}
     after.round()
-    assert after.director.view(7) is None
+    assert after.scheduler.view(7) is None
 
 
 def test_signal_wakes_queued_job(world, node):
@@ -151,7 +151,7 @@ def test_signal_wakes_queued_job(world, node):
 def test_job_suspended_by_slurm_is_not_woken(world, node):
     """Its signals do not wake it; a request waits, and its place counts from when Slurm resumes the job."""
     node.sleep()
-    node.director.signalled(7, signal.SIGTSTP)
+    node.scheduler.signalled(7, signal.SIGTSTP)
     node.freezer.by_slurm = True
     assert node.view()["suspended_by_slurm"]
     node.connection()
@@ -175,7 +175,7 @@ def test_job_suspended_by_slurm_is_not_woken(world, node):
 def test_job_about_to_be_suspended_by_slurm_is_not_woken(world, node):
     """It would be stopped with its memory on the GPU; a stop that does not come delays the wake only briefly."""
     node.sleep()
-    node.director.signalled(7, signal.SIGTSTP)
+    node.scheduler.signalled(7, signal.SIGTSTP)
     node.connection()
     node.round()
     assert (asleep(world), node.view()["waits"]) == (
@@ -215,10 +215,10 @@ def test_suspension_by_slurm_clears_overdue(world, node):
 def test_signal_after_announced_stop_wakes_job(world, node, number):
     """The job is resumed or canceled before it was stopped: the wake does not wait for the stop."""
     node.sleep()
-    node.director.signalled(7, signal.SIGTSTP)
+    node.scheduler.signalled(7, signal.SIGTSTP)
     node.connection()
     node.round()
-    node.director.signalled(7, number)
+    node.scheduler.signalled(7, number)
     node.round()
     assert awake(world)
 
@@ -232,7 +232,7 @@ def test_job_suspended_by_slurm_is_refused(world, node):
 
 def test_signal_just_before_suspension_wakes_job(world, node):
     """Its handlers may still run; requests that old were answered by then."""
-    node.director.signalled(7, 15)
+    node.scheduler.signalled(7, 15)
     world.clock += 3
     node.sleep()
     node.round()
@@ -243,7 +243,7 @@ def test_signal_during_failed_restore_is_not_lost(world, node):
     """It arrives right before the job is frozen again."""
     node.sleep()
     node.connection()
-    sleeper = node.director._sleepers[7]
+    sleeper = node.scheduler._sleepers[7]
     turns: list[str] = []
 
     class Turn(contextlib.nullcontext[None]):
@@ -255,5 +255,5 @@ def test_signal_during_failed_restore_is_not_lost(world, node):
     with failing(node):
         node.round()
     assert node.stopped() == [True, False]
-    node.director.signalled(7, signal.SIGTERM)
+    node.scheduler.signalled(7, signal.SIGTERM)
     assert node.stopped() == [False, False]

@@ -27,7 +27,7 @@ def test_request_wakes_suspended_job(world, node):
     assert (done.phase, done.failure, done.gpus, done.gpu_bytes) == (Phase.FROZEN, None, 1, 48 * GIB)
     assert (world.effect_log, node.phase()) == (OUT, Phase.FROZEN)
     assert asleep(world)
-    assert node.director.holds(7) is Phase.FROZEN
+    assert node.scheduler.holds(7) is Phase.FROZEN
     node.round()
     assert asleep(world)
     seen = node.view()
@@ -40,7 +40,7 @@ def test_request_wakes_suspended_job(world, node):
     node.connection()
     node.round()
     assert world.effect_log == OUT + BACK
-    assert (awake(world), node.phase(), node.director.view(7)) == (True, Phase.RUNNING, None)
+    assert (awake(world), node.phase(), node.scheduler.view(7)) == (True, Phase.RUNNING, None)
     assert node.agent.parts.journal.open_journals() == []
     [entry] = entries(world)
     times = [entry.began_ms, entry.locked_ms, entry.parked_ms, entry.released_ms, entry.restoring_ms, entry.restored_ms]
@@ -317,8 +317,8 @@ def test_concurrent_suspensions_reserve_host_memory(world, node):
 def test_wake_command_during_suspension_is_kept(world, node):
     """The job wakes when it is suspended; the command is refused for a running job."""
     with pytest.raises(Refused, match="does not sleep"):
-        node.director.wake(7, "alice")
-    node.freezer.during = lambda: node.director.wake(7, "alice")
+        node.scheduler.wake(7, "alice")
+    node.freezer.during = lambda: node.scheduler.wake(7, "alice")
     assert node.sleep().failure is None
     assert node.view()["asked_why"] == "asked by alice"
     node.round()
@@ -335,8 +335,8 @@ def test_prolog_waits_for_suspension_in_progress(world, node):
         waiting = []
 
         def prolog() -> None:
-            waiting.append(pool.submit(node.director.wake_on, [0], "the prolog of job 9", 60))
-            while not node.director._wishes._prologs:
+            waiting.append(pool.submit(node.scheduler.wake_on, [0], "the prolog of job 9", 60))
+            while not node.scheduler._requests._prologs:
                 time.sleep(0.001)
 
         node.freezer.during = prolog
@@ -382,5 +382,5 @@ def test_stops_and_continues_during_suspension_are_kept(world, node, before, by_
     node.freezer.by_slurm = False
     node.connection()
     node.round()
-    assert node.director.view(7) is None
+    assert node.scheduler.view(7) is None
     assert node.stopped() == [before if by_slurm else not before, False]

@@ -39,7 +39,7 @@ def test_job_wakes_at_its_time_or_if_unreachable(world, node):
         node.round()
         assert asleep(world) is sleeps
         if sleeps:
-            node.director.wake(7, "alice")
+            node.scheduler.wake(7, "alice")
             node.round()
         assert awake(world)
 
@@ -47,10 +47,10 @@ def test_job_wakes_at_its_time_or_if_unreachable(world, node):
 def test_prolog_waits_for_jobs_on_its_gpus(world, node):
     """Jobs that are not awake in time are reported to it."""
     node.sleep()
-    assert node.director.wake_on([1], "the prolog of job 9", 0.01) == []
-    assert node.director.wake_on([0], "the prolog of job 9", 0.01) == [7]
+    assert node.scheduler.wake_on([1], "the prolog of job 9", 0.01) == []
+    assert node.scheduler.wake_on([0], "the prolog of job 9", 0.01) == [7]
     node.round()
-    assert node.director.wake_on([0], "the prolog of job 9", 0.01) == []
+    assert node.scheduler.wake_on([0], "the prolog of job 9", 0.01) == []
     assert awake(world)
 
 
@@ -65,13 +65,13 @@ def test_failed_restore_is_retried(world, node):
         assert "CUDA_ERROR_UNKNOWN" in node.view()["failure"]
         node.round()
         node.world.clock -= 2
-        node.director.round()
-        assert node.director._sleepers[7].failures == 2
+        node.scheduler.round()
+        assert node.scheduler._sleepers[7].failures == 2
         world.clock -= 3600
-        node.director.round()
-        assert node.director._sleepers[7].failures == 3
+        node.scheduler.round()
+        assert node.scheduler._sleepers[7].failures == 3
     assert node.phase() is Phase.FROZEN
-    node.director.wake(7, "alice")
+    node.scheduler.wake(7, "alice")
     node.round()
     assert awake(world)
     [entry] = entries(world)
@@ -141,7 +141,7 @@ def test_job_suspended_by_slurm_during_wake_stays_stopped(world, node, monkeypat
     node.sleep()
     node.connection()
     node.round()
-    assert (node.director.view(7), node.stopped()) == (None, [True, True])
+    assert (node.scheduler.view(7), node.stopped()) == (None, [True, True])
 
 
 def test_each_process_is_continued_once(node):
@@ -183,9 +183,9 @@ def test_process_changes_during_failed_restore_are_tracked(world, node, monkeypa
     monkeypatch.setattr(node.agent.cuda, "restore", fails)
     node.round()
     world.clock -= 2
-    node.director.round()
+    node.scheduler.round()
     assert node.stopped() == [True, True]
-    assert node.director._sleepers[7].pids == tuple(process.pid for process in node.processes)
+    assert node.scheduler._sleepers[7].pids == tuple(process.pid for process in node.processes)
 
 
 def test_job_suspended_by_slurm_during_failed_restore_stays_stopped(node, monkeypatch):
@@ -217,13 +217,13 @@ def test_checks_use_bounded_cpu_time(node, monkeypatch):
     def pause(seconds: float | None) -> None:
         pauses.append(seconds)
         if len(pauses) == 2:
-            node.director.stop()
+            node.scheduler.stop()
 
     node.sleep()
     monkeypatch.setattr(time, "thread_time", lambda: computed)
-    monkeypatch.setattr(node.director, "round", look)
-    monkeypatch.setattr(node.director._poke, "wait", pause)
-    node.director._run()
+    monkeypatch.setattr(node.scheduler, "round", look)
+    monkeypatch.setattr(node.scheduler._poke, "wait", pause)
+    node.scheduler._run()
     assert pauses == [0.1, pytest.approx(2.0)]
 
 
@@ -275,11 +275,11 @@ def test_ended_job_is_forgotten(world, node):
     node.sleep()
     node.lose_job()
     node.round()
-    assert node.director.view(7) is None
+    assert node.scheduler.view(7) is None
     assert node.agent.parts.journal.open_journals() == []
     assert [entry.ended_ms is not None for entry in entries(world)] == [True]
     with pytest.raises(Refused, match="does not sleep"):
-        node.director.wake(7, "alice")
+        node.scheduler.wake(7, "alice")
 
 
 def test_job_that_ends_during_wake_is_forgotten(world, node, monkeypatch):
@@ -292,12 +292,12 @@ def test_job_that_ends_during_wake_is_forgotten(world, node, monkeypatch):
 
     monkeypatch.setattr(node.freezer, "thaw", gone)
     node.round()
-    assert node.director.view(7) is None
+    assert node.scheduler.view(7) is None
 
 
 def test_memory_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch):
     """The driver is not called, which would lose the memory for good. While the job is frozen this is no failure."""
-    workers = node.director._wakes = Later()
+    workers = node.scheduler._wakes = Later()
     node.sleep()
     node.connection()
     node.round()
@@ -337,13 +337,13 @@ def test_full_disk_does_not_prevent_wake(world, node, monkeypatch):
         patch.setattr(JobJournal, "write", full)
         patch.setattr(JobJournal, "close", full)
         node.round()
-        assert (awake(world), node.director.view(7)) == (True, None)
+        assert (awake(world), node.scheduler.view(7)) == (True, None)
         node.round()
-        assert node.director._waking.unfinished
+        assert node.scheduler._waking.unfinished
     assert len(node.agent.parts.journal.open_journals()) == 1
     node.round()
     assert node.agent.parts.journal.open_journals() == []
-    assert not node.director._waking.unfinished
+    assert not node.scheduler._waking.unfinished
 
 
 def test_job_with_unreadable_sockets_is_woken(world, node):
@@ -367,7 +367,7 @@ def test_ended_process_wakes_job(world, node):
     dead = node.processes.pop()
     node.round()
     assert node.stopped() == [False]
-    assert node.director.view(7) is None
+    assert node.scheduler.view(7) is None
     assert told == [f"awake after 1m in place: its process {dead.pid} has ended"]
 
 
