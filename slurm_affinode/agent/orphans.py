@@ -34,7 +34,7 @@ from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.interface import GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
 from slurm_affinode.gpu.server_trees import TRUSTED, LostServer, ServerTrees
-from slurm_affinode.model.gpu import FREE_MIB, Device, Reading
+from slurm_affinode.model.gpu import FREE_MIB, Device, Reading, total_mib
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.slurm_queue import SlurmQueue
 
@@ -283,8 +283,8 @@ class Orphans:
             for each in running:
                 there = found.get(each.pid)
                 if there is not None:
-                    used = (there.used_mib or 0.0) + (each.used_mib or 0.0)
-                    found[each.pid] = _also(there, device, used)
+                    used = total_mib((there.used_mib, each.used_mib))
+                    found[each.pid] = replace(there, used_mib=used, devices=(*there.devices, device))
                     continue
                 with contextlib.suppress(OSError):
                     found[each.pid] = self._look(Process(each.pid, proc=self.proc), device, each.used_mib)
@@ -493,10 +493,6 @@ class Orphans:
         if own and not on and used is not None and used > FREE_MIB:
             return [f"GPU {device.index}: {used:.0f} MiB are held and no process holds them"]
         return []
-
-
-def _also(one: OnGpu, device: Device, used_mib: float) -> OnGpu:
-    return replace(one, used_mib=used_mib, devices=(*one.devices, device))
 
 
 def _command(process: Process) -> str:

@@ -2,9 +2,11 @@
 
 A server is a listening TCP socket that has responded as an inference engine. As long as it exists, the GPU processes
 below the processes that hold the socket are remembered. Such a process is orphaned once nothing listens at the port any
-more and every process that held the socket above it has ended. What was never observed is unknown, and no orphan: the
-processes of a server that ended before it was seen, and an engine that is itself the server. Nor is a process whose
-server is slow, stopped or suspended, or whose port another process serves by now.
+more and every process that held the socket above it has ended.
+
+A process is not orphaned if its server is slow, stopped or suspended, if another process listens at the port by now, or
+if the process itself is the server. If the server ended before it was observed, it is unknown whether a process is
+orphaned; such a process is not reported.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import PROC, Id, Process, ancestors
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.gpu.jobs import JobFinder
+from slurm_affinode.model.gpu import total_mib
 
 MOST_DESCRIPTORS = 4096
 """Descriptors of a process that are examined."""
@@ -87,19 +90,21 @@ class _Member:
 
 
 def listening(*, proc: Path = PROC) -> dict[int, tuple[str, int]]:
-    """Return inode -> address and port of the listening TCP sockets of this network namespace."""
+    """Return inode -> address and port of the listening TCP sockets of this network namespace. Raises ``OSError``."""
+    net = proc / "self" / "net"
+    rows = kernel_text.lines(net / "tcp")[1:]
+    with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+        rows += kernel_text.lines(net / "tcp6")[1:]
     found: dict[int, tuple[str, int]] = {}
-    for name in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError):  # a kernel without IPv6
-            for row in kernel_text.lines(proc / "self" / "net" / name)[1:]:
-                words = row.split()
-                if len(words) < 10 or words[3] != _LISTEN:
-                    continue
-                address, _, port = words[1].partition(":")
-                host, inode = _host(address), kernel_text.number(words[9])
-                number = kernel_text.number(port, 16)
-                if host is not None and inode and number:
-                    found[inode] = host, number
+    for row in rows:
+        words = row.split()
+        if len(words) < 10 or words[3] != _LISTEN:
+            continue
+        address, _, port = words[1].partition(":")
+        host, inode = _host(address), kernel_text.number(words[9])
+        number = kernel_text.number(port, 16)
+        if host is not None and inode and number:
+            found[inode] = host, number
     return found
 
 
@@ -130,18 +135,17 @@ def holders(driver: GpuDriver, finder: JobFinder, *, proc: Path = PROC) -> list[
 
     Raises ``GpuError``, ``ExhaustedError``.
     """
-    used: dict[int, float | None] = {}
+    used: dict[int, list[float | None]] = {}
     for device in driver.devices():
         for one in driver.processes(device):
-            known = used.get(one.pid, 0.0)
-            used[one.pid] = None if known is None or one.used_mib is None else known + one.used_mib
+            used.setdefault(one.pid, []).append(one.used_mib)
     found = []
-    for pid, mib in used.items():
+    for pid, amounts in used.items():
         with contextlib.suppress(OSError):  # it has ended
             process = Process(pid, proc=proc)
             ref = finder.of(process)
             if ref is not None and ref.source in TRUSTED:
-                found.append(GpuHolder(process, ref.job_id, mib))
+                found.append(GpuHolder(process, ref.job_id, total_mib(amounts)))
     return found
 
 
@@ -209,7 +213,10 @@ class ServerTrees:
         ended = not any(self._alive(one) for _, processes in servers for one in processes)
         if ended:
             # Also if the socket is another one by now: a server may have been restarted in place of the ended one.
-            there = {port for _, port in listening(proc=self._proc).values()}
+            try:
+                there = {port for _, port in listening(proc=self._proc).values()}
+            except OSError:
+                return None
             ended = not any(port.port in there for port, _ in servers)
         with self._lock:
             member.lost_s = None if not ended else member.lost_s or self._now()

@@ -5,7 +5,7 @@ Missing is ``None``; 0 is a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -31,6 +31,16 @@ FIELDS: Mapping[str, tuple[str, float]] = MappingProxyType({
 
 FREE_MIB = 600.0
 """Memory reserved by the driver on an unused GPU."""
+
+
+def total_mib(amounts: Iterable[float | None]) -> float | None:
+    """Return the sum of amounts of memory; ``None`` if one of them is unknown."""
+    total = 0.0
+    for amount in amounts:
+        if amount is None:
+            return None
+        total += amount
+    return total
 
 
 def floor_of(field: str, floors_pct: Mapping[str, float]) -> float:

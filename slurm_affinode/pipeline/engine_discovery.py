@@ -30,6 +30,7 @@ from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import TRUSTED, GpuHolder, ServerPort, ServerTrees, listening, sockets_of
 from slurm_affinode.metrics.serving import scrape
 from slurm_affinode.metrics.serving.scrape import EngineReading
+from slurm_affinode.model.gpu import total_mib
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 
 MOST_PORTS_OF_JOB = 8
@@ -84,11 +85,10 @@ def ports(finder: JobFinder, *, jobs: Collection[int] | None = None, proc: Path 
 
     Raises ``ExhaustedError``.
     """
-    sockets = listening(proc=proc)
     found: dict[int, ListeningPort] = {}
     of_job: Counter[str] = Counter()
     with contextlib.suppress(OSError):
-        here = own_namespace("net", proc=proc)
+        sockets, here = listening(proc=proc), own_namespace("net", proc=proc)
         for one in processes(proc=proc):
             for port in _of_process(one, finder, jobs, sockets, here):
                 # Workers of a server share its socket.
@@ -154,9 +154,9 @@ def orphaned(trees: ServerTrees, on_gpu: Iterable[GpuHolder]) -> list[FoundEngin
     found = []
     for port, holders in left.items():
         values = {"orphaned_processes": float(len(holders))}
-        used = [holder.used_mib for holder in holders if holder.used_mib is not None]
-        if len(used) == len(holders):
-            values["orphaned_memory_mib"] = sum(used)
+        used = total_mib(holder.used_mib for holder in holders)
+        if used is not None:
+            values["orphaned_memory_mib"] = used
         found += [
             FoundEngine(EngineReading(*name, values), port.address, str(port.job), port.user, None, up=None)
             for name in port.engines
@@ -204,7 +204,6 @@ class EngineScraper:
         self._known = {key: one for key, one in self._known.items() if key in keys}
         done = self._known if self._once else ()
         wanted = [port for port in there if port.key not in self._quiet and port.key not in done]
-        wanted = [port for port in wanted if not self._freezer.held(port.process.pid)]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
             return [engine for found in pool.map(self._one, wanted) for engine in found]
 
@@ -219,6 +218,8 @@ class EngineScraper:
         ]  # fmt: skip
 
     def _one(self, port: ListeningPort) -> list[FoundEngine]:
+        if not self._runs(port.process):
+            return []
         started = time.monotonic()
         try:
             readings = self._send(port)
@@ -243,6 +244,14 @@ class EngineScraper:
             replace(one, reading=replace(one.reading, values={}, buckets={}), took_s=took_s, up=False)
             for one in engines
         ]
+
+    def _runs(self, process: Id) -> bool:
+        """Return whether a process has not ended and is neither stopped nor frozen."""
+        try:
+            with Process(process.pid, started=process.started, proc=self._proc) as one:
+                return not self._freezer.held(one.pid) and not one.ended()  # not ended: the PID was its own
+        except OSError:
+            return False
 
     def _still_there(self, port: ListeningPort) -> bool:
         """Return whether the process still holds the socket: otherwise another program may have responded."""

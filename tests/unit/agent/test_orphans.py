@@ -407,11 +407,17 @@ def test_process_of_another_or_ended_job_is_spared(
     assert (caught.value.code, child.poll()) == (code, None)
 
 
-@pytest.mark.parametrize("used", [0.0, None])
-def test_process_without_gpu_memory_is_spared(world: World, used: float | None) -> None:
+@pytest.mark.parametrize(
+    ("used", "reason"),
+    [((0.0, 0.0), "no GPU memory"), ((None, None), "an unknown amount"), ((512.0, None), "an unknown amount")],
+)
+def test_process_without_gpu_memory_is_spared(world: World, used: tuple[float | None, ...], reason: str) -> None:
+    """It uses both GPUs."""
     child, orphans = world.process(), serving(world)
-    world.gpus.processes = lambda device: [GpuProcess(child.pid, used, "compute")]  # type: ignore[method-assign]
-    with pytest.raises(NotAnOrphanError) as caught:
+    world.gpus.processes = lambda device: [  # type: ignore[method-assign]
+        GpuProcess(child.pid, used[device.index], "compute")
+    ]
+    with pytest.raises(NotAnOrphanError, match=reason) as caught:
         orphans.end(child.pid, started(child), "root", 7)
     assert (caught.value.code, child.poll()) == ("no-memory", None)
 

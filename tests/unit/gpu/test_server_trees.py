@@ -1,7 +1,8 @@
-"""GPU processes that outlive their server are orphaned; what was not observed, or may still serve, is not."""
+"""GPU processes are orphaned if the agent has observed their server and its end, and cannot serve any more."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -33,7 +34,7 @@ time.sleep(600)
 
 
 class OfSession(JobFinder):
-    """Says that the processes of a session belong to job 7."""
+    """Assigns the processes of a session to job 7."""
 
     def __init__(self, session: int, source: str = "cgroup") -> None:
         super().__init__()
@@ -96,7 +97,7 @@ def test_engine_without_its_server_is_orphaned(site: Site) -> None:
 
 
 def test_zombie_is_no_server(site: Site) -> None:
-    """A parent may take long to wait for it, as in the recording of vLLM."""
+    """Its parent may wait for it much later, as in the recording of vLLM."""
     trees, holder = site.trees(), site.holder()
     trees.update([site.port], [holder])
     site.server.send_signal(signal.SIGKILL)
@@ -105,7 +106,7 @@ def test_zombie_is_no_server(site: Site) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, 0])
-def test_engine_of_a_stopped_or_late_server_is_none(site: Site, number: int) -> None:
+def test_engine_of_a_stopped_or_slow_server_is_not_orphaned(site: Site, number: int) -> None:
     trees, holder = site.trees(), site.holder()
     trees.update([site.port], [holder])
     site.server.send_signal(number)
@@ -123,15 +124,15 @@ def test_server_that_was_never_observed_is_unknown(site: Site) -> None:
 
 
 def test_program_that_never_responded_as_an_engine_is_no_server(site: Site) -> None:
-    """A Jupyter server, for example, may end before the training that was started from it."""
+    """For example, a Jupyter server may end before a training program that it has started."""
     trees, holder = site.trees(), site.holder()
     trees.update([replace(site.port, inode=1)], [holder])
     site.end_server()
     assert trees.lost(holder.process, 7) is None
 
 
-def test_server_itself_is_no_orphan(site: Site) -> None:
-    """A server in one process (llama.cpp) that closed its socket may still answer requests."""
+def test_server_itself_is_not_orphaned(site: Site) -> None:
+    """A server of a single process (llama.cpp) may still respond to requests after it has closed its socket."""
     trees, holder = site.trees(), site.holder(site.server.pid)
     trees.update([site.port], [holder])
     trees.update([], [holder])
@@ -140,14 +141,14 @@ def test_server_itself_is_no_orphan(site: Site) -> None:
 
 @pytest.mark.parametrize("site", ["inherited"], indirect=True)
 def test_engine_that_holds_the_socket_may_serve(site: Site) -> None:
-    """As a forked worker does."""
+    """Forked workers inherit it."""
     trees, holder = site.trees(), site.holder()
     trees.update([site.port], [holder])
     site.end_server()
     assert trees.lost(holder.process, 7) is None
 
 
-def test_new_server_at_the_port_protects(site: Site) -> None:
+def test_new_server_at_the_port_protects_the_engine(site: Site) -> None:
     trees, holder = site.trees(), site.holder()
     trees.update([site.port], [holder])
     site.end_server()
@@ -156,7 +157,24 @@ def test_new_server_at_the_port_protects(site: Site) -> None:
     assert trees.lost(holder.process, 7) is not None
 
 
-def test_process_of_another_job_is_no_orphan(site: Site) -> None:
+def test_process_is_not_orphaned_while_the_listening_sockets_are_unknown(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another server may listen at the port."""
+
+    def exhausted(path: object) -> list[str]:
+        raise OSError(errno.ENFILE, os.strerror(errno.ENFILE), str(path))
+
+    trees, holder = site.trees(), site.holder()
+    trees.update([site.port], [holder])
+    site.end_server()
+    with monkeypatch.context() as patched:
+        patched.setattr(server_trees.kernel_text, "lines", exhausted)
+        assert trees.lost(holder.process, 7) is None
+    assert trees.lost(holder.process, 7) is not None
+
+
+def test_process_of_another_job_is_not_orphaned(site: Site) -> None:
     trees, holder = site.trees(), site.holder()
     trees.update([replace(site.port, job=8)], [holder])
     site.end_server()
@@ -177,7 +195,7 @@ def test_ended_engine_is_forgotten(site: Site) -> None:
 
 
 class Driver:
-    """Two GPUs with one process on both."""
+    """A driver with one process on all GPUs."""
 
     def __init__(self, pid: int, *used: float | None) -> None:
         self.pid, self.used = pid, used

@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from waiting import wait_until
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.base.pidfd import ExhaustedError, Id, Process
 from slurm_affinode.gpu import server_trees
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import GpuHolder, LostServer, ServerPort, ServerTrees
@@ -121,6 +121,53 @@ def test_stopped_server_is_scraped_once_it_runs_again(server: tuple[int, int]) -
     assert len(scraper.round()) == len(requested) == 1
 
 
+def test_ports_of_ended_processes_are_not_requested(server: tuple[int, int]) -> None:
+    """Another process has the PID by now, and may sleep in place."""
+    (port,) = engine_discovery.ports(OneJob(server[0]))
+    gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
+    requested: list[ListeningPort] = []
+    EngineScraper(OneJob(0), say=pytest.fail, look=lambda: [gone], send=lambda one: requested.append(one) or []).round()
+    assert requested == []
+
+
+def test_server_that_is_stopped_during_a_round_is_not_requested(
+    server: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other servers that do not respond can delay its request."""
+    session, _ = server
+    (port,) = engine_discovery.ports(OneJob(session))
+    others = [port, replace(port, inode=port.inode + 10**9)]
+    requested: list[ListeningPort] = []
+
+    def send(one: ListeningPort) -> list[EngineReading]:
+        requested.append(one)
+        os.killpg(session, signal.SIGSTOP)
+        with Process(session) as process:
+            wait_until("the server is stopped", lambda: process.stat().state == "T")
+        return []
+
+    monkeypatch.setattr(engine_discovery, "AT_ONCE", 1)
+    EngineScraper(OneJob(0), say=pytest.fail, look=lambda: others, send=send).round()
+    assert requested == [port]
+
+
+def test_lack_of_descriptors_is_reported_once(server: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search continues in the next round."""
+    (port,) = engine_discovery.ports(OneJob(server[0]))
+    said: list[str] = []
+
+    def exhausted(process: Process) -> Iterator[int]:
+        raise ExhaustedError(f"process {process.pid} cannot be examined: Too many open files")
+
+    scraper = EngineScraper(OneJob(0), say=said.append, look=lambda: [port])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_discovery, "sockets_of", exhausted)
+        assert scraper.round() == scraper.round() == []
+    text = f"engines are not searched for: process {port.process.pid} cannot be examined: Too many open files"
+    assert said == [text]
+    assert len(scraper.round()) == 1
+
+
 def test_ended_server_is_not_exported(server: tuple[int, int]) -> None:
     session, _ = server
     scraper = EngineScraper(OneJob(session), say=pytest.fail)
@@ -190,8 +237,16 @@ def test_listening_sockets_of_the_kernel(
     net = tmp_path / "self" / "net"
     net.mkdir(parents=True)
     (net / "tcp").write_text(f"  sl\n   0: {tcp}\n" if tcp else "  sl\n")
-    (net / "tcp6").write_text(f"  sl\n   0: {tcp6}\n" if tcp6 else "  sl\n")
+    if tcp6:
+        (net / "tcp6").write_text(f"  sl\n   0: {tcp6}\n")
     assert server_trees.listening(proc=tmp_path) == expected
+
+
+def test_unreadable_list_of_sockets_is_an_error(tmp_path: Path) -> None:
+    """An empty list would mean that no server listens."""
+    with pytest.raises(FileNotFoundError):
+        server_trees.listening(proc=tmp_path)
+    assert engine_discovery.ports(JobFinder(), proc=tmp_path) == []
 
 
 def exported(*found: FoundEngine) -> list[str]:
