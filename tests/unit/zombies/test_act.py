@@ -225,6 +225,7 @@ def test_agent_decides_whether_to_kill_a_process(world: World, code: str, result
     [outcome] = act(world, due(orphan(), "kill-process"))
     assert outcome.result == result
     assert world.asked == [("n1", {"verb": "kill-orphan", "pid": 4242, "start_ticks": 99887})]
+    assert world.log.history()[0].node == "n1"
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,6 @@ def test_owner_may_keep_an_engine_at_the_last_moment(world: World) -> None:
     world.log.keep(keep)
     [outcome] = act(world, due(lost(), "kill-process"))
     assert (outcome.result, world.asked) == ("spared", [])
-    assert world.log.history()[0].node == "n1"
 
 
 def test_listing_is_recorded_with_decisions(world: World) -> None:
