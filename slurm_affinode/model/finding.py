@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from slurm_affinode.base.times import utc
+from slurm_affinode.model.cluster import Job
 
 Source = Literal["history", "live"]
 
@@ -132,6 +133,14 @@ class JobAttempt:
     """Submitted with a script; ``None``: unknown. Jobs without one are interactive."""
     steps: tuple[str, ...] = ()
     """Running steps, if queried: ``0``, ``batch``, ``interactive``."""
+
+    @classmethod
+    def of(cls, job: Job) -> JobAttempt:
+        """Return the current attempt of a job that slurmctld lists."""
+        return cls(
+            job.job_id, job.id, job.submit, job.start, job.end if job.ended else None, job.name, job.state,
+            job.time_limit_s, job.restarts, job.batch, tuple(one.step for one in job.steps or ()),
+        )  # fmt: skip
 
     @property
     def running(self) -> bool:

@@ -1,6 +1,6 @@
 """Findings about model servers in running jobs, from the stored samples of their engines and the GPUs now.
 
-Engines that outlived their server are found on the nodes (``orphans``), where each of their processes is known.
+Engines that have outlived their server are found on the nodes (``orphans``), where each of their processes is known.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobAtte
 from slurm_affinode.model.serving import PROBLEMS, Diagnosis, EngineHealth
 from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline.servers import ServerQuery
-from slurm_affinode.zombies.nodes import LiveGpu, NodeAnswer
+from slurm_affinode.zombies.nodes import LiveGpu
 
 FRESH = timedelta(hours=1)
 """Engines without a sample for longer are left out. A policy has a limit of its own (``evidence.max_age``)."""
@@ -26,29 +26,29 @@ KINDS = frozenset(PROBLEMS) - {"orphaned-engine"}
 
 
 def find(
-    config: Config, cluster: str, jobs: Mapping[int, tuple[Job, JobAttempt]], answers: Iterable[NodeAnswer],
-    now: datetime,
-) -> list[Finding]:  # fmt: skip
-    """Return one finding for each job and diagnosis that holds at the engine's last sample, of several the surest.
+    config: Config, cluster: str, jobs: Iterable[Job], gpus: Mapping[int, Sequence[LiveGpu]], now: datetime
+) -> list[Finding]:
+    """Return one finding for each job and diagnosis that holds at the last sample of its engine.
 
-    ``jobs``: the jobs that run, by raw ID.
+    If it holds for several engines of a job, the finding is about the one with the highest confidence. ``jobs``: the
+    running jobs; ``gpus``: raw ID of each job -> its GPUs, or its shares of them.
     """
-    query = ServerQuery(now - servers.PERIOD, now, (), jobs=tuple(map(str, jobs)))
+    by_id = {str(job.job_id): job for job in jobs}
     try:
-        known = servers.find(config, query).engines if jobs else ()
+        query = ServerQuery(now - servers.PERIOD, now, jobs=tuple(by_id))
+        known = servers.find(config, query).engines if by_id else ()
     except NoStoreError:
         return []
-    gpus = {gpu.uuid: gpu for answer in answers for gpu in answer.gpus if gpu.uuid}
     found: dict[str, Finding] = {}
     for health in known:
         if health.key.cluster not in (None, cluster, config.cluster.name_or_default) or health.until < now - FRESH:
             continue
-        job, attempt = jobs[int(health.job or 0)]
-        if attempt.start is not None and health.until < attempt.start:
+        job = by_id[health.job or ""]
+        if job.start is not None and health.until < job.start:
             continue
         for diagnosis in health.current if not _asleep(health) else ():
             if diagnosis.kind in KINDS:
-                one = _finding(cluster, job, attempt, health, diagnosis, gpus)
+                one = _finding(health, diagnosis, job, gpus.get(job.job_id, ()), cluster=cluster)
                 if one.key not in found or found[one.key].score < one.score:
                     found[one.key] = one
     return list(found.values())
@@ -59,11 +59,8 @@ def _asleep(health: EngineHealth) -> bool:
     return any(one.kind == "asleep" for one in health.current)
 
 
-def _finding(  # noqa: PLR0917
-    cluster: str, job: Job, attempt: JobAttempt, health: EngineHealth, diagnosis: Diagnosis,
-    gpus: Mapping[str, LiveGpu],
-) -> Finding:  # fmt: skip
-    since = max(diagnosis.since, attempt.start or diagnosis.since)
+def _finding(health: EngineHealth, diagnosis: Diagnosis, job: Job, gpus: Sequence[LiveGpu], *, cluster: str) -> Finding:
+    since = max(diagnosis.since, job.start or diagnosis.since)
     lasting = max(0.0, (health.until - since).total_seconds())
     which = f"{health.key.engine} {health.key.model or ''}".strip()
     figures = dict(diagnosis.figures)
@@ -74,28 +71,18 @@ def _finding(  # noqa: PLR0917
         *diagnosis.evidence,
         Evidence("time", lasting, "s", None, 0.0, f"for {span(lasting)}"),
     )  # fmt: skip
-    held = figures.get("gpu_hours")
-    shown = tuple(_gpu(uuid, health, gpus.get(uuid), lasting, flagged=idle) for uuid in health.gpus)
+    shown = tuple(
+        replace(_gpu(uuid, health, job, gpus), flagged=idle, idle_s=lasting if idle else None) for uuid in health.gpus
+    )
     return Finding(
-        "model-server", cluster, attempt, job.user, job.account, job.partitions[0] if job.partitions else None, job.qos,
-        tuple(job.nodes), shown, since, lasting, diagnosis.confidence, evidence, held, figures.get("gib_hours"), None,
-        "live", health.until, variant=diagnosis.kind, advice=diagnosis.advice, allocated_gpus=_count(job, shown),
+        "model-server", cluster, JobAttempt.of(job), job.user, job.account,
+        job.partitions[0] if job.partitions else None, job.qos, tuple(job.nodes), shown, since, lasting,
+        diagnosis.confidence, evidence, figures.get("gpu_hours"), figures.get("gib_hours"), None, "live", health.until,
+        variant=diagnosis.kind, advice=diagnosis.advice,
+        allocated_gpus=len(shown) if job.gpus_allocated is None else job.gpus_allocated.count,
     )  # fmt: skip
 
 
-def _count(job: Job, shown: Sequence[GpuEvidence]) -> int:
-    return len(shown) if job.gpus_allocated is None else job.gpus_allocated.count
-
-
-def _gpu(
-    uuid: str, health: EngineHealth, now: LiveGpu | None, idle_s: float, *, flagged: bool
-) -> GpuEvidence:  # fmt: skip
-    base = GpuEvidence(health.key.node, uuid, uuid, flagged=flagged, mapping="labels")
-    if now is None:
-        return base
-    gib = [None if mib is None else mib / 1024 for mib in (now.used_mib, now.total_mib)]
-    return replace(
-        base, node=now.node, gpu=uuid if now.index is None else str(now.index), model=now.model, held_gib=gib[0],
-        total_gib=gib[1], activity_pct=max(now.signals_pct.values(), default=None), power_w=now.power_w, xid=now.xid,
-        idle_s=idle_s if flagged else None, measured=bool(now.signals_pct),
-    )  # fmt: skip
+def _gpu(uuid: str, health: EngineHealth, job: Job, gpus: Sequence[LiveGpu]) -> GpuEvidence:
+    unmeasured = GpuEvidence(health.key.node, uuid, uuid, mapping="labels", shared=job.shares_gpus)
+    return next((gpu.evidence() for gpu in gpus if gpu.uuid == uuid), unmeasured)

@@ -29,7 +29,7 @@ from slurm_affinode.core.signatures import GpuFacts, RunFacts, Signature, Signat
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.finding import MISFIT_KINDS, USER_KINDS, Finding, GpuEvidence, JobAttempt
+from slurm_affinode.model.finding import MISFIT_KINDS, USER_KINDS, Finding, JobAttempt
 from slurm_affinode.slurm import identifiers, units
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, conform
 from slurm_affinode.slurm.interface import SlurmClient
@@ -300,7 +300,7 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
     (cluster, jobs, nodes), moment, looks = _parts(seen.snapshot), seen.at, seen.looks
     found = [one for job in jobs if (one := _job(job, seen)) is not None]
     looked = Now(seen.snapshot, looks.told, looking.timed(looks), moment)
-    refs = {job.job_id: functools.partial(job_ref, job) for job in jobs if job.allocated}
+    refs = {job.job_id: functools.partial(JobAttempt.of, job) for job in jobs if job.allocated}
     shapes, unknown = find_live_misfits(config, request, looked, seen.history, refs)
     found += shapes
     completing_s = parse_span_s(config.zombies.completing)
@@ -308,8 +308,8 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
         cluster, jobs, nodes, looks.told, looks.answers, moment, before=seen.before, completing_s=completing_s
     )
     if "model-server" in request.wanted:
-        running = {job.job_id: (job, job_ref(job)) for job in jobs if job.state == "RUNNING" and job.gpus_allocated}
-        found += engines.find(config, cluster, running, looks.answers, moment)
+        running = [job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or job.shares_gpus)]
+        found += engines.find(config, cluster, running, looks.mine, moment)
     kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 
@@ -351,7 +351,7 @@ def _job(job: Job, seen: Observed) -> Finding | None:
     row = {"cluster": seen.snapshot.cluster, "user": job.user, "account": job.account, "qos": job.qos,
            "partition": next(iter(job.partitions), None),
            "gpus": None if job.gpus_allocated is None else job.gpus_allocated.count}  # fmt: skip
-    return squatters.finding(job_ref(job), row, job.nodes, sights, "live")
+    return squatters.finding(JobAttempt.of(job), row, job.nodes, sights, "live")
 
 
 def see(
@@ -360,23 +360,12 @@ def see(
     """Return the evidence about a job's GPU and the verdict of every signature. ``mapping``: see ``LiveGpu``."""
     facts, since = seen.facts(job, one)
     gpu, run = one.gpu, seen.run(job)
-    shown = GpuEvidence(
-        gpu.node, "?" if gpu.index is None else str(gpu.index), gpu.uuid, gpu.model, facts.memory_gib,
-        facts.memory_total_gib, max(gpu.signals_pct.values(), default=None), facts.peak_pct, gpu.power_w, gpu.xid,
-        facts.idle_s, None, measured=bool(gpu.signals_pct), mapping=mapping, shared=gpu.part_of is not None,
-    )  # fmt: skip
+    shown = replace(gpu.evidence(), peak_pct=facts.peak_pct, idle_s=facts.idle_s, mapping=mapping)
     verdicts = tuple(judge(signature, facts, run) for signature in seen.signatures)
     fits = next((verdict for verdict in verdicts if verdict.fits), None)
     computes = fits is None and bool(gpu.signals_pct) and one.idle_since is None
     shown = shown if fits is None else replace(shown, flagged=True)
     return ObservedGpu(shown, fits, computes, since, facts.idle_s or 0.0, seen.at), verdicts
-
-
-def job_ref(job: Job) -> JobAttempt:
-    """Return the reference to a live job that findings use."""
-    steps = tuple(one.step for one in job.steps or ())
-    return JobAttempt(job.job_id, job.id, job.submit, job.start, job.end if job.ended else None, job.name, job.state,
-                  job.time_limit_s, job.restarts, job.batch, steps)  # fmt: skip
 
 
 def _waiting(jobs: Iterable[Job], cluster: str, now: datetime) -> list[PendingJob]:

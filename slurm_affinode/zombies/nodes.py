@@ -20,6 +20,7 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.http import HttpError, fetch, tls_context
 from slurm_affinode.base.node_config import DEFAULT_PORT, listen_address
 from slurm_affinode.metrics.readers.exposition import parse_labels
+from slurm_affinode.model.finding import GpuEvidence
 from slurm_affinode.model.gpu import FREE_MIB
 
 AT_ONCE = 32
@@ -112,6 +113,15 @@ class LiveGpu:
     def whole(self) -> tuple[str, str]:
         """Return node and GPU."""
         return self.node, f"{self.uuid or self.index}{'' if self.mig is None else f'/{self.mig}'}"
+
+    def evidence(self) -> GpuEvidence:
+        """Return the GPU, or the share of it, for a finding, without durations."""
+        held, total = (None if mib is None else mib / 1024 for mib in (self.used_mib, self.total_mib))
+        return GpuEvidence(
+            self.node, self.uuid or "?" if self.index is None else str(self.index), self.uuid, self.model, held, total,
+            max(self.signals_pct.values(), default=None), power_w=self.power_w, xid=self.xid,
+            measured=bool(self.signals_pct), mapping=self.mapping, shared=self.part_of is not None,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

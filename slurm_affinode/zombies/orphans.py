@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 
 from slurm_affinode.base.text import span
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, JobAttempt, NodeRef, ProcessRef
-from slurm_affinode.model.gpu import FREE_MIB
+from slurm_affinode.model.finding import Evidence, Finding, JobAttempt, NodeRef, ProcessRef
+from slurm_affinode.model.gpu import FREE_MIB, total_mib
 from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer
 
 KINDS = ("orphan-process", "orphan-memory")
@@ -59,15 +59,15 @@ def _engines(
             lasts = (answer.node, process.pid, process.start_ticks) in first
             if process.server is None or process.system or job is None or answer.node not in job.nodes or not lasts:
                 continue
-            found.append(_engine(cluster, process, process.server, job, answer.node, gpus, now))
+            found.append(_engine(process, process.server, job, gpus, cluster=cluster, now=now))
     return found
 
 
-def _engine(  # noqa: PLR0917
-    cluster: str, process: LiveProcess, server: EndedServer, job: Job, node: str, gpus: Sequence[LiveGpu],
-    now: datetime,
-) -> Finding:  # fmt: skip
-    used, lasting = process.used_mib, max(0.0, (now - server.ended).total_seconds())
+def _engine(
+    process: LiveProcess, server: EndedServer, job: Job, gpus: Sequence[LiveGpu], *, cluster: str, now: datetime
+) -> Finding:
+    used, node = process.used_mib, gpus[0].node
+    lasting = max(0.0, (now - server.ended).total_seconds())
     which = f"{', '.join(server.engines) or 'the engine'} at {server.address}"
     evidence = (
         Evidence("server", "ended", "", "none listens", 0.6,
@@ -79,25 +79,28 @@ def _engine(  # noqa: PLR0917
         Evidence("job", job.id, "", "RUNNING", 0.0, f"its job {job.id} runs", met=True),
         Evidence("time", lasting, "s", None, 0.0, f"for {span(lasting)}"),
     )  # fmt: skip
-    attempt = JobAttempt(job.job_id, job.id, job.submit, job.start, None, job.name, job.state, job.time_limit_s,
-                         job.restarts, job.batch)  # fmt: skip
-    subject = ProcessRef(node, process.pid, process.start_ticks, process.command, process.uid, str(job.job_id), attempt)
+    subject = ProcessRef(node, process.pid, process.start_ticks, process.command, process.uid, str(job.job_id),
+                         JobAttempt.of(job))  # fmt: skip
     advice = "No request can reach it: end the process, restart the server, or end the job."
     made = _made("orphaned-engine", cluster, subject, evidence, now, user=job.user, node=node, gpus=gpus, advice=advice)
     return replace(
         made, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
         since=server.ended, window_s=lasting, held_gpu_hours=len(gpus) * lasting / 3600,
         held_gib_hours=None if used is None else used / 1024 * lasting / 3600,
+        allocated_gpus=len(gpus) if job.gpus_allocated is None else job.gpus_allocated.count,
     )  # fmt: skip
 
 
 def _by_process(answer: NodeAnswer) -> list[tuple[LiveProcess, list[LiveGpu]]]:
-    """Return the processes on the GPUs of a node, with their GPUs."""
-    on: dict[int, tuple[LiveProcess, list[LiveGpu]]] = {}
+    """Return each process on the GPUs of a node, with its memory on all of them, and its GPUs."""
+    on: dict[int, list[tuple[LiveProcess, LiveGpu]]] = {}
     for gpu in answer.gpus:
         for process in gpu.processes or ():
-            on.setdefault(process.pid, (process, []))[1].append(gpu)
-    return list(on.values())
+            on.setdefault(process.pid, []).append((process, gpu))
+    return [
+        (replace(rows[0][0], used_mib=total_mib(one.used_mib for one, _ in rows)), [gpu for _, gpu in rows])
+        for rows in on.values()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,11 +249,11 @@ def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Findi
         Evidence("time", lasting, "s", f"at least {span(longer_s)}", 0.5, f"for {span(lasting)}", met=True),
     )
     count = None if job.gpus_allocated is None else job.gpus_allocated.count
-    ref = JobAttempt(job.job_id, job.id, job.submit, job.start, None, job.name, job.state, job.time_limit_s)
     return Finding(
-        "completing", cluster, ref, job.user, job.account, job.partitions[0] if job.partitions else None, job.qos,
-        job.nodes, (), job.end, lasting, 1.0, evidence, None if count is None else count * lasting / 3600, None, None,
-        "live", now, advice="Look for processes that cannot be ended (state D) and at the epilog of the node.",
+        "completing", cluster, JobAttempt.of(job), job.user, job.account,
+        job.partitions[0] if job.partitions else None, job.qos, job.nodes, (), job.end, lasting, 1.0, evidence,
+        None if count is None else count * lasting / 3600, None, None, "live", now,
+        advice="Look for processes that cannot be ended (state D) and at the epilog of the node.",
         allocated_gpus=count,
     )  # fmt: skip
 
@@ -286,14 +289,7 @@ def _made(
     advice: str,
     user: str | None = None,
 ) -> Finding:
-    shown = tuple(
-        GpuEvidence(
-            node, str(gpu.index), gpu.uuid, gpu.model, None if gpu.used_mib is None else gpu.used_mib / 1024,
-            None if gpu.total_mib is None else gpu.total_mib / 1024, max(gpu.signals_pct.values(), default=None),
-            None, gpu.power_w, gpu.xid, measured=bool(gpu.signals_pct), flagged=True,
-        )
-        for gpu in gpus
-    )  # fmt: skip
+    shown = tuple(replace(gpu.evidence(), flagged=True) for gpu in gpus)
     return Finding(
         kind, cluster, subject, user, None, None, None, (node,), shown, None, 0.0,
         min(1.0, sum(one.points for one in evidence)), evidence, None, None, None, "live", now, advice=advice,

@@ -27,7 +27,7 @@ from slurm_affinode.core.signatures import GpuFacts
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.gpu import FLOORS_PCT, without_noise
+from slurm_affinode.model.gpu import FLOORS_PCT, total_mib, without_noise
 from slurm_affinode.zombies.find import Request
 from slurm_affinode.zombies.nodes import Ask, LiveGpu, LiveProcess, NodeAnswer, ask_all
 
@@ -153,8 +153,6 @@ def _nobody(job: Job, gpus: Sequence[LiveGpu]) -> bool:
 
 
 def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) -> LiveGpu:
-    held = [one.used_mib for one in own]
-    used = None if any(one is None for one in held) else sum(one for one in held if one is not None)
     signals: Mapping[str, float] = {}
     if own and all(one.sm_pct is not None and one.memory_pct is not None for one in own):
         sm, memory = PROCESS_SIGNALS
@@ -166,7 +164,7 @@ def _part(gpu: LiveGpu, job: int, own: Sequence[LiveProcess], limit_pct: float) 
         part_of=job,
         mapping="processes",
         signals_pct=signals,
-        used_mib=used,
+        used_mib=total_mib(one.used_mib for one in own),
         power_w=None,
         processes=tuple(own),
         jobs=(),

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from zombie_live_site import NOW, Slurm, find, gpu, job, node
+from zombie_live_site import NOW, Slurm, find, gpu, job, node, process
 
 from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.core.cleanup_plan import decide, plan
@@ -20,6 +20,7 @@ from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.cleanup import Ledger
 from slurm_affinode.model.finding import Finding
 from slurm_affinode.slurm.accounting.schema import conform
+from slurm_affinode.zombies.nodes import LiveGpu
 
 SUSPEND = '[[rule]]\ndiagnoses = ["idle"]\naction = "suspend"\nmin_score = 0.5\ngrace = "30m"\n'
 
@@ -35,8 +36,8 @@ def store(state: Path, end: datetime = NOW, **values: Any) -> None:
         engines.ingest(conform(pl.DataFrame(rows), SAMPLES), source="test")
 
 
-def about(tmp_path: Path, **changes: Any) -> list[Finding]:
-    found = find(tmp_path, Slurm((job(1, **changes),), (node(),)), [[gpu()]], watch_s=None)
+def about(tmp_path: Path, on_gpu: LiveGpu | None = None, **changes: Any) -> list[Finding]:
+    found = find(tmp_path, Slurm((job(1, **changes),), (node(),)), [[on_gpu or gpu()]], watch_s=None)
     return [one for one in found.findings if one.kind == "model-server"]
 
 
@@ -49,6 +50,19 @@ def test_idle_server_is_found_with_its_gpus(tmp_path: Path) -> None:
     assert one.since is not None
     assert NOW - one.since >= timedelta(minutes=50)
     assert "vllm m at 127.0.0.1:8000" in one.summary
+
+
+def test_idle_server_on_a_shard_is_found_with_its_share(tmp_path: Path) -> None:
+    """Another job computes on the same GPU."""
+    store(tmp_path)
+    own = process(job=1, source="cgroup", used_mib=2048.0, sm_pct=0.0, memory_pct=0.0)
+    other = process(pid=43, job=2, source="cgroup", sm_pct=99.0, memory_pct=50.0)
+    shards: dict[str, Any] = {"gpus_allocated": None, "node_gpus": None, "tres_allocated": {"gres/shard": "2"}}
+    (one,) = about(tmp_path, gpu(util=99.0, processes=(own, other)), **shards)
+    (seen,) = one.gpus
+    assert (seen.node, seen.gpu, seen.flagged, seen.shared) == ("g1", "0", True, True)
+    assert (seen.held_gib, seen.activity_pct, seen.mapping) == (2.0, 0.0, "processes")
+    assert (one.allocated_gpus, one.impact) == (1, None)
 
 
 @pytest.mark.parametrize(

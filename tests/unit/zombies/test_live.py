@@ -16,7 +16,7 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_plan import matches
 from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.model.cleanup import Match
-from slurm_affinode.model.cluster import Job, NodeGpus
+from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
 from slurm_affinode.zombies import explain, nodes, orphans
 from slurm_affinode.zombies import find as findings
@@ -225,6 +225,24 @@ def test_process_that_lost_its_server_in_a_running_job_is_an_orphaned_engine(tmp
     assert "2.0 GiB" in one.summary
     assert matches(Match(jobs=("1",), diagnoses=("orphaned-engine",)), one)
     assert not matches(Match(diagnoses=("idle",)), one)
+
+
+@pytest.mark.parametrize(
+    ("used", "gib"), [((2048.0, 1024.0), 3.0), ((2048.0, None), None), ((None, 1024.0), None), ((0.0, 0.0), 0.0)]
+)
+@pytest.mark.parametrize("of", ["job", "no job"])
+def test_memory_of_a_process_is_that_on_all_its_gpus(
+    tmp_path: Path, used: tuple[float | None, ...], gib: float | None, of: str
+) -> None:
+    """It is unknown if that on one of them is. The thresholds of a policy count the GPUs of the job."""
+    facts: dict[str, Any] = {"job": 1, "source": "cgroup", "server": SERVER} if of == "job" else {"uid": 1002}
+    gpus = [gpu(number, processes=(process(used_mib=mib, **facts),)) for number, mib in enumerate(used)]
+    found = find(tmp_path, Slurm((job(1, gpus_allocated=GpuCount(4)),), (node(),)), [gpus])
+    kind, held = ("orphaned-engine", 4) if of == "job" else ("orphan-process", 2)
+    (one,) = (one for one in found.findings if one.kind == kind)
+    (memory,) = (item for item in one.evidence if item.dimension == "memory")
+    assert (memory.value, memory.unknown, memory.met) == (gib, gib is None, bool(gib))
+    assert (len(one.gpus), one.allocated_gpus) == (2, held)
 
 
 @pytest.mark.parametrize("state", ["SUSPENDED", "COMPLETING", "PENDING"])
