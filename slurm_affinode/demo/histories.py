@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -43,25 +44,27 @@ class DemoHistory:
     cluster: str
     since: datetime
     until: datetime
-    write_input: Callable[[Path], str]
-    """Writes ``sacct.txt`` (format of ``sacct --parsable2``, UTC), ``gpu/`` and possibly ``serving/`` into a directory.
-    Returns a note on the origin of the engine metrics; empty without them."""
+    write_input: Callable[[Path], None]
+    """Writes ``sacct.txt`` (format of ``sacct --parsable2``, UTC), ``gpu/`` and, if there are engine metrics,
+    ``serving/`` into a directory."""
+    engine_origin: str = ""
+    """Origin of the engine metrics; empty without them."""
 
 
 def recorded() -> DemoHistory:
-    """Return the recording: real jobs and real Slurm, emulated GPUs, in real time; and the metrics of a real engine."""
-    facts = tomllib.loads((RECORDING / "recording.toml").read_text("utf-8"))
+    """Return the recording: real jobs under a real Slurm with emulated GPUs, and the metrics of a real engine."""
+    facts, engine = _facts("recording.toml"), _facts("engine.toml")
     since, until = facts["since"], facts["until"]
     minutes = round((until - since).total_seconds() / 60)
     cluster = "affinode"
 
-    def write_input(target: Path) -> str:
+    def write_input(target: Path) -> None:
         (target / "gpu").mkdir(parents=True, exist_ok=True)
         for path in sorted(RECORDING.glob("*.parquet")):
             shutil.copyfile(path, target / "gpu" / path.name)
         shutil.copyfile(RECORDING / "sacct.txt", target / "sacct.txt")
         (target / "serving").mkdir(exist_ok=True)
-        return _write_engine(cluster, target / "serving" / "engine.parquet")
+        _engine_samples(engine, cluster).write_parquet(target / "serving" / "engine.parquet")
 
     return DemoHistory(
         title=f"Demo: {minutes} minutes recorded from a Slurm cluster with emulated GPUs",
@@ -71,19 +74,25 @@ def recorded() -> DemoHistory:
         since=since,
         until=until,
         write_input=write_input,
+        engine_origin=f"The metrics of this engine are a recording of {engine['engine']}, made on a CPU with a tiny "
+        f"model on {engine['recorded']:%Y-%m-%d} and moved in time. It did not run in job {engine['job']}: the job, "
+        "its user and its emulated GPU belong to the recorded cluster, so GPU utilization and memory do not follow "
+        "the engine's load.",
     )
+
+
+def _facts(name: str) -> dict[str, Any]:
+    return tomllib.loads((RECORDING / name).read_text("utf-8"))
 
 
 _PORT = 8000
 
 
-def _write_engine(cluster: str, target: Path) -> str:
-    """Write the samples of the recorded engine to the Parquet file ``target``; return a note on their origin.
+def _engine_samples(facts: Mapping[str, Any], cluster: str) -> pl.DataFrame:
+    """Return the samples of the recorded engine with the time, the job, the user and the GPUs of ``engine.toml``.
 
-    They get the job, the user and the GPUs of the job named in ``engine.toml``, and its time. ``target`` is in a format
-    that ``ingest serving`` reads.
+    Columns: ``SAMPLES``, which ``ingest serving`` reads.
     """
-    facts = tomllib.loads((RECORDING / "engine.toml").read_text("utf-8"))
     source = RECORDING / "engine.prom.gz"
     options = ReadOptions(aliases=aliases.load(), default_cluster=cluster, node=facts["node"])
     _, frames = read_file(source, options, ReadingNotes(source.name), address=f"{facts['node']}:{_PORT}")
@@ -97,12 +106,7 @@ def _write_engine(cluster: str, target: Path) -> str:
         user=pl.lit(facts["user"]),
         gpus=pl.lit(_gpus(job)),
     )
-    moved.select(pl.col(name).cast(dtype) for name, dtype in SAMPLES.items()).write_parquet(target)
-    return (
-        f"The metrics of this engine are a recording of {facts['engine']}, made on a CPU with a tiny model on "
-        f"{facts['recorded']:%Y-%m-%d} and moved in time. It did not run in job {job}: the job, its user and its "
-        "emulated GPU belong to the recorded cluster, so GPU utilization and memory do not follow the engine's load."
-    )
+    return moved.select(pl.col(name).cast(dtype) for name, dtype in SAMPLES.items())
 
 
 def _gpus(job: str) -> str:
@@ -114,7 +118,7 @@ def _gpus(job: str) -> str:
 def synthetic(*, days: float, seed: int) -> DemoHistory:
     """Return a synthetic history of 32 GPUs on six nodes, reproducible by its seed."""
 
-    def write_input(target: Path) -> str:
+    def write_input(target: Path) -> None:
         runs = schedule(np.random.default_rng(seed), days=days, jobs_per_day=JOBS_PER_DAY)
         lines = sacct_lines(runs, start=SYNTHETIC_START, horizon_s=int(days * 86400))
         (target / "gpu").mkdir(parents=True, exist_ok=True)
@@ -122,7 +126,6 @@ def synthetic(*, days: float, seed: int) -> DemoHistory:
         for node in NODES:
             with replacing(target / "gpu" / f"{node.name}.parquet") as path:
                 node_history(node, runs, start=SYNTHETIC_START, days=days, seed=seed).write_parquet(path)
-        return ""
 
     return DemoHistory(
         title="Demo: a synthetic cluster",
@@ -148,7 +151,7 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
     try:
         _clear(out)
         say("writing the history")
-        origin = history.write_input(out / "input")
+        history.write_input(out / "input")
     except OSError as error:
         raise unwritable(out, error, hint="choose another --out") from error
     config = Config(StoreConfig(state_dir=out / "state", db=f"sqlite:///{out / 'state' / 'affinode.sqlite'}"),
@@ -163,11 +166,11 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
         say("ingesting GPU metrics")
         options = ingest.read_options(config)
         ingest.ingest_gpu_samples(config, repository, [out / "input" / "gpu"], options)
-        if origin:
+        if history.engine_origin:
             say("ingesting engine metrics")
             ingest.ingest_engine_samples(config, repository, options, paths=[out / "input" / "serving"])
     query = WasteQuery(history.since, history.until, thresholds=report.thresholds(config))
-    presented = report.ReportOptions(title=history.title, csv=True, engine_origin=origin)
+    presented = report.ReportOptions(title=history.title, csv=True, engine_origin=history.engine_origin)
     return report.build_report(config, query, out, options=presented, now=history.until, step=say)
 
 

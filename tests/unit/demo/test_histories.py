@@ -14,7 +14,7 @@ from slurm_affinode.metrics.schema import SAMPLES
 
 
 def test_recording_is_small_and_complete():
-    """It has raw sacct text and samples of every node within its stated interval."""
+    """It contains sacct's text and samples of every node within its interval."""
     files = {path.name: path.stat().st_size for path in histories.RECORDING.iterdir()}
     assert {"recording.toml", "sacct.txt"} <= set(files)
     assert sum(files.values()) < 500_000
@@ -28,7 +28,7 @@ def test_recording_is_small_and_complete():
 
 
 def test_recorded_demo_names_its_source(tmp_path):
-    """The title names the emulated GPUs; there are several users, many job states, and busy, idle and unknown hours."""
+    """There are several users, job states, and busy, idle and unknown GPU-hours. The title names the emulated GPUs."""
     written = build_demo(tmp_path / "demo", histories.recorded())
     page = written.report.read_text()
     assert "minutes recorded from a Slurm cluster with emulated GPUs" in page
@@ -41,7 +41,7 @@ def test_recorded_demo_names_its_source(tmp_path):
 
 
 def test_recorded_demo_shows_a_real_overload(tmp_path):
-    """The engine is that of the job it is shown in; the report says on every page what is real and what is not."""
+    """The engine's samples fit the job in which it is shown. Each page states their origin."""
     written = build_demo(tmp_path / "demo", histories.recorded())
     found = written.summary["servers"]
     (engine,) = found["list"]
