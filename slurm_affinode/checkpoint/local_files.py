@@ -28,7 +28,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -557,6 +557,7 @@ def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
             json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
         )
         files = [_listed(one) for one in json_values.typed(list, index["files"])]
+        _check_links(files)
         uid = json_values.whole(index["uid"], MOST_ID)
     except (ImageDamaged, ValueError, KeyError) as error:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
@@ -576,6 +577,16 @@ def _listed(value: object) -> LocalFile:
     if one.kind == "file" and (one.copy is None or "/" in one.copy):
         raise ValueError(f"{one.copy!r:.60} is not the name of a copy")
     return one
+
+
+def _check_links(files: Iterable[LocalFile]) -> None:
+    """Raise ``ValueError`` for a link to a file that is not in the index: it may belong to another job of the user."""
+    listed: set[str] = set()
+    for one in files:
+        if one.kind == "link" and (one.copy not in listed or Path(one.copy).parent != Path(one.path).parent):
+            raise ValueError(f"{one.path!r:.60} is not another name of a file listed before it")
+        if one.kind in ("file", "link"):
+            listed.add(one.path)
 
 
 @dataclass(frozen=True, slots=True)

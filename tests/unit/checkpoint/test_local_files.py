@@ -280,6 +280,21 @@ def test_file_with_another_name_is_restored_with_both(place: Place, node: str) -
         place.put_back()
 
 
+@pytest.mark.parametrize("target", ["other", "../other", "sub/other", ""])
+def test_link_to_a_file_outside_the_list_is_refused(place: Place, target: str) -> None:
+    """Otherwise the job would write to the file of another job of its user."""
+    (place.tmp / "other").write_text("other")
+    before = (place.tmp / "other").stat()
+    copy = f"{place.tmp}/{target}" if target else None
+    entry = {"path": f"{place.tmp}/name", "kind": "link", "mode": 0o600, "copy": copy}
+    (place.image / INDEX).touch(mode=0o600)
+    (place.image / INDEX).write_text(json.dumps({"uid": os.getuid(), "gid": 0, "files": [entry]}))
+    with pytest.raises(RestoreFailed, match="is not another name of a file listed before it"):
+        place.put_back()
+    assert (place.tmp / "other").stat() == before
+    assert [one.name for one in place.tmp.iterdir()] == ["other"]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="/proc/PID/map_files is for root")
 def test_mapped_files_count_as_open(place: Place) -> None:
     """Shared memory is mapped and its descriptor closed."""
