@@ -84,5 +84,5 @@ def _finding(health: EngineHealth, diagnosis: Diagnosis, job: Job, gpus: Sequenc
 
 
 def _gpu(uuid: str, health: EngineHealth, job: Job, gpus: Sequence[LiveGpu]) -> GpuEvidence:
-    unmeasured = GpuEvidence(health.key.node, uuid, uuid, mapping="labels", shared=job.shares_gpus)
+    unmeasured = GpuEvidence(health.key.node, uuid, uuid, mapping="labels", shared=not job.gpus_allocated)
     return next((gpu.evidence() for gpu in gpus if gpu.uuid == uuid), unmeasured)

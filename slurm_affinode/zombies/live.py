@@ -308,7 +308,9 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
         cluster, jobs, nodes, looks.told, looks.answers, moment, before=seen.before, completing_s=completing_s
     )
     if "model-server" in request.wanted:
-        running = [job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or job.shares_gpus)]
+        running = [
+            job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or looks.mine.get(job.job_id))
+        ]  # fmt: skip
         found += engines.find(config, cluster, running, looks.mine, moment)
     kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
