@@ -1,21 +1,26 @@
-"""Engines of running jobs whose server is gone, on a live cluster: found, spared where in doubt, ended by policy."""
+"""Model servers in running jobs: engines without a server are ended, and idle servers are suspended, by policy."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from cluster.cleaners import ON_C1, STATE, about, history, mails, run, zombies
 from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.servers import BY_HAND, in_place, wait_awake
+from cluster.sleepers import wait_for_agents, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
 
 OPTIONS = "/etc/default/slurm-affinode-exporter"
 ENGINES = ("--live", "--kind", "orphaned-engine")
 RULE = '\n[[rule]]\ndiagnoses = ["orphaned-engine"]\naction = "kill"\nmin_score = 0.9\ngrace = "3s"\n'
+IDLE = '\n[[rule]]\ndiagnoses = ["idle"]\naction = "suspend"\nmin_score = 0.5\ngrace = "1s"\n'
+METRICS = "curl --silent --fail http://c1:9402/metrics | grep '^slurm_affinode_serving_.*hpc_job=\"'$1'\"' || true"
 BESIDE = "import socket; s = socket.create_server(('127.0.0.1', {port})); import time; time.sleep(600)"
 
 
@@ -134,3 +139,40 @@ def test_orphaned_engine_is_listed_as_a_model_server(cluster: Cluster, discovery
     assert left["figures"]["gpu_memory_mib"] > 3000
     words = ("serving", "explain", job, "--live", "--prometheus", "http://prometheus:9090")
     assert "The server is gone, with 1 process of the engine" in run(cluster, *words).stdout
+
+
+def recording(lines: str) -> str:
+    """Return a recording of 20 minutes that end now, in which each scrape has these lines."""
+    now_ms, text = int(time.time() * 1000), ""
+    for number in range(40, -1, -1):
+        at_ms = now_ms - 30_000 * number
+        text += f"# scrape {at_ms} took 0.010s\n" + "".join(f"{line} {at_ms}\n" for line in lines.splitlines())
+    return text
+
+
+def test_idle_server_is_suspended_in_place_by_its_diagnosis(cluster: Cluster, discovery: None) -> None:
+    """It has a share of a GPU. The time without requests is that of a recording of its own metrics."""
+    wait_for_agents(cluster)
+    cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{IDLE}\nX")
+    script = f"exec {WORKLOADS}/engine_server.py --memory-mib 300"
+    job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=shard:6", BY_HAND, wrap=script)
+    cluster.wait_for_output(job, "listening")
+    metrics = wait_until("its metrics are exported", lambda: cluster.shell("login", METRICS, job), lambda text: text)
+
+    def cleaned(*words: str) -> dict[str, Any]:
+        options = ("ingest", "serving", "--state", STATE, "--format", "prometheus", "-")
+        cluster.exec("login", "slurm-affinode", *options, stdin=recording(metrics))
+        return zombies(cluster, "clean", "--live", "--kind", "model-server", *words)
+
+    wait_until("its suspension is due", cleaned, lambda plan: about(plan, job) == [("suspend", "planned")])
+    assert in_place(cluster, job) is None
+    # The agent refuses to suspend a job that has just started.
+    wait_until("it is suspended", lambda: cleaned("--yes"), lambda done: about(done, job) == [("suspend", "done")])
+    wait_until("it sleeps", lambda: in_place(cluster, job), lambda seen: seen is not None)
+    assert cluster.job(job)["JobState"] == "RUNNING"
+    assert history(cluster, job)[0] == ("suspend", "done")
+    assert ["alice@example.org" in name for name in mails(cluster)] == [True]
+    assert "suspend" not in dict(about(cleaned("--yes", "--all"), job))
+    assert in_place(cluster, job) is not None
+    wake(cluster, job)
+    wait_awake(cluster, job)
