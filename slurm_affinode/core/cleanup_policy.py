@@ -213,8 +213,9 @@ def _rules(reader: _Reader, data: Any) -> tuple[Rule, ...]:
         match = _match(reader, found, path)
         action = found.get("action")
         kinds = ACTION_KINDS.get(action or "")
-        wrong = kinds is not None and _fault_of_action(str(action), kinds, match)
-        if wrong:
+        unread = isinstance(table, dict) and any(key in table and key not in found for key in ("kinds", "diagnoses"))
+        wrong = None if kinds is None or unread else _fault_of_action(str(action), kinds, match)
+        if wrong is not None:
             reader.fault((*path, "action"), *wrong)
         rules.append(Rule(found.get("name", f"rule {number + 1}"), match, settings, sets, reader.lines.of(*path)))
     return tuple(rules)
@@ -229,7 +230,9 @@ def _fault_of_action(action: str, kinds: frozenset[str], match: Match) -> tuple[
         return f"{action} is only for the diagnoses {', '.join(sorted(diagnoses))}", "use a rule of its own for others"
     if action == "suspend":
         return "suspend is only for diagnoses of model servers", 'name them in the same rule: diagnoses = ["idle"]'
-    if match.kinds and set(match.kinds) <= kinds and not match.diagnoses:
+    if match.diagnoses:
+        return f"{action} is not for diagnoses of model servers", "leave diagnoses out of this rule"
+    if match.kinds and set(match.kinds) <= kinds:
         return None
     return f"{action} is only for {', '.join(sorted(kinds))}", f'name them in the same rule: kinds = ["{min(kinds)}"]'
 

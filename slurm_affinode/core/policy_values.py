@@ -110,7 +110,7 @@ def texts_of(*known: str) -> Kind:
         found = _some(value, "everything")
         for one in found:
             if one not in known:
-                raise ValueError(f"{one!r} is none; known: {', '.join(known)}")
+                raise ValueError(f"{one!r} is unknown; use {', '.join(known)}")
         return found
 
     return convert
@@ -121,7 +121,7 @@ def one_of(*known: str) -> Kind:
 
     def convert(value: Any) -> str:
         if value not in known:
-            raise ValueError(f"{value!r} is none of {', '.join(known)}")
+            raise ValueError(f"{value!r} is not one of {', '.join(known)}")
         return str(value)
 
     return convert

@@ -86,22 +86,22 @@ def test_built_in_policy_is_valid() -> None:
         ("[limits]\ncancel = -1", 2, "at least 0"),
         ("[limits]\ncancel = true", 2, "not a whole number"),
         ("[evidence]\nmin_dimensions = 1", 2, "at least 2"),
-        ("[default]\naction = 'shoot'", 2, "none of none, warn, cancel"),
+        ("[default]\naction = 'shoot'", 2, "is not one of none, warn, cancel"),
         ("[default]\nfixed = { first_warning = '1h', cancel = 'soon' }", 2, "'soon' is not a span"),
         ("[default.fixed]\nfirst_warning = '2h'\ncancel = '1h'", 3, "is not after first_warning"),
         ("[default.fixed]\ncancel = '1h'", 2, "there is no warning before"),
         ("[default.fixed]\nsecond_warning = '1h'", 2, "no first_warning"),
         ("[[rule]]\nusers = ['a']\n[[rule]]\nusers = 7", 4, "rule[2].users: 7 is not a list of texts"),
-        ("[[rule]]\nkinds = ['squater']", 2, "'squater' is none; known"),
+        ("[[rule]]\nkinds = ['squater']", 2, "'squater' is unknown; use squatter, "),
         ("[[rule]]\nusers = ['a']\naction = 'cancel'", 3, "cancel is only for idle-allocation, squatter"),
         ("[[rule]]\nkinds = ['squatter']\naction = 'kill'", 3, "kill is only for orphan-process"),
         ("[[rule]]\nkinds = ['model-server']\naction = 'suspend'", 3, "suspend is only for diagnoses of model servers"),
         ("[[rule]]\naction = 'suspend'", 2, "suspend is only for diagnoses of model servers"),
         ("[[rule]]\ndiagnoses = ['idle', 'stalled']\naction = 'suspend'", 3, "suspend is only for the diagnoses idle"),
         ("[[rule]]\ndiagnoses = ['idle']\naction = 'kill'", 3, "kill is only for the diagnoses orphaned-engine"),
-        ("[[rule]]\ndiagnoses = ['orphaned-engine']\naction = 'cancel'", 3, "cancel is only for idle-allocation"),
+        ("[[rule]]\ndiagnoses = ['orphaned-engine']\naction = 'cancel'", 3, "cancel is not for diagnoses"),
         ("[[rule]]\nkinds = ['squatter']\ndiagnoses = ['idle']\naction = 'suspend'", 4, "suspend is only for"),
-        ("[[rule]]\ndiagnoses = ['healthy']", 2, "'healthy' is none"),
+        ("[[rule]]\ndiagnoses = ['healthy']", 2, "'healthy' is unknown; use idle, "),
         ("[rule]\naction = 'warn'", 1, "is a list of tables"),
         ("[[exempt]]\nuntil = 2027-01-01\nreason = 'x'", 1, "exempt everything"),
         ("[[exempt]]\nusers = ['a']\nreason = 'x'", 1, "until is missing"),
@@ -145,6 +145,21 @@ def test_all_mistakes_are_found_and_the_first_is_raised() -> None:
     with pytest.raises(InputError, match=r"^z\.toml:2: limits\.cancel: .* \(and 2 more") as caught:
         parse_policy(text, where="z.toml")
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(("key", "action"), [("diagnoses", "suspend"), ("kinds", "kill")])
+def test_unknown_name_is_reported_once(key: str, action: str) -> None:
+    """Its rule names something, even if no such kind or diagnosis exists."""
+    [(line, message)] = faults(f"[[rule]]\n{key} = ['idel']\naction = '{action}'")
+    assert (line, "'idel' is unknown" in message) == (2, True)
+
+
+def test_action_that_is_not_for_diagnoses_names_the_remedy() -> None:
+    """The rule has the right kind."""
+    text = "[[rule]]\nkinds = ['squatter']\ndiagnoses = ['idle']\naction = 'cancel'"
+    [fault] = read_policy(text, where="z")[1]
+    assert (fault.line, fault.message) == (4, "rule[1].action: cancel is not for diagnoses of model servers")
+    assert fault.hint == "leave diagnoses out of this rule"
 
 
 def test_similar_key_is_suggested() -> None:
