@@ -14,6 +14,7 @@ from cluster.programs import (
     MODEL_MIB,
     PROGRAMS,
     START_S,
+    TERMINAL,
     TOKENS,
     complete,
     connection,
@@ -21,6 +22,7 @@ from cluster.programs import (
     notebook_server,
     require_programs,
     run_cell,
+    type_lines,
 )
 from cluster.servers import BY_HAND, NODE, frozen, put_to_sleep, used_mib, wait_awake
 from cluster.sleepers import status, steps, steps_by_process, wait_for_agents, wake
@@ -72,7 +74,7 @@ class Kind:
     """``status`` names the row."""
 
 
-LOAD = f"{WORKLOADS}/data_loader.py --steps 60 --every 0.3"
+LOAD = f"{WORKLOADS}/data_loader.py --steps 1 --until {END} --every 0.3"
 RANKS = f"{WORKLOADS}/torch_ranks.py --every 0.3 --until {END}"
 TWO_RANKS = "--multi_gpu --num_machines=1 --num_processes=2 --mixed_precision=no --dynamo_backend=no"
 MONITOR = "python3 -c 'import os, time; os.open(\"/dev/nvidia0\", os.O_RDWR); time.sleep(600)'"
@@ -288,3 +290,27 @@ def test_notebook_server_wakes_on_request(cluster: Cluster) -> None:
     assert run_cell(cluster, found, kernel, CELL_AGAIN) == (kernel, "42 True True\n")
     wait_awake(cluster, job)
     cluster.exec("login", "scancel", job, user="alice")
+
+
+def test_terminal_wakes_when_somebody_attaches(cluster: Cluster) -> None:
+    """The program in the terminal continues at its next step, and the shell still has its variables."""
+    job = cluster.submit(OPTION, *ON_GPU, script=TERMINAL)
+    cluster.wait_for_output(job, "ready")
+    result = "/home/alice/slurm-terminal.out"
+    type_lines(cluster, job, "answer=41", f"{PROGRAM} >{result}; echo answer $((answer + 1)) in $(tty) >>{result}")
+    wait_until("it counts", lambda: steps(cluster.run("login", "cat", result).stdout))
+    wait_until("status names it", lambda: kinds(cluster, job), lambda rows: "terminal (tmux) in a batch job" in rows)
+    sleep_in_place(cluster, job, MEMORY_MIB)
+    asleep = steps(cluster.exec("login", "cat", result))
+    type_lines(cluster, job)
+    wait_awake(cluster, job)
+    wait_until(
+        "it counts on", lambda: steps(cluster.exec("login", "cat", result)), lambda seen: len(seen) > len(asleep)
+    )
+    cluster.exec("login", "touch", END, user="alice")
+    wait_until("the shell continues", lambda: "answer 42 in /dev/pts/" in cluster.exec("login", "cat", result))
+    type_lines(cluster, job, "exit")
+    cluster.wait_for_state(job, "COMPLETED")
+    said = cluster.exec("login", "cat", result)
+    assert "memory=intact" in said
+    assert steps(said) == list(range(1, len(steps(said)) + 1))
