@@ -361,7 +361,7 @@ def _session(asked: Asked) -> Iterator[Session]:
             # The owners' exemptions are unknown: take no action, but still show the findings.
             if asked.acting:
                 raise
-            found = replace(found, notes=(*found.notes, f"Slurm was not asked for what owners want: {error}"))
+            found = replace(found, notes=(*found.notes, f"new exemptions by owners are unknown: {error}"))
         tools = Tools(
             slurm=slurm, ask=reach.ask, suspend=lambda job: reach.about(job, {"verb": "suspend"}),
             recheck=Recheck(slurm, reach.ask, config.idle.low_pct, floors_pct=config.agent.floors_pct),

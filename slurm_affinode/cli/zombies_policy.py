@@ -130,7 +130,7 @@ def _replay(  # noqa: PLR0917
                 problem = str(error)
             advance(1)
     if not looks:
-        return [], f"what it would have done is not known: {problem or 'the interval is empty'}"
+        return [], f"the replay is not possible: {problem or 'the interval is empty'}"
     past = site_policy.episodes(looks)
     return site_policy.replay(past, found, since, until, timedelta(seconds=every_s)), None
 

@@ -73,7 +73,7 @@ def explain(
             stored = _pick(store.find_job(asked.job_id, cluster=cluster), asked)
             if stored.is_empty():
                 raise NoAttemptError(
-                    f"no run of job {job} is stored",
+                    f"no attempt of job {job} is stored",
                     hint="is it one of yours, and was accounting ingested since (slurm-affinode ingest sacct)?",
                 )
             row = stored.row(-1, named=True)

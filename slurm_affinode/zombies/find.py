@@ -319,7 +319,7 @@ def slurm_nodes(slurm: Slurm | None) -> tuple[tuple[Node, ...], list[str]]:
         with slurm() as client:
             return client.nodes(), []
     except AffinodeError as error:
-        return (), [f"Slurm was not asked for its nodes: {error}"]
+        return (), [f"Slurm's nodes are unknown: {error}"]
 
 
 def node_classes(nodes: Iterable[Node]) -> dict[str, NodeClass]:

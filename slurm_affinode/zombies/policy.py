@@ -85,30 +85,30 @@ def reaching(config: Config, policy: Policy) -> Config:
 
 def explain(policy: Policy, now: datetime) -> list[str]:
     """Describe a policy, one sentence per line."""
-    lines = ["Where no rule says otherwise: " + _settings(policy.default)]
+    lines = ["Default: " + _settings(policy.default)]
     lines += [f"{rule.name} (line {rule.line}): {_match(rule.match)}: {_settings(rule.settings, rule.sets)}"
               for rule in policy.rules]  # fmt: skip
     if not any(stages.cancel_s for settings in _all(policy) for stages in (settings.fixed, settings.sliding)):
-        lines += [f"{rule.name} (line {rule.line}) never cancels: nothing says when (cancel, in fixed or sliding)."
+        lines += [f"{rule.name} (line {rule.line}) never cancels: set cancel in fixed or sliding."
                   for rule in policy.rules if rule.settings.action == "cancel"]  # fmt: skip
     today = now.astimezone(zone_of(policy.calendar.timezone)).date()
     for one in policy.exemptions:
-        over = "" if one.until >= today else " (OVER: it counts for nothing)"
+        over = "" if one.until >= today else " (EXPIRED: it has no effect)"
         until = "for good" if one.until == NEVER else f"until {one.until.isoformat()}"
         what = "exempt from more than warnings" if one.warnings else "exempt"
         lines.append(f"line {one.line}: {_match(one.match)}: {what} {until}{over}: {one.reason}")
     most = policy.limits
     lines.append(
-        f"The most of one run: cancel {most.cancel}, suspend {most.suspend}, kill {most.kill}, drain {most.drain}, "
+        f"Limits of a run: cancel {most.cancel}, suspend {most.suspend}, kill {most.kill}, drain {most.drain}, "
         f"resume {most.resume}, mails {most.mails}."
     )
     lines.append(
-        f"Evidence older than {span(policy.max_evidence_age_s)} is not used; a job is canceled only where "
-        f"{policy.min_dimensions} measurements agree."
+        f"Evidence older than {span(policy.max_evidence_age_s)} is not used; a job is canceled only if at "
+        f"least {policy.min_dimensions} measurements agree."
     )
     keep = policy.keep
-    lines.append(f"Owners may postpone once, for at most {span(keep.max_s)}." if keep.allow
-                 else "Owners may not postpone.")  # fmt: skip
+    lines.append(f"Owners may exempt an attempt of a job once, for at most {span(keep.max_s)}." if keep.allow
+                 else "Owners may not exempt jobs.")  # fmt: skip
     lines.append("Mail is disabled: mail.via is none." if policy.mail.via == "none"
                  else f"Mails are sent by {policy.mail.via}.")  # fmt: skip
     return lines
@@ -143,12 +143,13 @@ def _settings(settings: Settings, sets: Iterable[str] | None = None) -> str:
         ):
             continue
         if name == "interactive":
-            most = "none left alone" if value.max_run_s is None else (
-                f"up to {span(value.max_run_s)} and {counted(value.max_gpus, 'GPU')} left alone"
+            most = "none exempt" if value.max_run_s is None else (
+                f"up to {span(value.max_run_s)} and {counted(value.max_gpus, 'GPU')} exempt"
             )  # fmt: skip
-            words.append(f"interactive: {most}, others {span(value.extra_s)} more")
+            words.append(f"interactive: {most}, others get {span(value.extra_s)} more")
             continue
-        words.append(f"{key} {span(value) if name.endswith('_s') else value}")
+        text = span(value) if name.endswith("_s") else str(value).lower() if isinstance(value, bool) else value
+        words.append(f"{key} {text}")
     return "; ".join(words)
 
 

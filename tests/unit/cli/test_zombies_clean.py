@@ -176,7 +176,7 @@ def test_policy_check_without_history_reports_it(tmp_path: Path, policy: Path) -
     """The exit status is 0."""
     result = run("zombies", "policy", "check", str(policy), "--state", str(tmp_path / "empty"), "--look-every", "3d")
     assert status(result) == 0
-    assert "not known" in result.stderr
+    assert "the replay is not possible: " in result.stderr
 
 
 def test_policy_show_prints_a_valid_policy(tmp_path: Path) -> None:

@@ -136,9 +136,10 @@ def test_replay_applies_the_limits_of_a_run() -> None:
 def test_policy_is_explained_in_words() -> None:
     """The text includes stages, limits, and exemptions that have expired."""
     text = RULE + '[[exempt]]\nusers = ["carol"]\nuntil = 2020-01-01\nreason = "thesis"\n[keep]\nallow = false'
+    text += '\n[[rule]]\nkinds = ["completing"]\nwarn_admins = true\ngrace = "2h"\n'
     said = "\n".join(policies.explain(parse_policy(text, where="z"), NOW))
-    for words in ("idle (line 2): kinds squatter: cancel", "canceled after 2h", "OVER", "Owners may not postpone",
-                  "cancel 5, suspend 10, kill 20", "mail.via is none"):  # fmt: skip
+    for words in ("idle (line 2): kinds squatter: cancel", "canceled after 2h", "EXPIRED", "Owners may not exempt jobs",
+                  "warn_admins true; grace 2h", "cancel 5, suspend 10, kill 20", "mail.via is none"):  # fmt: skip
         assert words in said
 
 
@@ -297,7 +298,7 @@ def test_exemption_expires_in_the_time_zone_of_the_site() -> None:
     text = '[calendar]\ntimezone = "{}"\n[[exempt]]\nusers = ["a"]\nuntil = 2026-11-18\nreason = "x"'
     for zone, over in (("Pacific/Kiritimati", True), ("UTC", False)):
         lines = policies.explain(parse_policy(text.format(zone), where="z"), NOW)
-        assert any("OVER" in line for line in lines) is over
+        assert any("EXPIRED" in line for line in lines) is over
 
 
 def test_look_back_covers_the_longest_stage() -> None:
