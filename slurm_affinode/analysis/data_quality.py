@@ -330,9 +330,9 @@ def _label_mismatch(evidence: Coverage) -> QualityIssue | None:
     return QualityIssue(
         code="label-mismatch",
         title="Job labels that accounting contradicts",
-        detail="The history labels samples with jobs that accounting does not know, or not on that node at that time, "
-        "or with more GPUs than it gave them. Such labels are not used. Accounting of that time may not have been "
-        "taken in, or a prolog left an old mapping file behind.",
+        detail="The GPU metrics label samples with jobs that accounting does not know, that were not on that node at "
+        "that time, or that had fewer GPUs. Such labels are not used. Accounting of that time may not have been "
+        "ingested, or a prolog has left an old mapping file behind.",
         count=len(grouped),
         examples=tuple(
             f"job {job} on {node or 'an unknown node'}: {rows:,} samples"

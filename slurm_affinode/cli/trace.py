@@ -15,7 +15,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.analysis.serving.engine_model import EngineModel
 from slurm_affinode.base import config
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.cli.command import LazyGroup, command
+from slurm_affinode.cli.command import group
 from slurm_affinode.cli.options import json_option, print_json, print_table, progress, warn
 from slurm_affinode.metrics.averages import NOTE
 from slurm_affinode.metrics.readers import clustercockpit as cockpit
@@ -35,20 +35,6 @@ def write_outputs(out: Path, html: str, summary: Summary) -> None:
     write_files(out, {"report.html": html.encode(), "summary.json": to_json(summary).encode()})
 
 
-_TRACES = {
-    "azure": (
-        "slurm_affinode.cli.trace:azure",
-        "Requests of the Azure LLM inference traces (2023, 2024, LMM 2025).",
-    ),
-    "clustercockpit": (
-        "slurm_affinode.cli.trace:clustercockpit",
-        "Per-job averages of ClusterCockpit's job database.",
-    ),
-    "jobstats": (
-        "slurm_affinode.cli.trace:jobstats",
-        "Summaries that jobstats keeps in AdminComment, from sacct output.",
-    ),
-}
 _EPILOG = """\b
 Examples:
   slurm-affinode trace gentd26 cluster-trace-v2026-GenAI/ --out out/gentd26
@@ -58,17 +44,7 @@ Examples:
 """
 
 
-class _TraceGroup(LazyGroup):
-    """Lists the commands of this module before those of the table."""
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        rows = [(name, self.commands[name].get_short_help_str(100)) for name in self.commands]
-        rows += [(name, text) for name, (_, text) in _TRACES.items()]
-        with formatter.section("Commands"):
-            formatter.write_dl(rows)
-
-
-@click.group(cls=_TraceGroup, lazy=_TRACES, epilog=_EPILOG)
+@group(epilog=_EPILOG)
 def trace() -> None:
     """Analyze a public trace, or per-job averages of another monitoring system."""
 
@@ -149,7 +125,7 @@ def _claim(claim: Any) -> tuple[str, str, str]:
 _ENGINE = EngineModel()
 
 
-@command()
+@trace.command(short_help="Analyze the Azure LLM inference traces (2023, 2024, LMM 2025)")
 @click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @out_option
 @json_option
@@ -263,7 +239,7 @@ config_option = click.option(
 )  # fmt: skip
 
 
-@command()
+@trace.command(short_help="Analyze per-job averages of ClusterCockpit")
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 @out_option
 @json_option
@@ -297,7 +273,7 @@ def clustercockpit(path: Path, out: Path | None, config_path: Path | None, as_js
     )
 
 
-@command()
+@trace.command(short_help="Analyze summaries of jobstats in AdminComment")
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
 @out_option
 @json_option

@@ -203,10 +203,10 @@ def _no_accounting(store: Repository, query: WasteQuery) -> NoAccountingError:
     if counts.first is None:
         return NoAccountingError(
             f"no job ran {_interval(query)}",
-            hint=f"the store has {runs}, without a start: take in output of sacct that has Start and End",
+            hint=f"the database has {runs}, without a start: ingest output of sacct that has Start and End",
         )
     return NoAccountingError(
         f"no job ran {_interval(query)}",
-        hint=f"the store has {runs} from {fmt.moment(counts.first, query.zone)} to "
-        f"{fmt.moment(counts.last, query.zone)}: choose --since and --until in there, or ingest more",
+        hint=f"the database has {runs} from {fmt.moment(counts.first, query.zone)} to "
+        f"{fmt.moment(counts.last, query.zone)}: choose --since and --until within it, or ingest more",
     )

@@ -189,7 +189,7 @@ def _raise(error: json.JSONDecodeError) -> list[Any]:
 
 def _unusable(name: str) -> InputError:
     return InputError(
-        "is JSON, but no answer of the Prometheus API",
+        "is JSON, but not a response of the Prometheus API",
         where=name,
-        hint="save what /api/v1/query_range gives: {status, data: {resultType, result}}",
+        hint="save the response of /api/v1/query_range: {status, data: {resultType, result}}",
     )

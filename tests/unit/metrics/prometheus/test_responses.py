@@ -47,8 +47,8 @@ def test_responses_one_per_line_are_read(read: Reader, tmp_path: Path) -> None:
     ("text", "what"),
     [
         ('{"status":"error","error":"bad query"}', "bad query"),
-        ('{"a": 1}', "no answer of the Prometheus API"),
-        ("[1, 2]", "no answer of the Prometheus API"),
+        ('{"a": 1}', "not a response of the Prometheus API"),
+        ("[1, 2]", "not a response of the Prometheus API"),
         ('{"status":"success","data":{"resultType":"matr', "cut off"),
     ],
 )
@@ -125,5 +125,5 @@ def test_unparsable_json_is_rejected(read: Reader, tmp_path: Path, text: str) ->
     """The text has thousands of brackets or digits."""
     path = tmp_path / "a.json"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"no answer of the Prometheus API|cut off"):
+    with pytest.raises(InputError, match=r"not a response of the Prometheus API|cut off"):
         read(path)
