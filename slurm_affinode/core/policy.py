@@ -288,14 +288,12 @@ def decide(
         code, now = _not_yet(idle, candidate.option.window_s)
         then = f"then nothing: {against[0].text}" if against else f"then it is suspended: {why}"
         if policy.dry_run and not against:
-            then = f"then it would be suspended ({why}), but this agent only says so (dry run)"
+            then = f"then it would be suspended ({why}), but suspend.dry_run is set"
         return Decision(False, code, f"{now}; {then}", against, names)
     if against:
         return Decision(False, against[0].code, f"{why}, not suspended: {against[0].text}", against, names)
     if policy.dry_run:
-        return Decision(
-            False, "dry-run", f"{why}: would be suspended, but this agent only says so (dry run)", (), names
-        )
+        return Decision(False, "dry-run", f"{why}: would be suspended, but suspend.dry_run is set", (), names)
     # A suspension in place frees no GPUs for Slurm, so none are promised.
     promised = candidate.option.when is Pressure.PRESSURE and not candidate.in_place
     return Decision(True, "suspend", why, (), names, presses if promised else ())
