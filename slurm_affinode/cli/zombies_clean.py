@@ -317,7 +317,7 @@ class Session:
         age = span((self.tools.now() - newest).total_seconds())
         return (
             f"too old to act on: {counted(len(stale), 'finding')}, the newest of {named(newest, UTC)}, "
-            f"{age} ago (at most {span(limit_s)}); take in newer data, or look with --live"
+            f"{age} ago (at most {span(limit_s)}); ingest newer data, or use --live"
         )
 
 
