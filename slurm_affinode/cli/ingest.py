@@ -19,7 +19,7 @@ import click
 
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
-from slurm_affinode.base.text import printable
+from slurm_affinode.base.text import counted, printable
 from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
@@ -420,27 +420,33 @@ def _report_gpu(summary: IngestSummary, run: IngestRun, *, failure: AffinodeErro
         for name, text in _rows(summary):
             click.echo(printable(f"{name:<11} {text}"))
     elif not summary.failed:
-        click.echo(f"nothing new: {len(summary.files):,} files were ingested before and are unchanged")
+        _say_unchanged(summary)
     run.say_dry()
 
 
-def _rows(summary: IngestSummary, *, unit: str = "devices") -> list[tuple[str, str]]:
+def _say_unchanged(summary: IngestSummary) -> None:
+    count = len(summary.files)
+    files = "1 file was ingested before and is" if count == 1 else f"{count:,} files were ingested before and are"
+    click.echo(f"nothing new: {files} unchanged")
+
+
+def _rows(summary: IngestSummary, *, unit: str = "device") -> list[tuple[str, str]]:
     by_status = {word: sum(one.status == word for one in summary.files) for word in ("taken", "known", "failed")}
     words = {"taken": "read", "known": "known already", "failed": "not usable"}
-    counted = "server" if any(one.format == "prometheus-api" for one in summary.files) else "files"
+    sources = "server" if any(one.format == "prometheus-api" for one in summary.files) else "files"
     rows = [
-        (counted, ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
+        (sources, ", ".join(f"{by_status[word]:,} {words[word]}" for word in words if by_status[word])),
         ("samples", f"{summary.samples:,}"),
     ]
     if not summary.dry_run:
         rows += [("new", f"{summary.new:,}"), ("duplicates", f"{summary.duplicates:,}")]
     rows += [
-        (unit, f"{summary.devices:,} on {summary.nodes:,} nodes"),
+        (f"{unit}s", f"{summary.devices:,} on {counted(summary.nodes, 'node')}"),
         ("from", "unknown" if summary.first is None else f"{clock(summary.first, seconds=True)} ({zone()})"),
         ("to", "unknown" if summary.last is None else clock(summary.last, seconds=True)),
     ]
     if summary.steps_s:
-        rows.append(("step", ", ".join(f"{step:g} s ({count:,} {unit})" for step, count in summary.steps_s[:5])))
+        rows.append(("step", ", ".join(f"{step:g} s ({counted(count, unit)})" for step, count in summary.steps_s[:5])))
     if unknown := _unknown(summary):
         more = f" and {len(unknown) - 10} more" if len(unknown) > 10 else ""
         rows.append(("not used", ", ".join(list(unknown)[:10]) + more))
@@ -616,15 +622,15 @@ def _report_serving(
     for one in summary.files:
         _print_gpu_problems(one, run)
     if summary.first is not None:
-        rows = dict(_rows(summary, unit="engines"))
+        rows = dict(_rows(summary, unit="engine"))
         rows["engines"] = ", ".join(f"{count:,} {engine}" for engine, count in engines.items())
         if totals.failed_scrapes:
-            rows["failed"] = f"{totals.failed_scrapes:,} scrapes"
+            rows["failed"] = counted(totals.failed_scrapes, "scrape")
         rows.pop("not used", None)  # engines export hundreds of metrics that no column needs
         for name, text in rows.items():
             click.echo(printable(f"{name:<11} {text}"))
     elif not summary.failed:
-        click.echo(f"nothing new: {len(summary.files):,} files were ingested before and are unchanged")
+        _say_unchanged(summary)
     run.say_dry()
 
 

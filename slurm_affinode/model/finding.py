@@ -47,6 +47,9 @@ CPU_KINDS = frozenset(
 )
 """Kinds about jobs without GPUs, which are searched only on request."""
 
+LIVE_KINDS = frozenset({"orphan-process", "orphaned-engine", "model-server", "completing", "drained-kill-failed"})
+"""Kinds that are found only with live data of Slurm and the nodes."""
+
 MISFIT_KINDS = CPU_KINDS | frozenset(
     {
         "cpu-cores-per-gpu", "memory-per-gpu", "gpu-too-powerful", "fragmentation", "time-limit",

@@ -38,7 +38,7 @@ from slurm_affinode.metrics.averages import NOTE
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.readers import clustercockpit as cockpit
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.finding import CPU_KINDS, KINDS, USER_KINDS, Finding
+from slurm_affinode.model.finding import CPU_KINDS, KINDS, LIVE_KINDS, USER_KINDS, Finding
 from slurm_affinode.model.gpu import FREE_MIB
 from slurm_affinode.pipeline import ingest
 from slurm_affinode.slurm import identifiers, units
@@ -184,7 +184,7 @@ def find(
         )
         left = leftover_memory.find(held, samples, rule) if "orphan-memory" in request.wanted else []
     found = judge(config, request, held, file.signatures, waiting_jobs(jobs, pending, query), nodes,
-                  notes=(*notes, *trouble, *strangers(request, nodes)), more=left)  # fmt: skip
+                  notes=(*notes, *trouble, *strangers(request, nodes), *_only_live(request)), more=left)  # fmt: skip
     late = job_runs.caution(query, jobs, moment)
     return replace(found, notes=(*found.notes, late)) if late else found
 
@@ -193,6 +193,12 @@ def strangers(request: Request, nodes: Sequence[Node]) -> list[str]:
     """Return a note for each requested node that Slurm does not know; none if ``nodes`` is empty."""
     known = {node.name for node in nodes}
     return [f"{name}: Slurm knows no node of that name" for name in request.nodes if known and name not in known]
+
+
+def _only_live(request: Request) -> list[str]:
+    """Return a note if the request names kinds that stored data do not show."""
+    names = [kind for kind in request.kinds if kind in LIVE_KINDS]
+    return [f"{', '.join(names)}: searched only with --live"] if names else []
 
 
 def interval(config: Config, request: Request, history: SampleStore, now: datetime) -> tuple[WasteQuery, list[str]]:

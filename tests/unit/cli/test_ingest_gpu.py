@@ -38,7 +38,7 @@ def test_ingested_file_is_summarized_and_journaled(state: Path, recorded: Path) 
         "1 read",
         "samples     6",
         "new         6",
-        "3 on 1 nodes",
+        "3 on 1 node",
         "2026-11-01 08:00:30",
         "30 s (3 devices)",
     ):

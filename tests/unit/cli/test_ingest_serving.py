@@ -85,7 +85,7 @@ def test_file_is_ingested_once(state: Path, tmp_path: Path) -> None:
     path.write_text(TEXT)
     first = run(state, path, "--address", "gpu01:8000")
     assert first.return_value == 0
-    for text in ("1 read", "samples     2", "new         2", "engines     1 vllm", "15 s (1 engines)"):
+    for text in ("1 read", "samples     2", "new         2", "engines     1 vllm", "15 s (1 engine)"):
         assert text in first.stdout
     again = run(state, path, "--address", "gpu01:8000")
     assert "nothing new: 1 file" in again.stdout

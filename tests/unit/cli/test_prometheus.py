@@ -75,7 +75,7 @@ def test_read_is_summarized_and_journaled(state: Path) -> None:
     with serving(judge=Api(warning="store b is down")) as fake:
         result = run(state, "--prometheus", fake.url, *DAY)
     assert result.return_value == 0
-    for text in ("server      1 read", "samples     1,440", "60 s (1 devices)", "not used    DCGM_FI_DEV_SM_CLOCK"):
+    for text in ("server      1 read", "samples     1,440", "60 s (1 device)", "not used    DCGM_FI_DEV_SM_CLOCK"):
         assert text in result.stdout
     assert "warned: store b is down" in result.stderr
     with Repository.open(f"sqlite:///{state / 'affinode.sqlite'}") as repository:

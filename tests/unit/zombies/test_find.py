@@ -27,6 +27,15 @@ def test_squatter_is_found_and_busy_job_is_not(site: Site) -> None:
     assert {row.dimension for row in one.evidence if row.met} == {"memory", "compute", "time", "state"}
 
 
+def test_kinds_that_need_live_data_are_noted(site: Site) -> None:
+    """An empty list does not mean that there are none."""
+    site.job(1, [squats])
+    assert site.find(kinds=("model-server", "squatter", "completing")).notes[-1:] == (
+        "model-server, completing: searched only with --live",
+    )
+    assert not any("--live" in note for note in site.find(kinds=("squatter",)).notes)
+
+
 def test_unmeasured_gpu_is_not_reported(site: Site) -> None:
     """A GPU with full memory and no activity signal is unknown and counted as such."""
     site.job(1, [unmeasured])
