@@ -63,7 +63,8 @@ def _finding(health: EngineHealth, diagnosis: Diagnosis, job: Job, gpus: Sequenc
     since = max(diagnosis.since, job.start or diagnosis.since)
     lasting = max(0.0, (health.until - since).total_seconds())
     which = f"{health.key.engine} {health.key.model or ''}".strip()
-    figures = dict(diagnosis.figures)
+    # A diagnosis counts whole GPUs; the hours of a share are unknown.
+    figures = dict(diagnosis.figures) if job.gpus_allocated else {}
     idle = diagnosis.kind in ACTION_DIAGNOSES["suspend"]
     evidence = (
         Evidence("server", diagnosis.kind, "", None, 0.0, f"{which} at {health.key.address}: {diagnosis.summary}",

@@ -49,6 +49,7 @@ def test_idle_server_is_found_with_its_gpus(tmp_path: Path) -> None:
     assert [(seen.node, seen.gpu, seen.flagged, seen.measured) for seen in one.gpus] == [("g1", "0", True, True)]
     assert one.since is not None
     assert NOW - one.since >= timedelta(minutes=50)
+    assert one.held_gpu_hours == pytest.approx(1, abs=0.1)
     assert "vllm m at 127.0.0.1:8000" in one.summary
 
 
@@ -62,7 +63,7 @@ def test_idle_server_on_a_shard_is_found_with_its_share(tmp_path: Path) -> None:
     (seen,) = one.gpus
     assert (seen.node, seen.gpu, seen.flagged, seen.shared) == ("g1", "0", True, True)
     assert (seen.held_gib, seen.activity_pct, seen.mapping) == (2.0, 0.0, "processes")
-    assert (one.allocated_gpus, one.impact) == (1, None)
+    assert (one.allocated_gpus, one.impact, one.held_gpu_hours, one.held_gib_hours) == (1, None, None, None)
 
 
 @pytest.mark.parametrize(
