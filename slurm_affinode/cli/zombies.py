@@ -53,6 +53,7 @@ from slurm_affinode.model.finding import (
     NodeRef,
     ProcessRef,
     QueueImpact,
+    without_repeated_hours,
 )
 from slurm_affinode.pipeline import ingest
 from slurm_affinode.slurm.client import open_client
@@ -120,7 +121,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
             for one in found.findings:
                 out.print()
                 _print_finding(out, one)
-        held = sum(one.held_gpu_hours or 0.0 for one in found.findings)
+        held = sum(one.held_gpu_hours or 0.0 for one in without_repeated_hours(found.findings))
         out.print()
         out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Looked at {looked}."))
         first = next((one for one in found.findings if one.job is not None and one.kind not in USER_KINDS), None)
@@ -228,9 +229,10 @@ def _print_finding(out: Console, one: Finding) -> None:
     if one.kind in USER_KINDS:
         about = f"{one.user or '?'}{f', account {one.account}' if one.account else ''}, score {one.score:.2f}"
     parts: list[Any] = [title, Text(printable(about)), evidence_table(one.evidence)]
-    if one.held_gpu_hours is not None:
-        memory = "" if one.held_gib_hours is None else f", {one.held_gib_hours:,.0f} GiB-hours of GPU memory"
-        parts.append(Text(f"Held and not used: {one.held_gpu_hours:,.1f} GPU-hours{memory}."))
+    held = [] if one.held_gpu_hours is None else [f"{one.held_gpu_hours:,.1f} GPU-hours"]
+    held += [] if one.held_gib_hours is None else [f"{one.held_gib_hours:,.1f} GiB-hours of GPU memory"]
+    if held:
+        parts.append(Text(f"Held and not used: {', '.join(held)}."))
     if one.impact is not None:
         parts.append(Text(printable(impact_text(one.impact))))
     if one.advice:

@@ -7,7 +7,7 @@ is GiB (2**30 bytes).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -334,6 +334,22 @@ class Finding:
         row: dict[str, Any] = {"key": self.key, **plain(self)}
         row["subject"] = {"type": names[type(self.subject)], **row["subject"]}
         return row
+
+
+def without_repeated_hours(findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings whose hours add up: diagnoses of a model server overlap, also with idle GPUs of its job."""
+    rows = list(findings)
+    jobs = [(one.cluster, one.job.job_id) if one.job is not None else None for one in rows]
+    idle = {job for one, job in zip(rows, jobs, strict=True) if one.kind in IDLE_KINDS}
+    longest: dict[tuple[str, int] | None, Finding] = {}
+    for one, job in zip(rows, jobs, strict=True):
+        if one.kind == "model-server" and job not in idle:
+            known = longest.setdefault(job, one)
+            longest[job] = max(known, one, key=lambda each: each.held_gpu_hours or 0.0)
+    return [
+        one for one, job in zip(rows, jobs, strict=True)
+        if one.kind != "model-server" or longest.get(job) is one
+    ]  # fmt: skip
 
 
 def plain(value: Any) -> Any:

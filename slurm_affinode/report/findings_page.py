@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from slurm_affinode.base.text import span, visible
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
-from slurm_affinode.model.finding import KINDS, Evidence, Finding
+from slurm_affinode.model.finding import KINDS, Evidence, Finding, without_repeated_hours
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.charts import time_ticks
@@ -81,8 +81,9 @@ def _sentence(text: str) -> str:
 
 
 def _cards(page: Explanation) -> list[Card]:
-    held = sum(one.held_gpu_hours or 0.0 for one in page.findings)
-    gib = [one.held_gib_hours for one in page.findings if one.held_gib_hours is not None]
+    counted = without_repeated_hours(page.findings)
+    held = sum(one.held_gpu_hours or 0.0 for one in counted)
+    gib = [one.held_gib_hours for one in counted if one.held_gib_hours is not None]
     idle = [one for one in page.findings if one.held_gpu_hours is not None]
     waited = [one.impact for one in page.findings if one.impact is not None]
     limit = page.job.time_limit_s

@@ -292,7 +292,7 @@ def _with_now(page: Explanation, job: Job, now: Observed, seen: _Seen, found: fi
     """Replace the outdated parts of a page from stored samples with live readings."""
     on = now.looks.mine.get(job.job_id, ())
     measured = any(now.looks.watched[gpu.key].gpu.signals_pct for gpu in on)
-    mine = [one for one in found.findings if one.job is not None and one.job.job_id == job.job_id]
+    mine = [one for one in found.findings if one.owner is not None and one.owner.job_id == job.job_id]
     kinds = {one.kind for one in mine}
     before = [one for one in page.findings if one.kind not in kinds and not (measured and one.kind in IDLE_KINDS)]
     outdated = {WHICH_UNKNOWN} if on else set()

@@ -85,7 +85,7 @@ def _engine(
     made = _made("orphaned-engine", cluster, subject, evidence, now, user=job.user, node=node, gpus=gpus, advice=advice)
     return replace(
         made, account=job.account, partition=job.partitions[0] if job.partitions else None, qos=job.qos,
-        since=server.ended, window_s=lasting, held_gpu_hours=len(gpus) * lasting / 3600,
+        since=server.ended, window_s=lasting,  # the GPU-hours are unknown: the job may compute on the GPU
         held_gib_hours=None if used is None else used / 1024 * lasting / 3600,
         allocated_gpus=len(gpus) if job.gpus_allocated is None else job.gpus_allocated.count,
     )  # fmt: skip

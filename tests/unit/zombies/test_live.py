@@ -223,8 +223,18 @@ def test_process_that_lost_its_server_in_a_running_job_is_an_orphaned_engine(tmp
     assert one.key == "c/orphaned-engine/process:g1:42:777"
     assert "vllm m at 127.0.0.1:8000" in one.summary
     assert "2.0 GiB" in one.summary
+    assert (one.held_gpu_hours, one.held_gib_hours) == (None, pytest.approx(2 * one.window_s / 3600))
     assert matches(Match(jobs=("1",), diagnoses=("orphaned-engine",)), one)
     assert not matches(Match(diagnoses=("idle",)), one)
+
+
+def test_live_explain_shows_the_orphaned_engines_of_the_job(tmp_path: Path) -> None:
+    left = process(job=1, source="cgroup", server=SERVER, used_mib=2048.0)
+    page = explained(tmp_path, [[gpu(util=90.0, processes=(left,))]], window_s=5.0)
+    assert [(one.kind, one.source) for one in page.findings] == [("orphaned-engine", "live")]
+    assert page.answer == "The server of an inference engine is gone, and its process still holds GPU memory."
+    other = process(job=2, source="cgroup", server=SERVER, used_mib=2048.0)
+    assert explained(tmp_path, [[gpu(util=90.0, processes=(other,))]], window_s=5.0).findings == ()
 
 
 @pytest.mark.parametrize(
