@@ -25,6 +25,8 @@ _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 NO_LIMIT = 1 << 60
 """A limit of a cgroup (version 1) from here on is none."""
 _LOOKS = 8
+_ARGUMENTS = 4096
+"""Bytes of a command line that are read."""
 _EVENTFD = "anon_inode:[eventfd]"
 SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 """Name used here for an eventfd with ``EFD_SEMAPHORE``; ``/proc`` uses the same name for both kinds."""
@@ -58,6 +60,8 @@ class ProcessFacts:
     """Start time in ticks since boot."""
     heir_of: tuple[int, ...] = ()
     """Ancestors from which it has all of its NVIDIA device files (``device_files.inherited``)."""
+    arguments: tuple[str, ...] = field(default=(), repr=False)  # may contain passwords
+    """The beginning of its command line, as far as the kernel returns it. The process can change it at any time."""
 
     @property
     def has_gpu_files(self) -> bool:
@@ -245,6 +249,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         deleted,
         _uses_mps(process, uids, proc),
         process.started,
+        arguments=_arguments(process),
     )
 
 
@@ -344,6 +349,14 @@ def _sysv(init: Process, root: Process, proc: Path) -> tuple[str, ...]:
             if one.get("cuid") == uids[0] and (kernel_text.number(one.get("ctime")) or 0) >= began
         ]
     return tuple(found)
+
+
+def _arguments(process: Process) -> tuple[str, ...]:
+    try:
+        text = process.read("cmdline", _ARGUMENTS).decode("utf-8", "replace")
+    except OSError:
+        return ()
+    return tuple(text.removesuffix("\0").split("\0")) if text else ()
 
 
 def _mapped_devices(process: Process) -> tuple[str, ...]:

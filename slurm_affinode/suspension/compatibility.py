@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
+from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts, forked_workers
 from slurm_affinode.model.suspension import Mode, Refusal, Steps
 from slurm_affinode.suspension.registry import WatchedJob
 
@@ -22,6 +23,7 @@ class CompatibilityRow(StrEnum):
     LOCAL_STEPS = "srun in the script, steps=local"
     STEPS = "srun in the script"
     TORCHRUN = "torchrun, accelerate launch"
+    RAY = "Ray on one node"
     NOTEBOOK = "notebook server (Jupyter)"
     TERMINAL = "terminal (tmux) in a batch job"
     MONITOR = "monitor, or another program that opens GPU devices without CUDA"
@@ -45,10 +47,16 @@ _BY_NAME = {
     "torchrun": CompatibilityRow.TORCHRUN,
     "pt_elastic": CompatibilityRow.TORCHRUN,  # the name that PyTorch gives to both launchers
     "accelerate": CompatibilityRow.TORCHRUN,
+    "raylet": CompatibilityRow.RAY,
     "jupyter": CompatibilityRow.NOTEBOOK,
     "tmux": CompatibilityRow.TERMINAL,
 }
-"""Beginning of the name of a process -> kind."""
+"""Beginning of the name of a process, or of the script or module that its Python runs -> kind."""
+_BY_MODULE = {"notebook": CompatibilityRow.NOTEBOOK, "nbclassic": CompatibilityRow.NOTEBOOK}
+"""Name of a Python package that runs as a program -> kind."""
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+_WITH_VALUE = "WX"
+"""Options of Python with a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,42 @@ def kinds(
     if tree is not None:
         if forked_workers(tree, cuda_users):
             found.add(CompatibilityRow.DATA_LOADER)
-        names = [one.name for one in tree.processes]
-        found |= {kind for start, kind in _BY_NAME.items() if any(name.startswith(start) for name in names)}
+        for one in tree.processes:
+            found |= set(_by_names(one))
     return tuple(kind for kind in CompatibilityRow if kind in found)
+
+
+def _by_names(one: ProcessFacts) -> Iterator[CompatibilityRow]:
+    """Yield the kinds that the name or the command line of a process shows."""
+    script, module = _python_program(one.arguments)
+    package = module.partition(".")[0]
+    if package in _BY_MODULE:
+        yield _BY_MODULE[package]
+    for start, kind in _BY_NAME.items():
+        if any(name.startswith(start) for name in (one.name, script, package)):
+            yield kind
+
+
+def _python_program(arguments: Sequence[str]) -> tuple[str, str]:
+    """Return the name of the script, and the name of the module, that a command line of Python runs; or empty names.
+
+    The names of the processes are ``python`` then: ``python3 -m jupyterlab``, ``python3 /opt/bin/jupyter-lab``.
+    """
+    if not arguments or not _PYTHON.fullmatch(arguments[0]):
+        return "", ""
+    rest = iter(arguments[1:])
+    for word in rest:
+        if not word.startswith("-"):
+            return word.rpartition("/")[2], ""
+        if word.startswith("--"):
+            continue
+        for at, letter in enumerate(word[1:], 2):
+            if letter == "c":
+                return "", ""
+            if letter == "m":
+                return "", word[at:] or next(rest, "")
+            if letter in _WITH_VALUE:
+                if not word[at:]:
+                    next(rest, "")
+                break
+    return "", ""

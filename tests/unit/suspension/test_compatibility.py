@@ -55,6 +55,7 @@ def test_plain_job_is_a_batch_script() -> None:
         ({"more": replace(SCRIPT, pid=102, name="torchrun")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="pt_elastic")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="accelerate")}, CompatibilityRow.TORCHRUN),
+        ({"more": replace(SCRIPT, pid=102, name="raylet")}, CompatibilityRow.RAY),
         ({"more": replace(SCRIPT, pid=102, name="jupyter-lab")}, CompatibilityRow.NOTEBOOK),
         ({"more": replace(SCRIPT, pid=102, name="tmux: server")}, CompatibilityRow.TERMINAL),
         ({"codes": ("gpu-file",)}, CompatibilityRow.MONITOR),
@@ -68,6 +69,43 @@ def test_plain_job_is_a_batch_script() -> None:
 def test_kind_is_named(facts: dict[str, Any], kind: CompatibilityRow) -> None:
     """No other is."""
     assert found(**facts) == (kind,)
+
+
+def python(command: str) -> ProcessFacts:
+    """Return the facts about a process of Python with this command line."""
+    return replace(SCRIPT, pid=102, name="python3", arguments=tuple(command.split()))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("python -m jupyter_server", CompatibilityRow.NOTEBOOK),
+        ("python3 -m jupyterlab --no-browser", CompatibilityRow.NOTEBOOK),
+        ("/opt/env/bin/python3.13 -m notebook", CompatibilityRow.NOTEBOOK),
+        ("python -m jupyter lab", CompatibilityRow.NOTEBOOK),
+        ("python -m nbclassic", CompatibilityRow.NOTEBOOK),
+        ("python -m jupyterlab.labapp", CompatibilityRow.NOTEBOOK),
+        ("python -Im jupyter_server", CompatibilityRow.NOTEBOOK),
+        ("python -mjupyter_server", CompatibilityRow.NOTEBOOK),
+        ("python -u -X dev -Wignore --check-hash-based-pycs -m jupyter_server", CompatibilityRow.NOTEBOOK),
+        ("python -X frozen_modules=off /opt/env/bin/jupyter-server", CompatibilityRow.NOTEBOOK),
+        ("python /usr/bin/torchrun train.py", CompatibilityRow.TORCHRUN),
+        ("python -m accelerate.commands.launch train.py", CompatibilityRow.TORCHRUN),
+        ("python -m torch.distributed.run train.py", None),  # PyTorch names that process pt_elastic
+        ("python -m notebooks", None),
+        ("python train.py -m jupyter_server", None),
+        ("python -c pass -m jupyter_server", None),
+        ("python -W jupyter", None),
+        ("python -m", None),
+        ("python", None),
+        ("less /opt/env/bin/jupyter-server", None),
+        ("/home/a/python/less jupyter-server", None),
+        ("", None),
+    ],
+)
+def test_program_of_python_is_named(command: str, kind: CompatibilityRow | None) -> None:
+    """By its module or script: the name of its process is that of the interpreter."""
+    assert found(more=python(command)) == (() if kind is None else (kind,))
 
 
 def test_several_kinds_are_in_the_order_of_the_table() -> None:

@@ -232,8 +232,10 @@ def test_tree_is_read_from_proc(tmp_path: Path) -> None:
     (tmp_path / "60" / "net" / "tcp").write_text("  sl  local_address ...\n" + row)
     (tmp_path / "70" / "smaps_rollup").write_text("Pss_Anon: 500 kB\nPss_Shmem: 12 kB\nSwapPss: 0 kB\n")
     (tmp_path / "60" / "maps").write_text("7f0 rw-s 0 00:05 9   /dev/infiniband/uverbs0\n7f1 rw-s 0 0:1 2 /dev/shm/x\n")
+    (tmp_path / "60" / "cmdline").write_bytes(b"python\0-m\0caf\xe9\0")
     tree = collect(50, 60, proc=tmp_path)
     assert [one.pid for one in tree.processes] == [60, 70]
+    assert [one.arguments for one in tree.processes] == [("python", "-m", "caf\N{REPLACEMENT CHARACTER}"), ()]
     assert [one.pid for one in tree.outside] == [80]
     assert tree.processes[0].files == ("/dev/null", "anon_inode:[io_uring]")
     assert tree.processes[0].mapped_devices == ("/dev/infiniband/uverbs0",)
