@@ -6,3 +6,7 @@ mkdir -p "$2"
 [ "$1" = 24.11 ] || exit 0
 python3 -m venv --system-site-packages "$2"
 /build/with-ca.sh "$2/bin/pip" install -q --disable-pip-version-check --no-deps -r /build/programs.txt
+# Ray takes 240 MB: its parts for Java, its web pages, a library of algorithms and symbols are 90 of them.
+ray=$("$2/bin/python" -c 'import importlib.util; print(*importlib.util.find_spec("ray").submodule_search_locations)')
+rm -r "$ray"/{jars,dashboard/client,rllib}
+strip "$ray"/_raylet.so "$ray"/core/src/ray/{raylet/raylet,gcs/gcs_server}

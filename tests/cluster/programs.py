@@ -17,9 +17,9 @@ START_S = 240.0
 
 
 def require_programs(cluster: Cluster) -> None:
-    """Skip the test where PyTorch and llama.cpp are not installed."""
+    """Skip the test where PyTorch, llama.cpp and Ray are not installed."""
     if cluster.release != "24.11":
-        pytest.skip("only the image with Slurm 24.11 has PyTorch and llama.cpp")
+        pytest.skip("only the image with Slurm 24.11 has PyTorch, llama.cpp and Ray")
 
 
 # --- a language model

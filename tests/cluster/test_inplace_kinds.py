@@ -97,6 +97,11 @@ KINDS = {
         f"{PROGRAMS}/accelerate launch {TWO_RANKS} --main_process_port=29503 {RANKS} --accelerate & wait",
         processes=4, gpus=2, says=("parameters=identical",) * 4, in_status=False,  # torchrun is named pt_elastic
     ),
+    "Ray on one node": Kind(  # asleep for longer than one of its health checks may take
+        "export RAY_health_check_timeout_ms=1000 RAY_health_check_period_ms=500\n"
+        f"exec {PROGRAMS}/python {WORKLOADS}/ray_actor.py --every 0.3 --until {END}",
+        says=("state=identical", "object=identical"),
+    ),
     "program with shared memory in /dev/shm": Kind(f"{PROGRAM} shared", in_status=False),
     "monitor, or another program that opens GPU devices without CUDA": Kind(
         f"{MONITOR} & monitor=$!; {PROGRAM}; kill $monitor && echo monitor was there", says=("monitor was there",)

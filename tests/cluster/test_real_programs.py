@@ -1,4 +1,4 @@
-"""Real programs as jobs: llama.cpp, data loaders of PyTorch, torchrun and accelerate.
+"""Real programs as jobs: llama.cpp, data loaders of PyTorch, torchrun, accelerate and Ray.
 
 They compute on CPUs while they hold memory of emulated GPUs.
 """
@@ -6,6 +6,7 @@ They compute on CPUs while they hold memory of emulated GPUs.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
@@ -122,3 +123,32 @@ def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
     assert output.count("memory=intact") == 6
     assert all(f"{name} ended with 0" in output for name in LAUNCHERS)
     assert all(steps == list(range(1, len(steps) + 1)) for steps in steps_by_process(cluster.output(job)).values())
+
+
+def test_ray_resumes_on_another_node(cluster: Cluster) -> None:
+    """An actor and the object store of Ray: the same state as without a suspension, and Ray can start processes.
+
+    Its clock, ``CLOCK_MONOTONIC``, has stopped meanwhile, so that no time-out between its processes has passed.
+    """
+    end = "/home/alice/ray.end"
+    cluster.exec("login", "rm", "-f", end, user="alice")
+    script = f"export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0\nexec {WORKLOADS}/ray_actor.py --every 0.3 --until {end}"
+    options = ("--partition=gpu", "--gres=gpu:1", "--cpus-per-task=2", "--nodelist=c1")
+    job = cluster.submit(BY_HAND, *options, wrap=script)
+    cluster.wait_for_output(job, "step number=3", timeout_s=START_S)
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    before = steps(cluster.output(job))
+    move(cluster, job, "c2")
+    cluster.wait_for_output(job, f"step number={before[-1] + 3}")
+    cluster.exec("login", "touch", end, user="alice")
+    output = finish(cluster, job)
+    assert steps(output) == list(range(1, len(steps(output)) + 1))
+    times = [
+        (float(day), float(own)) for day, own in re.findall(r"^(\S+) .* step .* clock=(\S+)$", output, re.MULTILINE)
+    ]
+    missed = [day - earlier - (own - former) for (earlier, former), (day, own) in pairwise(times)]
+    assert len(times) == len(steps(output))
+    assert max(missed) > 5
+    assert "trained state=identical\n" in output
+    assert "read object=identical\n" in output
