@@ -21,6 +21,8 @@ SERVER_MIB = 800
 BY_HAND = "--gpu-suspend-idle=1h,mode=inplace,when=always"
 """No server sleeps on its own; a request wakes it."""
 
+EXPORTER_PID = "/run/slurm-affinode-exporter.pid"
+EXPORTER_OPTIONS = "/etc/default/slurm-affinode-exporter"
 JOURNAL = "/var/lib/slurm-affinode/journal"
 
 # Sends a request to a server, and prints its answer and the time that it took. Arguments: URL.
@@ -41,9 +43,34 @@ def init_gpus(cluster: Cluster, *options: str) -> None:
             node, "gpu-emulatorctl", "init", "--force", "--gpus", "2", "--model", "h100-80g", "--seed", node,
             "--sample-period-ms", "200", *options,
         )  # fmt: skip
-        cluster.shell(node, "kill $(cat /run/slurm-affinode-exporter.pid)")
+        restart_exporter(cluster, node)
         kill_agent(cluster, node)
     wait_for_agents(cluster)
+
+
+def restart_exporter(cluster: Cluster, node: str) -> None:
+    """End the exporter of a node, and wait until the next one responds."""
+    before = cluster.exec(node, "cat", EXPORTER_PID)
+    cluster.run(node, "kill", before.strip())
+    responds = 'cat "$1"; curl --silent --fail --output /dev/null http://localhost:9402/metrics'
+    wait_until(
+        f"another exporter responds on {node}",
+        lambda: cluster.run(node, "sh", "-c", responds, "test", EXPORTER_PID),
+        lambda done: done.returncode == 0 and done.stdout != before,
+    )
+
+
+@contextmanager
+def exporting_engines(cluster: Cluster, period: str) -> Iterator[None]:
+    """Have the exporter of c1 find engines in jobs, as an administrator sets it up."""
+    text = f'EXPORTER_OPTIONS="--serving --serving-period {period}"'
+    cluster.shell(NODE, 'echo "$1" >"$2"', text, EXPORTER_OPTIONS)
+    restart_exporter(cluster, NODE)
+    try:
+        yield
+    finally:
+        cluster.exec(NODE, "rm", EXPORTER_OPTIONS)
+        restart_exporter(cluster, NODE)
 
 
 @contextmanager

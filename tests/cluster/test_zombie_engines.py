@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from cluster.cleaners import ON_C1, STATE, about, history, mails, run, zombies
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.servers import BY_HAND, in_place, wait_awake
+from cluster.servers import BY_HAND, exporting_engines, in_place, wait_awake
 from cluster.sleepers import wait_for_agents, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("administrator")]
 
-OPTIONS = "/etc/default/slurm-affinode-exporter"
 ENGINES = ("--live", "--kind", "orphaned-engine")
 RULE = '\n[[rule]]\ndiagnoses = ["orphaned-engine"]\naction = "kill"\nmin_score = 0.9\ngrace = "3s"\n'
 IDLE = '\n[[rule]]\ndiagnoses = ["idle"]\naction = "suspend"\nmin_score = 0.5\ngrace = "1s"\n'
@@ -26,11 +25,9 @@ BESIDE = "import socket; s = socket.create_server(('127.0.0.1', {port})); import
 
 @pytest.fixture
 def discovery(cluster: Cluster) -> Iterator[None]:
-    """Have the exporter of c1 find engines in jobs."""
-    restart = "kill $(cat /run/slurm-affinode-exporter.pid)"
-    cluster.shell("c1", f"echo 'EXPORTER_OPTIONS=\"--serving --serving-period 2s\"' >{OPTIONS}; {restart}")
-    yield
-    cluster.shell("c1", f"rm {OPTIONS}; {restart}")
+    """Have the exporter find engines in jobs."""
+    with exporting_engines(cluster, "2s"):
+        yield
 
 
 def serving(cluster: Cluster) -> tuple[str, dict[str, int]]:
