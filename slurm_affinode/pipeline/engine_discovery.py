@@ -192,13 +192,17 @@ class EngineScraper:
     def round(self) -> list[FoundEngine]:
         """Scrape the ports of all processes that run once; return the engines."""
         try:
-            there = self._look()
+            found = self._found(self._look())
         except AffinodeError as error:
             if not self._failing:
                 self._say(f"engines are not searched for: {error}")
             self._failing = True
             return []
         self._failing = False
+        return found
+
+    def _found(self, there: Sequence[ListeningPort]) -> list[FoundEngine]:
+        """Scrape these ports. Raises ``ExhaustedError``."""
         keys = {port.key for port in there}
         self._quiet = {key: until for key, until in self._quiet.items() if key in keys and until > self._now()}
         self._known = {key: one for key, one in self._known.items() if key in keys}
