@@ -34,7 +34,7 @@ from slurm_affinode.cli.options import (
     zone,
 )
 from slurm_affinode.model.finding import Evidence, plain
-from slurm_affinode.model.serving import Diagnosis, EngineHealth
+from slurm_affinode.model.serving import BY_SEVERITY, Diagnosis, EngineHealth
 from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
 from slurm_affinode.pipeline.servers import ServerQuery, TunedEngine
@@ -214,16 +214,17 @@ def _problem(health: EngineHealth) -> bool:
     return any(one.severity != "none" for one in health.current)
 
 
-_SEVERITY = ("critical", "warning", "none")
-
-
 def _worst(diagnoses: Sequence[Diagnosis]) -> Diagnosis | None:
-    return min(diagnoses, key=lambda one: (_SEVERITY.index(one.severity), one.since), default=None)
+    return min(diagnoses, key=lambda one: (BY_SEVERITY.index(one.severity), one.since), default=None)
 
 
 def _urgency(health: EngineHealth) -> tuple[int, str, str]:
     now = _worst(health.current)
-    return (3 if now is None else _SEVERITY.index(now.severity), health.key.node or "", health.key.address)
+    return (
+        len(BY_SEVERITY) if now is None else BY_SEVERITY.index(now.severity),
+        health.key.node or "",
+        health.key.address,
+    )
 
 
 def _row(health: EngineHealth) -> tuple[str, ...]:

@@ -40,8 +40,9 @@ SEVERITIES: Mapping[str, str] = {
     "swap-thrashing": "critical", "stalled": "critical", "out-of-memory": "critical", "ended": "critical",
     "orphaned-engine": "critical",
 }  # fmt: skip
-"""Kind of diagnosis -> ``none``, ``warning`` or ``critical``."""
-
+"""Kind of diagnosis -> its severity."""
+BY_SEVERITY = ("critical", "warning", "none")
+"""The severities, most severe first."""
 
 PROBLEMS = tuple(kind for kind, severity in SEVERITIES.items() if severity != "none")
 """Kinds of diagnosis that are problems."""
@@ -133,6 +134,5 @@ class EngineHealth:
     @property
     def current(self) -> tuple[Diagnosis, ...]:
         """Diagnoses that hold at the end of the period, most severe first."""
-        order = ("critical", "warning", "none")
         held = [one for one in self.diagnoses if one.until >= self.until]
-        return tuple(sorted(held, key=lambda one: order.index(one.severity)))
+        return tuple(sorted(held, key=lambda one: BY_SEVERITY.index(one.severity)))

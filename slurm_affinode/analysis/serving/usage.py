@@ -12,10 +12,7 @@ import polars as pl
 from slurm_affinode.analysis.serving.rules import ADVICE
 from slurm_affinode.analysis.serving.series import EngineSeries
 from slurm_affinode.metrics.schema import TIME
-from slurm_affinode.model.serving import SEVERITIES, Diagnosis, EngineHealth
-
-_ORDER = ("critical", "warning", "none")
-
+from slurm_affinode.model.serving import BY_SEVERITY, SEVERITIES, Diagnosis, EngineHealth
 
 FOREMOST = 100
 """Most diagnoses of an engine that reports show: over a month there may be thousands."""
@@ -31,7 +28,7 @@ def foremost(diagnoses: Sequence[Diagnosis]) -> tuple[Diagnosis, ...]:
 
 def _weight(one: Diagnosis) -> tuple[int, timedelta]:
     """Return the sort key: the most severe first, then the longest."""
-    return _ORDER.index(one.severity), one.since - one.until
+    return BY_SEVERITY.index(one.severity), one.since - one.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class EngineUsage:
         worst = self.problems[0].severity if self.problems else "none"
         bad = sum((one.until - one.since).total_seconds() for one in self.problems)
         key = self.health.key
-        return _ORDER.index(worst), -(self.idle_gpu_hours or 0.0), -bad, key.node or "", key.address
+        return BY_SEVERITY.index(worst), -(self.idle_gpu_hours or 0.0), -bad, key.node or "", key.address
 
 
 def usage(health: EngineHealth, series: EngineSeries) -> EngineUsage:
@@ -146,7 +143,7 @@ def costs(engines: Iterable[EngineUsage]) -> tuple[DiagnosisCost, ...]:
         for one in engine.health.diagnoses:
             found.setdefault(one.kind, []).append((engine, one))
     made = [_cost(kind, cases) for kind, cases in found.items()]
-    return tuple(sorted(made, key=lambda one: (_ORDER.index(one.severity), -(one.gpu_hours or 0.0), -one.seconds)))
+    return tuple(sorted(made, key=lambda one: (BY_SEVERITY.index(one.severity), -(one.gpu_hours or 0.0), -one.seconds)))
 
 
 def _cost(kind: str, cases: Sequence[tuple[EngineUsage, Diagnosis]]) -> DiagnosisCost:
