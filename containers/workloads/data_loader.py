@@ -7,6 +7,7 @@ import multiprocessing
 import sys
 import time
 from multiprocessing.queues import Queue
+from pathlib import Path
 
 import gpu
 
@@ -32,6 +33,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="number of worker processes")
     parser.add_argument("--method", choices=multiprocessing.get_all_start_methods(), default="fork", help="their start")
     parser.add_argument("--steps", type=int, default=600, metavar="N", help="number of batches from each worker")
+    parser.add_argument("--until", type=Path, metavar="FILE", help="load on until this file exists")
     parser.add_argument("--every", type=float, default=1, metavar="S", help="seconds between two steps")
     options = parser.parse_args()
     device, buffer = gpu.start(options)
@@ -46,7 +48,7 @@ def main() -> int:
         worker.start()
     gpu.say("workers", pids=",".join(str(worker.pid) for worker in workers))
     counts = {}
-    for step in range(1, options.steps + 1):
+    for step in gpu.steps(options.steps, options.until):
         for number, queue in enumerate(asked):
             queue.put(step * options.workers + number)
         for _ in workers:

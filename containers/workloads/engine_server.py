@@ -4,10 +4,10 @@
 The engine does not end with the API server.
 """
 
+import os
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import gpu
@@ -33,6 +33,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+        gpu.say("metrics")
 
     def log_message(self, *_: object) -> None:
         """Requests are not said."""
@@ -42,18 +43,21 @@ def main() -> int:
     """Runs the API server, or with --engine the engine."""
     parser = gpu.parser(__doc__)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port; 0 takes a free one")
-    parser.add_argument("--engine", action="store_true", help="run the engine, as the API server does")
+    parser.add_argument("--engine", type=int, metavar="FD", help="run the engine; close FD once it is on the GPU")
     options = parser.parse_args()
-    if options.engine:
+    if options.engine is not None:
         device, weights = gpu.start(options)
+        os.close(options.engine)
         try:
             threading.Event().wait()
         except SystemExit:
             gpu.finish(device, weights)
             raise
-    argv = [sys.executable, __file__, "--engine", "--memory-mib", str(options.memory_mib)]
-    engine = subprocess.Popen(argv)  # noqa: S603 - its own program
-    time.sleep(0.5)
+    started, starting = os.pipe()
+    argv = [sys.executable, __file__, "--engine", str(starting), "--memory-mib", str(options.memory_mib)]
+    engine = subprocess.Popen(argv, pass_fds=(starting,))  # noqa: S603 - its own program
+    os.close(starting)
+    os.read(started, 1)
     server = HTTPServer(("127.0.0.1", options.port), Handler)
     gpu.say("listening", port=server.server_port, engine=engine.pid)
     server.serve_forever(poll_interval=0.1)

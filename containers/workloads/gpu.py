@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import itertools
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cuda.bindings import driver
@@ -134,6 +136,14 @@ def say(phase: str, **values: object) -> None:
     stamp = f"{time.time():.3f}"
     job = os.environ.get("SLURM_JOB_ID", "-")
     print(stamp, f"job={job}", f"pid={os.getpid()}", phase, *(f"{k}={v}" for k, v in values.items()), flush=True)
+
+
+def steps(least: int, until: Path | None) -> Iterator[int]:
+    """Numbers of steps from 1: at least this many, and more until the file exists."""
+    for step in itertools.count(1):
+        if step > least and (until is None or until.exists()):
+            return
+        yield step
 
 
 def parser(description: str) -> argparse.ArgumentParser:

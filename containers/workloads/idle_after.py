@@ -3,6 +3,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 import gpu
 
@@ -12,6 +13,7 @@ def main() -> int:
     parser = gpu.parser(__doc__)
     parser.add_argument("--busy", type=float, default=20, metavar="S", help="seconds of computing at the start")
     parser.add_argument("--idle", type=float, default=600, metavar="S", help="seconds of idling after it")
+    parser.add_argument("--until", type=Path, metavar="FILE", help="idle on until this file exists")
     parser.add_argument("--again", type=float, default=2, metavar="S", help="seconds of computing at the end")
     parser.add_argument("--every", type=float, default=1, metavar="S", help="a line of progress this often while idle")
     parser.add_argument("--host-mib", type=int, default=8, metavar="N", help="host memory to hold and check")
@@ -22,9 +24,9 @@ def main() -> int:
     device.compute(options.busy)
     gpu.say("idle", seconds=options.idle)
     # Counted, not timed: the steps made before a suspension are not made again after it, whatever the clock says.
-    for step in range(max(1, round(options.idle / options.every))):
+    for step in gpu.steps(max(1, round(options.idle / options.every)), options.until):
         time.sleep(options.every)
-        gpu.say("step", number=step + 1)
+        gpu.say("step", number=step)
     gpu.say("again", seconds=options.again)
     device.compute(options.again)
     if host.count(7) != len(host):

@@ -14,8 +14,6 @@ from cluster.servers import BY_HAND as SERVER_BY_HAND
 from cluster.servers import JOURNAL, NODE, Server, put_to_sleep, serve, wait_awake
 from cluster.sleepers import BY_HAND, NOT_YET, SHARED, asleep, idle_job, journals, status, wake
 
-IDLE = 12
-"""Steps that the job computes."""
 BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
 WITH_IMAGE = ("dumped", "requeueing", "queued")
 IN_PLACE = ("locking", "locked", "parked", "frozen", "waking")
@@ -33,25 +31,24 @@ class Caught:
 
 
 def through(cluster: Cluster, job: str, phase: str) -> bool:
-    """Return whether it is too late for the phase: the job is restored, suspended with a shared image, or over."""
+    """Return whether it is too late for the phase: the job is restored, or suspended with a shared image."""
     if phase == "restoring":
         return "restored on" in cluster.output(job)
-    seen = cluster.job(job)
-    return (seen["Restarts"] == "1" or seen["JobState"] == "COMPLETED") and not open_journals(cluster)
+    return cluster.job(job)["Restarts"] == "1" and not open_journals(cluster)
 
 
 def catch(cluster: Cluster, phase: str) -> Caught:
     """Return a job that is being suspended or restored; to be used within ``stopping_at``."""
     for _ in range(ATTEMPTS):
         if phase == "restoring":
-            job = asleep(cluster, idle_job(idle=IDLE), BY_HAND)
+            job = asleep(cluster, idle_job(), BY_HAND)
             wait_settled(cluster)
             wake(cluster, job)
         else:
-            job = cluster.submit(BY_HAND, script=idle_job(idle=IDLE))
+            job = cluster.submit(BY_HAND, script=idle_job())
             cluster.wait_for_output(job, "step number=2")
-            # On a very busy machine it has ended by now.
-            cluster.run("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
+            row_of(cluster, job)
+            send_request(cluster, "suspend --no-wait", job)
         node = wait_for_stop(cluster, functools.partial(through, cluster, job, phase))
         if node is not None:
             return Caught(job, node)

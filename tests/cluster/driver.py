@@ -199,10 +199,15 @@ class Cluster:
         return dict(line.split() for line in text.splitlines())
 
     def clear(self) -> None:
-        """Cancel every job, kill leftover user processes, wait until every node is idle, and delete old output."""
+        """Cancel every job, kill leftover user processes, wait until every node is idle, and delete old output.
+
+        A criu that a failed test has paused continues.
+        """
         self.shell("login", 'jobs=$(squeue --noheader --format=%A | sort -u); [ -z "$jobs" ] || scancel $jobs || true')
         for node in GPU_NODES:
-            self.shell(node, "for user in alice bob carol; do pkill -KILL -u $user || true; done")
+            self.shell(
+                node, "rm -f /run/criu-hold-*; for user in alice bob carol; do pkill -KILL -u $user || true; done"
+            )
         self.wait_idle()
         self.shell("login", "rm -f /home/*/slurm-*.out")
 

@@ -14,6 +14,10 @@ CONFIG = "/etc/slurm-affinode/config.toml"
 SHARED = "/shared/slurm-affinode"
 LOCAL = "/var/lib/slurm-affinode"
 NOT_YET = "cannot be suspended yet"
+NOT_CONNECTED = "knows no job"
+"""The shepherd of a job that has just been restored, or has a new agent, connects a moment later."""
+UNTIL_FINISH = '--until "$HOME/slurm-$SLURM_JOB_ID-end.out"'
+"""Option of ``idle_after.py``: idle until ``finish`` is called, however busy the machine is."""
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
 """Neither suspension nor release happens on its own."""
 
@@ -34,15 +38,25 @@ exit "$status"
 """
 
 
-def idle_job(*options: str, busy: float = 1, idle: float = 5, more: str = "") -> str:
-    """Return a script that computes, idles in counted steps, and finally verifies its host and device memory."""
+def idle_job(*options: str, busy: float = 1, idle: float | None = None, more: str = "") -> str:
+    """Return a script that computes, idles in counted steps, and finally verifies its host and device memory.
+
+    ``idle``: for how many seconds; by default until ``finish`` is called (not for array tasks).
+    """
     head = "".join(f"#SBATCH {option}\n" for option in ("--partition=gpu", "--gres=gpu:1", *options))
-    return f"#!/bin/bash\n{head}{WORKLOADS}/idle_after.py --busy {busy} --idle {idle} --again 1 {more}\n"
+    idles = f"--idle 1 {UNTIL_FINISH}" if idle is None else f"--idle {idle}"
+    return f"#!/bin/bash\n{head}{WORKLOADS}/idle_after.py --busy {busy} {idles} --again 1 {more}\n"
 
 
 def steps(output: str) -> list[int]:
     """Return the idle steps that a job has counted, in output order."""
     return [int(number) for number in re.findall(r"step number=(\d+)", output)]
+
+
+def each_once(output: str) -> bool:
+    """Return whether a job has counted every idle step once, in order."""
+    numbers = steps(output)
+    return numbers != [] and numbers == list(range(1, len(numbers) + 1))
 
 
 def steps_by_process(output: str) -> dict[str, list[int]]:
@@ -61,7 +75,7 @@ def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     done = wait_until(
         f"job {job} may be suspended",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
-        lambda done: NOT_YET not in done.stderr,
+        lambda done: NOT_YET not in done.stderr and NOT_CONNECTED not in done.stderr,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -115,8 +129,14 @@ def status(cluster: Cluster, job: str, user: str = "alice") -> dict[str, Any]:
     return value
 
 
+def end(cluster: Cluster, job: str, user: str = "alice") -> None:
+    """Let a job end that idles with ``UNTIL_FINISH``."""
+    cluster.exec("login", "touch", f"/home/{user}/slurm-{job}-end.out", user=user)
+
+
 def finish(cluster: Cluster, job: str, user: str = "alice", timeout_s: float = 90) -> str:
-    """Wait until the job has completed with intact memory; return its output."""
+    """Let an ``idle_job`` end, and wait until it has completed with intact memory; return its output."""
+    end(cluster, job, user)
     cluster.wait_for_state(job, "COMPLETED", timeout_s=timeout_s)
     output = cluster.output(job, user)
     assert "memory=intact" in output, output
@@ -129,7 +149,7 @@ def journals(cluster: Cluster, node: str) -> list[str]:
     return [json.loads(line)["phase"] for line in text.splitlines() if line.startswith("{")]
 
 
-def wait_for_phase(cluster: Cluster, node: str, phase: str, timeout_s: float = 30) -> None:
+def wait_for_phase(cluster: Cluster, node: str, phase: str, timeout_s: float = 60) -> None:
     """Wait until an open journal of the node has reached the phase."""
     wait_until(f"{node} is {phase}", lambda: journals(cluster, node), lambda seen: phase in seen, timeout_s=timeout_s)
 

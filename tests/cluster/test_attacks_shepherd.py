@@ -60,7 +60,7 @@ def attack(cluster: Cluster, command: str, *options: str, lead: str = "") -> tup
     output = cluster.wait_for_output(job, "over\n")
     log = wait_until(
         "the agent has heard of it", lambda: cluster.logs(began)[NODE],
-        lambda text: "connection closed" in text or len(TAKEN.findall(text)) > options.count(OPTION), timeout_s=30,
+        lambda text: "connection closed" in text or len(TAKEN.findall(text)) > options.count(OPTION), timeout_s=60,
     )  # fmt: skip
     return output, log
 
@@ -105,7 +105,7 @@ def test_script_in_place_of_its_shepherd_is_refused(cluster: Cluster, arguments:
     cluster.exec("login", *argv, user="alice", stdin=script)
     log = wait_until(
         "the agent has heard of it", lambda: cluster.logs(began)[NODE],
-        lambda text: "connection closed" in text or TAKEN.search(text), timeout_s=30,
+        lambda text: "connection closed" in text or TAKEN.search(text), timeout_s=60,
     )  # fmt: skip
     assert not TAKEN.search(log)
     assert any("no shepherd was announced for job" in why for why in refusals(log)), log

@@ -66,7 +66,7 @@ def images(cluster: Cluster, job: str) -> str:
 
 def test_image_survives_loss_of_slurmctld_state(cluster: Cluster) -> None:
     """slurmctld responds, but knows no job. Once its state is back, the job resumes from its image."""
-    job = asleep(cluster, idle_job(BY_HAND, idle=30))
+    job = asleep(cluster, idle_job(BY_HAND))
     before = images(cluster, job)
     assert before
     with lost_state(cluster):
@@ -93,7 +93,7 @@ def test_image_survives_loss_of_slurmctld_state(cluster: Cluster) -> None:
 
 def test_forged_note_and_claim_are_ignored(cluster: Cluster) -> None:
     """By a writer to the shared store without the key: the image is kept, and its restore remains unclaimed."""
-    job = asleep(cluster, idle_job(BY_HAND, idle=30))
+    job = asleep(cluster, idle_job(BY_HAND))
     before = images(cluster, job)
     note, claim = f"{SHARED}/asleep/affinode.{job}.json", f"{SHARED}/claims/affinode.{job}.1"
     forged = (
@@ -121,7 +121,7 @@ def test_forged_note_and_claim_are_ignored(cluster: Cluster) -> None:
 def test_suspend_command_honors_backoff(cluster: Cluster) -> None:
     """The job has to run for ``suspend.backoff`` first; an administrator may use --force."""
     with configured(cluster, backoff="1h", min_run="1s"):
-        job = asleep(cluster, idle_job(BY_HAND, idle=60))
+        job = asleep(cluster, idle_job(BY_HAND))
         wake(cluster, job)
         cluster.wait_for_state(job, "RUNNING")
         wait_until("it is restored", lambda: cluster.output(job), lambda text: "restored on" in text)

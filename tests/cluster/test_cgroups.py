@@ -15,6 +15,7 @@ from cluster.servers import NODE, ask, frozen, in_place, put_to_sleep, serve, wa
 from cluster.sleepers import (
     BY_HAND,
     asleep,
+    each_once,
     finish,
     hold_criu,
     idle_job,
@@ -127,7 +128,7 @@ def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
 
 def test_other_gpus_are_closed_to_job(cluster: Cluster) -> None:
     """Before a suspension, and after it, when the job has another GPU of its node."""
-    script = idle_job("--nodelist=c1", BY_HAND, idle=12, more=f"& {GPUS}; wait; {GPUS}")
+    script = idle_job("--nodelist=c1", BY_HAND, more=f"& {GPUS}; wait; {GPUS}")
     job = cluster.submit(script=script)
     first = cluster.wait_for_output(job, "step number=2")
     assert re.findall(r"gpu \d is \w+", first) == ["gpu 0 is open", "gpu 1 is closed"]
@@ -138,7 +139,7 @@ def test_other_gpus_are_closed_to_job(cluster: Cluster) -> None:
     wake(cluster, job)
     output = finish(cluster, job)
     assert re.findall(r"gpu \d is \w+", output)[2:] == ["gpu 0 is closed", "gpu 1 is open"]
-    assert steps(output) == list(range(1, 13))
+    assert each_once(output)
 
 
 def test_time_suspended_by_slurm_is_not_idle_time(cluster: Cluster) -> None:
@@ -162,7 +163,7 @@ def test_time_suspended_by_slurm_is_not_idle_time(cluster: Cluster) -> None:
     before = len(steps(cluster.output(job)))
     cluster.exec("login", "scontrol", "resume", job)
     wait_asleep(cluster, job)
-    assert len(steps(cluster.output(job))) - before >= 10
+    assert len(steps(cluster.output(job))) - before >= 6  # a step may take two seconds on a busy machine
     cluster.exec("login", "scancel", job, user="alice")
 
 

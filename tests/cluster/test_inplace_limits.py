@@ -154,7 +154,7 @@ def test_scancel_ends_sleeper_at_once(cluster: Cluster) -> None:
         put_to_sleep(cluster, server.job)
         with taken(cluster, 1300):
             cluster.exec("login", "scancel", server.job, user="alice")
-            cluster.wait_for_state(server.job, "CANCELLED", timeout_s=20)
-            wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "", timeout_s=20)
+            cluster.wait_for_state(server.job, "CANCELLED")
+            wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
             left = cluster.run(NODE, "pgrep", "-u", "alice", "-f", "[m]odel_server")
             assert left.stdout == ""

@@ -62,7 +62,7 @@ def wait_for_mail(cluster: Cluster, subject: str) -> str:
 @pytest.mark.usefixtures("mailed")
 def test_owner_is_mailed_about_suspension_failure_and_restore(cluster: Cluster) -> None:
     """Three mails for three events: the driver fails in the first restore but not in the second."""
-    job = asleep(cluster, idle_job("--job-name=training", idle=8), BY_HAND)
+    job = asleep(cluster, idle_job("--job-name=training"), BY_HAND)
     text = wait_for_mail(cluster, f"[affinode] Job {job} is suspended")
     assert f"Job {job} (training): Suspended" in text
     assert f"slurm-affinode wake {job}" in text

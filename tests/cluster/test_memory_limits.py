@@ -11,8 +11,10 @@ from cluster.servers import ask, fault, in_place, put_to_sleep, serve
 from cluster.sleepers import (
     BY_HAND,
     LOCAL,
+    UNTIL_FINISH,
     asleep,
     configured,
+    each_once,
     finish,
     hold_criu,
     idle_job,
@@ -20,7 +22,6 @@ from cluster.sleepers import (
     let_criu_go,
     pausing_criu,
     status,
-    steps,
     suspend,
     wait_asleep,
     wait_for_agents,
@@ -31,9 +32,9 @@ from cluster.sleepers import (
 pytestmark = pytest.mark.cluster
 
 NODE = "c1"
-LIMIT_MIB, GPU_MIB, IDLE = 500, 1500, 20
+LIMIT_MIB, GPU_MIB = 500, 1500
 SMALL = (f"--nodelist={NODE}", f"--mem={LIMIT_MIB}M")
-SCRIPT = idle_job(idle=IDLE, more=f"--memory-mib {GPU_MIB}")
+SCRIPT = idle_job(more=f"--memory-mib {GPU_MIB}")
 ROOT = "/sys/fs/cgroup/memory"
 
 PLACE = f"{ROOT}/slurm*/uid_*/*/step_batch"
@@ -91,9 +92,9 @@ def test_job_is_suspended_and_restored_beyond_its_limit(cluster: Cluster, paused
     wait_asleep(cluster, job)
     assert records(cluster) == ""
     wake(cluster, job)
-    cluster.wait_for_output(job, f"step number={IDLE - 1}")
+    cluster.wait_for_output(job, "restored on")
     wait_until_lowered(cluster)
-    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+    assert each_once(finish(cluster, job))
 
 
 def test_aborted_suspension_restores_the_limit(cluster: Cluster) -> None:
@@ -104,7 +105,7 @@ def test_aborted_suspension_restores_the_limit(cluster: Cluster) -> None:
         cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
     assert cluster.job(job)["Restarts"] == "0"
     wait_until_lowered(cluster)
-    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+    assert each_once(finish(cluster, job))
 
 
 def test_killed_agent_leaves_no_raised_limit(cluster: Cluster, paused: None) -> None:
@@ -118,21 +119,21 @@ def test_killed_agent_leaves_no_raised_limit(cluster: Cluster, paused: None) -> 
     assert min(limits(cluster)) >= LIMIT_MIB + GPU_MIB
     let_criu_go(cluster, NODE)
     wait_until_lowered(cluster)
-    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+    assert each_once(finish(cluster, job))
 
 
 def test_agent_killed_during_restore_leaves_no_raised_limit(cluster: Cluster, paused: None) -> None:
     """The next agent restores the job again, and then the limit of its new attempt."""
-    job = asleep(cluster, idle_job(idle=IDLE, more=f"--memory-mib 100 --host-mib {LIMIT_MIB - 150}"), BY_HAND, *SMALL)
+    job = asleep(cluster, idle_job(more=f"--memory-mib 100 --host-mib {LIMIT_MIB - 150}"), BY_HAND, *SMALL)
     hold_criu(cluster, NODE, "before", "restore")
     wake(cluster, job)
     wait_for_held_criu(cluster, NODE, "before", "restore")
     assert min(limits(cluster)) > LIMIT_MIB
     kill_agent(cluster, NODE)
     let_criu_go(cluster, NODE)
-    cluster.wait_for_output(job, f"step number={IDLE - 1}")
+    cluster.wait_for_output(job, "restored on")
     wait_until_lowered(cluster)
-    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+    assert each_once(finish(cluster, job))
 
 
 def test_sleeper_keeps_its_raised_limit(cluster: Cluster) -> None:
@@ -239,7 +240,7 @@ def test_memory_that_moves_is_charged_to_the_raised_limit(cluster: Cluster) -> N
 
 
 HOG = f"""#!/bin/bash
-{WORKLOADS}/idle_after.py --busy 1 --idle {IDLE} --again 1 --memory-mib {GPU_MIB} &
+{WORKLOADS}/idle_after.py --busy 1 --idle 1 {UNTIL_FINISH} --again 1 --memory-mib {GPU_MIB} &
 python3 -c 'import os, time
 while not os.path.exists("/home/alice/eat"): time.sleep(0.1)
 memory = bytearray(8 << 30)' &
@@ -264,4 +265,4 @@ def test_process_killed_for_lack_of_memory_does_not_end_the_job(cluster: Cluster
     wait_asleep(cluster, job)
     assert records(cluster) == ""
     wake(cluster, job)
-    assert steps(finish(cluster, job)) == list(range(1, IDLE + 1))
+    assert each_once(finish(cluster, job))

@@ -34,7 +34,7 @@ def test_backends_report_the_same(cluster: Cluster) -> None:
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:
         # Slurm plans every two seconds: wait until both have read the same plan.
-        wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found, timeout_s=20)
+        wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found)
         assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
         commands.cancel(team)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster.driver import Cluster, wait_until
+from cluster.sleepers import end
 from cluster.spank import FakeAgent, outcome
 
 pytestmark = pytest.mark.cluster
@@ -165,11 +166,13 @@ def test_agent_and_shepherd_exchange_messages(cluster: Cluster, agents: dict[str
 def test_shepherd_reconnects_to_restarted_agent(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
     """The shepherd reconnects with the root's PID; the job is not affected."""
     agents["c2"].start("start")
-    job = cluster.submit(*ON, "--nodelist=c2", script="#!/bin/bash\n" + COUNT)
-    cluster.wait_for_output(job, "\n5\n")
+    until_end = "until [ -e slurm-$SLURM_JOB_ID-end.out ]; do sleep 0.2; done"
+    job = cluster.submit(*ON, "--nodelist=c2", script=f"#!/bin/bash\necho begins\n{until_end}\necho ends\nexit 5\n")
+    cluster.wait_for_output(job, "begins")
     wait_until("hello was heard", lambda: agents["c2"].heard("hello"))
     agents["c2"].start("start")
     (hello,) = wait_until("hello was heard again", lambda: agents["c2"].heard("hello"))
     assert hello["root"] == "2"
+    end(cluster, job)
     assert outcome(cluster, job).exit_code == "5:0"
-    assert cluster.output(job) == COUNTED
+    assert cluster.output(job) == "begins\nends\n"

@@ -90,7 +90,7 @@ CASES = [
     Case(
         "scancel --batch --signal reaches the script alone",
         TRAP.format("USR2")
-        + "bash -c 'trap \"echo child got it\" USR2; for i in $(seq 20); do sleep 0.1; done'; echo end",
+        + "bash -c 'trap \"echo child got it\" USR2; for i in $(seq 60); do sleep 0.1; done'; echo end",
         act=("--batch", "--signal=USR2"),
     ),
     Case(
@@ -100,12 +100,12 @@ CASES = [
     ),
     Case(
         "scancel --full --signal leaves a session of its own alone",
-        TRAP.format("USR2") + "setsid -w sleep 3; echo slept $?",
+        TRAP.format("USR2") + "setsid -w sleep 6; echo slept $?",
         act=("--full", "--signal=USR2"),
     ),
     Case(
         "scancel --signal without --batch reaches steps only",
-        TRAP.format("USR2") + "sleep 2; echo slept $?",
+        TRAP.format("USR2") + "sleep 6; echo slept $?",
         act=("--signal=USR2",),
     ),
     Case("scancel", "echo ready; exec sleep 300", act=("",), state="CANCELLED"),

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.sleepers import BY_HAND, configured, kill_agent, status, wait_for_agents
+from cluster.sleepers import BY_HAND, UNTIL_FINISH, configured, end, kill_agent, status, wait_for_agents
 
 pytestmark = pytest.mark.cluster
 
 ON_C1 = ("--partition=gpu", "--gres=gpu:1", "--nodelist=c1")
-IDLE = f"{WORKLOADS}/idle_after.py --busy 0 --idle 15 --again 0"
+IDLE = f"{WORKLOADS}/idle_after.py --busy 0 --idle 1 {UNTIL_FINISH} --again 0"
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +48,7 @@ def runs_on(cluster: Cluster, job: str, code: str) -> str:
     assert f"{code}: {said}" in text
     done = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
     assert done.returncode == 1, done.stdout
+    end(cluster, job)
     cluster.wait_for_state(job, "COMPLETED")
     assert cluster.job(job)["Restarts"] == "0"
     return said
@@ -60,7 +61,7 @@ import ctypes, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 ring = libc.syscall(425, 4, ctypes.create_string_buffer(256))
 print("io_uring", ring if ring >= 0 else f"errno {ctypes.get_errno()}", flush=True)
-time.sleep(15 if ring >= 0 else 0)
+time.sleep(30 if ring >= 0 else 0)
 """
 
 
@@ -78,7 +79,7 @@ def test_setuid_process_is_refused(cluster: Cluster) -> None:
     program = "/usr/local/bin/sleep-as-carol"
     cluster.shell("c1", f"cp /usr/bin/sleep {program}; chown carol {program}; chmod 4755 {program}")
     try:
-        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{program} 15 &\n{IDLE}\nwait\n")
+        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{program} 30 &\n{IDLE}\nwait\n")
         assert "changed user ids" in runs_on(cluster, job, "setuid")
     finally:
         cluster.exec("c1", "rm", "-f", program)
@@ -224,7 +225,7 @@ def test_multi_node_job_is_refused(cluster: Cluster) -> None:
 
 def test_srun_steps_are_refused(cluster: Cluster) -> None:
     """As long as the steps run; afterwards no longer."""
-    script = "#!/bin/bash\nsrun --overlap sleep 20\necho steps are over\nsleep 120\n"
+    script = "#!/bin/bash\nsrun --overlap sleep 30\necho steps are over\nsleep 120\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
     found = compatibility(cluster, job)
@@ -271,7 +272,7 @@ def interactive(cluster: Cluster, *argv: str) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("command", ["salloc", "srun"])
 def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
     """The commands reject the option; without it, ``status`` gives the reason on both nodes."""
-    running = interactive(cluster, command, *ON_C1, f"--job-name={command}-kind", "sleep", "15")
+    running = interactive(cluster, command, *ON_C1, f"--job-name={command}-kind", "sleep", "30")
     try:
         listing = ("squeue", "--noheader", "--states=RUNNING", "--format=%A", f"--name={command}-kind")
         job = wait_until("it runs", lambda: cluster.exec("login", *listing).strip())
@@ -283,7 +284,7 @@ def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
                 assert "only batch jobs can be suspended" in done.stderr
         refusal = status(cluster, job)["refusal"]
         assert (refusal["code"], refusal["remedy"]) == ("interactive", "submit it with sbatch --gpu-suspend-idle=15m")
-        said, _ = running.communicate(timeout=60)
+        said, _ = running.communicate(timeout=120)
     finally:
         running.kill()
     assert running.returncode == 0, said

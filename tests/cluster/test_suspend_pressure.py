@@ -8,13 +8,13 @@ import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.sleepers import (
     SHARED,
+    each_once,
     finish,
     hold_criu,
     idle_job,
     let_criu_go,
     pausing_criu,
     status,
-    steps,
     wait_asleep,
     wait_for_agents,
     wake,
@@ -45,12 +45,12 @@ def dumps(cluster: Cluster) -> list[str]:
     return [node for node in ("c1", "c2") if cluster.run(node, "test", "-e", HELD).returncode == 0]
 
 
-def full_node(cluster: Cluster, node: str, *, idle: int) -> str:
-    """Fill a node with a busy job and one that idles for ``idle`` seconds, one GPU each; return the latter's ID."""
+def full_node(cluster: Cluster, node: str) -> str:
+    """Fill a node with a busy job and one that idles until ``finish``, one GPU each; return the latter's ID."""
     computes = f"{WORKLOADS}/busy.py --seconds 280"
     options = ("--partition=gpu", "--gres=gpu:1", f"--nodelist={node}")
     busy = cluster.submit(*options, wrap=computes, user="bob")
-    idle_one = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job(idle=idle))
+    idle_one = cluster.submit(OPTION, f"--nodelist={node}", script=idle_job())
     for job in (busy, idle_one):
         cluster.wait_for_state(job, "RUNNING")  # a job of another user submitted now finds no free GPU
     return idle_one
@@ -60,7 +60,7 @@ def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> No
     """On two nodes, each with its own agent: exactly one job is suspended, and the status of the other shows why."""
     jobs = {}
     for node in ("c1", "c2"):
-        jobs[node] = full_node(cluster, node, idle=60)
+        jobs[node] = full_node(cluster, node)
         hold_criu(cluster, node, "before", "dump")
     for job in jobs.values():
         wait_until("its window is full", lambda job=job: next_code(cluster, job), lambda code: code == "no-pressure")  # type: ignore[misc]
@@ -78,7 +78,7 @@ def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> No
     let_criu_go(cluster, other)
     assert cluster.job(jobs[other])["Restarts"] == "0"
     wake(cluster, jobs[first])
-    assert steps(finish(cluster, jobs[first], timeout_s=150)) == list(range(1, 61))
+    assert each_once(finish(cluster, jobs[first], timeout_s=150))
     assert "suspended" not in finish(cluster, jobs[other])
 
 
@@ -86,8 +86,7 @@ def test_promise_of_aborted_suspension_is_released(cluster: Cluster, paused: Non
     """On each node the first attempt fails: the promise is released, and finally exactly one job is suspended."""
     jobs = {}
     for node in ("c1", "c2"):
-        # Longer than the wait for the pending job: a job that ended would free a GPU without a suspension.
-        jobs[node] = full_node(cluster, node, idle=200)
+        jobs[node] = full_node(cluster, node)
         cluster.exec(node, "gpu-emulatorctl", "fault", "checkpoint-fails", "--count", "1")
     try:
         waiting = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 5", user="carol")

@@ -37,13 +37,13 @@ def refused(cluster: Cluster, job: str) -> str:
 
 
 CASES = {
-    "srun-steps": (f"srun --overlap {WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", (), "srun"),
-    "no-requeue": (f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", ("--no-requeue",), "requeue"),
+    "srun-steps": (f"srun --overlap {WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0", (), "srun"),
+    "no-requeue": (f"{WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0", ("--no-requeue",), "requeue"),
     "multi-node": (
-        f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0", ("--nodes=2", "--ntasks-per-node=1"), "2 nodes",
+        f"{WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0", ("--nodes=2", "--ntasks-per-node=1"), "2 nodes",
     ),
     "gpu-file": (
-        f"exec 9</dev/nvidiactl0 || exec 9</dev/nvidia0\n{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 0",
+        f"exec 9</dev/nvidiactl0 || exec 9</dev/nvidia0\n{WORKLOADS}/idle_after.py --busy 0 --idle 300 --again 0",
         (),
         "GPU",
     ),
@@ -63,7 +63,7 @@ def test_job_that_cannot_be_suspended_keeps_running(cluster: Cluster, code: str)
 
 def test_lock_timeout_is_rolled_back(cluster: Cluster) -> None:
     """The GPU does not become idle: the job keeps running and completes."""
-    job = cluster.submit(BY_HAND, script=idle_job(idle=24))
+    job = cluster.submit(BY_HAND, script=idle_job())
     cluster.wait_for_output(job, "step number=1")
     node = cluster.job(job)["BatchHost"]
     cluster.exec(node, "gpu-emulatorctl", "fault", "lock-timeout")
@@ -78,7 +78,7 @@ def test_lock_timeout_is_rolled_back(cluster: Cluster) -> None:
 @pytest.mark.parametrize("fault", ["checkpoint-fails"])
 def test_failed_checkpoint_is_rolled_back(cluster: Cluster, fault: str) -> None:
     """The driver refuses to move the memory: the job keeps running and completes."""
-    job = cluster.submit(BY_HAND, script=idle_job(idle=8))
+    job = cluster.submit(BY_HAND, script=idle_job())
     cluster.wait_for_output(job, "step number=1")
     node = cluster.job(job)["BatchHost"]
     cluster.exec(node, "gpu-emulatorctl", "fault", fault, "--count", "1")
@@ -89,7 +89,7 @@ def test_failed_checkpoint_is_rolled_back(cluster: Cluster, fault: str) -> None:
 def test_full_store_is_refused(cluster: Cluster) -> None:
     """The site's budget is used up: refused with the sizes."""
     with configured(cluster, budget="1M"):
-        job = cluster.submit(BY_HAND, script=idle_job(idle=10))
+        job = cluster.submit(BY_HAND, script=idle_job())
         cluster.wait_for_output(job, "step number=1")
         assert "room" in refused(cluster, job)
         finish(cluster, job)
@@ -111,7 +111,7 @@ done
 @pytest.mark.parametrize("harm", ["bit", "uid", "link"])
 def test_tampered_image_is_not_restored(cluster: Cluster, harm: str) -> None:
     """A flipped bit, another user in the manifest, a link in its place: the job is held, with the reason."""
-    job = asleep(cluster, idle_job(idle=8), BY_HAND)
+    job = asleep(cluster, idle_job(), BY_HAND)
     done = steps(cluster.output(job))
     for node in ("c1", "c2"):
         cluster.shell(node, FLIP, job, harm)
@@ -142,7 +142,7 @@ def test_job_starts_afresh_after_failed_restore_if_configured(cluster: Cluster) 
 
 def test_job_is_held_after_failed_gpu_restore(cluster: Cluster) -> None:
     """The driver fails in the first restore but not later: the job resumes from its image."""
-    job = asleep(cluster, idle_job(idle=8), BY_HAND)
+    job = asleep(cluster, idle_job(), BY_HAND)
     for node in ("c1", "c2"):
         cluster.exec(node, "gpu-emulatorctl", "fault", "restore-fails")
     try:
@@ -165,7 +165,7 @@ def test_job_is_held_after_failed_gpu_restore(cluster: Cluster) -> None:
 @pytest.mark.timeout(900, func_only=True)
 def test_fifty_jobs_share_gpus(cluster: Cluster) -> None:
     """More jobs than GPUs: all of them complete with intact memory, after suspensions."""
-    script = idle_job("--gpu-suspend-idle=1s", busy=0.5, idle=6)
+    script = idle_job("--gpu-suspend-idle=1s", busy=0.5, idle=4)
     jobs = [cluster.submit(script=script) for _ in range(50)]
     for job in jobs:
         cluster.wait_for_state(job, "COMPLETED", timeout_s=600)

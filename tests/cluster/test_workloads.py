@@ -6,6 +6,7 @@ import re
 
 import pytest
 from cluster.driver import GPU_NODES, READ_GPUS, WORKLOADS, Cluster, GpuReading, wait_until
+from cluster.sleepers import UNTIL_FINISH, end
 
 pytestmark = pytest.mark.cluster
 
@@ -62,7 +63,7 @@ print(gpu.call(gpu.driver.cuInit, 0), gpu.call(gpu.driver.cuDeviceGetCount), gpu
 
 def test_busy_job_shows_as_utilization(cluster: Cluster) -> None:
     """While the job computes, its GPU is busy and lists its process; afterwards the GPU is empty."""
-    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("busy", "--seconds=4", "--memory-mib=1000"))
+    job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("busy", "--seconds=15", "--memory-mib=1000"))
     written = cluster.wait_for_output(job, " busy ")
     reading = wait_until("the GPU is busy", lambda: reading_of(cluster, written), lambda gpu: gpu.utilization_pct > 90)
     assert reading.used_mib >= 1000
@@ -75,11 +76,12 @@ def test_busy_job_shows_as_utilization(cluster: Cluster) -> None:
 
 def test_idle_job_computes_idles_and_verifies_memory(cluster: Cluster) -> None:
     """Busy, then idle with memory allocated, then the memory is verified."""
-    arguments = ("--busy=1", "--idle=3", "--again=1", "--every=0.5")
+    arguments = ("--busy=1", "--idle=1", UNTIL_FINISH, "--again=1", "--every=0.5")
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("idle_after", *arguments))
     written = cluster.wait_for_output(job, " step number=3")
     reading = reading_of(cluster, written)
     assert (reading.utilization_pct, len(reading.pids)) == (0, 1)
+    end(cluster, job)
     cluster.wait_for_state(job, "COMPLETED")
     assert cluster.output(job).strip().endswith("end memory=intact")
 
@@ -134,7 +136,7 @@ def test_model_server_answers_over_the_network(cluster: Cluster) -> None:
 
 def test_multi_process_job_uses_both_gpus(cluster: Cluster) -> None:
     """Two ranks, one per GPU of the node."""
-    arguments = ("--processes=2", "--gpus=2", "--busy=3", "--idle=0", "--again=0.1")
+    arguments = ("--processes=2", "--gpus=2", "--busy=10", "--idle=0", "--again=0.1")
     job = cluster.submit(*ON_C1, "--gres=gpu:2", wrap=workload("multi_process", *arguments))
     cluster.wait_for_output(job, " busy rank=1")
     readings = wait_until(

@@ -93,7 +93,7 @@ def test_node_drained_for_failed_kill_is_resumed(cluster: Cluster) -> None:
 
 def test_job_that_computes_again_is_spared(cluster: Cluster) -> None:
     """The evidence comes from stored samples; at the time of the action the job computes again."""
-    script = f"exec {WORKLOADS}/idle_after.py --memory-mib 60000 --busy 1 --idle 14 --again 300"
+    script = f"exec {WORKLOADS}/idle_after.py --memory-mib 60000 --busy 1 --idle 20 --again 300"
     job = cluster.submit(*ON_C1, wrap=script)
     cluster.wait_for_output(job, "number=10")
     # The stored samples end while the job is idle, however long the ingestion takes.
