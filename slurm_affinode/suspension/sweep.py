@@ -300,10 +300,10 @@ class ImageSweep:
         live = {run.key.name for runs in jobs.live.values() for run in runs}
         listed = live | {run.key.name for runs in jobs.ended.values() for run in runs}
         absent = self.absences.update(listed - unknown, unknown)
-        gone = {name for name, one in absent.items() if one.due and name not in unasked}
-        stopped = self._stop(absent, gone)
+        stopped = self._stop(absent)
         if stopped is not None:
             return Swept(live, absent, (), stopped=stopped)
+        gone = {name for name, one in absent.items() if one.due and name not in unasked}
         newest = self._newest(jobs, notes)
         removed: list[tuple[DirectoryStore, str]] = []
         for store in self.stores:
@@ -395,13 +395,16 @@ class ImageSweep:
 
     # --- stopping
 
-    def _stop(self, absent: Mapping[str, Absence], gone: Collection[str]) -> StoppedSweep | None:
-        """Return the sweep that waits for an administrator, this one or an earlier one; ``None`` if none does."""
+    def _stop(self, absent: Mapping[str, Absence]) -> StoppedSweep | None:
+        """Return the sweep that waits for an administrator, this one or an earlier one; ``None`` if none does.
+
+        All due jobs count, not only those that this sweep has looked up: later sweeps would remove the others.
+        """
         before = self.absences.stopped()
         waiting = {name for name, one in absent.items() if not one.confirmed}
         if before is not None and waiting.intersection(before.jobs):
             return before
-        going = {name for name in gone if name in waiting}
+        going = {name for name in waiting if absent[name].due}
         for at, store in enumerate(self.stores):
             images = self._images[at]
             names = [image.job for image in images if isinstance(image, Image) and image.job in going]

@@ -14,6 +14,7 @@ from agent_world import KEEP_UNKNOWN_S, Agent
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
+from slurm_affinode.suspension.sweep import ASKED
 from slurm_affinode.suspension.wake import JobWaker
 
 HOUR_S = 3600.0
@@ -152,6 +153,16 @@ def test_sweep_that_would_remove_most_images_stops(asleep, caplog):
     assert agent.keeper.sweep_stopped() is None
     pass_time(world, agent, HOUR_S)
     assert agent.images(shared=True) == []
+
+
+def test_sweep_stops_by_all_unknown_jobs_and_not_by_those_looked_up(asleep):
+    """One sweep looks up a limited number of jobs by ID: in a large store they are few, sweep after sweep."""
+    world, agent = asleep
+    more_images(agent, 2 * ASKED + 10)
+    lose_state(agent)
+    pass_time(world, agent, 2 * KEEP_UNKNOWN_S, step=HOUR_S)
+    assert len(agent.images(shared=True)) == 2 * ASKED + 11
+    assert "111 of 111 images" in agent.keeper.sweep_stopped()
 
 
 def test_further_images_do_not_resume_stopped_sweep(asleep):
