@@ -9,38 +9,15 @@ from typing import Any
 
 from slurm_affinode.agent import client
 from slurm_affinode.agent.client import AnswerError
+from slurm_affinode.agent.requests import refusal_hint, refusal_text, without_option
 from slurm_affinode.agent.settings import node_name
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.node_config import DEFAULT_PORT, listen_address
 from slurm_affinode.base.threads import pool
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.suspension import Refusal
 from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.interface import SlurmClient, SlurmError, UnknownJobError
-
-
-def reason(job: Job) -> Refusal:
-    """Return the most permanent reason why a job cannot be suspended.
-
-    The option has no shepherd with ``salloc`` and ``srun``, and one in each batch job.
-    """
-    if job.het_job_id is not None:
-        return Refusal("heterogeneous", "it is a heterogeneous job: its parts cannot be suspended as one")
-    if not job.batch:
-        return Refusal("interactive", "it is interactive (salloc, srun): only batch jobs can be suspended")
-    return Refusal("not-opted-in", "it was submitted without --gpu-suspend-idle")
-
-
-def text(job_id: object, refusal: Refusal) -> str:
-    """Return the message for the owner, one line."""
-    return f"job {job_id} cannot be suspended: {refusal.code}: {refusal.text}"
-
-
-def hint(refusal: Refusal) -> str | None:
-    """Return the owner's remedy, or ``None`` if there is none."""
-    return None if refusal.code == "heterogeneous" else "submit it with sbatch --gpu-suspend-idle=15m"
-
 
 MOST_NODES = 32
 """Number of agents queried about a suspended job before it counts as unknown."""
@@ -264,5 +241,5 @@ def _wait_s(request: Mapping[str, Any]) -> float:
 
 def _cannot(job: Job) -> AnswerError:
     """Return the error for a job that no agent watches."""
-    refusal = reason(job)
-    return AnswerError(refusal.code, text(job.id, refusal), hint=hint(refusal), exit_code=1)
+    refusal = without_option(job)
+    return AnswerError(refusal.code, refusal_text(job.id, refusal), hint=refusal_hint(refusal), exit_code=1)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurm_affinode.agent import orphan_requests, routing, status_rows
+from slurm_affinode.agent import orphan_requests, status_rows
 from slurm_affinode.agent.loop import Loop
 from slurm_affinode.agent.orphan_requests import OrphanVerbs
-from slurm_affinode.agent.requests import Caller, RequestError
+from slurm_affinode.agent.requests import Caller, RequestError, refusal_hint, refusal_text, without_option
 from slurm_affinode.agent.throttle import Pace
 from slurm_affinode.agent.workers import Work
 from slurm_affinode.base.errors import AffinodeError
@@ -227,14 +227,11 @@ class Service:
             return RequestError("under-way", f"job {job_id} is being worked on: {what}")
         if job_id in self._with_option:
             return RequestError("ending", f"job {job_id} is ending: its script is over", hint="see: squeue --me --all")
-        if job is None:
-            refusal = Refusal("not-opted-in", "it was submitted without --gpu-suspend-idle")
-        elif job.batch and job.batch_host not in (None, self.node):
+        if job is not None and job.batch and job.batch_host not in (None, self.node):
             # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
-        else:
-            refusal = routing.reason(job)
-        return RequestError(refusal.code, routing.text(job_id, refusal), hint=routing.hint(refusal))
+        refusal = without_option(job)
+        return RequestError(refusal.code, refusal_text(job_id, refusal), hint=refusal_hint(refusal))
 
     def _limit(self, caller: Caller) -> None:
         """Count a request to slurmctld. Raises ``RequestError`` if ``caller`` exceeds the rate limit."""

@@ -128,7 +128,7 @@ def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("code", sorted({code for code, _ in REASONS} - {"interactive", "gone"}))
 def test_each_reason_has_a_remedy(code: str) -> None:
-    """The remedy against steps depends on the option; the agent's routing has that of interactive jobs."""
+    """The remedy against steps depends on the option; ``agent.requests`` has that of jobs without the option."""
     assert remedy(Refusal(code, "text"), SuspendOption())
 
 
