@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from slurm_affinode.base.errors import AffinodeError
@@ -126,14 +126,8 @@ def memory_mib(text: str | None) -> int:
     return 0 if found is None else found.size_bytes // MIB
 
 
-@dataclass(slots=True)
-class _Health:
-    said: bool = False
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-
 class QueueView:
-    """Keeps the last answer. ``refresh`` and ``look`` run in the only thread that queries slurmctld."""
+    """Keeps the last answer. Thread-safe: one thread at a time queries slurmctld."""
 
     def __init__(
         self,
@@ -149,7 +143,10 @@ class QueueView:
         self._cpu_s = self._wall_s = 0.0
         self._tried_s = -1e9
         self._latest: SlurmQueue | None = None
-        self._health = _Health()
+        self._said = False
+        """slurmctld did not respond to the last query, which was logged."""
+        self._lock = threading.Lock()
+        """Guards the client, for the duration of a query."""
 
     @property
     def every_s(self) -> float:
@@ -206,19 +203,19 @@ class QueueView:
             self._client.close()
 
     def _ask(self, what: str, question: Callable[[SlurmClient], T]) -> T | None:
-        with self._health.lock:
+        with self._lock:
             try:
                 if self._client is None:
                     self._client = self._open()
                 answer = question(self._client)
             except AffinodeError as error:
-                if not self._health.said:
+                if not self._said:
                     log.warning("%s: %s", what, error)
-                self._health.said = True
+                self._said = True
                 return None
-            if self._health.said:
+            if self._said:
                 log.info("slurmctld responds again")
-            self._health.said = False
+            self._said = False
             return answer
 
 
