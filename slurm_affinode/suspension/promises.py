@@ -24,7 +24,7 @@ from slurm_affinode.base.files import write_text
 from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import Promise, Waiting
-from slurm_affinode.suspension.shared_state import read_signed
+from slurm_affinode.suspension.shared_state import opened, read_signed
 
 SETTLE_S = 60.0
 """Time for Slurm to start the pending job once the GPUs are free, and for other agents to learn of it."""
@@ -79,34 +79,36 @@ class Promises:
 
     def _others(self, directory: Path, now: float, mine: Collection[str]) -> dict[str, _Given]:
         found = {}
-        for path in sorted(directory.glob(f"{self._cluster}.*")):
-            given = self._read(path)
-            if given is not None and given.until > now and given.promise.node != self._node:
-                found[path.name] = given
-            elif path.name not in mine:
-                self._clear(path)
+        with opened(directory) as at:
+            for path in sorted(directory / one.name for one in at.glob(f"{self._cluster}.*")):
+                given = self._read(path)
+                if given is not None and given.until > now and given.promise.node != self._node:
+                    found[path.name] = given
+                elif path.name not in mine:
+                    self._clear(at, path)
         return found
 
-    def _clear(self, path: Path) -> None:
+    def _clear(self, at: Path, path: Path) -> None:
         """Remove a promise that is expired, invalid, or made by an earlier agent on this node.
 
         Another node may replace it at any time, so it is moved aside, and moved back unless it is the file that was
         read. A descriptor is held meanwhile, so that no other file can have its inode number; it opens nothing
-        (``O_PATH``), because other machines may write to the directory.
+        (``O_PATH``), because other machines may write to the directory, which is open as ``at``.
         """
+        named = at / path.name
         try:
-            held = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            held = os.open(named, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
         except FileNotFoundError:
             return
         try:
             there = self._read(path)
             if there is not None and there.until > self._now() and there.promise.node != self._node:
                 return
-            aside = path.with_name(f".{path.name}.{self._node}.old")
-            path.rename(aside)
+            aside = at / f".{path.name}.{self._node}.old"
+            named.rename(aside)
             if not os.path.samestat(aside.lstat(), os.fstat(held)):
                 with contextlib.suppress(FileExistsError):
-                    os.link(aside, path, follow_symlinks=False)
+                    os.link(aside, named, follow_symlinks=False)
             aside.unlink(missing_ok=True)
         except FileNotFoundError:
             return  # another node has removed it
@@ -160,7 +162,7 @@ class Promises:
         if self._directory is not None:
             path = self._directory / name
             with contextlib.suppress(OSError):
-                self._ask(lambda: path.unlink(missing_ok=True))
+                self._ask(lambda: _unlink(path))
 
     def _link(self, name: str, given: _Given) -> bool:
         """Create the file; ``False``: another node has created it."""
@@ -169,7 +171,7 @@ class Promises:
         path = self._directory / name
         try:
             made, there = self._ask(
-                lambda: self._linked(path, given), late=lambda found: path.unlink() if found[0] else None
+                lambda: self._linked(path, given), late=lambda found: _unlink(path) if found[0] else None
             )
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -179,25 +181,30 @@ class Promises:
 
     def _linked(self, path: Path, given: _Given) -> tuple[bool, _Given | None]:
         """Return whether the file was created, and otherwise the promise of another node found there, if readable."""
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._clear(path)
-        draft = path.with_name(f".{path.name}.{self._node}")
-        draft.write_text(self._text(path, given), encoding="utf-8")
-        try:
-            # A link appears whole or not at all, also for other clients of a network file system.
-            os.link(draft, path)
-        except FileExistsError:
-            return False, self._read(path)
-        finally:
-            draft.unlink(missing_ok=True)
+        with opened(path.parent, create=True) as at:
+            self._clear(at, path)
+            draft = at / f".{path.name}.{self._node}"
+            write_text(draft, self._text(path, given), mode=0o600)
+            try:
+                # A link appears whole or not at all, also for other clients of a network file system.
+                os.link(draft, at / path.name)
+            except FileExistsError:
+                return False, self._read(path)
+            finally:
+                draft.unlink(missing_ok=True)
         return True, None
 
     def _keep(self, name: str, given: _Given) -> None:
         if self._directory is None:
             return
         path = self._directory / name
+
+        def put() -> None:
+            with opened(path.parent, create=True) as at:
+                write_text(at / path.name, self._text(path, given), mode=0o600)
+
         try:
-            self._ask(lambda: write_text(path, self._text(path, given), mode=0o600))
+            self._ask(put)
         except OSError as error:
             raise AffinodeError(f"{path}: cannot be written: {error.strerror or error}") from error
 
@@ -221,3 +228,8 @@ class Promises:
             self._signer.refuse(path, "promises for another node, or for ever")
             return None
         return _Given(promise, until)
+
+
+def _unlink(path: Path) -> None:
+    with opened(path.parent) as at:
+        (at / path.name).unlink(missing_ok=True)

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -201,8 +201,8 @@ class Notes:
         text = self._signer.encode(_NOTE, path.name, value)
 
         def put() -> None:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_text(path, text, mode=0o600)
+            with opened(path.parent, create=True) as directory:
+                write_text(directory / path.name, text, mode=0o600)
 
         try:
             self._ask(put)
@@ -269,8 +269,13 @@ class Notes:
         """Remove the note of a job that runs again or has ended."""
         if self._root is not None:
             path = _file(self._root, cluster, job_id)
+
+            def unlink() -> None:
+                with opened(path.parent) as directory:
+                    (directory / path.name).unlink(missing_ok=True)
+
             with contextlib.suppress(OSError):
-                self._ask(lambda: path.unlink(missing_ok=True))
+                self._ask(unlink)
 
     # --- Slurm's start plan
 
@@ -321,25 +326,25 @@ class Notes:
             raise AffinodeError(f"{path}: cannot be claimed: {error.strerror or error}") from error
 
     def _claim(self, path: Path, run: LiveRun, who: str, *, former: bool) -> str | None:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{who.replace('/', '_')}")
         value = {"who": who, "submit": run.key.submit_epoch, "uid": run.uid}
-        write_text(draft, self._signer.encode(_CLAIMED, path.name, value), mode=0o600)
-        try:
-            for _ in range(_CLAIMS_TRIED):
-                try:
-                    # A link appears whole or not at all, also for other clients of a network file system.
-                    os.link(draft, path)
-                    fsync_dir(path.parent)
-                except FileExistsError:
-                    there, inode = self._claimant(path, run, former=former)
-                    if there is not None:
-                        return None if there == who else there
-                    _take_away(path, inode, draft)
-                else:
-                    return None
-        finally:
-            draft.unlink(missing_ok=True)
+        with opened(path.parent, create=True) as directory:
+            draft, made = directory / f".{path.name}.{who.replace('/', '_')}", directory / path.name
+            write_text(draft, self._signer.encode(_CLAIMED, path.name, value), mode=0o600)
+            try:
+                for _ in range(_CLAIMS_TRIED):
+                    try:
+                        # A link appears whole or not at all, also for other clients of a network file system.
+                        os.link(draft, made)
+                        fsync_dir(directory)
+                    except FileExistsError:
+                        there, inode = self._claimant(path, run, former=former)
+                        if there is not None:
+                            return None if there == who else there
+                        _take_away(made, inode, draft)
+                    else:
+                        return None
+            finally:
+                draft.unlink(missing_ok=True)
         raise OSError(errno.EAGAIN, "other nodes write it all the time")
 
     def _claimant(self, path: Path, run: LiveRun, *, former: bool) -> tuple[str | None, int | None]:
@@ -373,12 +378,13 @@ class Notes:
         claims, asked = self._root / "claims", time.monotonic()
 
         def remove() -> None:
-            for path in claims.iterdir():
-                match = _CLAIM.fullmatch(path.name)
-                if time.monotonic() - asked > _STALE_S:
-                    return  # others may have claimed meanwhile
-                if match is not None and match["job"] not in names:
-                    path.unlink(missing_ok=True)
+            with opened(claims) as directory:
+                for path in directory.iterdir():
+                    match = _CLAIM.fullmatch(path.name)
+                    if time.monotonic() - asked > _STALE_S:
+                        return  # others may have claimed meanwhile
+                    if match is not None and match["job"] not in names:
+                        path.unlink(missing_ok=True)
 
         with contextlib.suppress(OSError):
             self._ask(remove)
@@ -414,6 +420,22 @@ def read_signed(signer: Signer, purpose: str, path: Path, *, most: int = LARGEST
                 return SignedContent(value if isinstance(value, dict) else None, signed=False)
         signer.refuse(path, error)
         return SignedContent(None)
+
+
+@contextlib.contextmanager
+def opened(directory: Path, *, create: bool = False) -> Iterator[Path]:
+    """Open a directory beside the shared store, and yield a path that leads to it by its descriptor.
+
+    Other machines may write beside the store. Through a link in place of a directory, root would create and remove
+    files anywhere on its node, so links are not followed. Raises ``OSError``.
+    """
+    if create:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
 
 
 def _take_away(path: Path, inode: int | None, draft: Path) -> None:

@@ -33,7 +33,7 @@ from slurm_affinode.core.retention import Fate, fate, too_many
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import LiveRun
 from slurm_affinode.slurm.interface import SlurmClient, UnknownJobError
-from slurm_affinode.suspension.shared_state import Note, Notes, read_signed
+from slurm_affinode.suspension.shared_state import Note, Notes, opened, read_signed
 
 _PURPOSE, _STOPPED = "unknown job", "stopped sweep"
 _FORGOTTEN_S = 30 * 86400.0
@@ -121,19 +121,19 @@ class Absences:
         there = self._read()
         if not there and not unknown:
             return {}
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        now = self._clock(self._directory, self._signer.node)
-        for name, (since, _) in there.items():
-            lost = name not in unknown and now - since > self._keep_s + _FORGOTTEN_S
-            if name in known or lost:
-                self._path(name).unlink(missing_ok=True)
         found = {}
-        for name in unknown:
-            since, confirmed = there.get(name, (now, False))
-            since = min(since, now)  # the clock of the file server was set back
-            if (since, confirmed) != there.get(name):
-                self._write(name, since, confirmed=confirmed)
-            found[name] = self._absence(since, now, confirmed=confirmed)
+        with opened(self._directory, create=True) as directory:
+            now = self._clock(directory, self._signer.node)
+            for name, (since, _) in there.items():
+                lost = name not in unknown and now - since > self._keep_s + _FORGOTTEN_S
+                if name in known or lost:
+                    (directory / _file(name)).unlink(missing_ok=True)
+            for name in unknown:
+                since, confirmed = there.get(name, (now, False))
+                since = min(since, now)  # the clock of the file server was set back
+                if (since, confirmed) != there.get(name):
+                    self._write(directory, name, since, confirmed=confirmed)
+                found[name] = self._absence(since, now, confirmed=confirmed)
         return found
 
     def confirm(self, unknown: Collection[str]) -> None:
@@ -141,10 +141,10 @@ class Absences:
 
         def put() -> None:
             there = self._read()
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            now = self._clock(self._directory, self._signer.node)
-            for name in unknown:
-                self._write(name, there.get(name, (now, False))[0], confirmed=True)
+            with opened(self._directory, create=True) as directory:
+                now = self._clock(directory, self._signer.node)
+                for name in unknown:
+                    self._write(directory, name, there.get(name, (now, False))[0], confirmed=True)
             self._stop.unlink(missing_ok=True)
 
         try:
@@ -159,7 +159,8 @@ class Absences:
             there = self._read()
             if not there:
                 return {}
-            now = self._clock(self._directory, self._signer.node)
+            with opened(self._directory) as directory:
+                now = self._clock(directory, self._signer.node)
             return {name: self._absence(since, now, confirmed=yes) for name, (since, yes) in there.items()}
 
         with contextlib.suppress(OSError):
@@ -170,13 +171,10 @@ class Absences:
         age_s = max(0.0, now - since)
         return Absence(since, age_s, confirmed, due=confirmed or age_s >= self._keep_s)
 
-    def _path(self, name: str) -> Path:
-        return self._directory / f"{name}.json"
-
-    def _write(self, name: str, since: float, *, confirmed: bool) -> None:
-        path = self._path(name)
+    def _write(self, directory: Path, name: str, since: float, *, confirmed: bool) -> None:
         value = {"since": since, "confirmed": confirmed}
-        write_text(path, self._signer.encode(_PURPOSE, path.name, value), mode=0o600)
+        text = self._signer.encode(_PURPOSE, _file(name), value)
+        write_text(directory / _file(name), text, mode=0o600)
 
     def _read(self) -> dict[str, tuple[float, bool]]:
         """Return name -> since when, and whether it is confirmed. Unsigned records are ignored, and written anew."""
@@ -228,6 +226,11 @@ class Absences:
             self._ask(lambda: self._stop.unlink(missing_ok=True))
         except OSError as error:
             raise AffinodeError(f"{self._stop}: {error.strerror or error}") from error
+
+
+def _file(name: str) -> str:
+    """Return the name of the file of an unknown job."""
+    return f"{name}.json"
 
 
 def _stopped_of(value: Mapping[str, Any]) -> StoppedSweep | None:

@@ -152,9 +152,15 @@ def test_promise_made_while_an_expired_one_is_removed_is_kept(tmp_path: Path, cl
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link"])
-def test_special_file_in_place_of_a_promise_is_removed_unopened(tmp_path: Path, clock: Clock, kind: str) -> None:
-    """A writer of the export without the key can create one; a FIFO would block the agent."""
-    path = tmp_path / "promises" / "test.99.0"
+@pytest.mark.parametrize("name", ["test.99.0", ".test.99.0.c1"])
+def test_special_file_in_place_of_a_promise_is_removed_unopened(
+    tmp_path: Path, clock: Clock, kind: str, name: str
+) -> None:
+    """A writer of the export without the key can create one, also under the name of the draft.
+
+    A FIFO would block the agent; through a link it would write to any file of its node.
+    """
+    path = tmp_path / "promises" / name
     path.parent.mkdir()
     target = tmp_path / "target"
     target.write_text("kept", encoding="utf-8")
@@ -164,8 +170,10 @@ def test_special_file_in_place_of_a_promise_is_removed_unopened(tmp_path: Path, 
         path.symlink_to(target)
     one = node(tmp_path, "c1", clock)
     assert one.take(WAITING, 1) == "test.99.0"
-    assert path.is_file()
-    assert not path.is_symlink()
+    made = tmp_path / "promises" / "test.99.0"
+    assert made.is_file()
+    assert not made.is_symlink()
+    assert list(made.parent.iterdir()) == [made]
     assert target.read_text(encoding="utf-8") == "kept"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from agent_sequences import go_on_at_c2
 from agent_site import STEPS, World
 from agent_world import KEY, Agent
 
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.manifest import former_signature
 from slurm_affinode.checkpoint.signatures import LARGEST, SignatureError, Signer
 from slurm_affinode.core.policy import Waiting
@@ -318,6 +321,56 @@ def test_forged_absence_does_not_hasten_removal(tmp_path: Path) -> None:
         assert not absences.update((), ("alpha.7",))["alpha.7"].due
     path.write_text(Signer(KEY, "c2").encode("unknown job", path.name, value))
     assert absences.update((), ("alpha.7",))["alpha.7"].due
+
+
+def use_notes(root: Path) -> None:
+    notes = Notes(root, Signer(KEY, "c1"))
+    with contextlib.suppress(AffinodeError):
+        notes.write(NOTE)
+    notes.remove("alpha", 7)
+
+
+def use_claims(root: Path) -> None:
+    notes = Notes(root, Signer(KEY, "c1"))
+    with contextlib.suppress(AffinodeError):
+        notes.claim(RUN, "c1/10/5")
+    notes.unclaim(())
+
+
+def use_promises(root: Path) -> None:
+    promises = Promises(root, "alpha", Signer(KEY, "c1"), lasts_s=600, now=lambda: 1000.0)
+    promises.look()
+    with contextlib.suppress(AffinodeError):
+        promises.take(Waiting(7, "7", ("gpu",), "Resources", held=False, priority=1, gpus=1), 1)
+
+
+def use_absences(root: Path) -> None:
+    absences = Absences(root, Signer(KEY, "c1"), keep_s=100.0)
+    with contextlib.suppress(AffinodeError):
+        absences.update((), ("alpha.7",))
+    with contextlib.suppress(AffinodeError):
+        absences.confirm(("alpha.7",))
+    absences.all()
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [("asleep", use_notes), ("claims", use_claims), ("promises", use_promises), ("unknown", use_absences)],
+)
+def test_link_in_place_of_a_directory_is_not_followed(tmp_path: Path, name: str, use: Callable[[Path], None]) -> None:
+    """A writer of the export would otherwise have root create and remove files anywhere on the node."""
+    beside, target = tmp_path / "beside", tmp_path / "etc"
+    beside.mkdir()
+    use(beside)
+    assert (beside / name).is_dir()  # it is the one that is used
+    shutil.rmtree(beside / name)
+    target.mkdir()
+    names = ["alpha.7.json", "alpha.7.1", "alpha.7.0", "alpha.cf"]
+    for one in names:
+        (target / one).write_text("of the node")
+    (beside / name).symlink_to(target)
+    use(beside)
+    assert {path.name: path.read_text() for path in target.iterdir()} == dict.fromkeys(names, "of the node")
 
 
 @pytest.mark.parametrize(
