@@ -36,6 +36,7 @@ FACTS = (
     "SLURMD_NODENAME", "SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_JOB_NODELIST", "SLURM_JOB_START_TIME",
     "SLURM_NODELIST", "SLURM_RESTART_COUNT", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",
 )  # fmt: skip
+CPU_COUNTS = ("cpus-per-task", "cpus-per-gpu")  # one excludes the other; of two variables, the first one counts
 GPU_COUNTS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 FORWARDED = (signal.SIGCONT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -43,14 +44,14 @@ WAITED = {signal.SIGCHLD, signal.SIGINT, *FORWARDED, *ENDING}
 
 # Long options that are supported: name -> (short, argument). Argument: "" none, ":" required, "?" optional.
 OPTIONS = {
-    "chdir": ("D", ":"), "cpu-bind": ("", ":"), "cpus-per-task": ("c", ":"), "disable-status": ("X", ""),
-    "error": ("e", ":"), "exact": ("", ""), "exclusive": ("", "?"), "export": ("", ":"), "gpu-bind": ("", ":"),
-    "gpus": ("G", ":"), "gpus-per-node": ("", ":"), "gpus-per-task": ("", ":"), "gres": ("", ":"), "input": ("i", ":"),
-    "job-name": ("J", ":"), "jobid": ("", ":"), "kill-on-bad-exit": ("K", "?"), "label": ("l", ""), "mpi": ("", ":"),
-    "nodelist": ("w", ":"), "nodes": ("N", ":"), "ntasks": ("n", ":"), "ntasks-per-node": ("", ":"),
-    "open-mode": ("", ":"), "output": ("o", ":"), "overcommit": ("O", ""), "overlap": ("", ""), "quiet": ("Q", ""),
-    "quit-on-interrupt": ("", ""), "tres-bind": ("", ":"), "tres-per-task": ("", ":"), "unbuffered": ("u", ""),
-    "wait": ("W", ":"),
+    "chdir": ("D", ":"), "cpu-bind": ("", ":"), "cpus-per-gpu": ("", ":"), "cpus-per-task": ("c", ":"),
+    "disable-status": ("X", ""), "error": ("e", ":"), "exact": ("", ""), "exclusive": ("", "?"), "export": ("", ":"),
+    "gpu-bind": ("", ":"), "gpus": ("G", ":"), "gpus-per-node": ("", ":"), "gpus-per-task": ("", ":"),
+    "gres": ("", ":"), "input": ("i", ":"), "job-name": ("J", ":"), "jobid": ("", ":"), "kill-on-bad-exit": ("K", "?"),
+    "label": ("l", ""), "mpi": ("", ":"), "nodelist": ("w", ":"), "nodes": ("N", ":"), "ntasks": ("n", ":"),
+    "ntasks-per-node": ("", ":"), "open-mode": ("", ":"), "output": ("o", ":"), "overcommit": ("O", ""),
+    "overlap": ("", ""), "quiet": ("Q", ""), "quit-on-interrupt": ("", ""), "tres-bind": ("", ":"),
+    "tres-per-task": ("", ":"), "unbuffered": ("u", ""), "wait": ("W", ":"),
     # Without effect on a step of one node, or not enforced.
     "account": ("A", ":"), "acctg-freq": ("", ":"), "comment": ("", ":"), "distribution": ("m", ":"),
     "gpu-suspend-idle": ("", "?"), "hint": ("", ":"), "mem": ("", ":"), "mem-bind": ("", ":"), "mem-per-cpu": ("", ":"),
@@ -60,16 +61,15 @@ OPTIONS = {
 }  # fmt: skip
 # The other options of srun: known for abbreviations, and left to it.
 OTHER = """
-    allow-any bb bbf bcast bcast-exclude begin bell cluster cluster-constraint clusters compress
-    consolidate-segments constraint container container-id contiguous core-spec cores-per-socket cpu-freq
-    cpus-per-gpu deadline delay-boot dependency environment epilog exclude external extra extra-node-info
-    get-user-env gid gpu-freq gpus-per-socket gres-flags help het-group hold immediate interactive kill-command
-    launcher-opts licenses mail-type mail-user mcs-label mincpus mix msg-timeout multi multi-prog network nice
-    no-allocate no-bell no-shell nodefile ntasks-per-core ntasks-per-gpu ntasks-per-socket ntasks-per-tres power
-    preserve-env priority prolog pty reboot relative reservation resv-port resv-ports segment send-libs signal
-    sockets-per-node spread spread-job spread-segments stepmgr switches task-epilog task-prolog test-only
-    thread-spec threads-per-core time time-min tmp treewidth uid umask usage use-min-nodes version wait-for-switch
-    x11
+    allow-any bb bbf bcast bcast-exclude begin bell cluster cluster-constraint clusters compress consolidate-segments
+    constraint container container-id contiguous core-spec cores-per-socket cpu-freq deadline delay-boot dependency
+    environment epilog exclude external extra extra-node-info get-user-env gid gpu-freq gpus-per-socket gres-flags
+    help het-group hold immediate interactive kill-command launcher-opts licenses mail-type mail-user mcs-label
+    mincpus mix msg-timeout multi multi-prog network nice no-allocate no-bell no-shell nodefile ntasks-per-core
+    ntasks-per-gpu ntasks-per-socket ntasks-per-tres power preserve-env priority prolog pty reboot relative
+    reservation resv-port resv-ports segment send-libs signal sockets-per-node spread spread-job spread-segments
+    stepmgr switches task-epilog task-prolog test-only thread-spec threads-per-core time time-min tmp treewidth uid
+    umask usage use-min-nodes version wait-for-switch x11
 """.split()
 NAMES = sorted([*OPTIONS, *OTHER])
 SHORT = {short: name for name, (short, _) in OPTIONS.items() if short}
@@ -80,6 +80,7 @@ SWITCHES = {name for name, (_, argument) in OPTIONS.items() if argument == ""}
 VARIABLES = (
     ("SLURM_NNODES", "nodes"), ("SLURM_JOB_NUM_NODES", "nodes"), ("SLURM_NPROCS", "ntasks"), ("SLURM_NTASKS", "ntasks"),
     ("SLURM_CPUS_PER_TASK", "cpus-per-task"), ("SRUN_CPUS_PER_TASK", "cpus-per-task"),
+    ("SLURM_CPUS_PER_GPU", "cpus-per-gpu"),
     ("SLURM_NTASKS_PER_NODE", "ntasks-per-node"), ("SLURM_CPU_BIND", "cpu-bind"), ("SLURM_GPUS", "gpus"),
     ("SLURM_GPUS_PER_TASK", "gpus-per-task"), ("SLURM_STEP_GRES", "gres"), ("SLURM_TRES_PER_TASK", "tres-per-task"),
     ("SLURM_TRES_BIND", "tres-bind"), ("SLURM_GPU_BIND", "gpu-bind"), ("SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"),
@@ -93,7 +94,7 @@ VARIABLES = (
 )  # fmt: skip
 # Variables that ask for something that only srun does.
 OTHER_VARIABLES = (
-    "SLURM_BCAST", "SLURM_CPUS_PER_GPU", "SLURM_EPILOG", "SLURM_HET_SIZE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE",
+    "SLURM_BCAST", "SLURM_EPILOG", "SLURM_HET_SIZE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE",
     "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_CORE", "SLURM_PROLOG", "SLURM_TASK_EPILOG", "SLURM_TASK_PROLOG",
     "SLURM_THREADS_PER_CORE", "SLURM_TIMELIMIT", "SRUN_CONTAINER", "SRUN_CONTAINER_ID",
 )  # fmt: skip
@@ -258,10 +259,19 @@ def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], li
 
 
 def merged(given: list[tuple[str, str]], found: dict[str, str]) -> dict[str, str]:
-    """Apply the options of the command line, the last of equal ones, on top of those that variables have set."""
-    if any(name in GPU_COUNTS for name, _ in given):
+    """Apply the options of the command line, the last of equal ones, on top of those that variables have set.
+
+    Raises ``Elsewhere``.
+    """
+    names = {name for name, _ in given}
+    if names & {*GPU_COUNTS}:
         for name in (*GPU_COUNTS, "gpu-bind", "tres-bind"):
             found.pop(name, None)
+    if names >= {*CPU_COUNTS}:
+        raise Elsewhere("--cpus-per-gpu with --cpus-per-task")
+    for one, other in (CPU_COUNTS, CPU_COUNTS[::-1]):
+        if one in names or (one in found and not names & {*CPU_COUNTS}):
+            found.pop(other, None)
     for name, value in given:
         found[name] = value or "1" if name == "kill-on-bad-exit" else value
     return found
@@ -341,19 +351,21 @@ class Step:
         self.id = 0
         self._check()
         tres = of_tres(options.get("tres-per-task", ""))
-        per_node = number(options, "ntasks-per-node", 1)
-        self.tasks = number(options, "ntasks", per_node)
-        self.cpus_per_task = number(options, "cpus-per-task", int(tres.get("cpu", "0")), least=0)
-        self.overcommit = "overcommit" in options
-        self.overlap = "overlap" in options or self.nested
-        self.exact = "exact" in options or "exclusive" in options or self.cpus_per_task > 0
         of_job = env.get("SLURM_JOB_CPUS_PER_NODE", "1").partition("(")[0]
         self.job_cpus = int(of_job) if of_job.isdigit() else 1
-        self.cpus = self.tasks * max(1, self.cpus_per_task)
+        self.cpus_per_task = number(options, "cpus-per-task", int(tres.get("cpu", "0")), least=0)
+        as_many_as_fit = self.job_cpus // self.cpus_per_task if self.cpus_per_task else 1
+        per_node = number(options, "ntasks-per-node", max(1, as_many_as_fit))
+        self.tasks = number(options, "ntasks", per_node)
+        self.overcommit = "overcommit" in options
+        self.overlap = "overlap" in options or self.nested
+        self._count_gpus(tres)
+        self.cpus_per_gpu = number(options, "cpus-per-gpu", 0)
+        self.exact = bool("exact" in options or "exclusive" in options or self.cpus_per_task or self.cpus_per_gpu)
+        self.cpus = max(self.tasks * max(1, self.cpus_per_task), self.gpu_count * self.cpus_per_gpu)
         if self.cpus > self.job_cpus and not self.overcommit:
             raise Elsewhere(f"more CPUs than the job has: {self.cpus} of {self.job_cpus}")
         self.cpus = min(self.cpus, self.job_cpus) if self.exact else self.job_cpus
-        self._count_gpus(tres)
         self.wait_s = number(options, "wait", 0, least=0)
         self.kill_on_bad_exit = options.get("kill-on-bad-exit", "0") != "0"
         self.affinity: list[int] = []
@@ -438,6 +450,8 @@ class Step:
         """Return the CPUs that a task is bound to; empty: no binding."""
         if not self.bound or self.overcommit:
             return []
+        if self.cpus_per_gpu:
+            return self.affinity
         each = max(1, self.cpus_per_task)
         return self.affinity[task * each : (task + 1) * each]
 
@@ -590,12 +604,21 @@ def running() -> list[tuple[int, dict[str, str]]]:
     return found
 
 
+def positions(env: dict[str, str]) -> list[int]:
+    """Return the indices of a task's GPUs among those of its job.
+
+    A restored job may have other GPUs, but the environment of its tasks is that of the attempt in which they began.
+    """
+    of_job = env.get("SLURM_JOB_GPUS", "").split(",")
+    return [of_job.index(gpu) for gpu in env.get("SLURM_STEP_GPUS", "").split(",") if gpu and gpu in of_job]
+
+
 def choose(step: Step) -> bool:
     """Choose the CPUs and GPUs of the step among those that no other step has. False: not enough are free."""
     others = [] if step.overlap else running()
     cpus = {pid: int(env.get("SLURM_CPUS_ON_NODE", "0")) for pid, env in others}
-    taken = {gpu for _, env in others for gpu in env.get("SLURM_STEP_GPUS", "").split(",") if gpu}
-    free = [index for index, name in enumerate(step.job_gpus) if name not in taken]
+    taken = {gpu for _, env in others for gpu in positions(env)}
+    free = [index for index in range(len(step.job_gpus)) if index not in taken]
     if sum(cpus.values()) + step.cpus > step.job_cpus or step.gpu_count > len(free):
         return False
     step.gpus = free[: step.gpu_count]
@@ -690,7 +713,11 @@ class Streams:
         path = os.path.join(self._directory, name)
         if path not in self._opened:
             try:
-                self._opened[path] = os.open(path, flags | os.O_CLOEXEC, 0o666)
+                try:
+                    self._opened[path] = os.open(path, flags | os.O_CLOEXEC, 0o666)
+                except FileNotFoundError:
+                    os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+                    self._opened[path] = os.open(path, flags | os.O_CLOEXEC, 0o666)
             except OSError as error:
                 raise Fault(f"Could not open {path}: {error.strerror}") from None
         return self._opened[path]
@@ -914,7 +941,13 @@ class Tasks:
         self._first_exit = self._report_at = self._kill_at = 0.0
         self._interrupted = 0.0
         self._stopping = False
-        self.worst = 0
+        self._worst = (False, 0)  # by a signal, number: a signal counts more than any exit code
+
+    @property
+    def worst(self) -> int:
+        """The exit status of srun."""
+        by_signal, number = self._worst
+        return 128 + number if by_signal else number
 
     def start(self, streams: Streams, directory: str) -> None:
         """Start all tasks. Raises ``Fault``; no task is left then."""
@@ -951,7 +984,7 @@ class Tasks:
             self._tick()
         self._report()
         self._signal(signal.SIGKILL)  # processes that they have left
-        if self.worst == 128 + signal.SIGTERM:
+        if self._worst == (True, signal.SIGTERM):
             self._info(f"Force Terminated StepId={self._step.name}")
 
     def _wait_until(self) -> float:
@@ -1040,12 +1073,12 @@ class Tasks:
         self._report_at = 0.0
         texts: dict[str, list[int]] = {}
         for task, status in self._ended:
-            code = os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
-            self.worst = max(self.worst, code)
+            number = os.WEXITSTATUS(status) if os.WIFEXITED(status) else os.WTERMSIG(status)
+            self._worst = max(self._worst, (os.WIFSIGNALED(status), number))
             if os.WIFEXITED(status):
-                text = f"Exited with exit code {code}" if code else ""
+                text = f"Exited with exit code {number}" if number else ""
             else:
-                text = signal.strsignal(code - 128) or f"Signal {code - 128}"
+                text = signal.strsignal(number) or f"Signal {number}"
                 text += " (core dumped)" if os.WCOREDUMP(status) else ""
             if text:
                 texts.setdefault(text, []).append(task)

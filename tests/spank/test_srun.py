@@ -259,7 +259,29 @@ def test_count_of_tasks_is_read_from_the_job(site: Site) -> None:
     assert site.run("srun --cpus-per-t 1 --ntasks=2 echo x").out == "x\n" * 2
     assert site.run("srun -ln2 -- echo -n x").out.splitlines() in (["0: x", "1: x"], ["1: x", "0: x"])
     assert site.run("srun echo x", SLURM_NTASKS_PER_NODE="2").out == "x\n" * 2
-    assert site.run("srun true; srun bash -c 'echo $SLURM_CPUS_ON_NODE'", SLURM_CPUS_PER_TASK="2").out == "2\n"
+    assert site.run("srun true; srun -n1 bash -c 'echo $SLURM_CPUS_ON_NODE'", SLURM_CPUS_PER_TASK="2").out == "2\n"
+
+
+def test_as_many_tasks_start_as_their_cpus_allow(site: Site) -> None:
+    """As with srun, if only the number of CPUs per task is known."""
+    assert site.run("srun -c2 echo x").out == "x\n" * 2
+    assert site.run("srun -c3 echo x").out == "x\n"
+    assert site.run("srun echo x", SLURM_CPUS_PER_TASK="1").out == "x\n" * 4
+    assert site.run("srun -c2 -n1 echo x").out == "x\n"
+    assert site.run("srun -c2 --ntasks-per-node=1 echo x").out == "x\n"
+    assert site.run("srun -c2 echo x", SLURM_NTASKS="1").out == "x\n"
+
+
+def test_cpus_are_counted_by_gpu(site: Site) -> None:
+    """``--cpus-per-gpu`` implies ``--exact``: a step has the CPUs of its GPUs."""
+    show = "bash -c 'echo $SLURM_CPUS_ON_NODE $CUDA_VISIBLE_DEVICES'"
+    of_job = {"SLURM_CPUS_PER_GPU": "2", **GPUS}
+    assert site.run(f"srun {show}", **of_job).out == "4 0,1\n"
+    assert site.run(f"srun --gpus=1 {show}", **of_job).out == "2 0\n"
+    assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", **of_job).out == "1 0\n"
+    assert site.run(f"srun -n1 -c3 --gpus=1 {show}", **of_job).out == "3 0\n"
+    assert site.run(f"srun -n1 --gpus=1 {show}", SRUN_CPUS_PER_TASK="3", **of_job).out == "3 0\n"
+    assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", SLURM_CPUS_PER_TASK="3", **GPUS).out == "1 0\n"
 
 
 # --- exit status and messages
@@ -286,11 +308,16 @@ def test_count_of_tasks_is_read_from_the_job(site: Site) -> None:
             "slurmstepd-gpu01: error: execve(): /etc/passwd: Permission denied\n"
             "srun: error: gpu01: task 0: Exited with exit code 13\n",
         ),
+        (
+            "-n2 bash -c 'sleep 0.2; [ $SLURM_PROCID = 0 ] && kill -KILL $$; exit 255'", 137,
+            "srun: error: gpu01: task 0: Killed\nsrun: error: gpu01: task 1: Exited with exit code 255\n",
+        ),
+        ("bash -c 'exit 143'", 143, "srun: error: gpu01: task 0: Exited with exit code 143\n"),
         ("-Q false", 1, "srun: error: gpu01: task 0: Exited with exit code 1\n"),
     ],
 )  # fmt: skip
 def test_exit_status_is_that_of_the_worst_task(site: Site, command: str, status: int, message: str) -> None:
-    """Status and messages are those of Slurm 24.11."""
+    """Status and messages are those of Slurm 24.11: the highest signal, or else the highest exit code."""
     ended = site.run(f"srun {command}")
     assert (ended.status, ended.err) == (status, message)
 
@@ -429,9 +456,11 @@ def test_output_goes_to_files(site: Site) -> None:
     assert (site.root / "both").read_text() == "out\nout\nmore\n"
     assert site.run("srun -n2 -o 1 bash -c 'echo $SLURM_PROCID'").out == "1\n"
     assert site.run("srun -n2 -o none bash -c 'echo out; echo err >&2'") == Ended("", "", 0)
-    failed = site.run("srun -o /nosuch/x echo out")
+    site.run("srun -n2 -o logs/%t/out echo out; srun -o logs/all echo out")
+    assert {(site.root / "logs" / name).read_text() for name in ("0/out", "1/out", "all")} == {"out\n"}
+    failed = site.run("srun -o /dev/null/x echo out")
     assert failed.status == 1
-    assert failed.err == "srun: error: slurm-affinode: Could not open /nosuch/x: No such file or directory\n"
+    assert failed.err == "srun: error: slurm-affinode: Could not open /dev/null/x: Not a directory\n"
 
 
 def test_input_goes_to_all_tasks(site: Site) -> None:
@@ -472,6 +501,18 @@ def test_steps_get_different_gpus(site: Site) -> None:
     three = site.run(f"{step} & {step} & {step} & wait", **GPUS).out.split()
     assert set(three) == {"0", "1"}
     assert len(three) == 3
+
+
+def test_step_after_a_restore_gets_a_gpu_that_no_step_has(site: Site, tmp_path: Path) -> None:
+    """The step that was restored has the first GPU of the job, whose numbers are other ones now."""
+    script = """
+srun -n1 --exact --gpus=1 bash -c 'touch ready; while [ ! -e end ]; do sleep 0.05; done' &
+while [ ! -e ready ]; do sleep 0.05; done
+export SLURM_JOB_GPUS=0,2
+srun -n1 --exact --gpus=1 bash -c 'echo $SLURM_STEP_GPUS'
+touch end; wait; rm ready end
+"""
+    assert site.run(script, **GPUS).out == "2\n"
 
 
 def test_ids_of_steps_differ_after_a_restore(site: Site) -> None:
@@ -523,8 +564,8 @@ def test_file_of_another_user_is_not_used(site: Site) -> None:
     [
         "--pty bash", "-N2 hostname", "--het-group=0 x", "--mpi=pmix x", "--bcast=/x y", "--container=/x y",
         "--unknown x", "--jobid=1 --overlap x", "-n99 x", "-nx y", "--nt=2 x", "a : b", "--gpus=3 x", "-t 5 x", "-Z x",
-        "--gpu-bind=closest x", "--multi-prog file", "--ntasks", "-w other x", "--gres=license:1 x",
-        "--cpu-bind=map_cpu:0 x",
+        "--gpu-bind=closest x", "--cpus-per-gpu=1 -c1 x", "--cpus-per-gpu=3 x", "--multi-prog file", "--ntasks",
+        "-w other x", "--gres=license:1 x", "--cpu-bind=map_cpu:0 x",
     ],
 )  # fmt: skip
 def test_other_steps_run_under_slurms_srun(site: Site, arguments: str) -> None:
