@@ -1,4 +1,4 @@
-"""An administrator who warns and cleans up, with a database, a policy and a mail program of the test's own."""
+"""Run clean-up as an administrator, with a database, a policy and a mail program for the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SQUATTER = f"exec {WORKLOADS}/squatter.py --memory-mib 60000"
 
 @contextmanager
 def administrator(cluster: Cluster) -> Iterator[None]:
-    """Set up a database, a policy and a mail program of the test's own on the login node."""
+    """Set up a database, a policy and a mail program for the test on the login node."""
     cluster.shell("login", f"rm -rf {STATE}; mkdir -p {STATE}")
     cluster.shell("login", f"cat > {STATE}/policy.toml <<'X'\n{POLICY}\nX")
     cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{MAIL}X\nchmod +x {STATE}/mail")
@@ -39,7 +39,7 @@ def administrator(cluster: Cluster) -> Iterator[None]:
 
 
 def allow_resuming(cluster: Cluster) -> None:
-    """Have the policy resume nodes that Slurm itself drained."""
+    """Configure the policy to resume nodes that Slurm itself has drained."""
     cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RESUME}\nX")
 
 
@@ -64,7 +64,7 @@ def about(found: dict[str, Any], job: str) -> list[tuple[str, str]]:
 def squatting(
     cluster: Cluster, *options: str, script: str = SQUATTER, user: str = "alice", where: tuple[str, ...] = ON_C1
 ) -> str:
-    """Submit a job that holds an idle GPU and wait until it is found; return its ID."""
+    """Submit a job that holds an idle GPU and wait until it is listed; return its ID."""
     job = cluster.submit(*where, *options, wrap=script, user=user)
     wait_until(
         f"job {job} is found",

@@ -1,4 +1,4 @@
-"""Run commands on a node as ``docker exec`` does, one after the other, without its cost for each command.
+"""Run commands on a node one after the other, as ``docker exec`` does, but in one process.
 
 Started by tests/cluster/shells.py with the text of this file as the program. A request is one line of JSON. The
 server replies with ``{}`` when it accepts the request, and with a second line that holds the result. It exits at end
@@ -20,7 +20,7 @@ import time
 from typing import IO, Any
 
 GRACE_S = 1.0
-"""How long output is still read after a command has ended: its background processes may hold the output open."""
+"""Time for which output is read after a command has ended, because its background processes may keep it open."""
 
 
 def main() -> None:
@@ -50,14 +50,14 @@ def run(argv: list[str], user: str, home: str, stdin: str, timeout_s: float) -> 
         )
     except OSError as error:
         return _answer(127 if isinstance(error, FileNotFoundError) else 126, b"", f"{argv[0]}: {error}\n".encode())
-    said = bytearray(), bytearray()
+    printed = bytearray(), bytearray()
     assert process.stdin is not None
     assert process.stdout is not None
     assert process.stderr is not None
     threads = [
         threading.Thread(target=_feed, args=(process.stdin, stdin.encode()), daemon=True),
-        threading.Thread(target=_drain, args=(process.stdout, said[0]), daemon=True),
-        threading.Thread(target=_drain, args=(process.stderr, said[1]), daemon=True),
+        threading.Thread(target=_drain, args=(process.stdout, printed[0]), daemon=True),
+        threading.Thread(target=_drain, args=(process.stderr, printed[1]), daemon=True),
     ]
     for thread in threads:
         thread.start()
@@ -69,7 +69,7 @@ def run(argv: list[str], user: str, home: str, stdin: str, timeout_s: float) -> 
     for thread in threads[1:]:
         thread.join(max(0.0, deadline - time.monotonic()))
     status = 128 - status if status < 0 else status  # signals as shells and Docker report them
-    return _answer(status if in_time else None, bytes(said[0]), bytes(said[1]))
+    return _answer(status if in_time else None, bytes(printed[0]), bytes(printed[1]))
 
 
 def _ends_within(pid: int, timeout_s: float) -> bool:
@@ -85,7 +85,7 @@ def _feed(stream: IO[bytes], data: bytes) -> None:
         with stream:
             stream.write(data)
     except BrokenPipeError:
-        pass  # it does not read all of its input
+        pass  # the command does not read all of its input
 
 
 def _drain(stream: IO[bytes], into: bytearray) -> None:

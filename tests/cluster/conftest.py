@@ -30,7 +30,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the time of each test itself; the waits in its fixtures have deadlines of their own."""
+    """Limit the run time of each test without its fixtures, which have their own deadlines."""
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """The running cluster."""
+    """Return the running cluster."""
     answered = subprocess.run((SCRIPT.parent / "ensure-docker.sh", "--check"), timeout=60, check=False).returncode == 0
     if not answered:
         reason = "no Docker daemon responds: start one with containers/ensure-docker.sh"
@@ -112,7 +112,7 @@ def _collect(cluster: Cluster, began: float, test: str, failure: str) -> list[tu
 
 @pytest.fixture
 def leftovers_stay(cluster: Cluster) -> Iterator[None]:
-    """Have the epilog of c1 leave a job's leftover GPU processes running."""
+    """Configure the epilog of c1 to leave leftover GPU processes of jobs running."""
     path = "/etc/slurm-affinode/zombies.toml"
     cluster.shell("c1", f"printf '[epilog]\\nkill = false\\n' > {path}")
     yield
@@ -121,6 +121,6 @@ def leftovers_stay(cluster: Cluster) -> Iterator[None]:
 
 @pytest.fixture
 def administrator(cluster: Cluster) -> Iterator[None]:
-    """Set up a database, a policy and a mail program of the test's own on the login node."""
+    """Set up a database, a policy and a mail program for the test on the login node."""
     with cleaners.administrator(cluster):
         yield

@@ -21,12 +21,12 @@ COMMAND_S = 60.0
 WAIT_S = 60.0
 POLL_S = 0.2
 POLL_SHARE = 0.2
-"""Largest share of a wait's time spent polling: several clusters share two cores."""
+"""Largest share of the time of a wait that polling may take, because several clusters share two cores."""
 POLL_MOST_S = 1.5
 
 T = TypeVar("T")
 
-# Waits inside the container, so that a wait costs one command rather than one per poll. Long waits poll half as
+# Polls inside the container, so that a wait takes one command instead of one per poll. Long waits poll half as
 # often. Arguments: the job, seconds, the states waited for. Exits with status 3 if the job ends in another state.
 WAIT_FOR_STATE = r"""
 job=$1 began=$SECONDS deadline=$((SECONDS + $2)) wanted=" $3 "
@@ -83,7 +83,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class GpuReading:
-    """One GPU of a node as NVML shows it at one moment. ``used_mib`` includes the memory that the driver reserves."""
+    """One GPU of a node as NVML reports it at one moment. ``used_mib`` includes the memory that the driver reserves."""
 
     uuid: str
     used_mib: int
@@ -158,7 +158,7 @@ class Cluster:
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
 
     def runs(self, job_id: str, *, duplicates: bool = False) -> list[Run]:
-        """Return the job's accounting records, one per attempt if ``duplicates``."""
+        """Return the job's accounting records; with ``duplicates``, one per attempt."""
         fields = "JobID,State,User,Account,Partition,QOS,AllocTRES,Restarts,NodeList,ElapsedRaw,ExitCode"
         options = ("--allusers", "--allocations", "--noheader", "--parsable2", f"--format={fields}", f"--jobs={job_id}")
         text = self.exec("login", "sacct", *options, *(("--duplicates",) if duplicates else ()))
@@ -250,14 +250,14 @@ class Cluster:
         docker("start", self.container(node))
 
     def register(self, node: str) -> None:
-        """Have slurmd register with slurmctld now rather than at the next poll, which is up to a minute away.
+        """Make slurmd register with slurmctld now; its next poll may be a minute away.
 
         Only then does slurmctld notice a missing batch job, and not before ``BatchStartTimeout``.
         """
         self.shell(node, "kill -HUP $(cat /run/slurmd.pid)")
 
     def restart(self, node: str) -> None:
-        """Stop a container in good order and start it again."""
+        """Shut a container down cleanly and start it again."""
         self._shells.drop(self.container(node))
         docker("restart", "--time=5", self.container(node))
 
@@ -273,7 +273,7 @@ def docker(*argv: str, timeout_s: float = COMMAND_S) -> str:
 def wait_until(
     what: str, look: Callable[[], T], good: Callable[[T], bool] = bool, *, timeout_s: float = WAIT_S
 ) -> T:  # fmt: skip
-    """Poll until the value is good; return it. Fails after the deadline and shows the last value."""
+    """Poll until the value is accepted; return it. Fails after the deadline and shows the last value."""
     deadline = time.monotonic() + timeout_s
     while True:
         began = time.monotonic()
@@ -304,7 +304,7 @@ def _run_of(line: str) -> Run:
 
 
 def script(arguments: Sequence[str], name: str, release: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-    """Run containers/cluster for one cluster."""
+    """Run ``containers/cluster`` for one cluster."""
     return subprocess.run(
         ("env", f"CLUSTER_NAME={name}", f"SLURM_RELEASE={release}", str(SCRIPT), *arguments),
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Reuses the PID of an ended process, as a user: PID 1 of namespaces in which the user's own programs are mounted.
+"""Reuse the PID of an ended process as a user: as PID 1 of namespaces in which programs of the user are mounted.
 
 ``number_taker.py NUMBER UID DIRECTORY``, run as root on a node. A user would fork until the PID comes round again.
 Here the kernel's next PID is set instead, to save that time; everything else is done with the user's rights. A
@@ -22,10 +22,10 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 
 
 def main() -> None:
-    """Retry until the PID is reused, then wait."""
+    """Try until the PID is reused, then wait."""
     number, uid, directory = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     libc = ctypes.CDLL(None, use_errno=True)
-    (directory / "pid").write_text(str(os.getpid()))  # leads the session of all its processes
+    (directory / "pid").write_text(str(os.getpid()))  # lead the session of all processes of this program
     own = directory / "own"
     own.mkdir(exist_ok=True)
     for name in NAMES:
@@ -35,7 +35,7 @@ def main() -> None:
             f'echo "$0 uid=$(/usr/bin/id -u) $(/usr/bin/readlink /proc/self/ns/user)" >>{directory}/ran\n'
         )
         program.chmod(0o755)
-    # The kernel's file is read-only in a container, but not in a mount of our own.
+    # The container mounts the kernel's file read-only; a mount of our own is writable.
     os.unshare(os.CLONE_NEWNS)
     libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     libc.mount(b"proc", b"/proc", b"proc", 0, None)
@@ -44,7 +44,7 @@ def main() -> None:
             (directory / "taken").touch()
             time.sleep(120)
             return
-    sys.exit(f"number {number} could not be had")
+    sys.exit(f"PID {number} could not be reused")
 
 
 def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
@@ -64,7 +64,7 @@ def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
         os.read(told[0], 1)
         child = os.fork()
         if child == 0:
-            be_first(libc, own)
+            become_init(libc, own)
         os.write(ready[1], b"y" if child == number else b"n")
         if child != number:
             os.kill(child, signal.SIGKILL)
@@ -82,8 +82,8 @@ def taken(libc: ctypes.CDLL, number: int, uid: int, own: Path) -> bool:
     return got
 
 
-def be_first(libc: ctypes.CDLL, own: Path) -> None:
-    """As PID 1, mount the user's programs over those of the node."""
+def become_init(libc: ctypes.CDLL, own: Path) -> None:
+    """As PID 1, mount programs of the user over those of the node."""
     libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None)
     for place in PLACES:
         libc.mount(os.fsencode(own), place.encode(), None, MS_BIND, None)

@@ -1,4 +1,4 @@
-"""Stop agents exactly at the beginning of a phase: its line is in the journal, its effects have not happened yet."""
+"""Stop agents at the beginning of a phase: after its journal entry is written, before it has any effect."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ while True:
     os.kill(agent, signal.SIGSTOP)
     if begun():
         break
-    os.kill(agent, signal.SIGCONT)  # too late: its effects may be there
+    os.kill(agent, signal.SIGCONT)  # too late: the phase may have had effects
 stopped.touch()
 """
 
 
 @contextmanager
 def stopping_at(cluster: Cluster, phase: str, *nodes: str) -> Iterator[None]:
-    """While the context lasts, stop the agents of these nodes (default: all GPU nodes) once ``phase`` begins.
+    """Stop the agents of these nodes (default: all GPU nodes) when ``phase`` begins while the context lasts.
 
-    At its end, agents that are still stopped continue.
+    Agents that are still stopped continue when it ends.
     """
     nodes = nodes or GPU_NODES
     for node in nodes:
@@ -61,21 +61,21 @@ def stopping_at(cluster: Cluster, phase: str, *nodes: str) -> Iterator[None]:
     finally:
         for node in nodes:
             cluster.shell(node, f"pkill -KILL -f '^python3 {_STOPPER}' || true; rm -f {_ARMED}")
-            go_on(cluster, node)
+            continue_agent(cluster, node)
 
 
-def wait_for_stop(cluster: Cluster, through: Callable[[], bool], *, timeout_s: float = 60) -> str | None:
+def wait_for_stop(cluster: Cluster, completed: Callable[[], bool], *, timeout_s: float = 60) -> str | None:
     """Wait until an agent is stopped; return its node, or ``None`` if the phase passed too quickly on a busy machine.
 
-    ``through`` returns whether the suspension or restore has completed.
+    ``completed`` returns whether the suspension or restore has completed.
     """
 
-    def look() -> str:
-        missed = through()  # before the next check: a stopped agent does not complete anything
+    def stopped_node() -> str:
+        missed = completed()  # before the next check: a stopped agent does not complete anything
         stopped = (node for node in GPU_NODES if cluster.run(node, "test", "-e", _STOPPED).returncode == 0)
         return next(stopped, "missed" if missed else "")
 
-    found = wait_until("an agent stands still", look, timeout_s=timeout_s)
+    found = wait_until("an agent is stopped", stopped_node, timeout_s=timeout_s)
     return None if found == "missed" else found
 
 
@@ -84,13 +84,13 @@ def open_journals(cluster: Cluster) -> str:
     return "".join(cluster.run(node, "ls", f"{LOCAL}/journal").stdout for node in GPU_NODES)
 
 
-def go_on(cluster: Cluster, node: str) -> None:
+def continue_agent(cluster: Cluster, node: str) -> None:
     """Continue the stopped agent."""
     cluster.shell(node, f"rm -f {_STOPPED}; kill -CONT $(cat /run/slurm-affinode-agent.pid) || true")
 
 
 def kill_stopped(cluster: Cluster, node: str) -> None:
-    """Kill the stopped agent; another one is started."""
+    """Kill the stopped agent, and wait until its successor is running."""
     cluster.shell(node, f"rm -f {_STOPPED}")
     kill_agent(cluster, node)
 

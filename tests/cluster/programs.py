@@ -1,4 +1,4 @@
-"""Programs that jobs run: a language model, a terminal, a notebook server."""
+"""Programs that the jobs of tests run: a language model, a terminal, a notebook server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = "/opt/slurm-affinode/bin/python"
 PROGRAMS = "/opt/programs/bin"
 START_S = 240.0
-"""PyTorch takes seconds of CPU time to import, in each process."""
+"""Timeout of programs that import PyTorch, which takes seconds of CPU time in each process."""
 
 
 def require_programs(cluster: Cluster) -> None:
@@ -85,7 +85,7 @@ def type_lines(cluster: Cluster, job: str, *lines: str) -> str:
 # --- a notebook
 
 GUIDE = REPOSITORY / "docs" / "open-ondemand.md"
-# Open OnDemand's batch script, as far as the guide relies on it.
+# The parts of Open OnDemand's batch script on which the guide relies.
 TEMPLATE = """#!/bin/bash
 mkdir -p "$HOME/session" && cd "$HOME/session"
 export host port
@@ -123,20 +123,20 @@ async def main():
     await connection.write_message(json.dumps({
         "channel": "shell", "header": header, "parent_header": {}, "metadata": {}, "content": content,
     }))
-    said = ""
+    printed = ""
     while True:
         message = json.loads(await connection.read_message())
         if message["parent_header"].get("msg_id") != sent:
             continue
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
-            said += content["text"]
+            printed += content["text"]
         elif kind == "error":
-            said += "\n".join(content["traceback"])
+            printed += "\n".join(content["traceback"])
         elif kind == "status" and content["execution_state"] == "idle":
             break
     connection.close()
-    print(json.dumps({"kernel": kernel, "said": said}))
+    print(json.dumps({"kernel": kernel, "printed": printed}))
 
 asyncio.run(asyncio.wait_for(main(), 40))
 """
@@ -157,7 +157,7 @@ print(answer + 1, process == os.getpid(), device.intact(buffer))
 
 
 def guide() -> dict[str, str]:
-    """Return the scripts in the guide for Open OnDemand, by name; Jupyter Server takes the place of JupyterLab."""
+    """Return the scripts in the guide for Open OnDemand by name, with Jupyter Server instead of JupyterLab."""
     text = GUIDE.read_text(encoding="utf-8")
     found = re.findall(r"`template/(\w+\.sh)\.erb`[^`]*(?:`[^`]+`[^`]*)*?```sh\n(.*?)```", text, re.DOTALL)
     return {name: script.replace("jupyter lab", f"{PYTHON} -m jupyter_server") for name, script in found}
@@ -174,11 +174,11 @@ def connection(cluster: Cluster, host: str) -> dict[str, str]:
 
 
 def run_cell(cluster: Cluster, found: dict[str, str], kernel: str, code: str) -> tuple[str, str]:
-    """Run code in a kernel, by the paths of Open OnDemand; return the ID of the kernel and the output."""
+    """Run code in a kernel through the paths of Open OnDemand; return the ID of the kernel and the output."""
     base = f"/node/{found['host']}/{found['port']}/"
     text = cluster.exec("login", PYTHON, "-c", CLIENT, found["password"], base, kernel, code, user="alice")
     answer = json.loads(text)
-    return answer["kernel"], answer["said"]
+    return answer["kernel"], answer["printed"]
 
 
 def notebook_server(cluster: Cluster, *options: str) -> str:

@@ -15,11 +15,11 @@ NODE = "c1"
 GPU_MIB = 2000
 """Memory of an emulated GPU."""
 CONTEXT_MIB = 414
-"""GPU memory that one context takes."""
+"""GPU memory of one CUDA context."""
 SERVER_MIB = 800
-"""With its context, 60 % of a GPU."""
+"""GPU memory of a server; with its context, it takes 60 % of a GPU."""
 BY_HAND = "--gpu-suspend-idle=1h,mode=inplace,when=always"
-"""No server sleeps on its own; a request wakes it."""
+"""Options of a server that is suspended by command and woken by requests."""
 
 EXPORTER_PID = "/run/slurm-affinode-exporter.pid"
 EXPORTER_OPTIONS = "/etc/default/slurm-affinode-exporter"
@@ -37,7 +37,7 @@ done 2>/dev/null | grep -v shepherd | cut -c1
 
 
 def init_gpus(cluster: Cluster, *options: str) -> None:
-    """Set up other emulated GPUs on every node, and restart the daemons so that they see them."""
+    """Replace the emulated GPUs of every node, and restart the daemons."""
     for node in GPU_NODES:
         cluster.exec(
             node, "gpu-emulatorctl", "init", "--force", "--gpus", "2", "--model", "h100-80g", "--seed", node,
@@ -62,7 +62,7 @@ def restart_exporter(cluster: Cluster, node: str) -> None:
 
 @contextmanager
 def exporting_engines(cluster: Cluster, period: str) -> Iterator[None]:
-    """Have the exporter of c1 find engines in jobs, as an administrator sets it up."""
+    """Run the exporter of c1 with ``--serving``, so that it finds engines in jobs."""
     text = f'EXPORTER_OPTIONS="--serving --serving-period {period}"'
     cluster.shell(NODE, 'echo "$1" >"$2"', text, EXPORTER_OPTIONS)
     restart_exporter(cluster, NODE)
@@ -75,7 +75,7 @@ def exporting_engines(cluster: Cluster, period: str) -> Iterator[None]:
 
 @contextmanager
 def fault(cluster: Cluster, kind: str) -> Iterator[None]:
-    """Have the emulated driver of c1 fail in this way."""
+    """Inject this fault into the emulated driver of c1."""
     cluster.exec(NODE, "gpu-emulatorctl", "fault", kind)
     try:
         yield
@@ -120,13 +120,13 @@ class Server:
 
 
 def ask(cluster: Cluster, url: str) -> tuple[dict[str, int], float]:
-    """Send one request from the login node; return the answer and how long it took in seconds."""
+    """Send one request from the login node; return the answer and the time in seconds."""
     body, _, took = cluster.shell("login", ASK, url, user="alice", timeout_s=90).rpartition("\n")
     return json.loads(body), float(took)
 
 
 def serve(cluster: Cluster, port: int, option: str = BY_HAND, *options: str, memory_mib: int = SERVER_MIB) -> Server:
-    """Start a server on a shared GPU of c1; return it once it has answered a request."""
+    """Start a server on a shared GPU of c1, wait until it answers a request, and return it."""
     job = cluster.submit(
         "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option, *options,
         wrap=f"exec {WORKLOADS}/model_server.py --port {port} --memory-mib {memory_mib} --service-ms 100",
@@ -147,7 +147,7 @@ def in_place(cluster: Cluster, job: str) -> dict[str, Any] | None:
 
 
 def put_to_sleep(cluster: Cluster, job: str) -> None:
-    """Suspend the job with a command and wait until it sleeps."""
+    """Suspend the job with a command, and wait until it sleeps."""
     suspend(cluster, job)
     wait_until(f"job {job} sleeps", lambda: in_place(cluster, job), lambda seen: seen is not None)
 
@@ -163,7 +163,7 @@ def used_mib(cluster: Cluster) -> list[int]:
 
 
 def frozen(cluster: Cluster, job: str) -> bool:
-    """Return whether no process of a sleeping job on c1 runs: stopped by signals, or in a frozen cgroup."""
+    """Return whether all processes of a sleeping job on c1 are stopped by signals or in a frozen cgroup."""
     seen = in_place(cluster, job)
     assert seen is not None
     if seen["frozen_by"] == "signals":

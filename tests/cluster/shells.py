@@ -1,4 +1,4 @@
-"""Run commands on the nodes without a ``docker exec`` for each, which costs more than most of the commands.
+"""Run commands on the nodes without a ``docker exec`` for each, which takes longer than most of the commands.
 
 ``docker exec`` starts tests/cluster/command_server.py once per node, with the rights that it gives to every command.
 """
@@ -18,19 +18,19 @@ from typing import Any
 
 SERVER = Path(__file__).with_name("command_server.py").read_text()
 MORE_S = 30.0
-"""How long the node may take beyond the command's own time limit, which the node enforces."""
+"""Additional time for the node's response after the command's own time limit, which the node enforces."""
 END_S = 10.0
 KILLED = 137
 
 
 class NodeGoneError(Exception):
-    """The command server has ended. ``taken_up``: whether it had started the command."""
+    """The command server has ended. ``taken_up``: whether it had accepted the command."""
 
-    def __init__(self, taken_up: bool, status: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, taken_up: bool, status: int, printed: str) -> None:
+        super().__init__(printed)
         self.taken_up = taken_up
         self.status = status
-        self.said = said
+        self.printed = printed
 
 
 def python_of(container: str) -> tuple[str, ...]:
@@ -39,7 +39,7 @@ def python_of(container: str) -> tuple[str, ...]:
 
 
 class Shell:
-    """One command server, which runs one command at a time. ``waiting``: its last answer has not been read."""
+    """One command server, which runs one command at a time. ``waiting``: its last response has not been read."""
 
     def __init__(self, python: Sequence[str]) -> None:
         argv = (*python, "-c", SERVER)
@@ -87,18 +87,18 @@ class Shell:
         return value
 
     def close(self) -> tuple[int, str]:
-        """End the server, at once if an answer is outstanding; return its exit status and standard error."""
+        """End the server, at once if a response is outstanding; return its exit status and standard error."""
         try:
-            _, said = self._process.communicate(timeout=0 if self.waiting else END_S)
+            _, printed = self._process.communicate(timeout=0 if self.waiting else END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            _, said = self._process.communicate()
-        return self._process.returncode, said.decode(errors="replace")
+            _, printed = self._process.communicate()
+        return self._process.returncode, printed.decode(errors="replace")
 
 
 @dataclass(slots=True)
 class Shells:
-    """The command servers of all nodes: as many per node as commands run there concurrently."""
+    """The command servers of all nodes, one for each command that runs concurrently."""
 
     python: Callable[[str], Sequence[str]] = python_of
     _idle: dict[str, list[Shell]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Shells:
     def run(
         self, container: str, argv: Sequence[str], *, user: str, home: str, stdin: str, timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command and return its result as ``docker exec`` would, even if the container is not running."""
+        """Run a command and return its result; if the container is not running, it is that of ``docker exec``."""
         idle = self._idle.setdefault(container, [])
         while True:
             try:
@@ -117,7 +117,7 @@ class Shells:
                 return shell.run(argv, user, home, stdin, timeout_s)
             except NodeGoneError as gone:
                 if gone.taken_up or fresh:
-                    return subprocess.CompletedProcess(argv, gone.status or KILLED, "", gone.said)
+                    return subprocess.CompletedProcess(argv, gone.status or KILLED, "", gone.printed)
                 # The container was restarted after the last command: try again with a new shell.
             finally:
                 if shell.waiting:
@@ -137,5 +137,5 @@ class Shells:
             self.drop(container)
 
 
-def _text(said: bytes) -> str:
-    return said.decode().replace("\r\n", "\n").replace("\r", "\n")  # as subprocess decodes text
+def _text(printed: bytes) -> str:
+    return printed.decode().replace("\r\n", "\n").replace("\r", "\n")  # as subprocess decodes text

@@ -1,4 +1,4 @@
-"""Suspended jobs and their agents, as the cluster tests use them."""
+"""Suspend jobs, and control their agents and CRIU, in cluster tests."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ SHARED = "/shared/slurm-affinode"
 LOCAL = "/var/lib/slurm-affinode"
 NOT_YET = "cannot be suspended yet"
 NOT_CONNECTED = "knows no job"
-"""The shepherd of a job that has just been restored, or has a new agent, connects a moment later."""
+"""Error until the shepherd of a restored job, or of a job with a new agent, has connected."""
 UNTIL_FINISH = '--until "$HOME/slurm-$SLURM_JOB_ID-end.out"'
-"""Option of ``idle_after.py``: idle until ``finish`` is called, however busy the machine is."""
+"""Option of ``idle_after.py``: idle until ``finish`` is called."""
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
-"""Neither suspension nor release happens on its own."""
+"""Options of a job that is suspended and released only by command."""
 
-# A criu that can be paused before or after its work: it waits while /run/criu-hold-WHEN-VERB exists.
+# A wrapper that pauses CRIU before or after its work while /run/criu-hold-WHEN-VERB exists.
 PAUSING_CRIU = r"""#!/bin/bash
 verb=
 for word in "$@"; do case "$word" in dump|restore) verb=$word ;; esac; done
@@ -70,10 +70,10 @@ def steps_by_process(output: str) -> dict[str, list[int]]:
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     """Suspend a job with a command on the login node; returns when its process tree is gone.
 
-    Each attempt has to last for ``min_run`` and ``backoff``.
+    Retries until the attempt has lasted for ``min_run`` and ``backoff``.
     """
     done = wait_until(
-        f"job {job} may be suspended",
+        f"job {job} can be suspended",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
         lambda done: NOT_YET not in done.stderr and NOT_CONNECTED not in done.stderr,
     )
@@ -91,7 +91,7 @@ def wake(cluster: Cluster, job: str, user: str = "alice") -> None:
 
 
 def wait_asleep(cluster: Cluster, job: str, timeout_s: float = 60) -> dict[str, str]:
-    """Wait until the job is pending and its image on the shared file system; return its fields from scontrol."""
+    """Wait until the job is pending and its image is on the shared file system; return its fields from scontrol."""
     cluster.wait_for_state(job, "PENDING", timeout_s=timeout_s)
     wait_until(
         f"the image of job {job} is shared",
@@ -111,7 +111,7 @@ def asleep(cluster: Cluster, script: str, *options: str, user: str = "alice", af
 
 
 def wait_for_no_images(cluster: Cluster, job: str) -> None:
-    """Wait until no store holds anything of the job."""
+    """Wait until no store contains an image or a note of the job."""
     listing = f"ls -d {SHARED}/images/*.{job} {LOCAL}/images/*.{job} {SHARED}/asleep/*.{job}.json"
     for node in GPU_NODES:
         wait_until(
@@ -130,12 +130,12 @@ def status(cluster: Cluster, job: str, user: str = "alice") -> dict[str, Any]:
 
 
 def end(cluster: Cluster, job: str, user: str = "alice") -> None:
-    """Let a job end that idles with ``UNTIL_FINISH``."""
+    """End a job that idles with ``UNTIL_FINISH``."""
     cluster.exec("login", "touch", f"/home/{user}/slurm-{job}-end.out", user=user)
 
 
 def finish(cluster: Cluster, job: str, user: str = "alice", timeout_s: float = 90) -> str:
-    """Let an ``idle_job`` end, and wait until it has completed with intact memory; return its output."""
+    """End an ``idle_job``, and wait until it has completed with intact memory; return its output."""
     end(cluster, job, user)
     cluster.wait_for_state(job, "COMPLETED", timeout_s=timeout_s)
     output = cluster.output(job, user)
@@ -160,35 +160,35 @@ def agent_pid(cluster: Cluster, node: str) -> int:
 
 
 def kill_agent(cluster: Cluster, node: str) -> None:
-    """Send SIGKILL, as the kernel does when memory runs out. The agent is restarted half a second later."""
+    """Kill the agent, and wait until it has been restarted, which takes half a second."""
     before = agent_pid(cluster, node)
     cluster.shell(node, f"kill -KILL {before}")
-    wait_until("another agent is there", lambda: agent_pid(cluster, node), lambda pid: pid != before)
+    wait_until("the agent is restarted", lambda: agent_pid(cluster, node), lambda pid: pid != before)
 
 
 def wait_for_agents(cluster: Cluster) -> None:
     """Wait until the agents of all GPU nodes respond."""
     for node in GPU_NODES:
         wait_until(
-            f"the agent of {node} answers",
+            f"the agent of {node} responds",
             lambda node=node: cluster.run(node, "slurm-affinode", "status", "--node", node, "--json").returncode,  # type: ignore[misc]
             lambda code: code == 0,
         )
 
 
 def wait_for_nodes(cluster: Cluster) -> None:
-    """Wait until slurmctld is back and its nodes have registered."""
+    """Wait until slurmctld responds and its nodes have registered."""
     known = {"idle", "mixed", "allocated", "planned", "completing"}
     wait_until(
-        "the nodes answer",
+        "the nodes are registered",
         lambda: cluster.run("login", "sinfo", "--Node", "--noheader", "--format=%T").stdout,
-        lambda said: bool(said) and set(said.split()) <= known,
+        lambda printed: bool(printed) and set(printed.split()) <= known,
     )
 
 
 @contextmanager
 def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_keys: object) -> Iterator[None]:
-    """Run agents with other keys in ``[suspend]`` of their configuration while the context lasts."""
+    """Run agents with these keys in ``[suspend]`` of their configuration while the context lasts."""
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in suspend_keys.items())
     drop = "|".join(suspend_keys)
     for node in nodes:
@@ -210,7 +210,7 @@ def configured(cluster: Cluster, nodes: tuple[str, ...] = GPU_NODES, **suspend_k
 
 @contextmanager
 def pausing_criu(cluster: Cluster, **suspend_keys: object) -> Iterator[None]:
-    """Run agents that use ``PAUSING_CRIU``, with other configuration keys as well."""
+    """Run agents with ``PAUSING_CRIU`` and these keys in ``[suspend]``."""
     for node in GPU_NODES:
         cluster.exec(
             node,
@@ -228,18 +228,18 @@ def pausing_criu(cluster: Cluster, **suspend_keys: object) -> Iterator[None]:
 
 
 def hold_criu(cluster: Cluster, node: str, when: str, verb: str) -> None:
-    """Make the next criu wait ``before`` or ``after`` its work."""
+    """Pause the next CRIU ``before`` or ``after`` its work."""
     cluster.shell(node, f"rm -f /run/criu-held-{when}-{verb}; touch /run/criu-hold-{when}-{verb}")
 
 
 def wait_for_held_criu(cluster: Cluster, node: str, when: str, verb: str) -> None:
-    """Wait until criu is paused there."""
+    """Wait until CRIU is paused ``before`` or ``after`` its work."""
     wait_until(
-        f"criu {verb} waits {when} its work",
+        f"criu {verb} is paused {when} its work",
         lambda: cluster.run(node, "test", "-e", f"/run/criu-held-{when}-{verb}").returncode == 0,
     )
 
 
-def let_criu_go(cluster: Cluster, node: str) -> None:
-    """Continue the paused criu."""
+def continue_criu(cluster: Cluster, node: str) -> None:
+    """Continue the paused CRIU."""
     cluster.shell(node, "rm -f /run/criu-hold-*")

@@ -1,4 +1,4 @@
-"""The clients of a live Slurm, used from outside the containers through ``docker exec``."""
+"""Clients of the live Slurm that run outside the containers and use ``docker exec``."""
 
 from __future__ import annotations
 

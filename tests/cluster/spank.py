@@ -1,4 +1,4 @@
-"""Shared by the tests of the SPANK plugin: pairs of jobs, with and without the option, and how they ended."""
+"""Helpers for tests of the SPANK plugin: pairs of jobs with and without the option, and a fake agent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEM
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended: its record and that of its batch step."""
+    """The end of a job: its record and that of its batch step."""
 
     state: str
     exit_code: str
@@ -27,14 +27,14 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The same job twice, without and with the option."""
+    """The same job submitted twice, without and with the option."""
 
     without: str
     with_option: str
 
     @property
     def both(self) -> tuple[str, str]:
-        """Job IDs: without the option, with it."""
+        """The job IDs: without the option, with the option."""
         return (self.without, self.with_option)
 
 
@@ -87,7 +87,7 @@ def outputs(cluster: Cluster, pair: Pair) -> tuple[str, str]:
 
 
 def normal(text: str) -> str:
-    """Replace the job, node and time in Slurm's own lines, and drop its errors about signals that came too late."""
+    """Replace the job, node and time in Slurm's own lines, and drop its errors about signals sent too late."""
     text = re.sub(r"^\[\d{4}-\d\d-\d\dT[^]]*\] ", "", text, flags=re.MULTILINE)
     late = r"^(?:slurmstepd\S*: )?error: _handle_signal_container: failed signal.*\n"
     text = re.sub(late, "", text, flags=re.MULTILINE)
@@ -109,7 +109,7 @@ class FakeAgent:
     node: str
 
     def start(self, behaviour: str) -> None:
-        """Start it, replacing one that runs."""
+        """Start the fake agent; stop a running one first."""
         self.stop()
         self.cluster.exec(self.node, "tee", AGENT_PATH, stdin=AGENT.read_text())
         self.cluster.shell(
@@ -119,18 +119,18 @@ class FakeAgent:
         )
         wait_until("the fake agent serves", self.log, bool)
 
-    def make_way(self) -> None:
+    def stop_node_agent(self) -> None:
         """Stop the node's own agent and remove its sockets, so that no agent can be reached."""
         self.cluster.shell(self.node, f"kill -STOP $(cat /run/slurm-affinode-agent.pid); rm -f {SOCKET} {CONTROL}")
 
     def stop(self) -> None:
-        """Kill it, as in a crash."""
+        """Kill the fake agent, as in a crash."""
         self.cluster.shell(
             self.node, f"pkill -KILL -f '^python3 {AGENT_PATH} serve' || true; rm -f /run/fake-agent.log"
         )
 
     def remove(self) -> None:
-        """Kill it and delete its files; restart the node's own agent."""
+        """Kill the fake agent and delete its files; restart the node's own agent."""
         self.stop()
         self.cluster.shell(
             self.node,
@@ -143,15 +143,15 @@ class FakeAgent:
         )
 
     def log(self) -> list[dict[str, str]]:
-        """Return the entries of its log."""
+        """Return the entries of the fake agent's log."""
         text = self.cluster.run(self.node, "cat", "/run/fake-agent.log").stdout
         return [json.loads(line) for line in text.splitlines()]
 
-    def heard(self, verb: str) -> list[dict[str, str]]:
-        """Return the messages with one verb."""
+    def received(self, verb: str) -> list[dict[str, str]]:
+        """Return the messages received with this verb."""
         return [line for line in self.log() if line.get("verb") == verb]
 
     def suspend(self, job: str) -> None:
-        """Checkpoint a job and requeue it held."""
+        """Checkpoint a job, requeue it and hold it."""
         done = self.cluster.run(self.node, "python3", AGENT_PATH, "suspend", job)
         assert done.returncode == 0, done.stderr + str(self.log()[-3:])

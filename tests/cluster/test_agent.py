@@ -26,10 +26,10 @@ with socket.create_connection((sys.argv[1], 9403), timeout=10) as sock:
 
 
 @pytest.fixture(autouse=True)
-def agents_are_there(cluster: Cluster) -> None:
-    """Wait for the agents, including after a test that has ended one."""
+def agents(cluster: Cluster) -> None:
+    """Wait until the agents respond, before and after each test."""
     for node in ("c1", "c2"):
-        wait_until(f"the agent of {node} answers", lambda node=node: answers(cluster, node))  # type: ignore[misc]
+        wait_until(f"the agent of {node} responds", lambda node=node: answers(cluster, node))  # type: ignore[misc]
 
 
 def answers(cluster: Cluster, node: str) -> bool:
@@ -64,13 +64,13 @@ def watched(cluster: Cluster, job: str, good: Callable[[dict[str, Any]], bool], 
             return None  # its shepherd has not connected yet
         return row if row["idle"] is not None and row["next"] is not None and good(row) else None
 
-    found = wait_until(f"status of job {job} is as it has to be", look)
+    found = wait_until(f"job {job} has the expected status", look)
     assert found is not None
     return found
 
 
 def restart_agent(cluster: Cluster, node: str, signal: str = "KILL") -> None:
-    """End the agent, wait for the next one."""
+    """Restart the agent and wait until it responds."""
     old = cluster.exec(node, "cat", PID).strip()
     cluster.shell(node, f"kill -{signal} {old}")
     wait_until("another agent runs", lambda: cluster.exec(node, "cat", PID).strip(), lambda pid: pid != old)
@@ -79,7 +79,7 @@ def restart_agent(cluster: Cluster, node: str, signal: str = "KILL") -> None:
 
 @pytest.fixture
 def configured(cluster: Cluster) -> Iterator[Callable[[str], None]]:
-    """Yield a function that adds a line to section [suspend] on c1 and restarts its agent; undone after the test."""
+    """Yield a function that adds a line to [suspend] on c1 and restarts its agent; the test's end undoes this."""
     saved = cluster.exec("c1", "cat", CONFIG)
 
     def change(line: str) -> None:
@@ -92,7 +92,7 @@ def configured(cluster: Cluster) -> Iterator[Callable[[str], None]]:
 
 
 def test_status_follows_job_through_idle_window(cluster: Cluster) -> None:
-    """Busy, then idle for increasing times, then a full window, with the reason why the job is not suspended."""
+    """The job is busy, then idle until its window is full; status gives the reason why it is not suspended."""
     job = submit(cluster, "6s", script=f"exec {WORKLOADS}/idle_after.py --busy 8 --idle 600")
     busy = watched(cluster, job, lambda row: row["idle"]["verdict"] == "busy")
     assert busy["next"]["code"] == "busy"
@@ -110,7 +110,7 @@ def test_status_follows_job_through_idle_window(cluster: Cluster) -> None:
 
 
 def test_commands_are_restricted_to_owner_and_administrators(cluster: Cluster) -> None:
-    """Munge identifies users on the login node, the kernel on the job's node; other users are refused with an error."""
+    """Munge identifies users on the login node, the kernel those on the job's node; other users get an error."""
     job = submit(cluster)
     watched(cluster, job, lambda row: True)
     for user in ("root", "admin"):
@@ -127,7 +127,7 @@ def test_commands_are_restricted_to_owner_and_administrators(cluster: Cluster) -
 
 
 def test_impossible_requests_are_refused_with_reason(cluster: Cluster) -> None:
-    """A job without the option, an unknown job, a job that is not suspended, and an agent that does not respond."""
+    """For a job without the option, an unknown job, a job that is not suspended, and an agent that does not respond."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c1", wrap=IDLE)
     cluster.wait_for_state(job, "RUNNING")
     for node in ("login", "c1"):
@@ -163,7 +163,7 @@ def test_slurmctld_outage_is_survived(cluster: Cluster) -> None:
     """Meanwhile the agent keeps measuring and reporting, and takes no action on unknown state."""
     job = submit(cluster, "3s")
     watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
-    # In good order: if slurmctld is killed before it has saved its state for the first time, it does not come back.
+    # A clean stop: slurmctld does not start again if it is killed before it has saved its state for the first time.
     docker("stop", "--time=10", cluster.container("slurmctld"))
     try:
         row = watched(
@@ -207,7 +207,7 @@ def test_driver_outage_is_survived(cluster: Cluster) -> None:
 
 
 def test_dry_run_reports_intended_suspension(cluster: Cluster, configured: Callable[[str], None]) -> None:
-    """Pending jobs that cannot use the GPUs are no pressure; one that can is named in the log and in status."""
+    """Pending jobs that cannot use the GPUs do not count; a pending job that can is named in the log and in status."""
     configured("dry_run = true")
     began = time.time()
     job = submit(cluster, "3s")
@@ -219,14 +219,16 @@ def test_dry_run_reports_intended_suspension(cluster: Cluster, configured: Calla
     assert row["next"]["for_jobs"] == [other]
     assert "would be suspended" in row["next"]["text"]
     wait_until(
-        "the log says so", lambda: cluster.logs(began)["c1"], lambda log: f"1 job waits for its GPUs ({other})" in log
+        "the log contains it",
+        lambda: cluster.logs(began)["c1"],
+        lambda log: f"1 job waits for its GPUs ({other})" in log,
     )
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert cluster.job(job)["Restarts"] == "0"
 
 
 def test_status_names_rules_of_the_site(cluster: Cluster, configured: Callable[[str], None]) -> None:
-    """Status shows each rule of the site by its code."""
+    """Status shows the code of each site rule that prevents a suspension."""
     configured('exclude_partitions = ["gpu"]\nusers = {alice = {min_run = "1h"}}')
     job = submit(cluster, "2s,when=always")
     row = watched(cluster, job, lambda row: row["idle"]["remaining_s"] == 0)
@@ -265,7 +267,7 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         script=f"#!/bin/bash\nunshare --user --map-root-user --pid --fork python3 - <<'END'\n{hello}\nEND\n",
     )  # fmt: skip
     cluster.wait_for_state(job, "COMPLETED", "FAILED")
-    said = cluster.output(job)
-    assert "b''" in said
-    assert "not-permitted" in said
+    printed = cluster.output(job)
+    assert "b''" in printed
+    assert "not-permitted" in printed
     assert json.loads(cluster.exec("c1", "slurm-affinode", "status", "--json"))["jobs"] == []

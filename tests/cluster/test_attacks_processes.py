@@ -1,4 +1,4 @@
-"""Attacks by users who reuse PIDs, or who try to gain rights through a restore."""
+"""Attacks by users who reuse PIDs or try to gain privileges through a restore."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster.caught import catch
 from cluster.driver import Cluster, wait_until
-from cluster.phases import go_on, stopping_at, wait_settled
+from cluster.phase_jobs import job_at_phase
+from cluster.phases import continue_agent, stopping_at, wait_settled
 from cluster.sleepers import LOCAL, agent_pid, each_once, finish, wait_asleep, wait_for_agents, wake
 
 from .test_checkpoint import Drive, DriveError, drive, programs
@@ -25,7 +25,7 @@ ALICE = 2001
 
 @pytest.fixture
 def taker(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
-    """Yield a function that gives a PID on a node to a process of alice's."""
+    """Yield a function that starts a process of alice with a given PID on a node."""
     nodes: list[str] = []
 
     def take(node: str, number: int) -> None:
@@ -38,7 +38,7 @@ def taker(cluster: Cluster) -> Iterator[Callable[[str, int], None]]:
             PLACE, str(number), str(ALICE),
         )  # fmt: skip
         wait_until(
-            f"a process of alice's has number {number}",
+            f"a process of alice has PID {number}",
             lambda: cluster.run(node, "sh", "-c", f"ls {PLACE}; cat {PLACE}/log").stdout,
             lambda seen: "taken" in seen.split(),
         )
@@ -56,32 +56,32 @@ def test_reused_pid_of_shepherd_runs_no_user_program(cluster: Cluster, taker: Ca
     """
     wait_for_agents(cluster)
     with stopping_at(cluster, "restoring"):
-        caught = catch(cluster, "restoring")
-        records = cluster.shell(caught.node, f"tail -qn 1 {LOCAL}/journal/*.{caught.job}*.jsonl").splitlines()
+        stopped = job_at_phase(cluster, "restoring")
+        records = cluster.shell(stopped.node, f"tail -qn 1 {LOCAL}/journal/*.{stopped.job}*.jsonl").splitlines()
         facts = next(json.loads(line)["facts"] for line in records if '"restoring"' in line)
-        cluster.exec("login", "scontrol", "requeuehold", caught.job, user="alice")
+        cluster.exec("login", "scontrol", "requeuehold", stopped.job, user="alice")
         wait_until(
             "the shepherd is gone",
-            lambda: cluster.run(caught.node, "test", "-e", f"/proc/{facts['init_pid']}").returncode != 0,
+            lambda: cluster.run(stopped.node, "test", "-e", f"/proc/{facts['init_pid']}").returncode != 0,
         )
-        taker(caught.node, facts["init_pid"])
-        go_on(cluster, caught.node)
+        taker(stopped.node, facts["init_pid"])
+        continue_agent(cluster, stopped.node)
         wait_settled(cluster)
-    assert cluster.run(caught.node, "cat", f"{PLACE}/ran").stdout == ""
-    assert agent_pid(cluster, caught.node)
-    wait_asleep(cluster, caught.job)
-    wake(cluster, caught.job)
-    assert each_once(finish(cluster, caught.job, timeout_s=150))
+    assert cluster.run(stopped.node, "cat", f"{PLACE}/ran").stdout == ""
+    assert agent_pid(cluster, stopped.node)
+    wait_asleep(cluster, stopped.job)
+    wake(cluster, stopped.job)
+    assert each_once(finish(cluster, stopped.job, timeout_s=150))
 
 
 @pytest.fixture
 def rights(drive: Callable[..., Drive]) -> Drive:
-    """A drive that dumps and restores, with groups and keys."""
+    """Yield a drive for sessions with supplementary groups and kernel keys."""
     return drive("c1", program="rights.py")
 
 
 def test_revoked_group_is_not_restored(rights: Drive) -> None:
-    """The restore is refused before any process exists; with the group it succeeds."""
+    """The restore is refused before any process exists; it succeeds once the user has the group again."""
     rights("with_groups", [4, 6])
     rights("start", ["memory"])
     assert rights("rights") == [[4, 6]]
@@ -97,7 +97,7 @@ def test_revoked_group_is_not_restored(rights: Drive) -> None:
 
 
 def test_tree_without_groups_is_restored_without_groups(rights: Drive) -> None:
-    """CRIU leaves its own groups to a tree that has none: they were root's."""
+    """CRIU would leave its own groups, which are those of root, to a process tree that has none."""
     rights("start", ["memory"])
     rights("dump")
     rights("restore")
@@ -106,7 +106,7 @@ def test_tree_without_groups_is_restored_without_groups(rights: Drive) -> None:
 
 
 def test_restored_tree_does_not_have_the_keys_of_root(rights: Drive) -> None:
-    """It gets a session keyring of its own instead of the keyring of the restoring process."""
+    """The tree gets a session keyring of its own instead of that of the restoring process."""
     rights("start", ["keys"])
     rights("dump")
     rights("plant_key")
@@ -117,7 +117,7 @@ def test_restored_tree_does_not_have_the_keys_of_root(rights: Drive) -> None:
 
 
 def test_tree_cannot_be_traced_by_its_user_while_it_is_verified(rights: Drive) -> None:
-    """Meanwhile another process of alice's requests descriptors and memory of every new process."""
+    """Another process of alice tries to get descriptors and memory of every new process meanwhile."""
     rights("start", ["memory", "files"])
     rights("dump")
     told = rights("restore_watched")

@@ -1,4 +1,4 @@
-"""Attacks: a user's program, started as PID 1 by a setuid program of the site, poses as a shepherd to the agent."""
+"""Attacks by programs of users that pose as a shepherd, started as PID 1 by a setuid program of the site."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TAKEN = re.compile(r"job \d+: (?:starts|runs already|starts again)")
 
 @pytest.fixture(scope="module")
 def starter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """Return the setuid starter, linked statically: the node has another libc than the machine that compiles it."""
+    """Return the setuid starter, linked statically because the libc of the node differs from that of this machine."""
     compiler = shutil.which("gcc")
     assert compiler is not None, "gcc is not installed"
     built = tmp_path_factory.mktemp("attack") / "setuid_starter"
@@ -39,7 +39,7 @@ def starter(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(autouse=True)
 def node(cluster: Cluster, starter: bytes) -> Iterator[None]:
-    """Install the starter on the node, and start a new agent, which has not logged anything about the user."""
+    """Install the starter on the node, and restart the agent, so that its log has no entries about the user."""
     program = (SOURCES / "false_shepherd.py").read_text()
     cluster.exec(NODE, "mkdir", "-p", DIRECTORY)
     cluster.exec(NODE, "sh", "-c", f"base64 -d >{STARTER}", stdin=base64.b64encode(starter).decode())
@@ -59,7 +59,7 @@ def attack(cluster: Cluster, command: str, *options: str, lead: str = "") -> tup
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", *options, script=script)
     output = cluster.wait_for_output(job, "over\n")
     log = wait_until(
-        "the agent has heard of it", lambda: cluster.logs(began)[NODE],
+        "the agent has logged the connection", lambda: cluster.logs(began)[NODE],
         lambda text: "connection closed" in text or len(TAKEN.findall(text)) > options.count(OPTION), timeout_s=60,
     )  # fmt: skip
     return output, log
@@ -71,17 +71,17 @@ def refusals(log: str) -> list[str]:
 
 
 def test_false_shepherd_in_a_job_without_the_option_is_refused(cluster: Cluster) -> None:
-    """PID 1 of a PID namespace made by root, in its own mount namespace, in a job, but not a shepherd."""
+    """PID 1 of a PID namespace of root, with its own mount namespace, inside a job, but not a shepherd."""
     output, log = attack(cluster, "hello JOB")
-    assert "pid 1: the agent said b''" in output
+    assert "pid 1: the agent replied b''" in output
     assert not TAKEN.search(log)
     assert any("no shepherd was announced for job" in why for why in refusals(log)), log
 
 
 def test_false_shepherd_below_a_real_one_is_refused(cluster: Cluster) -> None:
-    """The job has the option and a shepherd, which remains the only one."""
+    """The job has the option, and its real shepherd remains the only one."""
     output, log = attack(cluster, "hello JOB", OPTION, lead="sleep 2")
-    assert "pid 1: the agent said b''" in output
+    assert "pid 1: the agent replied b''" in output
     assert len(TAKEN.findall(log)) == 1
     assert refusals(log), log
 
@@ -96,7 +96,7 @@ def test_shepherd_started_by_user_is_refused(cluster: Cluster, shepherd: str) ->
 
 @pytest.mark.parametrize("arguments", [("hello",), ("exec", SHEPHERD)], ids=["hello", "exec"])
 def test_script_in_place_of_its_shepherd_is_refused(cluster: Cluster, arguments: tuple[str, ...]) -> None:
-    """The user may start no process, so the script is PID 1. It connects to the agent, or executes the shepherd."""
+    """At the process limit of the user, the script is PID 1; it connects to the agent or executes the shepherd."""
     began = time.time()
     words = ", ".join(repr(word) for word in ("python3", PROGRAM, *arguments))
     script = f"#!/usr/bin/python3\nimport os\nos.execv('/usr/bin/python3', ({words}, os.environ['SLURM_JOB_ID']))\n"
@@ -104,7 +104,7 @@ def test_script_in_place_of_its_shepherd_is_refused(cluster: Cluster, arguments:
     argv = ("prlimit", "--nproc=1:1", "sbatch", "--parsable", *options)
     cluster.exec("login", *argv, user="alice", stdin=script)
     log = wait_until(
-        "the agent has heard of it", lambda: cluster.logs(began)[NODE],
+        "the agent has logged the connection", lambda: cluster.logs(began)[NODE],
         lambda text: "connection closed" in text or TAKEN.search(text), timeout_s=60,
     )  # fmt: skip
     assert not TAKEN.search(log)
@@ -134,7 +134,7 @@ def test_shepherd_is_announced_as_long_as_its_job_runs(cluster: Cluster) -> None
 
 
 def test_announcement_of_killed_keeper_is_removed(cluster: Cluster) -> None:
-    """The epilog removes it."""
+    """The epilog removes the announcement."""
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")
     cluster.wait_for_output(job, "up")
     cluster.shell(NODE, f"kill -KILL $(sed -n 's/^keeper=//p' {ANNOUNCEMENTS}/{job})")
@@ -142,7 +142,7 @@ def test_announcement_of_killed_keeper_is_removed(cluster: Cluster) -> None:
 
 
 def test_job_without_announced_shepherd_runs_without_option(cluster: Cluster) -> None:
-    """Others can write to the directory, so its contents are not trusted."""
+    """Users can write to the directory, so the announcements in it are not trusted."""
     cluster.shell(NODE, f"chmod 777 {ANNOUNCEMENTS}")
     try:
         job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="[ $$ -gt 2 ] && echo plain")

@@ -42,7 +42,7 @@ def in_state_directory(cluster: Cluster, script: str) -> None:
 @contextmanager
 def lost_state(cluster: Cluster) -> Iterator[None]:
     """Run slurmctld with an empty StateSaveLocation while the context lasts, and with its own state afterwards."""
-    # In good order: after a kill it would start from the last saved state, with the job still running.
+    # A clean stop: after a kill it would start from the last saved state, with the job still running.
     docker("stop", "--time=30", cluster.container("slurmctld"), timeout_s=60)
     try:
         in_state_directory(cluster, "mkdir .kept; find . -mindepth 1 -maxdepth 1 ! -name .kept -exec mv {} .kept ';'")
@@ -65,15 +65,15 @@ def images(cluster: Cluster, job: str) -> str:
 
 
 def test_image_survives_loss_of_slurmctld_state(cluster: Cluster) -> None:
-    """slurmctld responds, but knows no job. Once its state is back, the job resumes from its image."""
+    """slurmctld responds, but knows no job. Once its state is restored, the job resumes from its image."""
     job = asleep(cluster, idle_job(BY_HAND))
     before = images(cluster, job)
     assert before
     with lost_state(cluster):
         wait_until(
-            "slurmctld answers without the job",
+            "slurmctld responds without the job",
             lambda: cluster.run("login", "scontrol", "show", "job", job).stderr,
-            lambda said: "Invalid job id" in said,
+            lambda printed: "Invalid job id" in printed,
             timeout_s=120,
         )
         record = f"{SHARED}/unknown/affinode.{job}.json"
@@ -92,7 +92,7 @@ def test_image_survives_loss_of_slurmctld_state(cluster: Cluster) -> None:
 
 
 def test_forged_note_and_claim_are_ignored(cluster: Cluster) -> None:
-    """By a writer to the shared store without the key: the image is kept, and its restore remains unclaimed."""
+    """A writer without the key forges them in the shared store: the image is kept and its restore is not claimed."""
     job = asleep(cluster, idle_job(BY_HAND))
     before = images(cluster, job)
     note, claim = f"{SHARED}/asleep/affinode.{job}.json", f"{SHARED}/claims/affinode.{job}.1"
@@ -129,7 +129,7 @@ def test_suspend_command_honors_backoff(cluster: Cluster) -> None:
         def again(*options: str, user: str = "alice") -> str:
             return cluster.run("login", "slurm-affinode", "suspend", job, "--no-wait", *options, user=user).stderr
 
-        wait_until("it is refused", again, lambda said: "it runs at least 1h now" in said)
+        wait_until("it is refused", again, lambda printed: "it runs at least 1h now" in printed)
         assert "only administrators" in again("--force")
         assert again("--force", user="admin") == ""
         cluster.wait_for_state(job, "PENDING")

@@ -15,11 +15,11 @@ from cluster.servers import NODE, ask, frozen, in_place, put_to_sleep, serve, wa
 from cluster.sleepers import (
     BY_HAND,
     asleep,
+    continue_criu,
     each_once,
     finish,
     hold_criu,
     idle_job,
-    let_criu_go,
     pausing_criu,
     status,
     steps,
@@ -54,14 +54,14 @@ for process in processes():
 print(json.dumps({"processes": found, "uses": [use.row(job) for job, use in uses(finder).items()]}))
 """
 INSIDE = 'exec nsenter --cgroup --target "$(cat /run/slurm-affinode-agent.pid)" "$@"'
-"""Runs a command in the agent's cgroup namespace; ``docker exec`` runs it in the host's."""
+"""Script that runs a command in the agent's cgroup namespace; ``docker exec`` uses that of the host."""
 ALICE = "2001"
 GPUS = r'for gpu in 0 1; do (: <>"/dev/nvidia$gpu") 2>/dev/null && is=open || is=closed; echo "gpu $gpu is $is"; done'
 
 
 @pytest.fixture(autouse=True)
 def cgroups(cluster: Cluster) -> None:
-    """Skip without cgroups; wait until the agents respond."""
+    """Skip the test without cgroups; wait until the agents respond."""
     if "cgroup" not in cluster.exec("login", "scontrol", "show", "config").partition("ProctrackType")[2].split("\n")[0]:
         pytest.skip("the cluster runs without cgroups (CLUSTER_CGROUPS=none)")
     wait_for_agents(cluster)
@@ -69,7 +69,7 @@ def cgroups(cluster: Cluster) -> None:
 
 @pytest.fixture
 def memory(cluster: Cluster) -> None:
-    """Skip if jobs have no memory limits."""
+    """Skip the test if jobs have no memory limits."""
     if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/memory").returncode != 0:
         pytest.skip("the host has the memory controller in cgroup version 1: there is none in version 2")
 
@@ -83,12 +83,12 @@ def found(cluster: Cluster, node: str) -> dict[str, Any]:
 
 
 def batch_cgroups(cluster: Cluster, node: str) -> list[str]:
-    """Return the cgroups of batch steps on a node. Slurm itself may leave those of the extern step with version 2."""
+    """Return the cgroups of batch steps on a node. With version 2, Slurm may leave those of extern steps behind."""
     return cluster.shell(node, "find /sys/fs/cgroup -type d -name step_batch").split()
 
 
 def test_processes_are_found_by_cgroup(cluster: Cluster) -> None:
-    """Whether Slurm names it by job ID or SLUID. The usage comes from it if it counts CPU time and memory."""
+    """Slurm names cgroups by job ID or SLUID. They provide the usage if they count CPU time and memory."""
     job = cluster.submit(script=idle_job("--nodelist=c1", BY_HAND, busy=0, idle=60))
     cluster.wait_for_output(job, "step number=1")
     seen = found(cluster, "c1")
@@ -106,7 +106,7 @@ def test_processes_are_found_by_cgroup(cluster: Cluster) -> None:
 
 
 def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
-    """On another node, in all hierarchies; its memory is charged there, and ``scancel`` ends it."""
+    """On another node and in all hierarchies: its memory is charged to them, and ``scancel`` ends the job."""
     job = asleep(cluster, idle_job("--nodelist=c1", BY_HAND, idle=60, more="--host-mib 64"))
     cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
     wake(cluster, job)
@@ -127,7 +127,7 @@ def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
 
 
 def test_other_gpus_are_closed_to_job(cluster: Cluster) -> None:
-    """Before a suspension, and after it, when the job has another GPU of its node."""
+    """Device limits apply before a suspension, and after it, when the job has another GPU of its node."""
     script = idle_job("--nodelist=c1", BY_HAND, more=f"& {GPUS}; wait; {GPUS}")
     job = cluster.submit(script=script)
     first = cluster.wait_for_output(job, "step number=2")
@@ -173,9 +173,9 @@ def own_cgroups(cluster: Cluster) -> list[str]:
 
 
 def test_sleeper_is_frozen_in_its_cgroup(cluster: Cluster) -> None:
-    """With version 2, and no process gets a signal: a request wakes it, ``scontrol resume`` as well, SIGKILL ends it.
+    """With version 2, no process gets a signal; a request or ``scontrol resume`` wakes the job, and SIGKILL ends it.
 
-    With version 1 by signals, because a frozen process would survive SIGKILL.
+    With version 1, the job is stopped by signals, because a frozen process would survive SIGKILL.
     """
     server = serve(cluster, 8001, memory_mib=200)
     put_to_sleep(cluster, server.job)
@@ -214,11 +214,11 @@ while True:
 OOM_KILLS = (
     'find /sys/fs/cgroup/memory -path "*/job_$1/*" -name memory.oom_control -exec grep "^oom_kill [1-9]" {} +; true'
 )
-"""Prints something when the kernel has killed a process of a job for lack of memory."""
+"""Script with output once the kernel has killed a process of a job for lack of memory."""
 
 
 def test_out_of_memory_during_suspension(cluster: Cluster, memory: None) -> None:
-    """Slurm kills the job as at any other time: it ends as OUT_OF_MEMORY, and leaves neither processes nor an image."""
+    """Slurm kills the job as usual: it ends as OUT_OF_MEMORY, and leaves neither processes nor an image."""
     with pausing_criu(cluster):
         script = idle_job("--nodelist=c1", "--mem=1000M", BY_HAND, idle=60).replace(
             f"\n{WORKLOADS}", f"\npython3 -c '{HUNGRY}' & echo 1000 >/proc/self/oom_score_adj\n{WORKLOADS}", 1
@@ -234,7 +234,7 @@ def test_out_of_memory_during_suspension(cluster: Cluster, memory: None) -> None
             wait_until(
                 "the kernel kills a process", lambda: cluster.shell("c1", OOM_KILLS, job), lambda seen: seen != ""
             )
-            let_criu_go(cluster, "c1")
+            continue_criu(cluster, "c1")
             cluster.wait_for_state(job, "OUT_OF_MEMORY")
         finally:
             cluster.exec("login", "rm", "-f", "/home/alice/grow", user="alice")

@@ -1,4 +1,4 @@
-"""Real process trees, real CRIU, emulated GPU: dumped in one process and restored in another, in a compute container.
+"""Dump and restore real process trees with CRIU and an emulated GPU in a compute container.
 
 The dumped program is `checkpoint/workload.py`. `checkpoint/session.py` dumps and restores it, controlled by
 `checkpoint/drive.py`. All of them run in the container.
@@ -45,7 +45,7 @@ FEATURES = (
 
 
 class DriveError(Exception):
-    """The error reported by slurm-affinode."""
+    """An error that slurm-affinode reported."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -53,7 +53,7 @@ class DriveError(Exception):
 
 
 class Drive:
-    """`drive.py`, or a similar program, in a container."""
+    """A running `drive.py`, or a similar program, in a container."""
 
     def __init__(self, container: str, *options: str, program: str = "drive.py") -> None:
         self._process = subprocess.Popen(
@@ -120,7 +120,7 @@ def whole(features: tuple[str, ...]) -> dict[str, str]:
 
 @pytest.mark.parametrize("feature", FEATURES)
 def test_restored_tree_resumes_where_it_stopped(drive: Callable[..., Drive], feature: str) -> None:
-    """With its memory, files, shared memory, pipes, sockets, timers, children or GPUs."""
+    """Memory, files, shared memory, pipes, sockets, timers, children and GPU memory are restored."""
     on = drive()
     on("start", [feature])
     assert on("park")["users"] == {"gpu": 1, "gpus": 2, "forked": 1}.get(feature, 0)
@@ -151,7 +151,7 @@ def test_tree_is_restored_three_times_in_a_row(drive: Callable[..., Drive]) -> N
 
 
 def test_tree_is_restored_on_another_gpu(drive: Callable[..., Drive]) -> None:
-    """By pairs of UUIDs; its contents are equal."""
+    """The GPUs are mapped by pairs of UUIDs; the contents of their memory are equal."""
     on = drive()
     on("start", ["gpu"])
     assert on("gpu_processes") == [1, 0]
@@ -163,7 +163,7 @@ def test_tree_is_restored_on_another_gpu(drive: Callable[..., Drive]) -> None:
 
 
 def test_tree_is_restored_on_another_node(drive: Callable[..., Drive]) -> None:
-    """With all features, from the shared store, on GPUs that it has never used."""
+    """The tree uses all features; it is restored from the shared store on GPUs that it has never used."""
     here = drive("c1")
     here("start", list(FEATURES))
     here("park")
@@ -180,7 +180,7 @@ def test_tree_is_restored_on_another_node(drive: Callable[..., Drive]) -> None:
 
 
 def test_node_local_files_are_restored(drive: Callable[..., Drive]) -> None:
-    """To a node without these files; a file of another job in their place is left alone, and the restore refused."""
+    """Files are created on a node that lacks them; if another job has a file there, the restore is refused."""
     on = drive()
     on("start", ["named"])
     on("dump")
@@ -203,13 +203,13 @@ def test_dump_is_rolled_back(drive: Callable[..., Drive]) -> None:
     on("resume")
     done = on("finish")
     # Without a restore, connections are not closed: the workload reports that, and everything else is unchanged.
-    assert {name: said for name, said in done["found"].items() if name != "sockets"} == whole(
+    assert {name: printed for name, printed in done["found"].items() if name != "sockets"} == whole(
         ("memory", "threads", "gpu", "children")
     )
 
 
 def test_tree_that_holds_gpu_is_not_dumped(drive: Callable[..., Drive]) -> None:
-    """CRIU's reason takes one line; nothing is left in the store."""
+    """CRIU's reason fits in one line, and the store contains no image afterwards."""
     on = drive()
     on("start", ["gpu", "memory"])
     with pytest.raises(DriveError, match="DumpFailed: CRIU could not dump it: ") as caught:
@@ -224,7 +224,7 @@ def test_tree_that_holds_gpu_is_not_dumped(drive: Callable[..., Drive]) -> None:
     [(("lock-timeout", "--count", "1"), "LockTimeout"), (("checkpoint-fails", "--count", "1"), "CudaError")],
 )
 def test_driver_fault_leaves_job_running(drive: Callable[..., Drive], fault: tuple[str, ...], error: str) -> None:
-    """In the lock or in the checkpoint of one of several processes."""
+    """The driver fails to lock or to checkpoint one of several processes."""
     on = drive()
     on("start", ["gpu", "gpus"])
     on("fault", *fault)
@@ -236,7 +236,7 @@ def test_driver_fault_leaves_job_running(drive: Callable[..., Drive], fault: tup
 
 
 def test_forked_worker_is_unchanged_after_aborted_suspension(drive: Callable[..., Drive]) -> None:
-    """It still has the device files that it has inherited."""
+    """The worker still has its inherited device files."""
     on = drive()
     on("start", ["forked_kept"])
     on("park")
@@ -246,7 +246,7 @@ def test_forked_worker_is_unchanged_after_aborted_suspension(drive: Callable[...
 
 
 def test_failed_restore_can_be_retried(drive: Callable[..., Drive]) -> None:
-    """From the same image."""
+    """The second restore uses the same image."""
     on = drive()
     on("start", ["gpu"])
     on("park")
@@ -260,7 +260,7 @@ def test_failed_restore_can_be_retried(drive: Callable[..., Drive]) -> None:
 
 @pytest.mark.parametrize("what", ["bit", "truncate", "symlink", "pstree"])
 def test_modified_image_is_not_restored(drive: Callable[..., Drive], what: str) -> None:
-    """Nothing runs in the new namespace; CRIU opens no more of the image than the memory of its processes."""
+    """No process is started in the new namespace; of the image, CRIU opens only the memory of its processes."""
     on = drive()
     on("start", ["memory"])
     on("dump")
@@ -271,7 +271,7 @@ def test_modified_image_is_not_restored(drive: Callable[..., Drive], what: str) 
 
 
 def test_failed_restore_leaves_no_process(drive: Callable[..., Drive]) -> None:
-    """A file that the tree has open has changed: this is reported, and no process is left."""
+    """A file that the tree has open has changed: the restore reports it and leaves no process."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")
@@ -283,7 +283,7 @@ def test_failed_restore_leaves_no_process(drive: Callable[..., Drive]) -> None:
 
 
 def test_link_in_place_of_file_is_not_opened(drive: Callable[..., Drive], programs: Cluster) -> None:
-    """It is followed with the user's rights; no process gets a file that its user may not open."""
+    """The link is followed with the user's rights, so no process gets a file that its user may not open."""
     on = drive()
     on("start", ["files", "children"])
     on("dump")
@@ -315,7 +315,7 @@ def test_refusals_are_found_in_real_tree(drive: Callable[..., Drive]) -> None:
 
 
 def test_dump_completes_after_death_of_agent(drive: Callable[..., Drive], programs: Cluster) -> None:
-    """CRIU finishes; until then the store marks the image as being written, and its files can be discarded."""
+    """CRIU completes the dump. Until then the store marks the image as being written; its files can be discarded."""
     on = drive()
     on("start", ["memory", "children"])
     assert on("dump_and_die")
@@ -331,7 +331,7 @@ def test_dump_completes_after_death_of_agent(drive: Callable[..., Drive], progra
 
 
 def test_dump_reports_its_measurements(drive: Callable[..., Drive]) -> None:
-    """The dump returns the measurements for the ledger."""
+    """The dump returns the measurements that the ledger records."""
     on = drive()
     on("start", ["memory"])
     dumped = on("dump")

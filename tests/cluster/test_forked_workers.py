@@ -24,12 +24,12 @@ pytestmark = pytest.mark.cluster
 
 PLUGIN = "/usr/local/libexec/slurm-affinode-criu"
 DEVICES = "ls -l /proc/$1/fd 2>/dev/null | grep -o '/dev/nvidia.*' | sort; grep -o '/dev/nvidia.*' /proc/$1/maps"
-"""Prints the device files that a process has open or mapped."""
+"""Script that prints the device files that a process has open or mapped."""
 FAILING_CRIU = r"""#!/bin/bash
 criu "$@" || exit
 for word in "$@"; do [ "$word" != dump ] || exit 1; done
 """
-"""A criu that reports a failure after a dump."""
+"""A CRIU wrapper that exits with an error after a successful dump."""
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def devices(cluster: Cluster, pid: str) -> list[str]:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
 def test_data_loader_resumes_on_another_node(cluster: Cluster, method: str) -> None:
-    """Its workers go on loading, in the same processes, and exit with status 0; also after a second suspension."""
+    """The same worker processes continue to load and exit with status 0, also after a second suspension."""
     job = loader(cluster, method)
     if method == "fork":
         assert all("/dev/nvidia0" in devices(cluster, pid) for pid in workers(cluster, job))
@@ -87,7 +87,7 @@ def test_data_loader_resumes_on_another_node(cluster: Cluster, method: str) -> N
 
 
 def test_aborted_suspension_leaves_workers_unchanged(cluster: Cluster) -> None:
-    """The workers keep their device files, and go on."""
+    """The workers keep their device files and continue."""
     path = "/usr/local/sbin/criu-failing"
     cluster.exec("c1", "sh", "-c", f"cat >{path} && chmod 0755 {path}", stdin=FAILING_CRIU)
     with configured(cluster, ("c1",), criu=path):
@@ -110,12 +110,12 @@ def test_aborted_suspension_leaves_workers_unchanged(cluster: Cluster) -> None:
 
 
 def test_worker_that_opens_a_device_itself_is_refused(cluster: Cluster) -> None:
-    """As a monitor that the job starts beside its workers."""
+    """An example is a monitor that the job starts beside its workers."""
     monitor = "python3 -c 'import os, time; os.open(\"/dev/nvidia0\", os.O_RDWR); time.sleep(60)' &"
     job = loader(cluster, before=monitor)
-    said = refusal(cluster, job)
-    assert "python3" in said
-    assert "neither it nor its parent uses CUDA" in said
+    printed = refusal(cluster, job)
+    assert "python3" in printed
+    assert "neither it nor its parent uses CUDA" in printed
     cluster.exec("login", "scancel", job, user="alice")
 
 
@@ -124,9 +124,9 @@ def test_forked_worker_is_refused_without_plugin(cluster: Cluster) -> None:
     cluster.exec("c1", "mv", PLUGIN, f"{PLUGIN}.away")
     try:
         job = loader(cluster)
-        said = refusal(cluster, job)
-        assert f"{PLUGIN}/device_files.so cannot be used: No such file or directory" in said
-        assert "make -C spank install" in said
+        printed = refusal(cluster, job)
+        assert f"{PLUGIN}/device_files.so cannot be used: No such file or directory" in printed
+        assert "make -C spank install" in printed
     finally:
         cluster.exec("c1", "mv", f"{PLUGIN}.away", PLUGIN)
     suspend(cluster, job)

@@ -19,7 +19,7 @@ TARGET = "/usr/local/share/inheritance.py"
 FAILS = None
 INHERITED = {
     "nothing": [],
-    # Not for the agent.
+    # Settings that do not apply to the agent.
     "NoNewPrivileges": ["NoNewPrivs"],
     "CapabilityBoundingSet": ["CapBnd"],
     "ProtectClock": FAILS,
@@ -41,7 +41,7 @@ INHERITED = {
 
 
 def test_restored_process_inherits_from_parent_of_criu(cluster: Cluster) -> None:
-    """``unit/test_units.py`` forbids these settings; should CRIU restore more attributes, they can be allowed again."""
+    """``unit/test_units.py`` forbids these settings. They can be allowed once CRIU restores these attributes."""
     container = cluster.container("c1")
     subprocess.run(("docker", "cp", "--quiet", str(SOURCE), f"{container}:{TARGET}"), check=True, timeout=60)
     done = subprocess.run(

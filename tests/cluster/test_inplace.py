@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 @pytest.fixture(scope="module", autouse=True)
 def small_gpus(cluster: Cluster) -> Iterator[None]:
-    """Use GPUs with so little memory that it fits into host memory several times."""
+    """Emulate GPUs whose memory fits into host memory several times."""
     cluster.clear()
     init_gpus(cluster, "--memory-mib", str(GPU_MIB))
     yield
@@ -45,7 +45,7 @@ def small_gpus(cluster: Cluster) -> Iterator[None]:
 
 
 def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> None:
-    """The server is frozen, its GPU memory free, its status asleep; the next request is answered as usual."""
+    """The server is frozen and shown as asleep, and its GPU memory is free; the next request is answered as usual."""
     server = serve(cluster, 8001)
     held = sum(used_mib(cluster))
     put_to_sleep(cluster, server.job)
@@ -60,7 +60,7 @@ def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> Non
     wait_until(
         "its comment says so",
         lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
-        lambda said: said.startswith("asleep in place: asked by alice"),
+        lambda printed: printed.startswith("asleep in place: asked by alice"),
     )
     answer, took = ask(cluster, server.url)
     assert answer == {"prediction": server.prediction, "number": 2}
@@ -69,7 +69,7 @@ def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> Non
     assert sum(used_mib(cluster)) == held
 
 
-# Opens a connection, reports that, and sends a request on it on command. Arguments: host, port.
+# Opens a connection, prints a line, and sends a request on command. Arguments: host, port.
 ASK_LATE = r"""
 exec 3<>/dev/tcp/$1/$2
 touch /home/alice/inplace-open
@@ -80,7 +80,7 @@ timeout 30 cat <&3
 
 
 def test_idle_server_sleeps_and_open_connection_wakes_it(cluster: Cluster) -> None:
-    """It sleeps after its idle window; data on a connection that was open all the time counts as a request."""
+    """The server sleeps after its idle window; data on a connection opened before counts as a request."""
     server = serve(cluster, 8001, "--gpu-suspend-idle=2s,mode=inplace,when=always")
     cluster.shell("login", "rm -f /home/alice/inplace-*")
     with ThreadPoolExecutor(1) as pool:
@@ -97,7 +97,7 @@ def test_idle_server_sleeps_and_open_connection_wakes_it(cluster: Cluster) -> No
     wait_until("it sleeps again", lambda: in_place(cluster, server.job), lambda one: one is not None)
 
 
-# A server with a master that kills workers which have not moved for three seconds.
+# A server whose master kills workers that have sent no heartbeat for three seconds.
 WATCHED = """#!/opt/slurm-affinode/bin/python
 #SBATCH --partition=gpu --nodelist={node} --gres=shard:6
 import mmap, os, selectors, signal, socket, struct, sys, time
@@ -149,21 +149,21 @@ while True:
 
 
 def test_watchdog_does_not_kill_workers_after_sleep(cluster: Cluster) -> None:
-    """The workers were frozen longer than its timeout, but it sees them only after they have moved again."""
+    """The master checks its workers, frozen for longer than its timeout, only after their next heartbeat."""
     job = cluster.submit(BY_HAND, script=WATCHED.format(node=NODE, workloads=WORKLOADS))
     cluster.wait_for_output(job, "listening")
     wait_until("all listen", lambda: cluster.output(job).count("listening"), lambda found: found == 3)
     for _ in range(3):
         put_to_sleep(cluster, job)
         time.sleep(4)  # longer than its timeout
-        said = cluster.shell("login", f"curl --silent --show-error --max-time 60 http://{NODE}:8001/", user="alice")
-        assert said == "answered"
+        printed = cluster.shell("login", f"curl --silent --show-error --max-time 60 http://{NODE}:8001/", user="alice")
+        assert printed == "answered"
         wait_awake(cluster, job)
     assert "has not moved" not in cluster.output(job)
 
 
 def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
-    """Each uses 60 % of the memory, with bursts of requests: all are answered correctly, in bounded time and moves."""
+    """Each uses 60 % of the memory and gets bursts of requests; time and number of moves are bounded."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     servers = []
     for number in range(4):
@@ -183,7 +183,7 @@ def test_four_servers_take_turns_with_one_gpu(cluster: Cluster) -> None:
         results = [(server, *future.result()) for server, future in futures]
     for server, answer, _ in results:
         assert answer["prediction"] == server.prediction
-    for server in servers:  # each request is counted once: none was served twice, none lost
+    for server in servers:  # each request is counted once: none was served twice or lost
         numbers = sorted(answer["number"] for one, answer, _ in results if one is server)
         assert numbers == list(range(2, 2 + len(numbers)))
     took = sorted(seconds for _, _, seconds in results)
@@ -208,7 +208,7 @@ while kill -0 $child 2>/dev/null; do wait $child; done
 """
 
 
-def telling(cluster: Cluster, *options: str) -> str:
+def reporting_job(cluster: Cluster, *options: str) -> str:
     """Return a sleeping job that reports signals."""
     script = TELLS.format(node=NODE, workloads=WORKLOADS, memory=SERVER_MIB)
     job = cluster.submit(BY_HAND, *options, script=script)
@@ -218,8 +218,8 @@ def telling(cluster: Cluster, *options: str) -> str:
 
 
 def test_canceled_sleeper_ends_in_order(cluster: Cluster) -> None:
-    """Its script receives the signal as if it were awake; nothing of the job is left."""
-    job = telling(cluster)
+    """The script receives the signal as an awake job would; the job leaves nothing behind."""
+    job = reporting_job(cluster)
     cluster.exec("login", "scancel", "--full", job, user="alice")
     cluster.wait_for_output(job, "got TERM")
     cluster.wait_for_state(job, "CANCELLED")
@@ -228,9 +228,9 @@ def test_canceled_sleeper_ends_in_order(cluster: Cluster) -> None:
 
 
 def test_sleeper_receives_signal_and_time_limit(cluster: Cluster) -> None:
-    """The signal of --signal wakes the job and is delivered; asleep again, the job reaches its time limit."""
+    """The signal of ``--signal`` wakes the job and is delivered; the job falls asleep again until its time limit."""
     began = time.monotonic()
-    job = telling(cluster, "--time=60", "--signal=B:USR1@35")
+    job = reporting_job(cluster, "--time=60", "--signal=B:USR1@35")
     # Slurm may send the signal a minute early, so the limit is lowered only now that the job sleeps.
     minutes = int(time.monotonic() - began + 40) // 60 + 1
     cluster.exec("login", "scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
@@ -242,7 +242,7 @@ def test_sleeper_receives_signal_and_time_limit(cluster: Cluster) -> None:
 
 
 def test_wake_command_is_restricted_to_owner(cluster: Cluster) -> None:
-    """The command restores the GPU memory; only the owner of the job may use it."""
+    """Only the owner of the job may use the command, which restores the GPU memory."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     refused = cluster.run("login", "slurm-affinode", "wake", server.job, user="bob")
@@ -257,7 +257,7 @@ def test_wake_command_is_restricted_to_owner(cluster: Cluster) -> None:
 
 
 def test_sigcont_from_outside_wakes_sleeper(cluster: Cluster) -> None:
-    """A SIGCONT from outside is detected, and the job gets its GPU back."""
+    """The agent detects SIGCONT from outside and restores the GPU memory of the job."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     if (in_place(cluster, server.job) or {})["frozen_by"] != "signals":
@@ -268,7 +268,7 @@ def test_sigcont_from_outside_wakes_sleeper(cluster: Cluster) -> None:
 
 
 def test_request_without_agent_is_answered_later(cluster: Cluster) -> None:
-    """The request waits in the kernel until the next agent runs."""
+    """The request waits in the kernel until the next agent is running."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     with ThreadPoolExecutor(1) as pool:
@@ -279,7 +279,7 @@ def test_request_without_agent_is_answered_later(cluster: Cluster) -> None:
 
 
 def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
-    """The job stays asleep and intact, with the reason in status and comment; later the request is answered."""
+    """The job stays asleep and intact, with the reason in status and comment; a retry answers the request."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     with ThreadPoolExecutor(1) as pool:
@@ -293,7 +293,7 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
             wait_until(
                 "its comment says so",
                 lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
-                lambda said: said.startswith("not woken: "),
+                lambda printed: printed.startswith("not woken: "),
             )
             assert not asked.done()
         assert asked.result()[0] == {"prediction": server.prediction, "number": 2}
@@ -301,7 +301,7 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
 
 
 def test_wake_waits_for_occupied_gpu_memory(cluster: Cluster) -> None:
-    """Status shows the reason and the sizes; once the memory is free, the request is answered."""
+    """Status shows the reason and the sizes; the request is answered once the memory is free."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     gpu = json.loads(cluster.shell("login", 'curl --silent --max-time 30 "$1/health"', server.url))["gpu"]
@@ -326,7 +326,7 @@ def test_wake_waits_for_occupied_gpu_memory(cluster: Cluster) -> None:
 
 
 def test_job_with_srun_steps_is_refused(cluster: Cluster) -> None:
-    """The steps of srun belong to another slurmstepd."""
+    """The processes of a step belong to another slurmstepd."""
     job = cluster.submit(
         "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND,
         wrap=f"srun {WORKLOADS}/model_server.py --port 8001 --memory-mib {SERVER_MIB}",
@@ -338,7 +338,7 @@ def test_job_with_srun_steps_is_refused(cluster: Cluster) -> None:
 
 
 def test_prolog_wakes_sleepers_on_its_gpus(cluster: Cluster) -> None:
-    """If the site enables it, the sleeper is awake before the new job begins."""
+    """With ``inplace.wake_at_prolog``, the sleeper is awake before the new job begins."""
     with inplace_configured(cluster, wake_at_prolog=True):
         server = serve(cluster, 8001)
         put_to_sleep(cluster, server.job)
@@ -350,7 +350,7 @@ def test_prolog_wakes_sleepers_on_its_gpus(cluster: Cluster) -> None:
 
 
 def test_simultaneous_servers_start_one_after_the_other(cluster: Cluster) -> None:
-    """With a minimum of free memory for a start, none runs out of GPU memory: each starts once another one sleeps."""
+    """With ``inplace.start_free_pct``, each server starts once another one sleeps, so none runs out of GPU memory."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     with inplace_configured(cluster, start_free_pct=62):
         jobs = [

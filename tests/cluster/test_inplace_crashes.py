@@ -1,11 +1,11 @@
-"""Agent or CUDA helper killed at the beginning of a phase of in-place sleep: the server survives."""
+"""Kill the agent or the CUDA helper at the beginning of a phase of in-place sleep: the server survives."""
 
 from __future__ import annotations
 
 import pytest
-from cluster.caught import IN_PLACE, caught_in_place, nothing_left, row_of
 from cluster.driver import Cluster, wait_until
-from cluster.phases import go_on, kill_stopped
+from cluster.phase_jobs import IN_PLACE, assert_nothing_left, row_of, server_at_phase
+from cluster.phases import continue_agent, kill_stopped
 from cluster.servers import NODE, Server, ask, in_place, put_to_sleep, wait_awake
 from cluster.sleepers import journals, wait_for_agents
 
@@ -21,16 +21,16 @@ def agents(cluster: Cluster) -> None:
 
 
 def answers(cluster: Cluster, server: Server, number: int) -> None:
-    """Assert that the server answers, is awake then, and that nothing is left of its sleep."""
+    """Assert that the server answers a request and is awake, and that no record of its sleep is left."""
     assert ask(cluster, server.url)[0] == {"prediction": server.prediction, "number": number}
     wait_awake(cluster, server.job)
-    nothing_left(cluster, server.job)
+    assert_nothing_left(cluster, server.job)
 
 
 @pytest.mark.parametrize("phase", IN_PLACE)
 def test_server_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> None:
-    """The next agent finds the job running, or asleep and able to wake; status shows the event; it can sleep again."""
-    with caught_in_place(cluster, phase) as server:
+    """The next agent finds the job running or asleep; status shows the event, and the job can sleep again."""
+    with server_at_phase(cluster, phase) as server:
         kill_stopped(cluster, NODE)
     wait_for_agents(cluster)
     if phase == "frozen":
@@ -48,15 +48,15 @@ def test_server_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> 
 
 @pytest.mark.parametrize("phase", IN_PLACE)
 def test_server_survives_cuda_helper_killed_at_phase(cluster: Cluster, phase: str) -> None:
-    """The step is rolled back with that reason, or another helper completes it."""
-    with caught_in_place(cluster, phase) as server:
+    """The step is rolled back with this reason, or another helper completes it."""
+    with server_at_phase(cluster, phase) as server:
         cluster.shell(NODE, f"kill -KILL $(pgrep -f {HELPER})")
-        go_on(cluster, NODE)
+        continue_agent(cluster, NODE)
         wait_until("the attempt is over", lambda: journals(cluster, NODE), lambda seen: seen in ([], ["frozen"]))
     row = row_of(cluster, server.job)
     if phase in ("parked", "frozen"):
         assert row["state"] == "asleep"
-    elif phase != "waking" and row["state"] != "asleep":  # else it had completed the step
+    elif phase != "waking" and row["state"] != "asleep":  # otherwise it had completed the step
         assert "the helper for the CUDA driver was ended by signal 9" in row["last"]["text"]
     answers(cluster, server, 2)
     assert cluster.job(server.job)["Restarts"] == "0"

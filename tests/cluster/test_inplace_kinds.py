@@ -30,7 +30,7 @@ from cluster.sleepers import status, steps, steps_by_process, wait_for_agents, w
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 OPTION = f"{BY_HAND},wake=hold"
-"""Only a request or a command wakes the job."""
+"""Options of a job that only a request or a command wakes."""
 MEMORY_MIB = 256
 """GPU memory of a workload, by default."""
 ON_GPU = ("--partition=gpu", f"--nodelist={NODE}", "--gres=gpu:1", "--mem=6G")
@@ -71,7 +71,7 @@ class Kind:
     says: tuple[str, ...] = ()
     """Texts in its output."""
     in_status: bool = True
-    """``status`` names the row."""
+    """Whether ``status`` names the row."""
 
 
 LOAD = f"{WORKLOADS}/data_loader.py --steps 1 --until {END} --every 0.3"
@@ -95,7 +95,7 @@ KINDS = {
         f"export OMP_NUM_THREADS=1\n"
         f"torchrun --no-python --master-port=29501 --nproc-per-node=2 {RANKS} &\n"
         f"{PROGRAMS}/accelerate launch {TWO_RANKS} --main_process_port=29503 {RANKS} --accelerate & wait",
-        processes=4, gpus=2, says=("parameters=identical",) * 4, in_status=False,  # torchrun is named pt_elastic
+        processes=4, gpus=2, says=("parameters=identical",) * 4, in_status=False,  # its process name is pt_elastic
     ),
     "Ray on one node": Kind(  # asleep for longer than one of its health checks may take
         "export RAY_health_check_timeout_ms=1000 RAY_health_check_period_ms=500\n"
@@ -131,7 +131,7 @@ def kinds(cluster: Cluster, job: str) -> list[str]:
 
 
 def sleep_in_place(cluster: Cluster, job: str, memory_mib: int) -> None:
-    """Suspend a job by command; its processes are frozen, and at least this much GPU memory is freed."""
+    """Suspend a job by command; assert that its processes are frozen and at least this much GPU memory is free."""
     held = sum(used_mib(cluster))
     put_to_sleep(cluster, job)
     assert sum(used_mib(cluster)) <= held - memory_mib
@@ -152,7 +152,7 @@ def sleep_and_wake(cluster: Cluster, job: str, processes: int = 1, row: str | No
     cluster.wait_for_output(job, "step number=2", timeout_s=START_S)
     wait_until("all count", counted, lambda seen: len(seen) == processes, timeout_s=START_S)
     if row is not None:
-        wait_until("status names it", lambda: kinds(cluster, job), lambda found: row in found)
+        wait_until("status names the row", lambda: kinds(cluster, job), lambda found: row in found)
     held = used_mib(cluster)
     sleep_in_place(cluster, job, processes * MEMORY_MIB)
     asleep = counted()
@@ -169,7 +169,7 @@ def sleep_and_wake(cluster: Cluster, job: str, processes: int = 1, row: str | No
 
 
 def end(cluster: Cluster, job: str, processes: int = 1) -> str:
-    """End a job and return its output; each process has counted every step once, and its GPU memory is intact."""
+    """End a job and return its output; assert that each process counted every step once and kept its GPU memory."""
     cluster.exec("login", "touch", END, user="alice")
     cluster.wait_for_state(job, "COMPLETED", timeout_s=90)
     output = cluster.output(job)
@@ -194,7 +194,7 @@ def test_job_wakes_with_its_state(cluster: Cluster, row: str) -> None:
 
 
 def test_array_task_sleeps_alone(cluster: Cluster) -> None:
-    """The other task, on the same node, keeps running; then they change places."""
+    """The other task, on the same node, keeps running; then the tasks change roles."""
     array = cluster.submit(OPTION, *ON_GPU, "--array=1-2", wrap=PROGRAM)
     tasks = [f"{array}_{number}" for number in (1, 2)]
     for task, other in (tasks, tasks[::-1]):
@@ -273,7 +273,7 @@ def test_server_with_io_uring_wakes_on_request(cluster: Cluster) -> None:
 
 
 def test_llama_server_wakes_on_request(cluster: Cluster) -> None:
-    """The answer of the sleeping server is that of the server that was awake."""
+    """The sleeping server gives the same answer as before its sleep."""
     require_programs(cluster)
     job = llama_server(cluster, OPTION, "--gres=gpu:1")
     answer = complete(cluster, NODE)
@@ -289,33 +289,37 @@ def test_notebook_server_wakes_on_request(cluster: Cluster) -> None:
     """A client runs code in a kernel of the sleeping server, which still has its variables and its GPU memory."""
     job = notebook_server(cluster, OPTION, *ON_GPU)
     found = connection(cluster, NODE)
-    kernel, said = run_cell(cluster, found, "new", CELL)
-    assert said == "ready\n"
+    kernel, printed = run_cell(cluster, found, "new", CELL)
+    assert printed == "ready\n"
     sleep_in_place(cluster, job, CELL_MIB)
     assert run_cell(cluster, found, kernel, CELL_AGAIN) == (kernel, "42 True True\n")
     wait_awake(cluster, job)
     cluster.exec("login", "scancel", job, user="alice")
 
 
-def test_terminal_wakes_when_somebody_attaches(cluster: Cluster) -> None:
+def test_terminal_wakes_on_attach(cluster: Cluster) -> None:
     """The program in the terminal continues at its next step, and the shell still has its variables."""
     job = cluster.submit(OPTION, *ON_GPU, script=TERMINAL)
     cluster.wait_for_output(job, "ready")
     result = "/home/alice/slurm-terminal.out"
     type_lines(cluster, job, "answer=41", f"{PROGRAM} >{result}; echo answer $((answer + 1)) in $(tty) >>{result}")
     wait_until("it counts", lambda: steps(cluster.run("login", "cat", result).stdout))
-    wait_until("status names it", lambda: kinds(cluster, job), lambda rows: "terminal (tmux) in a batch job" in rows)
+    wait_until(
+        "status names the row", lambda: kinds(cluster, job), lambda rows: "terminal (tmux) in a batch job" in rows
+    )
     sleep_in_place(cluster, job, MEMORY_MIB)
     asleep = steps(cluster.exec("login", "cat", result))
     type_lines(cluster, job)
     wait_awake(cluster, job)
     wait_until(
-        "it counts on", lambda: steps(cluster.exec("login", "cat", result)), lambda seen: len(seen) > len(asleep)
+        "the program continues",
+        lambda: steps(cluster.exec("login", "cat", result)),
+        lambda seen: len(seen) > len(asleep),
     )
     cluster.exec("login", "touch", END, user="alice")
     wait_until("the shell continues", lambda: "answer 42 in /dev/pts/" in cluster.exec("login", "cat", result))
     type_lines(cluster, job, "exit")
     cluster.wait_for_state(job, "COMPLETED")
-    said = cluster.exec("login", "cat", result)
-    assert "memory=intact" in said
-    assert steps(said) == list(range(1, len(steps(said)) + 1))
+    printed = cluster.exec("login", "cat", result)
+    assert "memory=intact" in printed
+    assert steps(printed) == list(range(1, len(steps(printed)) + 1))

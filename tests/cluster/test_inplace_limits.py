@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cluster
 
 @contextmanager
 def gpus_of(cluster: Cluster, mib: int) -> Iterator[None]:
-    """Use emulated GPUs with this much memory while the context lasts."""
+    """Emulate GPUs with this much memory while the context lasts."""
     cluster.clear()
     init_gpus(cluster, "--memory-mib", str(mib))
     try:
@@ -44,7 +44,7 @@ def gpus_of(cluster: Cluster, mib: int) -> Iterator[None]:
 
 @contextmanager
 def taken(cluster: Cluster, mib: int) -> Iterator[None]:
-    """Have processes outside any job hold this much memory on each GPU of the node."""
+    """Hold this much memory on each GPU of the node by processes outside of jobs while the context lasts."""
     for gpu in (0, 1):
         begin = f"CUDA_VISIBLE_DEVICES={gpu} {WORKLOADS}/squatter.py --memory-mib {mib} & echo $! >/tmp/taker.{gpu}.pid"
         cluster.shell(NODE, f"setsid sh -c '{begin}' </dev/null >/dev/null 2>&1")
@@ -56,7 +56,7 @@ def taken(cluster: Cluster, mib: int) -> Iterator[None]:
 
 
 def test_insufficient_host_memory_is_refused_without_side_effects(cluster: Cluster) -> None:
-    """By command and by policy, with the sizes; status shows the reason; the server is not affected."""
+    """The command and status give the reason with the sizes; the server is not affected."""
     free_mib = int(cluster.shell(NODE, "awk '/^MemAvailable:/ {print int($2 / 1024)}' /proc/meminfo"))
     with gpus_of(cluster, 3 * free_mib):
         option = "--gpu-suspend-idle=1s,mode=inplace,when=always"
@@ -69,7 +69,7 @@ def test_insufficient_host_memory_is_refused_without_side_effects(cluster: Clust
             row = status(cluster, server.job)["jobs"][0]
             return [one["code"] for one in (row["next"] or {"against": []})["against"]]
 
-        wait_until("the policy says so", against, lambda codes: "host-memory" in codes)
+        wait_until("status shows the refusal", against, lambda codes: "host-memory" in codes)
         shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
         assert "host-memory: its GPU memory (" in shown
         assert cluster.run(NODE, "ls", JOURNAL).stdout == ""
@@ -78,7 +78,7 @@ def test_insufficient_host_memory_is_refused_without_side_effects(cluster: Clust
 
 @pytest.mark.parametrize("ends", [False, True])
 def test_wake_deadline_is_enforced(cluster: Cluster, ends: bool) -> None:
-    """As configured, the job stays in the queue, shown as overdue, or is ended, with the reason in its comment."""
+    """Depending on the configuration, the job is shown as overdue, or is ended with the reason in its comment."""
     rules = {"wake_deadline": "3s", "on_deadline": "end" if ends else "wait"}
     with gpus_of(cluster, GPU_MIB), inplace_configured(cluster, **rules):
         server = serve(cluster, 8001, BY_HAND)
@@ -105,7 +105,7 @@ def test_wake_deadline_is_enforced(cluster: Cluster, ends: bool) -> None:
 
 
 def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None:
-    """After an agent restart, the first requester is still first, whatever its job ID; both requests are answered."""
+    """The order of requests, not that of job IDs, survives the restart; both requests are answered."""
     with gpus_of(cluster, GPU_MIB):
         later = serve(cluster, 8001, BY_HAND)
         put_to_sleep(cluster, later.job)
@@ -133,7 +133,7 @@ def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None
 
 
 def test_awake_limit_is_enforced(cluster: Cluster) -> None:
-    """Two servers that would fit together take turns if the site limits the jobs that are awake."""
+    """Two servers that fit on the GPU together take turns if the site limits the memory of awake jobs."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
     with gpus_of(cluster, 2 * GPU_MIB), inplace_configured(cluster, awake_limit_pct=50):
         one = serve(cluster, 8001, option, memory_mib=SERVER_MIB)
@@ -148,7 +148,7 @@ def test_awake_limit_is_enforced(cluster: Cluster) -> None:
 
 
 def test_scancel_ends_sleeper_at_once(cluster: Cluster) -> None:
-    """Within seconds, even if its GPU memory could not be restored; nothing is left."""
+    """The job ends within seconds, even if its GPU memory could not be restored, and leaves nothing behind."""
     with gpus_of(cluster, GPU_MIB):
         server = serve(cluster, 8001, BY_HAND)
         put_to_sleep(cluster, server.job)

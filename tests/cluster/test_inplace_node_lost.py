@@ -1,4 +1,4 @@
-"""A node lost at the beginning of a phase of in-place sleep: the server starts afresh, or has ended."""
+"""Lose the node at the beginning of a phase of in-place sleep: the server starts from its beginning, or ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from cluster.caught import IN_PLACE, caught_in_place, nothing_left, row_of
 from cluster.driver import Cluster, ClusterError, wait_until
+from cluster.phase_jobs import IN_PLACE, assert_nothing_left, row_of, server_at_phase
 from cluster.servers import BY_HAND, NODE, ask, ledger, put_to_sleep, serve
 from cluster.sleepers import wait_for_agents
 
@@ -23,7 +23,7 @@ def agents(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
-def miss(cluster: Cluster, missed: Callable[[], bool]) -> None:
+def wait_until_missed(cluster: Cluster, missed: Callable[[], bool]) -> None:
     """Wait until Slurm notices that the job is missing on the recovered node."""
     for _ in range(30):
         cluster.register(NODE)
@@ -35,12 +35,12 @@ def miss(cluster: Cluster, missed: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("phase", IN_PLACE)
 def test_server_starts_afresh_after_node_loss_at_phase(cluster: Cluster, phase: str) -> None:
-    """Without an image Slurm restarts the job from the beginning; comment and status say why, nothing old is left."""
-    with caught_in_place(cluster, phase) as server:
+    """Without an image, Slurm restarts the job from its beginning; comment and status give the reason."""
+    with server_at_phase(cluster, phase) as server:
         cluster.kill(NODE)
         cluster.start(NODE)
     wait_for_agents(cluster)
-    miss(cluster, lambda: cluster.job(server.job)["Restarts"] == "1")
+    wait_until_missed(cluster, lambda: cluster.job(server.job)["Restarts"] == "1")
     wait_until(
         "it serves again",
         lambda: cluster.run("login", "curl", "--silent", "--fail", f"{server.url}/health").returncode == 0,
@@ -48,7 +48,7 @@ def test_server_starts_afresh_after_node_loss_at_phase(cluster: Cluster, phase: 
     )
     answer, _ = ask(cluster, server.url)
     assert answer["number"] == 1
-    nothing_left(cluster, server.job)
+    assert_nothing_left(cluster, server.job)
     comment = cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k")
     assert comment.startswith(f"lost: its processes on {NODE} ended while it was suspended")
     assert row_of(cluster, server.job)["said"] == comment.strip()
@@ -60,14 +60,14 @@ def test_server_starts_afresh_after_node_loss_at_phase(cluster: Cluster, phase: 
 
 
 def test_job_without_requeue_ends_after_node_loss(cluster: Cluster) -> None:
-    """Slurm ends the job; nothing of it is left."""
+    """Slurm ends the job; no process, journal or note is left."""
     server = serve(cluster, 8001, BY_HAND, "--no-requeue")
     put_to_sleep(cluster, server.job)
     cluster.kill(NODE)
     cluster.start(NODE)
     wait_for_agents(cluster)
-    miss(cluster, lambda: cluster.job(server.job)["JobState"] == "NODE_FAIL")
-    nothing_left(cluster, server.job)
+    wait_until_missed(cluster, lambda: cluster.job(server.job)["JobState"] == "NODE_FAIL")
+    assert_nothing_left(cluster, server.job)
 
 
 # Response times of slurmd in milliseconds, one a line. Argument: seconds.
@@ -89,7 +89,7 @@ def median_ms(cluster: Cluster, seconds: int) -> float:
 
 
 def test_sleep_and_wake_do_not_delay_slurmd(cluster: Cluster) -> None:
-    """slurmd responds as fast while a server falls asleep and wakes again and again as while it is awake."""
+    """slurmd responds as fast during repeated sleeps and wakes of a server as while the server is awake."""
     server = serve(cluster, 8000)
     awake = median_ms(cluster, 10)
     stop = threading.Event()
@@ -112,9 +112,9 @@ def test_sleep_and_wake_do_not_delay_slurmd(cluster: Cluster) -> None:
 
 
 def test_sleeper_ends_and_starts_again_after_timeout_of_slurmd(cluster: Cluster) -> None:
-    """slurmctld declares the node failed and requeues the job; slurmd responds again, with the old job asleep there.
+    """slurmctld declares the node failed and requeues the job while the old attempt sleeps there.
 
-    The old processes end, the job starts again, and the node is not drained.
+    When slurmd responds again, the old processes end, the job starts again, and the node is not drained.
     """
     server = serve(cluster, 8000)
     put_to_sleep(cluster, server.job)
@@ -134,4 +134,4 @@ def test_sleeper_ends_and_starts_again_after_timeout_of_slurmd(cluster: Cluster)
     assert not set(old) & set(cluster.shell(NODE, "pgrep -u alice -f model_server").split())
     assert cluster.nodes()[NODE] in ("allocated", "mixed")
     cluster.exec("login", "scancel", server.job)
-    nothing_left(cluster, server.job)
+    assert_nothing_left(cluster, server.job)

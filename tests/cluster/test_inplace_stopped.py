@@ -1,4 +1,4 @@
-"""Jobs asleep in place that are stopped, killed or signaled by Slurm, the kernel or a person on the node."""
+"""Jobs asleep in place that are stopped, killed or signaled by Slurm, the kernel or an administrator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cluster.sleepers import agent_pid, status, wait_for_agents
 pytestmark = pytest.mark.cluster
 
 MEMORY_MIB = 200
-# The script reports how its server ended, and SIGTERM.
-SCRIPT = f"""trap 'echo it was told' TERM
+# The script reports SIGTERM and the exit status of its server.
+SCRIPT = f"""trap 'echo got TERM' TERM
 {WORKLOADS}/model_server.py --memory-mib {MEMORY_MIB} --port {{port}} &
 while wait $!; status=$?; kill -0 $! 2>/dev/null; do :; done
 echo ended with $status"""
@@ -24,7 +24,7 @@ PENDING = 'for pid in $(pgrep -u alice -f "$1"); do grep ShdPnd: /proc/$pid/stat
 
 
 def wait_for_pending(cluster: Cluster, number: signal.Signals, command: str) -> None:
-    """Wait until this signal is pending for one of alice's processes, chosen by a pattern of its command line."""
+    """Wait until this signal is pending for a process of alice whose command line matches the pattern."""
     wait_until(
         f"{number.name} is pending",
         lambda: cluster.run(NODE, "sh", "-c", PENDING, "sh", command).stdout.split()[1::2],
@@ -48,7 +48,7 @@ def scripted(cluster: Cluster, port: int) -> str:
 
 
 def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None:
-    """A request waits, even in the two seconds between Slurm's SIGTSTP and its SIGSTOP, and status shows why.
+    """A request waits, also in the two seconds between Slurm's SIGTSTP and SIGSTOP, and status gives the reason.
 
     Meanwhile no process runs; after the resume the request is answered.
     """
@@ -74,7 +74,7 @@ def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None
 
 
 def test_sleeper_with_killed_process_wakes(cluster: Cluster) -> None:
-    """As by the OOM killer: the script notices the end of its server, and ends."""
+    """The script detects that its server was killed, as by the OOM killer, and ends."""
     job = scripted(cluster, 8001)
     cluster.shell(NODE, "kill -KILL $(pgrep -u alice -f '[m]odel_server.py.*--port 8001')")
     cluster.wait_for_state(job, "COMPLETED")
@@ -91,7 +91,7 @@ def test_signal_without_agent_is_delivered_later(cluster: Cluster) -> None:
         wait_for_pending(cluster, signal.SIGTERM, "[s]lurm_script")
     finally:
         cluster.shell(NODE, f"kill -KILL {agent}")
-    cluster.wait_for_output(job, "it was told")
+    cluster.wait_for_output(job, "got TERM")
     wait_for_agents(cluster)
     wait_awake(cluster, job)
     assert status(cluster, job)["jobs"][0]["last"]["text"].startswith("awake after ")

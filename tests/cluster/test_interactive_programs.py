@@ -27,7 +27,7 @@ def move(cluster: Cluster, job: str) -> None:
     wait_until(
         "it is restored on c2",
         lambda: cluster.output(job),
-        lambda said: "slurm-affinode: restored on c2" in said,
+        lambda printed: "slurm-affinode: restored on c2" in printed,
     )
 
 
@@ -35,26 +35,28 @@ def move(cluster: Cluster, job: str) -> None:
 
 
 def test_terminal_in_batch_job_moves_with_its_programs(cluster: Cluster) -> None:
-    """A shell with a variable and a program with GPU memory: after a move, the terminal is attached on the new node."""
+    """A shell keeps its variable and its program with GPU memory; the terminal is attached on the new node."""
     job = cluster.submit(BY_HAND, *ON_C1, script=TERMINAL)
     cluster.wait_for_output(job, "ready")
     result = "/home/alice/slurm-terminal.out"
     program = f"{WORKLOADS}/idle_after.py --busy 0 --idle 20 --again 1 >{result}"
     type_lines(cluster, job, "answer=41", f"{program}; echo answer $((answer + 1)) in $(tty) >>{result}")
-    wait_until("the program runs", lambda: cluster.run("login", "cat", result).stdout, lambda said: "step" in said)
-    move(cluster, job)
-    said = wait_until(
-        "the shell continues", lambda: cluster.run("login", "cat", result).stdout, lambda said: "answer" in said
+    wait_until(
+        "the program runs", lambda: cluster.run("login", "cat", result).stdout, lambda printed: "step" in printed
     )
-    assert "memory=intact" in said
-    assert "answer 42 in /dev/pts/" in said
+    move(cluster, job)
+    printed = wait_until(
+        "the shell continues", lambda: cluster.run("login", "cat", result).stdout, lambda printed: "answer" in printed
+    )
+    assert "memory=intact" in printed
+    assert "answer 42 in /dev/pts/" in printed
     type_lines(cluster, job, f"echo attached on $(cat /etc/hostname) with $answer >>{result}", "stty size")
     assert "with 41\n" in cluster.exec("login", "cat", result)
     cluster.exec("login", "scancel", job, user="alice")
 
 
 def test_attached_terminal_prevents_suspension(cluster: Cluster) -> None:
-    """While somebody is attached, the job is in use."""
+    """A job with an attached terminal is in use."""
     job = cluster.submit(BY_HAND, *ON_C1, script=TERMINAL)
     cluster.wait_for_output(job, "ready")
     attach = f'(sleep 60 | TERM=xterm script --quiet --command "{ATTACH}" /dev/null >/dev/null 2>&1 &)'
@@ -79,8 +81,8 @@ def test_notebook_kernel_moves_with_its_variables(cluster: Cluster) -> None:
     """
     job = notebook_server(cluster, BY_HAND, *ON_C1)
     before = connection(cluster, "c1")
-    kernel, said = run_cell(cluster, before, "new", CELL)
-    assert said == "ready\n"
+    kernel, printed = run_cell(cluster, before, "new", CELL)
+    assert printed == "ready\n"
     move(cluster, job)
     after = connection(cluster, "c2")
     assert (after["port"], after["password"]) == (before["port"], before["password"])

@@ -1,4 +1,4 @@
-"""From real jobs to a report: slurmdbd and a live sampler as input, compared with hours that are known in advance."""
+"""Report on real jobs from slurmdbd and a live sampler, compared with hours known in advance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 STEP_S = 1.0
 """The exporters of the cluster sample every second."""
 WINDOW_S = 0.2
-"""The emulated driver reports the mean over this time before a sample."""
+"""Time before a sample over which the emulated driver averages, in seconds."""
 SPOOL = "/shared/gpu-history"
 PRODUCT = "/usr/local/bin/slurm-affinode"
 
@@ -58,7 +58,7 @@ def workload(name: str, *arguments: str) -> str:
 
 
 def collect(cluster: Cluster) -> None:
-    """Make the exporters close their files, and wait until these are converted to Parquet."""
+    """Make the exporters close their spool files, and wait until these are converted to Parquet."""
     for node in GPU_NODES:
         opened = cluster.shell(node, f"cd {SPOOL} && ls gpu-{node}-*.csv.part").split()
         cluster.shell(node, "kill -HUP $(cat /run/slurm-affinode-exporter.pid)")
@@ -67,7 +67,7 @@ def collect(cluster: Cluster) -> None:
 
 
 def wait_for_file(cluster: Cluster, path: str) -> None:
-    """Wait until the login node sees the file."""
+    """Wait until the file is visible on the login node."""
     wait_until(f"{path} is there", lambda: cluster.run("login", "test", "-e", path).returncode == 0)
 
 
@@ -100,7 +100,7 @@ def submit_known(cluster: Cluster) -> list[Known]:
 
 
 def test_known_workloads_yield_known_hours(cluster: Cluster, state: str) -> None:
-    """Allocated hours are those of sacct; idle hours match the workloads, to one sampling interval per change."""
+    """Allocated hours equal those of sacct; idle hours match the workloads to one sampling interval per change."""
     since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     known = submit_known(cluster)
     runs = {}
@@ -126,7 +126,7 @@ def test_known_workloads_yield_known_hours(cluster: Cluster, state: str) -> None
         assert seconds["allocated"] == pytest.approx(held_s, abs=1e-6), row
         assert seconds["unknown"] <= 2 * STEP_S * job.gpus, row
         truth_s = held_s - job.busy_s * job.gpus
-        # A change happens somewhere between two samples; the first sample comes within one interval.
+        # A change occurs between two samples, and the first sample is taken within one interval.
         tolerance_s = (max(1, job.changes) * (STEP_S + WINDOW_S)) * job.gpus
         missing_s = seconds["unknown"] + seconds["low"]
         assert truth_s - missing_s - tolerance_s <= seconds["idle"] <= truth_s + tolerance_s, (truth_s, row)
@@ -136,7 +136,7 @@ def test_known_workloads_yield_known_hours(cluster: Cluster, state: str) -> None
 
 
 def test_metrics_name_the_job_that_has_the_gpu(cluster: Cluster) -> None:
-    """Over HTTP from another node, while the job runs; afterwards the metrics name no job."""
+    """Metrics read from another node name the job while it runs, and no job afterwards."""
     job = cluster.submit(
         "--partition=gpu", "--nodelist=c2", "--gres=gpu:1", wrap=workload("squatter", "--memory-mib=60000")
     )
@@ -158,7 +158,7 @@ def test_metrics_name_the_job_that_has_the_gpu(cluster: Cluster) -> None:
 
 
 def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
-    """Without a mapping directory: through their cgroups, or without those through the process tree."""
+    """Without a mapping directory, the exporter uses cgroups, or without those the process tree."""
     cgroups = "proctrack/cgroup" in cluster.exec("login", "scontrol", "show", "config")
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("squatter"))
     cluster.wait_for_output(job, " squatting ")
@@ -170,7 +170,7 @@ def test_processes_are_traced_to_their_job(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("leftovers_stay")
 def test_leftover_process_belongs_to_no_running_job(cluster: Cluster) -> None:
-    """Its environment names the job that started it, but that job no longer has the GPU."""
+    """The environment of the process names a job that no longer has the GPU."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gres=gpu:1", wrap=workload("leaking"))
     cluster.wait_for_state(job, "COMPLETED")
     found = json.loads(cluster.exec("c1", "/opt/slurm-affinode/bin/python", "-c", WHOSE_JOBS))
@@ -194,7 +194,7 @@ def test_samples_survive_power_failure_of_node(cluster: Cluster, state: str) -> 
 
 @pytest.mark.slow
 def test_cluster_demo_writes_report(cluster: Cluster, tmp_path: Path) -> None:
-    """Real jobs of three users, one line per stage; the report and its figures are outside the cluster."""
+    """The demo runs jobs of three users, prints one line per stage, and writes the report outside the cluster."""
     environment = {**os.environ, "CLUSTER_NAME": cluster.name, "SLURM_RELEASE": cluster.release}
     done = subprocess.run(
         [SCRIPT.parent / "cluster-demo", tmp_path / "out"], env=environment, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Steps of jobs with ``steps=local``: like those of Slurm's srun, and suspended with their job."""
+"""Local steps (``steps=local``): they behave like steps of Slurm's srun, and are suspended with their job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 LOCAL = f"{BY_HAND},steps=local"
 ON_GPUS = ("--partition=gpu", "--ntasks=2", "--cpus-per-task=2", "--gres=gpu:2")
 
-# Each command's output, messages and exit status; the lines of a command are in no particular order.
+# The output, messages and exit status of each command. The order of the lines of one command may vary.
 COMMANDS = r"""
 srun bash -c 'echo task $SLURM_PROCID of $SLURM_NTASKS'
 srun -l -n2 bash -c 'printf "a\nb"; echo err >&2'
@@ -70,7 +70,7 @@ srun env
 srun -n2 bash -c 'env >env.$SLURM_PROCID; sleep 0.2'; cat env.1
 srun -n1 -c1 --gpus=1 -J step env
 """
-# Without meaning in a local step, or different in each job.
+# Variables that have no meaning in a local step, or differ between jobs.
 OTHER_VARIABLES = re.compile(
     r"PATH|_|SHLVL|SLURMD_DEBUG|SLURM_AFFINODE_SRUN|SLURM_(SRUN_COMM|STEP_LAUNCHER)_PORT|SLURM_OOM_KILL_STEP"
 )
@@ -86,7 +86,7 @@ def agents(cluster: Cluster) -> None:
 
 
 def ran(cluster: Cluster, option: str, script: str) -> str:
-    """Run a batch script on c1 with an option; return its output without what differs between any two jobs."""
+    """Run a batch script on c1 with an option; return its output without the differences between any two jobs."""
     home = f"rm -rf steps-run; mkdir steps-run; cd steps-run; printf 'one\\ntwo\\n' >in\n{script}"
     job = cluster.submit(option, *ON_GPUS, "--nodelist=c1", "--job-name=steps", script=f"#!/bin/bash\n{home}")
     cluster.wait_for_state(job, "COMPLETED", "FAILED", timeout_s=180)
@@ -102,7 +102,7 @@ def settled(lines: list[str]) -> list[str]:
 
 
 def test_local_steps_are_like_those_of_slurm(cluster: Cluster) -> None:
-    """Output, messages, exit status, files, input and GPUs of the same script under both."""
+    """Output, messages, exit status, files, input and GPUs of a script are the same with both."""
     commands = [line for line in COMMANDS.splitlines() if line]
     script = "".join(f"echo '=== {number}'\n{line}\necho status $?\n" for number, line in enumerate(commands))
     script = f"exec 2>&1\n{script}exit 0\n"
@@ -114,7 +114,7 @@ def test_local_steps_are_like_those_of_slurm(cluster: Cluster) -> None:
 
 
 def test_tasks_of_local_steps_get_different_gpus(cluster: Cluster) -> None:
-    """Per task, bound singly, mapped, and of two steps at the same time."""
+    """GPUs are assigned per task, by single or map binding, and to two concurrent steps."""
     script = "".join(f"echo '==='\n{command}\n" for command in GPU_COMMANDS)
     parts = ran(cluster, LOCAL, f"exec 2>&1\n{script}").split("===\n")[1:]
     assert [sorted(part.splitlines()) for part in parts] == list(GPU_COMMANDS.values())
@@ -126,7 +126,7 @@ def test_environment_of_local_steps_is_that_of_slurm(cluster: Cluster) -> None:
 
 
 def test_step_is_suspended_and_restored_with_its_job(cluster: Cluster) -> None:
-    """Two tasks below the launcher continue where they stopped, and the script starts its next step."""
+    """Two tasks of the launcher resume where they stopped, and the script starts its next step."""
     step = f"srun --ntasks=2 --label {WORKLOADS}/idle_after.py --busy 0.5 --idle 1 {UNTIL_FINISH} --again 0.5"
     script = f"#!/bin/bash\n{step}\necho step ended with $?\nsrun -l bash -c 'echo after $SLURM_STEP_NUM_TASKS'\n"
     job = cluster.submit(LOCAL, "--partition=gpu", "--ntasks=2", "--gres=gpu:1", script=script)
@@ -147,12 +147,12 @@ def test_step_is_suspended_and_restored_with_its_job(cluster: Cluster) -> None:
 
 
 def constrains_devices(cluster: Cluster) -> bool:
-    """Return whether the numbers of GPUs in a job are those of its own GPUs only."""
+    """Return whether a job numbers only its own GPUs, because a cgroup hides the others."""
     return "ConstrainDevices=yes" in cluster.shell("c1", "grep -i '^ConstrainDevices' /etc/slurm/cgroup.conf || true")
 
 
 def test_step_after_a_move_has_the_current_environment(cluster: Cluster) -> None:
-    """Node, restart count and GPUs are those of the new attempt."""
+    """The environment has the node, restart count and GPUs of the new attempt."""
     script = """#!/bin/bash
 while sleep 0.5; do
   srun bash -c 'echo step on $SLURMD_NODENAME of $SLURM_JOB_NODELIST restarts ${SLURM_RESTART_COUNT:-none}\
@@ -184,7 +184,7 @@ def remedies_of_steps(cluster: Cluster, job: str) -> list[str]:
 
 
 def test_other_steps_are_run_by_slurm(cluster: Cluster) -> None:
-    """The job cannot be suspended meanwhile; its output says so, and sacct has the step."""
+    """The job cannot be suspended meanwhile, as a line in its output states; sacct lists the step."""
     job = cluster.submit(
         LOCAL, "--partition=gpu", "--gres=gpu:1", script="#!/bin/bash\nsrun --time=5 sleep 15\nsleep 60\n"
     )
@@ -202,6 +202,6 @@ def test_other_steps_are_run_by_slurm(cluster: Cluster) -> None:
 
 
 def test_remedy_is_named(cluster: Cluster) -> None:
-    """A job without ``steps=local`` that runs a step."""
+    """Status gives the remedy for a job without ``steps=local`` that runs a step."""
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", wrap="srun sleep 60")
     assert "steps=local" in wait_until("status names it", lambda: remedies_of_steps(cluster, job))[0]

@@ -55,13 +55,13 @@ def subjects(cluster: Cluster) -> dict[str, str]:
 def wait_for_mail(cluster: Cluster, subject: str) -> str:
     """Return the text of the mail once it has arrived."""
     return wait_until(
-        f"the mail {subject!r} has come", lambda: subjects(cluster), lambda seen: subject in seen, timeout_s=60
+        f"the mail {subject!r} has arrived", lambda: subjects(cluster), lambda seen: subject in seen, timeout_s=60
     )[subject]
 
 
 @pytest.mark.usefixtures("mailed")
 def test_owner_is_mailed_about_suspension_failure_and_restore(cluster: Cluster) -> None:
-    """Three mails for three events: the driver fails in the first restore but not in the second."""
+    """The driver fails in the first restore but not in the second; each of the three events is mailed."""
     job = asleep(cluster, idle_job("--job-name=training"), BY_HAND)
     text = wait_for_mail(cluster, f"[affinode] Job {job} is suspended")
     assert f"Job {job} (training): Suspended" in text
@@ -86,7 +86,7 @@ def test_owner_is_mailed_about_suspension_failure_and_restore(cluster: Cluster) 
 
 @pytest.mark.usefixtures("mailed")
 def test_owner_is_mailed_about_in_place_sleep_failure_and_wake(cluster: Cluster) -> None:
-    """Three mails as well; the second one is sent once, however often the wake is retried."""
+    """Each of the three events is mailed once, although the wake is retried."""
     server = serve(cluster, 8001)
     put_to_sleep(cluster, server.job)
     text = wait_for_mail(cluster, f"[affinode] Job {server.job} is suspended")

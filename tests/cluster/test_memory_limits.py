@@ -14,12 +14,12 @@ from cluster.sleepers import (
     UNTIL_FINISH,
     asleep,
     configured,
+    continue_criu,
     each_once,
     finish,
     hold_criu,
     idle_job,
     kill_agent,
-    let_criu_go,
     pausing_criu,
     status,
     suspend,
@@ -38,14 +38,14 @@ SCRIPT = idle_job(more=f"--memory-mib {GPU_MIB}")
 ROOT = "/sys/fs/cgroup/memory"
 
 PLACE = f"{ROOT}/slurm*/uid_*/*/step_batch"
-"""The cgroup of the batch step of the only job on the node, which Slurm 26.05 does not name by the job's ID."""
+"""The cgroup of the batch step of the only job on the node. Slurm 26.05 does not name it by job ID."""
 LIMITS = f'for one in {PLACE} {PLACE}/..; do echo $(($(cat "$one/memory.limit_in_bytes") >> 20)); done'
 USED = f"echo $(($(cat {PLACE}/../memory.usage_in_bytes) >> 20))"
 
 
 @pytest.fixture(autouse=True)
 def limited(cluster: Cluster) -> None:
-    """Skip where Slurm does not limit memory by cgroups."""
+    """Skip the test if Slurm does not limit memory by cgroups."""
     conf = cluster.exec(NODE, "cat", "/etc/slurm/cgroup.conf")
     if "ConstrainRAMSpace=yes" not in conf or "cgroup/v1" not in conf:
         pytest.skip("the cluster does not limit memory by cgroups of version 1 (CLUSTER_CGROUPS=v1)")
@@ -53,7 +53,7 @@ def limited(cluster: Cluster) -> None:
 
 @pytest.fixture
 def paused(cluster: Cluster) -> Iterator[None]:
-    """Run agents with a criu that can be paused before and after its work."""
+    """Run agents with a CRIU that can be paused before and after its work."""
     wait_for_agents(cluster)
     with pausing_criu(cluster):
         yield
@@ -80,7 +80,7 @@ def wait_until_lowered(cluster: Cluster, limit_mib: int = LIMIT_MIB) -> None:
 
 
 def test_job_is_suspended_and_restored_beyond_its_limit(cluster: Cluster, paused: None) -> None:
-    """The limit is raised during the dump and the restore, and Slurm's otherwise."""
+    """The agent raises the limit only during the dump and the restore."""
     job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
     cluster.wait_for_output(job, "step number=2")
     assert limits(cluster) == [LIMIT_MIB] * 2
@@ -88,7 +88,7 @@ def test_job_is_suspended_and_restored_beyond_its_limit(cluster: Cluster, paused
     cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
     wait_for_held_criu(cluster, NODE, "before", "dump")
     assert min(limits(cluster)) >= LIMIT_MIB + GPU_MIB
-    let_criu_go(cluster, NODE)
+    continue_criu(cluster, NODE)
     wait_asleep(cluster, job)
     assert records(cluster) == ""
     wake(cluster, job)
@@ -98,7 +98,7 @@ def test_job_is_suspended_and_restored_beyond_its_limit(cluster: Cluster, paused
 
 
 def test_aborted_suspension_restores_the_limit(cluster: Cluster) -> None:
-    """The driver fails to move GPU memory: the job runs on with Slurm's limit."""
+    """The driver fails to move GPU memory: the job continues with Slurm's limit."""
     job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
     cluster.wait_for_output(job, "step number=2")
     with fault(cluster, "checkpoint-fails"):
@@ -109,7 +109,7 @@ def test_aborted_suspension_restores_the_limit(cluster: Cluster) -> None:
 
 
 def test_killed_agent_leaves_no_raised_limit(cluster: Cluster, paused: None) -> None:
-    """The next agent restores it when it has rolled back the suspension."""
+    """The next agent rolls the suspension back and then restores the limit."""
     job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
     cluster.wait_for_output(job, "step number=2")
     hold_criu(cluster, NODE, "before", "dump")
@@ -117,27 +117,27 @@ def test_killed_agent_leaves_no_raised_limit(cluster: Cluster, paused: None) -> 
     wait_for_held_criu(cluster, NODE, "before", "dump")
     kill_agent(cluster, NODE)
     assert min(limits(cluster)) >= LIMIT_MIB + GPU_MIB
-    let_criu_go(cluster, NODE)
+    continue_criu(cluster, NODE)
     wait_until_lowered(cluster)
     assert each_once(finish(cluster, job))
 
 
 def test_agent_killed_during_restore_leaves_no_raised_limit(cluster: Cluster, paused: None) -> None:
-    """The next agent restores the job again, and then the limit of its new attempt."""
+    """The next agent restores the job and then the limit of its new attempt."""
     job = asleep(cluster, idle_job(more=f"--memory-mib 100 --host-mib {LIMIT_MIB - 150}"), BY_HAND, *SMALL)
     hold_criu(cluster, NODE, "before", "restore")
     wake(cluster, job)
     wait_for_held_criu(cluster, NODE, "before", "restore")
     assert min(limits(cluster)) > LIMIT_MIB
     kill_agent(cluster, NODE)
-    let_criu_go(cluster, NODE)
+    continue_criu(cluster, NODE)
     cluster.wait_for_output(job, "restored on")
     wait_until_lowered(cluster)
     assert each_once(finish(cluster, job))
 
 
 def test_sleeper_keeps_its_raised_limit(cluster: Cluster) -> None:
-    """Also under the next agent; the limit is Slurm's again when it is awake, unless Slurm has changed it."""
+    """The limit survives an agent restart; after the wake it is Slurm's again, unless Slurm has changed it."""
     server = serve(cluster, 8001, IN_PLACE, f"--mem={LIMIT_MIB}M", memory_mib=GPU_MIB)
     put_to_sleep(cluster, server.job)
     raised = limits(cluster)
@@ -165,7 +165,7 @@ def test_sleeper_keeps_its_raised_limit(cluster: Cluster) -> None:
     ],
 )
 def test_limit_that_cannot_be_raised_is_refused(cluster: Cluster, keys: dict[str, object], text: str) -> None:
-    """The node has to spare the memory, and the site to permit it."""
+    """The suspension is refused if the node cannot spare the memory or the site does not permit it."""
     with configured(cluster, (NODE,), **keys):
         job = cluster.submit(BY_HAND, *SMALL, script=SCRIPT)
         cluster.wait_for_output(job, "step number=2")
@@ -181,7 +181,7 @@ def test_limit_that_cannot_be_raised_is_refused(cluster: Cluster, keys: dict[str
         finish(cluster, job)
 
 
-# Fills 6 x 64 MiB of device memory on a signal in a file, checks it on another one, and frees it.
+# Fills 6 x 64 MiB of device memory when a file exists, checks it when another one exists, and frees it.
 DENSE = f"""#!/bin/bash
 exec /opt/slurm-affinode/bin/python -c '
 import pathlib, sys, time
@@ -209,7 +209,7 @@ MOVE = 'for pid in $(pgrep -u alice -f "[g]pu.PATTERN_BYTES"); do echo $pid >"$1
 
 
 def test_memory_that_moves_is_charged_to_the_raised_limit(cluster: Cluster) -> None:
-    """Emulated GPU memory is host memory: it is filled outside the job's cgroup, and counts when it has moved once.
+    """Emulated GPU memory is host memory: it is filled outside the job's cgroup, and counts after its first move.
 
     After the wake it therefore exceeds Slurm's limit, which is restored once the job has freed it; nothing is killed.
     """
@@ -249,7 +249,7 @@ wait %1
 
 
 def test_process_killed_for_lack_of_memory_does_not_end_the_job(cluster: Cluster, paused: None) -> None:
-    """A process exceeds even the raised limit while GPU memory is in host memory: the job is suspended without it."""
+    """The process exceeds even the raised limit while GPU memory is in host memory: the job is suspended without it."""
     cluster.shell("login", "rm -f /home/alice/eat")
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", *SMALL, script=HOG)
     cluster.wait_for_output(job, "step number=2")
@@ -261,7 +261,7 @@ def test_process_killed_for_lack_of_memory_does_not_end_the_job(cluster: Cluster
         "the kernel has killed it", lambda: cluster.run(NODE, "pgrep", "-f", "[b]ytearray.8 << 30").stdout,
         lambda found: found == "",
     )  # fmt: skip
-    let_criu_go(cluster, NODE)
+    continue_criu(cluster, NODE)
     wait_asleep(cluster, job)
     assert records(cluster) == ""
     wake(cluster, job)

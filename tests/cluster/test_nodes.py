@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 NEEDED_BY_CRIU = {"SYS_ADMIN", "SYS_PTRACE", "SYS_TIME", "NET_ADMIN", "DAC_READ_SEARCH"}
 
-# Dumps and restores a process of another user, which counts and has to continue where it stopped.
+# Dumps and restores a process of another user, which counts and must continue where it stopped.
 CHECKPOINT = r"""
 set -eu
 directory=$(mktemp -d)
@@ -42,7 +42,7 @@ echo "$before $after $(sort -n log | uniq -d | wc -l)"
 
 
 def test_no_container_is_privileged(cluster: Cluster) -> None:
-    """Capabilities are listed one by one, without CAP_SYS_RESOURCE, which some hosts lack."""
+    """The containers list single capabilities, without CAP_SYS_RESOURCE, which some hosts lack."""
     for node in SERVICES:
         host = json.loads(docker("inspect", cluster.container(node)))[0]["HostConfig"]
         added = {name.removeprefix("CAP_") for name in host["CapAdd"] or []}
@@ -62,7 +62,7 @@ def test_homes_and_the_store_are_shared(cluster: Cluster) -> None:
 
 
 def test_slurm_affinode_runs_on_every_node(cluster: Cluster) -> None:
-    """The version of this checkout is installed."""
+    """All nodes have the version of this checkout."""
     for node in ("login", *COMPUTE_NODES):
         assert cluster.exec(node, "slurm-affinode", "--version", user="alice").startswith("slurm-affinode")
 
@@ -70,11 +70,11 @@ def test_slurm_affinode_runs_on_every_node(cluster: Cluster) -> None:
 def test_pyslurm_is_installed_where_supported(cluster: Cluster) -> None:
     """On 26.05 it reads the cluster's nodes; on 24.11 it is not installed."""
     program = "import pyslurm; print(*sorted(pyslurm.Nodes.load()))"
-    said = cluster.run("login", "/opt/slurm-affinode/bin/python", "-c", program)
+    printed = cluster.run("login", "/opt/slurm-affinode/bin/python", "-c", program)
     if cluster.release == "26.05":
-        assert said.stdout.split() == sorted(COMPUTE_NODES), said.stderr
+        assert printed.stdout.split() == sorted(COMPUTE_NODES), printed.stderr
     else:
-        assert "No module named 'pyslurm'" in said.stderr
+        assert "No module named 'pyslurm'" in printed.stderr
 
 
 def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) -> None:
@@ -85,7 +85,7 @@ def test_process_of_another_user_is_checkpointed_and_restored(cluster: Cluster) 
 
 
 def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
-    """slurmctld starts with its saved state; the job is not affected."""
+    """slurmctld loads its saved state, and the job is not affected."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="sleep 1800")
     cluster.wait_for_state(job, "RUNNING")
     cluster.restart("slurmctld")
@@ -96,7 +96,7 @@ def test_controller_restart_leaves_a_job_running(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 def test_job_of_lost_node_is_requeued(cluster: Cluster) -> None:
-    """After a power failure the node is set down and its job requeued; powered on, the node serves again."""
+    """After a power failure, the node is down and its job is requeued; powered on, the node returns to service."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c2", wrap="sleep 1800")
     cluster.wait_for_state(job, "RUNNING")
     cluster.kill("c2")
@@ -115,14 +115,14 @@ def test_status_names_containers_nodes_and_jobs(cluster: Cluster) -> None:
     """`containers/cluster status` shows the whole state of the cluster."""
     job = cluster.submit("--partition=cpu", wrap="sleep 1800")
     cluster.wait_for_state(job, "RUNNING")
-    said = script(("status",), cluster.name, cluster.release, 60)
-    assert said.returncode == 0, said.stderr
+    printed = script(("status",), cluster.name, cluster.release, 60)
+    assert printed.returncode == 0, printed.stderr
     for word in (*SERVICES, "gpu:h100:2", f" {job} "):
-        assert word in said.stdout
+        assert word in printed.stdout
 
 
 def test_status_reports_cluster_that_is_not_up(cluster: Cluster) -> None:
-    """Another name is another cluster."""
-    said = script(("status",), f"{cluster.name}-other", cluster.release, 60)
-    assert said.returncode == 3
-    assert "is not up" in said.stderr
+    """A cluster with another name is another cluster."""
+    printed = script(("status",), f"{cluster.name}-other", cluster.release, 60)
+    assert printed.returncode == 3
+    assert "is not up" in printed.stderr

@@ -31,7 +31,7 @@ SLACK = timedelta(seconds=3)
 
 @pytest.fixture
 def url(cluster: Cluster) -> str:
-    """The URL of the server from this machine, once it scrapes both nodes."""
+    """Return the URL of the server for this machine once it scrapes both nodes."""
     network = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     address = docker("inspect", "--format", network, cluster.container("prometheus")).strip()
     client = Client(Server(f"http://{address}:9090"))
@@ -112,7 +112,7 @@ def test_scraped_samples_equal_those_of_exporters(cluster: Cluster, url: str, tm
 
 
 def test_commands_read_prometheus(cluster: Cluster, url: str, state: str) -> None:
-    """ingest gpu, twice, a report straight from the server, and doctor, on the login node."""
+    """``ingest gpu``, twice, a report straight from the server, and ``doctor`` on the login node."""
     job, _, _ = busy_job(cluster, url)
     affinode = ("slurm-affinode",)
     ingest = (*affinode, "ingest", "gpu", "--state", state, "--prometheus", WITHIN, "--json")
@@ -135,7 +135,7 @@ def test_commands_read_prometheus(cluster: Cluster, url: str, state: str) -> Non
 
 
 def test_unreachable_server_is_reported_in_one_line(cluster: Cluster, state: str) -> None:
-    """Exit status 3 and no traceback."""
+    """The command exits with status 3 and prints no traceback."""
     done = cluster.run("login", "slurm-affinode", "ingest", "gpu", "--state", state, "--prometheus", "http://c1:9")
     assert done.returncode == 3
     assert "http://c1:9: cannot be reached" in done.stderr

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600, fu
 
 @pytest.fixture(autouse=True)
 def programs(cluster: Cluster) -> None:
-    """Skip where the programs are not installed; wait until the agents respond."""
+    """Skip the test if the programs are not installed; wait until the agents respond."""
     require_programs(cluster)
     wait_for_agents(cluster)
 
@@ -37,7 +37,7 @@ def move(cluster: Cluster, job: str, node: str) -> None:
 
 
 def test_llama_server_moves_to_another_node_and_back(cluster: Cluster) -> None:
-    """Suspended each time it is idle, it gives the same answer at the node where it is restored."""
+    """The server is suspended whenever it is idle, and gives the same answer on the node where it is restored."""
     job = llama_server(cluster, "--gpu-suspend-idle=10s,when=always,wake=hold", "--gres=gpu:1")
     answers = [complete(cluster, "c1")]
     for node, other in (("c1", "c2"), ("c2", "c1")):
@@ -63,7 +63,7 @@ LOADERS = {
 
 @pytest.mark.parametrize("sharing", LOADERS)
 def test_data_loaders_of_pytorch_resume_in_the_middle_of_an_epoch(cluster: Cluster, sharing: str) -> None:
-    """Persistent workers of each start method: the same batches in the same order, from the same processes."""
+    """Persistent workers of each start method deliver the same batches in the same order, from the same processes."""
     methods = LOADERS[sharing]
     options = f"--steps 30 --every 0.4 --sharing {sharing} --methods {','.join(methods)}"
     command = f"exec {WORKLOADS}/torch_loader.py {options}"
@@ -93,7 +93,7 @@ LAUNCHERS = {
 
 
 def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
-    """Their connections among each other are restored, and they train the same model as without a suspension."""
+    """The connections between the ranks are restored, and they train the same model as without a suspension."""
     end = "/home/alice/ranks.end"
     cluster.exec("login", "rm", "-f", end, user="alice")
     script = "#!/bin/bash\n#SBATCH --partition=gpu --ntasks=1 --cpus-per-task=6 --gres=gpu:2\n"
@@ -113,7 +113,7 @@ def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
     before = steps_by_process(cluster.output(job))
     move(cluster, job, "c2")
     wait_until(
-        "all ranks go on training",
+        "all ranks continue to train",
         lambda: steps_by_process(cluster.output(job)),
         lambda ranks: all(len(steps) > len(before[pid]) + 1 for pid, steps in ranks.items()),
     )
@@ -126,7 +126,7 @@ def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
 
 
 def test_ray_resumes_on_another_node(cluster: Cluster) -> None:
-    """An actor and the object store of Ray: the same state as without a suspension, and Ray can start processes.
+    """An actor and the object store of Ray keep their state, and Ray can start new processes.
 
     Its clock, ``CLOCK_MONOTONIC``, has stopped meanwhile, so that no time-out between its processes has passed.
     """

@@ -17,16 +17,16 @@ from cluster.driver import script
     ],
 )
 def test_misuse_is_reported_in_one_line(arguments: tuple[str, ...], name: str, release: str, complaint: str) -> None:
-    """Exit status 2, the error, and a pointer to the help."""
-    said = script(arguments, name, release, 30)
-    assert said.returncode == 2
-    assert complaint in said.stderr
-    assert len(said.stderr.splitlines()) == 2
+    """The script exits with status 2 and prints the error and a pointer to the help."""
+    printed = script(arguments, name, release, 30)
+    assert printed.returncode == 2
+    assert complaint in printed.stderr
+    assert len(printed.stderr.splitlines()) == 2
 
 
 def test_help_names_every_command() -> None:
     """The help is complete and goes to standard output."""
-    said = script(("--help",), "affinode", "24.11", 30)
-    assert said.returncode == 0
+    printed = script(("--help",), "affinode", "24.11", 30)
+    assert printed.returncode == 0
     for command in ("up", "down", "status", "shell", "exec", "logs", "build"):
-        assert f"\n  {command} " in said.stdout
+        assert f"\n  {command} " in printed.stdout

@@ -1,4 +1,4 @@
-"""A real llama.cpp server in a job: its overload is diagnosed live, and its engine found when the server is killed."""
+"""Live diagnosis of a real llama.cpp server in a job: an overload, and an engine whose server was killed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PORT = 8322
 URL = f"http://c1:{PORT}"
 PROMETHEUS = "http://prometheus:9090"
 WITHIN_S = 120.0
-"""From the first request too many to the diagnosis."""
+"""Maximum time from the overload to its diagnosis, in seconds."""
 
 
 @pytest.fixture(autouse=True)
 def programs(cluster: Cluster) -> None:
-    """Skip where llama.cpp or its model are missing; wait until the agents respond."""
+    """Skip the test if llama.cpp or its model is missing; wait until the agents respond."""
     if cluster.release != "24.11":
         pytest.skip("only the image with Slurm 24.11 has llama.cpp")
     if not MAKE_MODEL.is_file():
@@ -38,7 +38,7 @@ def programs(cluster: Cluster) -> None:
 
 @pytest.fixture
 def discovery(cluster: Cluster) -> Iterator[None]:
-    """Have the exporter find engines in jobs."""
+    """Run the exporter with ``--serving``, so that it finds engines in jobs."""
     with exporting_engines(cluster, "5s"):
         yield
 
@@ -81,7 +81,7 @@ def test_overload_is_diagnosed_live_and_the_engine_is_found_without_its_server(c
     assert time.time() - began < WITHIN_S
     *_, overload = [
         one for one in ill["diagnoses"] if one["kind"] == "queue-unstable"
-    ]  # perhaps one while the rate is measured
+    ]  # one may be queued while the rate is measured
     unknown = {item["dimension"] for item in overload["evidence"] if item["unknown"]}
     assert "queue" not in unknown
     assert "limit" not in unknown  # the batch: llama.cpp exports no KV usage

@@ -41,7 +41,7 @@ def test_command_returns_output_and_status(shells: Shells, tmp_path: Path) -> No
 
 
 def test_server_is_reused_per_container(shells: Shells) -> None:
-    """Sequential commands have the same parent; concurrent ones and those on another node have not."""
+    """Sequential commands have the same parent; concurrent ones and those on another node have another."""
     parent = ("sh", "-c", "echo $PPID $CONTAINER")
     first = run(shells, *parent).stdout
     assert run(shells, *parent).stdout == first
@@ -52,7 +52,7 @@ def test_server_is_reused_per_container(shells: Shells) -> None:
 
 
 def test_signal_and_missing_program_are_exit_statuses(shells: Shells) -> None:
-    """With the numbers that shells and Docker use."""
+    """Exit statuses are those of shells and Docker."""
     assert run(shells, "sh", "-c", "kill -TERM $$").returncode == 128 + 15
     missing = run(shells, "no-such-program")
     assert missing.returncode == 127
@@ -78,7 +78,7 @@ def test_command_that_times_out_is_killed(shells: Shells) -> None:
 
 
 def test_input_and_output_may_exceed_pipe_capacity(shells: Shells) -> None:
-    """Also if the command does not read its input."""
+    """This also holds if the command does not read its input."""
     text = "0123456789abcde\n" * 65536
     assert run(shells, "cat", stdin=text).stdout == text
     assert run(shells, "true", stdin=text).returncode == 0
@@ -87,7 +87,7 @@ def test_input_and_output_may_exceed_pipe_capacity(shells: Shells) -> None:
 
 def test_command_is_not_repeated_after_death_of_node(shells: Shells) -> None:
     """The command fails and is not run again; the next command runs."""
-    done = run(shells, "bash", "-c", "echo said; kill -KILL $PPID")
+    done = run(shells, "bash", "-c", "echo printed; kill -KILL $PPID")
     assert done.returncode not in (0, 1)
     assert run(shells, "echo", "next").stdout == "next\n"
 
@@ -101,7 +101,7 @@ def test_command_runs_once_after_restart_of_node(shells: Shells, tmp_path: Path)
 
 
 def test_unreachable_node_is_exit_status() -> None:
-    """With the error of the container."""
+    """The output contains the error of the container."""
     shells = Shells(python=lambda container: ("bash", "-c", f"echo {container} does not run >&2; exit 1"))
     done = run(shells, "true")
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "here does not run\n")
@@ -116,9 +116,9 @@ def test_aborted_wait_leaves_no_stale_answer(shells: Shells, monkeypatch: pytest
     assert run(shells, "echo", "next").stdout == "next\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can change to another user")
 def test_other_user_has_own_groups_and_no_capabilities(shells: Shells) -> None:
-    """As with ``docker exec --user``."""
+    """The command runs with the privileges of ``docker exec --user``."""
     done = shells.run(
         "here", ("sh", "-c", "id; grep CapEff /proc/self/status"), user="nobody", home="/", stdin="", timeout_s=30
     )

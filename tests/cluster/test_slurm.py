@@ -1,4 +1,4 @@
-"""Slurm as at a site: accounting with GPUs, arrays, requeue, accounts, QOS, preemption, prolog, epilog."""
+"""The cluster's Slurm behaves like that of a site: accounting, arrays, requeue, QOS, preemption, hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ HALF_HOUR = "sleep 1800"
 
 
 def test_every_node_is_idle_and_has_its_gpus(cluster: Cluster) -> None:
-    """Two nodes with two GPUs each and one without, all in service."""
+    """Two nodes have two GPUs each, one node has none, and all are in service."""
     assert cluster.nodes() == dict.fromkeys(COMPUTE_NODES, "idle")
     gres = cluster.exec("login", "sinfo", "--Node", "--noheader", "--format=%N %G", "--partition=gpu,cpu")
     assert sorted(gres.splitlines()) == ["c1 gpu:h100:2,shard:h100:60", "c2 gpu:h100:2,shard:h100:60", "cpu1 (null)"]
@@ -34,7 +34,7 @@ def test_job_runs_as_its_user_and_is_accounted_with_its_gpus(cluster: Cluster) -
 
 
 def test_array_has_a_record_for_every_task(cluster: Cluster) -> None:
-    """Four tasks on four GPUs, at most two at a time."""
+    """Four tasks use four GPUs, at most two at a time."""
     job = cluster.submit("--array=1-4%2", "--partition=gpu", "--gres=gpu:1", wrap='echo "task $SLURM_ARRAY_TASK_ID"')
     runs = cluster.wait_for_runs(job, *["COMPLETED"] * 4)
     assert sorted(run.job_id for run in runs) == [f"{job}_{task}" for task in range(1, 5)]
@@ -43,7 +43,7 @@ def test_array_has_a_record_for_every_task(cluster: Cluster) -> None:
 
 
 def test_requeued_job_keeps_its_id_and_both_attempts_are_accounted(cluster: Cluster) -> None:
-    """With --duplicates, accounting shows the attempts before and after the requeue under one job ID."""
+    """``sacct --duplicates`` lists the attempts before and after the requeue under one job ID."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", wrap="[ $SLURM_RESTART_COUNT ] || sleep 1800; echo again")
     cluster.wait_for_state(job, "RUNNING")
     cluster.exec("login", "scontrol", "requeue", job, user="alice")

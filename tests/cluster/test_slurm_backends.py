@@ -1,4 +1,4 @@
-"""Both Slurm backends side by side on a live cluster, and failures of the pyslurm process."""
+"""Comparison of both Slurm backends on a live cluster, and failures of the pyslurm process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.main]
 
 
 def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:
-    """Return both implementations, as root."""
+    """Return the clients of both backends, as root."""
     if cluster.release != "26.05":
         pytest.skip(NO_PYSLURM)
     commands = CommandsClient(runner(cluster, "root"))
@@ -27,14 +27,14 @@ def both(cluster: Cluster) -> tuple[CommandsClient, PyslurmClient]:
 
 
 def test_backends_report_the_same(cluster: Cluster) -> None:
-    """Every field of every job and node, except the exit status of a failed job, which pyslurm does not report."""
+    """All fields of jobs and nodes are equal, except exit statuses of failed jobs, which pyslurm does not report."""
     commands, pyslurm = both(cluster)
     cluster.wait_for_state(cluster.submit(*GPU, "--array=1-3%1", wrap=HALF_HOUR) + "_1", "RUNNING")
     team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:
-        # Slurm plans every two seconds: wait until both have read the same plan.
-        wait_until("both see the same", lambda: differences(commands, pyslurm), lambda found: not found)
+        # Slurm schedules every two seconds: wait until both have read the same plan.
+        wait_until("both report the same", lambda: differences(commands, pyslurm), lambda found: not found)
         assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
         commands.cancel(team)
 
@@ -52,7 +52,7 @@ def differences(one: SlurmClient, other: SlurmClient) -> list[str]:
 
 
 def test_auto_selects_pyslurm_or_reports_reason(cluster: Cluster) -> None:
-    """On 26.05 it is built for the site's Slurm; on 24.11 it cannot be imported."""
+    """On 26.05, pyslurm is built for the cluster's Slurm; on 24.11 it cannot be imported."""
     run, start = runner(cluster, "root"), starter(cluster, "root")
     commands, pyslurm = examine(run, start)
     assert commands.usable
@@ -67,7 +67,7 @@ def test_auto_selects_pyslurm_or_reports_reason(cluster: Cluster) -> None:
 
 
 def test_missing_configuration_ends_only_pyslurm_process(cluster: Cluster) -> None:
-    """libslurm exits the pyslurm process; the client reports an error, and auto falls back to commands."""
+    """libslurm ends the pyslurm process; the client reports an error, and ``auto`` falls back to commands."""
     commands, _ = both(cluster)
     lost = starter(cluster, "root", "SLURM_CONF=/nonexistent/slurm.conf")
     with PyslurmClient(commands, lost) as client, pytest.raises(interface.ControllerDownError, match=r"slurm\.conf"):
@@ -77,11 +77,11 @@ def test_missing_configuration_ends_only_pyslurm_process(cluster: Cluster) -> No
 
 
 def test_killed_pyslurm_process_is_replaced(cluster: Cluster) -> None:
-    """Between requests and during one."""
+    """The process is killed between requests and during one."""
     _, client = both(cluster)
     with client:
         assert len(client.nodes()) == 3
-        worker = "[p]yslurm_worker"  # so that the pattern does not match the shell that contains it
+        worker = "[p]yslurm_worker"  # the brackets keep the pattern from matching its own shell
         cluster.shell("login", f"pkill -KILL -f {worker}")
         assert len(client.nodes()) == 3
         began = time.monotonic()
@@ -91,10 +91,10 @@ def test_killed_pyslurm_process_is_replaced(cluster: Cluster) -> None:
 
 
 def test_doctor_reports_slurm_backend(cluster: Cluster) -> None:
-    """On the login node, as installed there."""
-    said = cluster.run("login", "slurm-affinode", "doctor").stdout
+    """``doctor`` on the login node reports the backend installed there."""
+    printed = cluster.run("login", "slurm-affinode", "doctor").stdout
     used = "pyslurm (auto was asked for)" if cluster.release == "26.05" else "commands (auto was asked for)"
     for words in (used, f"version {cluster.release}.", "slurmctld", "slurmdbd", "AccountingStorageTRES="):
-        assert words in " ".join(said.split())
+        assert words in " ".join(printed.split())
     forced = cluster.run("login", "slurm-affinode", "doctor", "--slurm-backend=commands").stdout
     assert "commands (commands was asked for)" in " ".join(forced.split())

@@ -60,11 +60,11 @@ def started(cluster: Cluster, *options: str, script: str = "") -> str:
     return job
 
 
-# --- looking
+# --- queries
 
 
 def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root: SlurmClient) -> None:
-    """The data that the agent needs: owner, nodes, GPUs by index, steps."""
+    """The client returns the data that the agent needs: owner, nodes, GPUs by index, steps."""
     text = "#!/bin/bash\nsrun --gres=gpu:1 --mem=50 --ntasks=1 sleep 1800 &\nwait\n"
     options = ("--job-name=tr|ain 'x' é", "--comment=a = b", "--gres=gpu:h100:2", "--time=10", "--output=out-%j.txt")
     number = started(cluster, "--partition=gpu", "--nodelist=c1", "--mem=200", *options, script=text)
@@ -89,7 +89,7 @@ def test_running_gpu_job_is_shown_with_its_gpus_and_steps(cluster: Cluster, root
 
 
 def test_pending_jobs_have_reason_and_expected_start(cluster: Cluster, root: SlurmClient) -> None:
-    """Held, with a later begin time, and in several partitions."""
+    """Pending jobs are held, have a later begin time, or are in several partitions."""
     held = cluster.submit(*CPU, "--hold", wrap="true")
     later = cluster.submit(
         "--partition=gpu,gpu-preempt", "--gres=gpu:1", "--begin=now+1hour", "--no-requeue", wrap="true"
@@ -107,7 +107,7 @@ def test_pending_jobs_have_reason_and_expected_start(cluster: Cluster, root: Slu
 
 
 def test_array_tasks_and_components_are_found_by_name(cluster: Cluster, root: SlurmClient) -> None:
-    """``7_2``, ``7_[3-4]`` and ``9+1``: running tasks, and tasks that share a record."""
+    """Names such as ``7_2``, ``7_[3-4]`` and ``9+1`` select running tasks and tasks that share a record."""
     array = cluster.submit(*CPU, "--array=1-4%1", wrap=HALF_HOUR)
     cluster.wait_for_state(f"{array}_1", "RUNNING")
     team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
@@ -125,7 +125,7 @@ def test_array_tasks_and_components_are_found_by_name(cluster: Cluster, root: Sl
 
 
 def test_ended_job_has_end_time(cluster: Cluster, root: SlurmClient) -> None:
-    """Ended jobs stay visible for MinJobAge, with their end time."""
+    """Slurm lists an ended job with its end time for MinJobAge."""
     number = cluster.submit(*CPU, wrap="true")
     cluster.wait_for_state(number, "COMPLETED")
     job = root.job(number)
@@ -152,7 +152,7 @@ def test_nodes_partitions_and_configuration_are_read(cluster: Cluster, root: Slu
     root.ping()
 
 
-# --- acting
+# --- actions
 
 
 def test_hold_and_release(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
@@ -190,7 +190,7 @@ def test_requeue_frees_gpus_and_held_job_waits_for_release(cluster: Cluster, roo
 
 
 def test_requeue_of_running_jobs_spares_canceled_job(cluster: Cluster, root: SlurmClient) -> None:
-    """Even if Slurm is still ending it: without this condition the job would be requeued."""
+    """Without ``running``, Slurm would also requeue a job that it is still ending."""
     deaf = "#!/bin/bash\ntrap '' TERM\nwhile :; do sleep 0.1; done\n"
     number = started(cluster, *GPU, "--nodelist=c1", script=deaf)
     wait_until("its prolog is over", lambda: root.job(number), lambda job: job.reason != "Prolog")
@@ -206,12 +206,12 @@ def test_requeue_of_running_jobs_spares_canceled_job(cluster: Cluster, root: Slu
 
 
 def test_cancel_ends_only_the_named_job_task_or_step(cluster: Cluster, root: SlurmClient) -> None:
-    """Only the named ones; errors distinguish ended and unknown jobs."""
-    text = "#!/bin/bash\nsrun --ntasks=1 --mem=50 sleep 1800\necho went on\nsleep 1800\n"
+    """Other jobs, tasks and steps keep running; errors distinguish ended and unknown jobs."""
+    text = "#!/bin/bash\nsrun --ntasks=1 --mem=50 sleep 1800\necho continued\nsleep 1800\n"
     number = started(cluster, *CPU, script=text)
     wait_until("its step runs", lambda: root.steps(number), lambda steps: any(step.step == "0" for step in steps))
     root.cancel(f"{number}.0")
-    cluster.wait_for_output(number, "went on")
+    cluster.wait_for_output(number, "continued")
     array = cluster.submit(*CPU, "--hold", "--array=1-3", wrap=HALF_HOUR)
     root.cancel(f"{array}_2")
     assert root.job(f"{array}_3").array_tasks == "1,3"  # a task that never started leaves no record
@@ -245,7 +245,7 @@ def test_signal_reaches_the_batch_script(cluster: Cluster, root: SlurmClient) ->
 
 
 def test_comments_hold_any_text(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
-    """Text like options or other settings is kept as is. Owners may set the comment, administrators both comments."""
+    """Text that resembles options is kept. Owners may set the comment, administrators both comments."""
     number = cluster.submit(*CPU, "--hold", wrap="true")
     for text in ("suspended: idle 15m, 52 GiB, wake with ...", "a \"b\" 'c' = d Priority=9", "--all -v é\N{SNOWMAN}"):
         root.set_comment(number, text)
@@ -261,7 +261,7 @@ def test_comments_hold_any_text(cluster: Cluster, root: SlurmClient, connect: Op
 
 
 def test_begin_time_is_set(cluster: Cluster, root: SlurmClient) -> None:
-    """In any time zone; a running job has already begun."""
+    """The time zone does not matter; a running job is rejected."""
     number = cluster.submit(*CPU, "--begin=now+1hour", wrap="true")
     when = (datetime.now(UTC) + timedelta(hours=3)).replace(microsecond=0)
     root.set_begin(number, when)
@@ -271,7 +271,7 @@ def test_begin_time_is_set(cluster: Cluster, root: SlurmClient) -> None:
 
 
 def test_notice_appears_in_job_output(cluster: Cluster, root: SlurmClient) -> None:
-    """As text, even if it looks like an option."""
+    """The notice is written as text, even if it looks like an option."""
     number = cluster.submit(*CPU, wrap=f"echo begun; {HALF_HOUR}")
     # Slurm silently drops a notice for a job before its script is launched.
     cluster.wait_for_output(number, "begun")
@@ -280,7 +280,7 @@ def test_notice_appears_in_job_output(cluster: Cluster, root: SlurmClient) -> No
 
 
 def test_drain_and_resume(cluster: Cluster, root: SlurmClient, connect: Open) -> None:
-    """Only administrators may drain, with a reason; a node in service cannot be resumed."""
+    """Only administrators may drain a node, with a reason; a node in service cannot be resumed."""
     root.drain("cpu1", "GPU 0: memory held by no process")
     node = {node.name: node for node in root.nodes()}["cpu1"]
     assert (node.draining, node.reason) == (True, "GPU 0: memory held by no process")
@@ -315,7 +315,7 @@ def test_actions_on_jobs_of_others_are_not_permitted(cluster: Cluster, root: Slu
 
 
 def test_unknown_jobs_are_reported(root: SlurmClient) -> None:
-    """By every action."""
+    """Every action reports an unknown job."""
     when = datetime.now(UTC) + timedelta(hours=1)
     for act in (
         lambda: root.hold(4000000),
@@ -333,7 +333,7 @@ def test_unknown_jobs_are_reported(root: SlurmClient) -> None:
     assert root.steps(4000000) == ()
 
 
-# --- when things are down
+# --- outages
 
 
 @pytest.mark.slow

@@ -23,10 +23,10 @@ PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
 
 @pytest.fixture
 def agents(cluster: Cluster) -> Iterator[dict[str, FakeAgent]]:
-    """One fake agent per GPU node, not started yet. Agents and images are removed after the test."""
+    """Yield one fake agent per GPU node, not started yet; the test's end removes agents and images."""
     agents = {node: FakeAgent(cluster, node) for node in ("c1", "c2")}
     for agent in agents.values():
-        agent.make_way()
+        agent.stop_node_agent()
     yield agents
     for agent in agents.values():
         agent.remove()
@@ -34,7 +34,7 @@ def agents(cluster: Cluster) -> Iterator[dict[str, FakeAgent]]:
 
 @pytest.fixture
 def short_wait(cluster: Cluster) -> Iterator[None]:
-    """Have the nodes wait only two seconds for an agent if there is an image."""
+    """Configure the nodes to wait only two seconds for an agent if there is an image."""
     saved = cluster.exec("c1", "cat", PLUGSTACK)
     for node in ("c1", "c2"):
         cluster.shell(node, f"sed -i 's/$/ agent_wait=2s/' {PLUGSTACK}")
@@ -44,7 +44,7 @@ def short_wait(cluster: Cluster) -> Iterator[None]:
 
 
 def suspended_on_c2(cluster: Cluster, agents: dict[str, FakeAgent]) -> str:
-    """Return a job that has counted for a while on c2 and is held in the queue with an image."""
+    """Return a job that has counted on c2 and is held in the queue with an image."""
     agents["c2"].start("restore")
     job = cluster.submit(*ON, "--nodelist=c2", script="#!/bin/bash\n" + COUNT)
     cluster.wait_for_output(job, "\n10\n")
@@ -54,8 +54,8 @@ def suspended_on_c2(cluster: Cluster, agents: dict[str, FakeAgent]) -> str:
     return job
 
 
-def move_to(cluster: Cluster, job: str, node: str) -> None:
-    """Release a held job to a node."""
+def release_to(cluster: Cluster, job: str, node: str) -> None:
+    """Release a held job, so that it starts on the node."""
     wait_until("the node is free", lambda: cluster.nodes()[node], lambda state: state == "idle")
     cluster.exec("login", "scontrol", "update", f"jobid={job}", f"reqnodelist={node}")
     cluster.exec("login", "scontrol", "release", job)
@@ -65,13 +65,13 @@ def test_job_suspended_on_one_node_is_restored_on_another(cluster: Cluster, agen
     """The job counts on c2, is dumped and requeued, and continues on c1; its output and exit status are complete."""
     job = suspended_on_c2(cluster, agents)
     agents["c1"].start("restore")
-    move_to(cluster, job, "c1")
+    release_to(cluster, job, "c1")
     assert outcome(cluster, job).exit_code == "5:0", agents["c1"].log()
     assert cluster.output(job) == COUNTED
     assert cluster.job(job)["Restarts"] == "1"
-    (hello,) = agents["c1"].heard("hello")
+    (hello,) = agents["c1"].received("hello")
     assert (hello["image"], hello["root"], hello["restarts"], hello["streams"]) == ("1", "0", "1", 3)
-    assert agents["c1"].heard("exit")[0]["status"] == str(5 << 8)
+    assert agents["c1"].received("exit")[0]["status"] == str(5 << 8)
     assert [run.state for run in cluster.runs(job, duplicates=True)][-1] == "FAILED"
 
 
@@ -79,7 +79,7 @@ def test_restored_job_receives_signals(cluster: Cluster, agents: dict[str, FakeA
     """After a restore, `scancel --batch --signal` reaches the script, and scancel ends it."""
     job = suspended_on_c2(cluster, agents)
     agents["c1"].start("restore")
-    move_to(cluster, job, "c1")
+    release_to(cluster, job, "c1")
     cluster.wait_for_output(job, "\n20\n")
     cluster.exec("login", "scancel", "--batch", "--signal=USR1", job, user="alice")
     cluster.wait_for_output(job, "got USR1")
@@ -90,14 +90,14 @@ def test_restored_job_receives_signals(cluster: Cluster, agents: dict[str, FakeA
 def test_job_with_image_but_without_agent_is_held(
     cluster: Cluster, agents: dict[str, FakeAgent], short_wait: None
 ) -> None:
-    """Without an agent to restore the image, the job is requeued held; released to a node with an agent, it resumes."""
+    """Without an agent, the job with an image is requeued and held; on a node with an agent it resumes."""
     job = suspended_on_c2(cluster, agents)
-    move_to(cluster, job, "c1")
+    release_to(cluster, job, "c1")
     wait_until(
         "the job is held again", lambda: cluster.job(job), lambda job: (job["Restarts"], job["Priority"]) == ("2", "0")
     )
     agents["c1"].start("restore")
-    move_to(cluster, job, "c1")
+    release_to(cluster, job, "c1")
     assert outcome(cluster, job).exit_code == "5:0", agents["c1"].log()
     assert cluster.output(job) == COUNTED
 
@@ -105,7 +105,7 @@ def test_job_with_image_but_without_agent_is_held(
 def test_job_with_image_waits_for_agent(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
     """A job with an image waits for an agent that is restarting."""
     job = suspended_on_c2(cluster, agents)
-    move_to(cluster, job, "c1")
+    release_to(cluster, job, "c1")
     cluster.wait_for_state(job, "RUNNING")
     wait_until("the shepherd waits", lambda: cluster.run("c1", "pgrep", "-f", "affinode-shepherd").stdout)
     agents["c1"].start("restore")
@@ -150,16 +150,16 @@ def test_faulty_agent_does_not_stop_job(cluster: Cluster, agents: dict[str, Fake
 
 
 def test_agent_and_shepherd_exchange_messages(cluster: Cluster, agents: dict[str, FakeAgent]) -> None:
-    """It receives hello with the option and the root's PID, sends a line and a signal, and receives the wait status."""
+    """The agent receives the option, the root's PID and the wait status, and sends a line and a signal."""
     agents["c2"].start("say")
     body = "import signal, sys\nsignal.signal(10, lambda *_: sys.exit(3))\nwhile True:\n    signal.pause()\n"
     job = cluster.submit(*ON, "--nodelist=c2", script="#!/usr/bin/python3\n" + body)
     assert outcome(cluster, job).exit_code == "3:0"
     assert cluster.output(job) == "slurm-affinode: hello from the agent\n"
-    (hello,) = agents["c2"].heard("hello")
+    (hello,) = agents["c2"].received("hello")
     assert hello["option"] == "window=300,util=2,mode=requeue,wake=auto,when=pressure"
     assert (hello["job"], hello["root"], hello["image"], hello["streams"]) == (job, "2", "0", 3)
-    (ended,) = agents["c2"].heard("exit")
+    (ended,) = agents["c2"].received("exit")
     assert ended["status"] == str(3 << 8)
 
 
@@ -169,9 +169,9 @@ def test_shepherd_reconnects_to_restarted_agent(cluster: Cluster, agents: dict[s
     until_end = "until [ -e slurm-$SLURM_JOB_ID-end.out ]; do sleep 0.2; done"
     job = cluster.submit(*ON, "--nodelist=c2", script=f"#!/bin/bash\necho begins\n{until_end}\necho ends\nexit 5\n")
     cluster.wait_for_output(job, "begins")
-    wait_until("hello was heard", lambda: agents["c2"].heard("hello"))
+    wait_until("hello was received", lambda: agents["c2"].received("hello"))
     agents["c2"].start("start")
-    (hello,) = wait_until("hello was heard again", lambda: agents["c2"].heard("hello"))
+    (hello,) = wait_until("hello was received again", lambda: agents["c2"].received("hello"))
     assert hello["root"] == "2"
     end(cluster, job)
     assert outcome(cluster, job).exit_code == "5:0"

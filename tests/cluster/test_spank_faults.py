@@ -1,4 +1,4 @@
-"""A broken plugin does not stop a job: the fault is logged, and the job starts as if without the option."""
+"""Faults of the plugin: they are logged, and the job starts as if without the option."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ SCRIPT = "#!/bin/bash\n[ $$ -gt 2 ] && echo plain; [ $$ = $SLURM_TASK_PID ] && e
 
 @pytest.fixture
 def plugstack(cluster: Cluster) -> Iterator[str]:
-    """The path of plugstack.conf on c1; the file is restored after the test."""
+    """Return the path of plugstack.conf on c1, which is restored after the test."""
     saved = cluster.exec("c1", "cat", PLUGSTACK)
     yield PLUGSTACK
     cluster.exec("c1", "tee", PLUGSTACK, stdin=saved)
 
 
 def starts_plainly(cluster: Cluster, why: str) -> None:
-    """Assert that the job runs outside a namespace with its own exit status; one line of its output has the reason."""
+    """Assert that the job runs outside a namespace and that one line of its output gives the reason."""
     job = cluster.submit(*ON_C1, script=SCRIPT)
     found = outcome(cluster, job)
     assert (found.state, found.exit_code) == ("FAILED", "6:0")
-    *said, last = cluster.output(job).splitlines()
+    *printed, last = cluster.output(job).splitlines()
     assert last == "plain"
-    assert len(said) == 1
-    assert "--gpu-suspend-idle has no effect" in said[0]
-    assert why in said[0]
+    assert len(printed) == 1
+    assert "--gpu-suspend-idle has no effect" in printed[0]
+    assert why in printed[0]
 
 
 def test_missing_shepherd_is_reported(cluster: Cluster, plugstack: str) -> None:
-    """The file that plugstack.conf names does not exist."""
+    """The shepherd named in plugstack.conf does not exist."""
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/no/such/shepherd\n")
     starts_plainly(cluster, "/no/such/shepherd cannot be run, or is of another version")
 
 
 def test_suspended_job_is_restored_after_policy_change(cluster: Cluster, plugstack: str) -> None:
-    """Its partition and window are no longer allowed, which applies to new jobs but not to one with an image."""
+    """The partition and window of the job are no longer allowed for new jobs, but it has an image."""
     wait_for_agents(cluster)
     job = cluster.submit(BY_HAND, script=idle_job("--nodelist=c1"))
     wait_until("its agent knows it", lambda: status(cluster, job))
@@ -68,7 +68,7 @@ def test_suspended_job_is_restored_after_policy_change(cluster: Cluster, plugsta
 
 
 def test_suspended_job_is_held_without_shepherd(cluster: Cluster, plugstack: str) -> None:
-    """It is requeued held, with its image; the other task of its array, which has another raw ID, keeps running."""
+    """The job is requeued and held with its image; the other task of its array, with another raw ID, keeps running."""
     wait_for_agents(cluster)
     array = cluster.submit("--array=1-2", BY_HAND, script=idle_job("--nodelist=c1", idle=60))
     job, other = f"{array}_2", f"{array}_1"
@@ -84,9 +84,9 @@ def test_suspended_job_is_held_without_shepherd(cluster: Cluster, plugstack: str
         "it is back in the queue", lambda: cluster.job(job),
         lambda seen: (seen["JobState"], seen["Restarts"], seen["Priority"]) == ("PENDING", "2", "0"), timeout_s=60,
     )  # fmt: skip
-    said = cluster.output(job)
-    assert "it is held: /no/such/shepherd cannot be run" in said
-    assert "step number" not in said
+    printed = cluster.output(job)
+    assert "it is held: /no/such/shepherd cannot be run" in printed
+    assert "step number" not in printed
     found = cluster.job(other)
     assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} min_window=1s {stores}\n")
@@ -112,7 +112,7 @@ UNUSABLE = "/opt/shepherd cannot be run, or is of another version"
     ids=["no program", "not for users", "another version", "readable", "writable", "owner"],
 )
 def test_unusable_shepherd_is_reported(cluster: Cluster, plugstack: str, make: str, why: str) -> None:
-    """It exists, but cannot be used."""
+    """The shepherd exists, but cannot be used."""
     cluster.shell("c1", f"rm -f $1; {make}", "/opt/shepherd")
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/opt/shepherd\n")
     starts_plainly(cluster, why)
@@ -130,7 +130,7 @@ def test_missing_namespace_is_reported(cluster: Cluster) -> None:
 
 
 def test_missing_plugin_does_not_stop_job(cluster: Cluster) -> None:
-    """The plugin is optional in plugstack.conf: without the file on the node, the job runs."""
+    """plugstack.conf declares the plugin as optional, so a job also runs on a node without it."""
     path = "/usr/local/lib/slurm/slurm_affinode.so"
     cluster.exec("c1", "mv", path, f"{path}.away")
     try:
@@ -142,15 +142,15 @@ def test_missing_plugin_does_not_stop_job(cluster: Cluster) -> None:
 
 
 def test_invalid_plugin_argument_on_node_is_ignored(cluster: Cluster, plugstack: str) -> None:
-    """With a mistake in the node's plugstack.conf, the job has a shepherd and the valid settings apply."""
-    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} colour=red min_window=1s\n")
+    """The job has a shepherd, and the valid settings of the node's plugstack.conf apply."""
+    cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} color=red min_window=1s\n")
     job = cluster.submit(*ON_C1, wrap="echo $$")
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.output(job).endswith("2\n")
 
 
 def test_script_starts_at_process_limit(cluster: Cluster) -> None:
-    """For a user at the process limit, the script is started in place of the shepherd."""
+    """If the user is at the process limit, the script is started in place of the shepherd."""
     script = "#!/bin/bash\necho started\nexit 4\n"
     argv = ("prlimit", "--nproc=1:1", "sbatch", "--parsable", "--propagate=NPROC", *ON_C1)
     job = cluster.exec("login", *argv, user="alice", stdin=script).strip()

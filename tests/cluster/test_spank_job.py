@@ -1,4 +1,4 @@
-"""A job sees and writes the same with the option as without it."""
+"""Environment, limits and output of a job are the same with the option as without it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OWN = (
 
 @pytest.fixture
 def small_disk(cluster: Cluster) -> Iterator[str]:
-    """A file system of 64 KiB on c1, writable by users."""
+    """Mount a file system of 64 KiB, writable by users, on c1; return its path."""
     path = "/run/small-disk"
     cluster.shell("c1", "mkdir -p $1 && mount -t tmpfs -o size=64k,mode=1777 tmpfs $1", path)
     yield path
@@ -30,7 +30,7 @@ def small_disk(cluster: Cluster) -> Iterator[str]:
 
 
 def test_environment_is_unchanged(cluster: Cluster) -> None:
-    """The same variables and values, except those that identify the job; shell functions as modules export them."""
+    """Variables have the same values, except those that identify the job; exported shell functions are included."""
     script = (
         "#!/bin/bash\nmodule() { echo loaded $1; }\nexport -f module\nexport ODD=$'a\\nb=c'\n"
         f"bash -c 'module gcc'\nenv -0 | sort -z | grep -zvE '^({OWN})=' | tr '\\0' '\\n'\n"
@@ -52,9 +52,9 @@ def test_no_variable_is_added(cluster: Cluster) -> None:
 
 
 def test_limits_descriptors_signals_and_identity_are_unchanged(cluster: Cluster) -> None:
-    """ulimit, descriptors, signals, IDs, umask, nice, working directory, CPUs, OOM score, cgroups.
+    """This also applies to umask, nice value, working directory, CPUs, OOM score and cgroups.
 
-    The one difference is the filter that denies io_uring.
+    The only difference is the filter that denies io_uring.
     """
     script = """#!/bin/bash
 ulimit -a; ls /proc/self/fd | wc -l; readlink /proc/self/fd/0; cd /proc/self; pwd >/dev/null
@@ -75,7 +75,7 @@ cd; id; umask; nice; pwd
 
 
 def test_script_receives_its_arguments(cluster: Cluster) -> None:
-    """Unchanged, with spaces, empty arguments and one that looks like an option."""
+    """Arguments are unchanged, including spaces, empty ones and one that looks like an option."""
     cluster.exec("login", "tee", "/home/alice/arguments.sh", user="alice", stdin='#!/bin/bash\nprintf "<%s>" "$@"\n')
     argv = ("sbatch", "--parsable", OPTION, "arguments.sh", "a b", "", "--", "-x", "$HOME")
     job = cluster.exec("login", *argv, user="alice").strip()
@@ -84,7 +84,7 @@ def test_script_receives_its_arguments(cluster: Cluster) -> None:
 
 
 def test_shepherd_cannot_be_traced(cluster: Cluster) -> None:
-    """It acts for the job towards keeper and agent; the job's own processes can be traced as usual."""
+    """The shepherd represents the job to keeper and agent; other processes of the job can be traced as usual."""
     script = """#!/bin/bash
 cat /proc/1/environ >/dev/null 2>&1 && echo it can be read
 sleep 100 & python3 -c 'import ctypes, sys
@@ -98,7 +98,7 @@ kill $!
 
 
 def test_pids_in_namespace(cluster: Cluster) -> None:
-    """As documented: the script is PID 2, its parent PID 1, and it leads its session."""
+    """As documented, the script is PID 2, a child of PID 1, and the leader of its session."""
     script = "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID $(ps -o sid= -p $$)\n"
     job = cluster.submit(*PARTITION, OPTION, script=script)
     assert outcome(cluster, job).state == "COMPLETED"
@@ -108,7 +108,7 @@ def test_pids_in_namespace(cluster: Cluster) -> None:
 def test_slurm_tracks_processes_in_namespace(cluster: Cluster) -> None:
     """`scontrol listpids` lists the processes of a job with the option; accounting has its memory and CPU time."""
     body = "python3 -c 'import time; x = bytearray(200 << 20); t = time.time()\n"
-    # Four seconds for the sampler; on a busy machine they are less CPU time.
+    # Four seconds for the sampler, which are less CPU time on a busy machine.
     body += "while time.time() < t + 4 or time.process_time() < 1: pass'\n"
     pair = submit_pair(cluster, "#!/bin/bash\necho ready\n" + body, *PARTITION)
     cluster.wait_for_output(pair.with_option, "ready")
@@ -137,7 +137,7 @@ def test_open_mode_is_honored(cluster: Cluster, mode: str) -> None:
 
 
 def test_file_name_patterns_are_expanded(cluster: Cluster) -> None:
-    """%j, %x and separate error files."""
+    """Patterns are %j and %x, also in separate error files."""
     options = (OPTION, "--job-name=name", "--output=slurm-%x-%j.out", "--error=slurm-%x-%j-err.out")
     job = cluster.submit(*PARTITION, *options, wrap="echo to out; echo to err >&2")
     assert outcome(cluster, job).state == "COMPLETED"
@@ -154,7 +154,7 @@ def test_output_goes_to_null(cluster: Cluster) -> None:
 
 
 def test_large_output_stays_in_order(cluster: Cluster) -> None:
-    """Both streams, many writes, from concurrent children: byte for byte."""
+    """Many writes of concurrent children to both streams are equal byte for byte."""
     script = """#!/bin/bash
 for i in $(seq 20000); do echo line $i; [ $((i % 100)) -ne 0 ] || echo err $i >&2; done
 head -c 3000000 /dev/zero | tr '\\0' x
@@ -179,7 +179,7 @@ def test_output_before_kill_is_kept(cluster: Cluster) -> None:
 
 
 def test_full_disk_is_reported_to_script(cluster: Cluster, small_disk: str) -> None:
-    """The script itself gets the error, after the same number of bytes."""
+    """The script gets the error after the same number of bytes as without the option."""
     script = """#!/bin/bash
 note() { echo failed $? >/home/alice/slurm-full-$SLURM_JOB_ID.out; exit 28; }
 for i in $(seq 100); do head -c 1000 /dev/zero || note; done
@@ -202,5 +202,7 @@ def test_output_goes_to_pipe(cluster: Cluster) -> None:
     job = cluster.submit(*PARTITION, OPTION, f"--output={PIPE}", wrap="echo through the pipe")
     assert outcome(cluster, job).state == "COMPLETED"
     # slurmctld may report the end before slurmstepd has closed the pipe.
-    wait_until("the reader sees the end", lambda: cluster.exec("c1", "cat", f"{PIPE}.out"), lambda text: "end" in text)
+    wait_until(
+        "the reader gets end of file", lambda: cluster.exec("c1", "cat", f"{PIPE}.out"), lambda text: "end" in text
+    )
     assert cluster.exec("c1", "cat", f"{PIPE}.out") == "through the pipe\nend\n"

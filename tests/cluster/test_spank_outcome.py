@@ -1,4 +1,4 @@
-"""A job ends with the option as without it: the same State and ExitCode, the same output."""
+"""State, ExitCode and output of a job are the same with the option as without it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cluster
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A job, and the signals sent to it once it has written ``ready``."""
+    """A job, and the signals that it gets once it has written ``ready``."""
 
     name: str
     body: str
@@ -26,7 +26,7 @@ class Case:
 
 
 TRAP = "trap 'echo got {0}' {0}\necho ready\n"
-# A single process: if bash and its child receive the same signal, it is random which of them ends first.
+# A single process: if bash and its child receive the same signal, either of them may end first.
 PYTHON = """import signal, sys, time
 def got(number, frame):
     print("got", number, flush=True)
@@ -74,9 +74,9 @@ CASES = [
         state="FAILED",
         exit_code="3:0",
     ),
-    # Slurm looks for jobs to signal every half minute.
+    # Slurm checks every half minute which jobs to signal.
     Case(
-        "--signal=B:USR1 is trapped, the child in the foreground goes on",
+        "--signal=B:USR1 is trapped, the child in the foreground continues",
         "trap 'echo got USR1; got=1' USR1\nuntil [ -n \"$got\" ]; do sleep 1; done; echo after the child",
         options=("--signal=B:USR1@119", "--time=2"),
     ),
@@ -146,7 +146,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_outcome_and_output_are_the_same(cluster: Cluster, case: Case) -> None:
-    """State and ExitCode of job and batch step are equal, and so is every byte of the output."""
+    """State and ExitCode of job and batch step are equal, as is every byte of the output."""
     pair = submit_pair(cluster, f"{case.interpreter}\n{case.body}\n", "--requeue", *case.options)
     if case.act:
         for job in pair.both:
@@ -181,7 +181,7 @@ CHILD
 
 
 def test_child_of_canceled_job_cleans_up(cluster: Cluster) -> None:
-    """A shell ends at once on SIGTERM; its child gets the same signal, and the time to remove its shared memory.
+    """A shell ends at once on SIGTERM; its child gets the same signal and enough time to remove its shared memory.
 
     With cgroups, Slurm signals the shell alone, and kills its child when the shell has ended.
     """
@@ -208,7 +208,7 @@ def test_child_of_canceled_job_cleans_up(cluster: Cluster) -> None:
 
 
 def test_child_that_ignores_signals_ends_with_canceled_job(cluster: Cluster) -> None:
-    """It is killed after a few seconds, even if Slurm's process tracking would let it escape."""
+    """The child is killed after a few seconds, even if Slurm's process tracking misses it."""
     script = CLEANS_UP.replace("IGNORED", "True")
     job = cluster.submit("--partition=gpu", "--gpu-suspend-idle", script=script)
     cluster.wait_for_output(job, "ready")
@@ -224,7 +224,7 @@ def test_child_that_ignores_signals_ends_with_canceled_job(cluster: Cluster) -> 
 
 @pytest.mark.slow
 def test_time_limit_is_enforced(cluster: Cluster) -> None:
-    """SIGTERM at the limit, SIGKILL after KillWait: TIMEOUT, and the trap has run."""
+    """At the limit, the job gets SIGTERM and after KillWait SIGKILL: its trap has run, and it ends as TIMEOUT."""
     body = "#!/usr/bin/python3\n" + OUTLIVES_TERM
     pair = submit_pair(cluster, body, "--time=1")
     for job in pair.both:
@@ -244,8 +244,8 @@ def test_job_is_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
     counts = "until [ -e go ]; do echo >>ticks.$SLURM_JOB_ID; sleep 0.1; done"
     pair = submit_pair(cluster, f"#!/bin/bash\necho ready\n{counts}\necho end\n")
 
-    def stands_still(job: str) -> bool:
-        """Slurm reports the state before the node has stopped the processes."""
+    def is_stopped(job: str) -> bool:
+        """Return whether the processes are stopped: Slurm reports the state before the node has stopped them."""
         size = f"stat -c %s /home/alice/ticks.{job}; sleep 1; stat -c %s /home/alice/ticks.{job}"
         before, after = cluster.run("login", "sh", "-c", size).stdout.split()
         return before == after
@@ -253,7 +253,7 @@ def test_job_is_suspended_and_resumed_by_slurm(cluster: Cluster) -> None:
     for job in pair.both:
         cluster.wait_for_output(job, "ready")
         cluster.exec("login", "scontrol", "suspend", job)
-        wait_until(f"job {job} stands still", lambda job=job: stands_still(job))  # type: ignore[misc]
+        wait_until(f"job {job} is stopped", lambda job=job: is_stopped(job))  # type: ignore[misc]
     cluster.exec("login", "touch", "/home/alice/go", user="alice")
     for job in pair.both:
         assert cluster.job(job)["JobState"] == "SUSPENDED"
@@ -297,7 +297,7 @@ def test_killed_shepherd_ends_job(cluster: Cluster) -> None:
 
 
 def test_killed_task_ends_job(cluster: Cluster) -> None:
-    """If Slurm's task is killed, the namespace ends too: no process escapes Slurm."""
+    """If Slurm's task is killed, the namespace ends too, so that no process escapes Slurm."""
     job = cluster.submit("--partition=gpu", "--nodelist=c1", "--gpu-suspend-idle", wrap="echo ready; sleep 302")
     cluster.wait_for_output(job, "ready")
     shepherd = cluster.shell("c1", "pgrep -f slurm-affinode-shepherd").strip()
@@ -320,7 +320,7 @@ def test_daemons_end_with_script(cluster: Cluster) -> None:
 
 
 def test_only_job_with_option_runs_in_namespace(cluster: Cluster) -> None:
-    """Only the option makes the difference: PID 2 with it, an ordinary PID without it."""
+    """The script has PID 2 with the option, and an ordinary PID without it."""
     pair: Pair = submit_pair(cluster, "#!/bin/bash\necho $$ $PPID $SLURM_TASK_PID\n")
     outcomes(cluster, pair)
     without, with_option = (cluster.output(job).split() for job in pair.both)

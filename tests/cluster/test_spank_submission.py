@@ -20,7 +20,7 @@ WRONG = {
     "9d": "window '9d': this site allows 1s to 7d",
     "util=5": "no WINDOW before 'util=5': allowed is WINDOW[,key=value...]",
     "15m,": "unknown key '': allowed are util=, mode=, wake=, when=, signal=",
-    "15m,colour=red": "unknown key 'colour': allowed are util=, mode=, wake=, when=, signal=",
+    "15m,color=red": "unknown key 'color': allowed are util=, mode=, wake=, when=, signal=",
     "15m,util=120": "util '120': allowed is a percentage from 0 to 100",
     "15m,util": "util has no value: write util=VALUE",
     "15m,mode=kill": "mode 'kill': allowed are requeue, inplace",
@@ -35,7 +35,7 @@ WRONG = {
 
 @pytest.fixture
 def site(cluster: Cluster) -> Iterator[str]:
-    """The path of the login node's plugstack.conf; the file is restored after the test."""
+    """Return the path of the login node's plugstack.conf, which is restored after the test."""
     saved = cluster.exec("login", "cat", PLUGSTACK)
     yield PLUGSTACK
     cluster.exec("login", "tee", PLUGSTACK, stdin=saved)
@@ -51,18 +51,18 @@ def refused(cluster: Cluster, *argv: str) -> str:
 
 @pytest.mark.parametrize("value", WRONG, ids=repr)
 def test_invalid_value_is_refused_with_allowed_values(cluster: Cluster, value: str) -> None:
-    """Nothing is submitted; one line names the value and the allowed ones."""
-    said = refused(cluster, "sbatch", f"--gpu-suspend-idle={value}", "--wrap=true")
-    assert said.splitlines()[0].startswith(f"sbatch: error: --gpu-suspend-idle: {WRONG[value]}")
+    """No job is submitted; one line names the value and the allowed ones."""
+    printed = refused(cluster, "sbatch", f"--gpu-suspend-idle={value}", "--wrap=true")
+    assert printed.splitlines()[0].startswith(f"sbatch: error: --gpu-suspend-idle: {WRONG[value]}")
     assert cluster.exec("login", "squeue", "--noheader", "--user=alice") == ""
 
 
 @pytest.mark.parametrize("command", ["sbatch", "salloc", "srun"])
 def test_help_describes_option(cluster: Cluster, command: str) -> None:
     """The help of each command contains it, with every key."""
-    said = " ".join(cluster.exec("login", command, "--help").split())
+    printed = " ".join(cluster.exec("login", command, "--help").split())
     purpose = "checkpoint and requeue the job when its GPUs have been idle for WINDOW"
-    assert f"--gpu-suspend-idle=WINDOW[,key=value...] {purpose}" in said
+    assert f"--gpu-suspend-idle=WINDOW[,key=value...] {purpose}" in printed
     for key in (
         "util=PCT",
         "mode=requeue|inplace",
@@ -70,7 +70,7 @@ def test_help_describes_option(cluster: Cluster, command: str) -> None:
         "when=pressure|always",
         "signal=NAME@SECONDS",
     ):
-        assert key in said
+        assert key in printed
 
 
 def test_sbatch_line_sets_option(cluster: Cluster) -> None:
@@ -95,7 +95,7 @@ def test_valid_values_are_accepted(cluster: Cluster, value: str) -> None:
 
 
 def test_option_works_without_exported_environment(cluster: Cluster) -> None:
-    """With --export=NONE the option still reaches the node."""
+    """With ``--export=NONE``, the option still applies on the node."""
     job = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $$")
     assert outcome(cluster, job).state == "COMPLETED"
     assert cluster.output(job) == "2\n"
@@ -117,7 +117,7 @@ def test_site_limits_are_enforced(cluster: Cluster, site: str) -> None:
 
 
 def test_site_partitions_are_enforced(cluster: Cluster, site: str) -> None:
-    """On the command line, in the script or in the environment: a partition that is not allowed is refused."""
+    """A partition that is not allowed is refused on the command line, in the script and in the environment."""
     cluster.exec("login", "tee", site, stdin=f"{PLUGIN} min_window=1s partitions=gpu,gpu-preempt\n")
     sbatch = ("sbatch", "--gpu-suspend-idle=15m", "--test-only")
     message = "--gpu-suspend-idle: partition 'cpu': this site allows gpu, gpu-preempt"
@@ -131,24 +131,24 @@ def test_site_partitions_are_enforced(cluster: Cluster, site: str) -> None:
 
 
 def test_default_partition_is_checked_on_node(cluster: Cluster) -> None:
-    """The default partition is known only when the job starts; the job runs without the option, its output says why."""
+    """The default partition is known only at the start: the job runs without the option and prints the reason."""
     saved = cluster.exec("cpu1", "cat", PLUGSTACK)
     cluster.exec("cpu1", "tee", PLUGSTACK, stdin=f"{PLUGIN} partitions=gpu\n")
     try:
         job = cluster.submit("--gpu-suspend-idle=15m", wrap="echo ran; [ $$ -gt 2 ]")
         assert outcome(cluster, job).state == "COMPLETED"
-        said = cluster.output(job)
+        printed = cluster.output(job)
     finally:
         cluster.exec("cpu1", "tee", PLUGSTACK, stdin=saved)
-    assert said.endswith("--gpu-suspend-idle has no effect: partition 'cpu': this site allows gpu\nran\n")
+    assert printed.endswith("--gpu-suspend-idle has no effect: partition 'cpu': this site allows gpu\nran\n")
 
 
 def test_invalid_plugin_argument_is_reported_and_ignored(cluster: Cluster, site: str) -> None:
     """A mistake in plugstack.conf is reported and does not prevent a submission."""
-    cluster.exec("login", "tee", site, stdin=f"{PLUGIN} colour=red min_window=10m\n")
+    cluster.exec("login", "tee", site, stdin=f"{PLUGIN} color=red min_window=10m\n")
     done = cluster.run("login", "sbatch", "--test-only", "--wrap=true", "--gpu-suspend-idle=10m", user="alice")
     assert done.returncode == 0
-    assert "slurm-affinode: plugstack.conf: 'colour=red' is left out: unknown; known are default" in done.stderr
+    assert "slurm-affinode: plugstack.conf: 'color=red' is left out: unknown; known are default" in done.stderr
     assert "this site allows 10m" in refused(cluster, "sbatch", "--wrap=true", "--gpu-suspend-idle=5m")
 
 
@@ -165,9 +165,9 @@ def test_interactive_job_is_rejected(cluster: Cluster, command: str, mode: str) 
     """One line gives the alternatives, and no job is created."""
     program, *rest = INTERACTIVE[command]
     before = cluster.submit("--partition=cpu", wrap="true")
-    said = refused(cluster, program, f"--gpu-suspend-idle=15m,mode={mode}", "--partition=cpu", *rest)
+    printed = refused(cluster, program, f"--gpu-suspend-idle=15m,mode={mode}", "--partition=cpu", *rest)
     line = "--gpu-suspend-idle: only batch jobs can be suspended: submit this one with sbatch, or omit the option"
-    assert said == f"{program}: error: {line}\n"
+    assert printed == f"{program}: error: {line}\n"
     after = cluster.submit("--partition=cpu", wrap="true")
     assert int(after) == int(before) + 1
 
@@ -182,16 +182,16 @@ sbatch --parsable --partition=cpu --wrap='echo $$'
 
 @pytest.mark.parametrize("start", ["sbatch", "salloc"])
 def test_step_with_option_is_started(cluster: Cluster, start: str) -> None:
-    """Within a job nothing is allocated: the option has no effect on a step, and jobs do not inherit it."""
+    """Steps allocate nothing, so the option has no effect on them, and jobs do not inherit it."""
     if start == "salloc":
         done = cluster.run("login", "salloc", "--partition=cpu", "bash", "-c", STEPS, user="alice")
-        said = done.stdout
+        printed = done.stdout
         assert "error" not in done.stderr
     else:
         job = cluster.submit("--partition=cpu", "--gpu-suspend-idle=15m", script=f"#!/bin/bash\n{STEPS}")
         assert outcome(cluster, job).state == "COMPLETED"
-        said = cluster.output(job)
-    lines = said.splitlines()
+        printed = cluster.output(job)
+    lines = printed.splitlines()
     assert lines[:2] == ["own step", "same job"]
     inner = lines[-1]
     assert len(lines) == 3
@@ -210,7 +210,7 @@ def test_step_in_job_of_another_host_is_started(cluster: Cluster) -> None:
 
 
 def test_renamed_sbatch_is_recognized(cluster: Cluster) -> None:
-    """Behind a wrapper of the site, as is common: the option works, without any message."""
+    """The option works, without any message, if a wrapper of the site calls the renamed sbatch."""
     cluster.shell("login", "cp $(command -v sbatch) /usr/local/bin/sbatch.slurm")
     done = cluster.run(
         "login", "/usr/local/bin/sbatch.slurm", "--parsable", "--partition=gpu", "--gpu-suspend-idle=15m",
@@ -236,7 +236,7 @@ def crontabs(cluster: Cluster) -> Iterator[str]:
 
 
 def test_scrontab_warns_that_option_has_no_effect(cluster: Cluster, crontabs: str) -> None:
-    """scrontab parses the option but does not pass it on; an invalid value is refused nevertheless."""
+    """scrontab parses the option but does not apply it; an invalid value is refused nevertheless."""
     entry = "#SCRON --gpu-suspend-idle={}\n0 0 1 1 * true\n"
     cluster.exec("login", "tee", crontabs, stdin=entry.format("15m"))
     done = cluster.run("login", "scrontab", crontabs, user="alice")

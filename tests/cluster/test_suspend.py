@@ -1,4 +1,4 @@
-"""A job with --gpu-suspend-idle is suspended, frees its GPU, and resumes where it stopped: same ID, same memory."""
+"""Jobs with ``--gpu-suspend-idle`` are suspended, free their GPUs, and resume with the same ID and memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def agents(cluster: Cluster) -> None:
 
 
 def test_idle_job_frees_gpu_and_resumes_on_another_node(cluster: Cluster) -> None:
-    """Idle under pressure: it is suspended, the pending job starts on its GPU, and it resumes on the other node."""
+    """The idle job is suspended for a pending job, which starts on its GPU, and resumes on the other node."""
     job = cluster.submit("--gpu-suspend-idle=2s", script=idle_job(more="--host-mib 64 --memory-mib 512"))
     cluster.wait_for_output(job, "step number=2")
     first = cluster.job(job)["BatchHost"]
@@ -54,7 +54,7 @@ def test_idle_job_frees_gpu_and_resumes_on_another_node(cluster: Cluster) -> Non
 
 
 def test_job_is_suspended_three_times(cluster: Cluster) -> None:
-    """By command each time; every step is computed once, and the ledger has all three suspensions."""
+    """Each suspension is requested by command; every step is computed once, and the ledger has all three."""
     job = cluster.submit(BY_HAND, script=idle_job())
     cluster.wait_for_output(job, "step number=2")
     for times in (1, 2, 3):
@@ -74,7 +74,7 @@ def test_job_is_suspended_three_times(cluster: Cluster) -> None:
 
 
 def test_job_with_shards_is_suspended_and_restored(cluster: Cluster) -> None:
-    """Slurm does not report the index of a shared GPU: the prolog sends it to the agent."""
+    """Slurm does not report the index of a shared GPU, so the prolog sends it to the agent."""
     job = asleep(cluster, idle_job(), "--gres=shard:1", BY_HAND)
     wake(cluster, job)
     assert each_once(finish(cluster, job))
@@ -92,7 +92,7 @@ def test_array_tasks_are_suspended_independently(cluster: Cluster) -> None:
 
 
 def test_array_task_with_raw_id_of_array_is_suspended_alone(cluster: Cluster) -> None:
-    """Slurm gives one task the raw ID of the array: the other task keeps running and is not woken."""
+    """One task has the raw ID of the array: the other task keeps running and is not woken."""
     array = cluster.submit("--array=1-2", BY_HAND, script=idle_job(idle=20))
     tasks = [f"{array}_{number}" for number in (1, 2)]
     for task in tasks:
@@ -120,7 +120,7 @@ done
 
 @pytest.mark.parametrize("mode", ["truncate", "append"])
 def test_output_is_unchanged_by_suspension(cluster: Cluster, mode: str) -> None:
-    """In one file or two, truncated or appended: as without a suspension, except for the lines of slurm-affinode."""
+    """One output file or two, truncated or appended: the contents differ only in the lines of slurm-affinode."""
 
     def writer(*options: str) -> str:
         job = cluster.submit(BY_HAND, f"--open-mode={mode}", *options, script=WRITER)
@@ -145,7 +145,7 @@ def test_output_is_unchanged_by_suspension(cluster: Cluster, mode: str) -> None:
 
 
 def test_requeue_does_not_run_traps_of_dumped_script(cluster: Cluster) -> None:
-    """SIGCONT and SIGTERM of the requeue do not reach a script that has already been dumped."""
+    """A script that has been dumped does not receive the SIGCONT and SIGTERM of the requeue."""
     script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\ntrap 'date >>~/slurm-trapped.out' TERM CONT\n"
     job = asleep(cluster, script + "for n in $(seq 8); do echo step number=$n; sleep 1; done\n", BY_HAND)
     wake(cluster, job)
@@ -154,7 +154,7 @@ def test_requeue_does_not_run_traps_of_dumped_script(cluster: Cluster) -> None:
 
 
 def test_other_users_have_no_access(cluster: Cluster) -> None:
-    """Bob has no access to alice's job; an administrator has."""
+    """Bob has no access to alice's job, but an administrator has."""
     job = cluster.submit(BY_HAND, script=idle_job())
     cluster.wait_for_output(job, "step number=1")
     refused = cluster.run("login", "slurm-affinode", "suspend", job, user="bob")
@@ -171,7 +171,7 @@ def test_other_users_have_no_access(cluster: Cluster) -> None:
 
 
 def test_images_of_canceled_job_are_removed(cluster: Cluster) -> None:
-    """Its images are removed from both stores."""
+    """The images of the job are removed from both stores."""
     job = asleep(cluster, idle_job(), BY_HAND)
     cluster.exec("login", "scancel", job, user="alice")
     wait_for_no_images(cluster, job)
@@ -239,7 +239,7 @@ exit 7
 
 
 def test_daemons_are_restored(cluster: Cluster) -> None:
-    """Detached processes continue on the other node, also after a second suspension, with one that detached in between.
+    """Daemons continue on the other node, also after a second suspension, including one started in between.
 
     No process outlives the script, and Slurm gets the exit code of the script. A process in the session of another
     process becomes a child of the session leader.
@@ -297,7 +297,7 @@ def test_daemons_are_restored(cluster: Cluster) -> None:
 
 
 def test_process_state_is_restored(cluster: Cluster) -> None:
-    """Everything that a script can hold; Slurm gets its exit code."""
+    """The script uses many kinds of process state; Slurm gets its exit code."""
     cluster.run("login", "rm", "-f", "/home/alice/appended", user="alice")
     job = asleep(cluster, EVERYTHING, BY_HAND)
     wake(cluster, job)
@@ -358,7 +358,7 @@ for number in range(1, 1000):
 
 
 def test_job_with_shared_memory_returns_to_node_that_it_left(cluster: Cluster) -> None:
-    """Its shared memory leaves each node with it: otherwise the node would hold an older one when it returns."""
+    """Its shared memory is removed from each node: otherwise an older version would be there when it returns."""
     job = cluster.submit(BY_HAND, script=TRAVELER)
     cluster.wait_for_output(job, "step number=2")
     path = cluster.output(job).split()[1]
@@ -457,7 +457,7 @@ print("in flight:", found == unread, "at", pairs[1][0].getsockname()[0], flush=T
 
 
 def test_connections_between_processes_of_a_job_are_restored(cluster: Cluster) -> None:
-    """At the address of the new node, with data on its way; the one to another machine is closed."""
+    """They have the address of the new node and keep data in flight; a connection to another machine is closed."""
     job = asleep(cluster, CONNECTED, BY_HAND)
     last = steps(cluster.output(job))[-1]
     cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
@@ -482,7 +482,7 @@ for number in range(1, 1000):
 
 
 def test_io_uring_is_denied_before_and_after_a_suspension(cluster: Cluster) -> None:
-    """As on a kernel without it, so that libraries use something that can be dumped; programs may still be setuid."""
+    """Libraries then use system calls that can be dumped; setuid programs still work."""
     job = asleep(cluster, NO_RING, BY_HAND, "--nodelist=c1")
     wake(cluster, job)
     cluster.wait_for_output(job, "restored on")
@@ -497,7 +497,7 @@ def test_io_uring_is_denied_before_and_after_a_suspension(cluster: Cluster) -> N
 
 
 def test_current_environment_is_in_a_file(cluster: Cluster) -> None:
-    """The variables of a restored process are those of its first attempt; the file has those of the new one."""
+    """A restored process has the variables of its first attempt; the file contains those of the new one."""
     script = """#!/bin/bash
 #SBATCH --partition=gpu --gres=gpu:1
 file=/run/slurm-affinode/environment/$SLURM_JOB_ID

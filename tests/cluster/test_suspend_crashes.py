@@ -1,4 +1,4 @@
-"""Agents, slurmctld and nodes that fail during a suspension or restore: the job is never lost and never duplicated."""
+"""Failures of agents, slurmctld and nodes during a suspension or restore: no job is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cluster.sleepers import (
     BY_HAND,
     SHARED,
     asleep,
+    continue_criu,
     each_once,
     finish,
     hold_criu,
     idle_job,
     kill_agent,
-    let_criu_go,
     pausing_criu,
     wait_asleep,
     wait_for_agents,
@@ -32,24 +32,24 @@ RUNS_ON = ("RUNNING", "COMPLETING", "COMPLETED")
 
 @pytest.fixture(scope="module")
 def paused(cluster: Cluster) -> Iterator[None]:
-    """Run agents with a criu that can be paused before and after its work."""
+    """Run agents with a CRIU that can be paused before and after its work."""
     wait_for_agents(cluster)
     with pausing_criu(cluster):
         yield
 
 
 def begin_to_suspend(cluster: Cluster) -> tuple[str, str]:
-    """Start a job to be suspended; return its ID and node."""
+    """Start a job and request its suspension; return its ID and node."""
     job = cluster.submit(BY_HAND, script=idle_job())
     cluster.wait_for_output(job, "step number=2")
     return job, cluster.job(job)["BatchHost"]
 
 
-def ask_for_suspension(cluster: Cluster, job: str) -> None:
+def request_suspension(cluster: Cluster, job: str) -> None:
     cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
 
 
-def goes_on(cluster: Cluster, job: str) -> None:
+def assert_completes(cluster: Cluster, job: str) -> None:
     """Assert that the job completes from any state, with each step computed once."""
     if cluster.job(job)["JobState"] not in RUNS_ON:
         wait_asleep(cluster, job)
@@ -59,47 +59,47 @@ def goes_on(cluster: Cluster, job: str) -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_job_survives_agent_killed_during_dump(cluster: Cluster, paused: None, when: str) -> None:
-    """The next agent waits for the dump that survived the old agent, and deletes it; the job keeps running."""
+    """The dump survives the agent; the next agent waits for it and deletes it, and the job keeps running."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, when, "dump")
-    ask_for_suspension(cluster, job)
+    request_suspension(cluster, job)
     wait_for_held_criu(cluster, node, when, "dump")
     kill_agent(cluster, node)
-    let_criu_go(cluster, node)
+    continue_criu(cluster, node)
     wait_until("its journal is closed", lambda: cluster.run(node, "ls", "/var/lib/slurm-affinode/journal").stdout == "")
     assert cluster.job(job)["JobState"] in RUNS_ON
     assert cluster.job(job)["Restarts"] == "0"
-    goes_on(cluster, job)
+    assert_completes(cluster, job)
 
 
 def test_job_survives_agent_killed_during_lock(cluster: Cluster, paused: None) -> None:
-    """The lock does not complete, and the agent dies meanwhile; the job keeps running."""
+    """The agent is killed while the lock waits; the job keeps running."""
     job, node = begin_to_suspend(cluster)
     cluster.exec(node, "gpu-emulatorctl", "fault", "lock-timeout")
     try:
-        ask_for_suspension(cluster, job)
+        request_suspension(cluster, job)
         wait_for_phase(cluster, node, "locking")
         kill_agent(cluster, node)
     finally:
         cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
-    goes_on(cluster, job)
+    assert_completes(cluster, job)
 
 
 def test_requeue_is_retried_after_agent_killed(cluster: Cluster, paused: None) -> None:
-    """slurmctld does not respond, the image is complete, the agent dies: the next agent requests the requeue again."""
+    """The agent is killed with a complete image while slurmctld is down: the next agent requests the requeue again."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "after", "dump")
-    ask_for_suspension(cluster, job)
+    request_suspension(cluster, job)
     wait_for_held_criu(cluster, node, "after", "dump")
     docker("pause", cluster.container("slurmctld"))
     try:
-        let_criu_go(cluster, node)
+        continue_criu(cluster, node)
         wait_for_phase(cluster, node, "requeueing")
         kill_agent(cluster, node)
     finally:
         docker("unpause", cluster.container("slurmctld"))
     wait_asleep(cluster, job, timeout_s=90)
-    goes_on(cluster, job)
+    assert_completes(cluster, job)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -114,8 +114,8 @@ def test_restore_is_repeated_after_agent_killed(cluster: Cluster, paused: None, 
     wait_for_held_criu(cluster, node, when, "restore")
     kill_agent(cluster, node)
     for name in ("c1", "c2"):
-        let_criu_go(cluster, name)
-    goes_on(cluster, job)
+        continue_criu(cluster, name)
+    assert_completes(cluster, job)
     running = cluster.run(node, "pgrep", "-u", "alice", "-f", "idle_after").stdout
     assert running == ""
 
@@ -124,15 +124,15 @@ def test_suspension_survives_slurmctld_restarts(cluster: Cluster, paused: None) 
     """slurmctld recovers its state, and the job resumes."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "before", "dump")
-    ask_for_suspension(cluster, job)
+    request_suspension(cluster, job)
     wait_for_held_criu(cluster, node, "before", "dump")
     cluster.restart("slurmctld")
-    let_criu_go(cluster, node)
+    continue_criu(cluster, node)
     wait_for_nodes(cluster)
     wait_asleep(cluster, job, timeout_s=90)
     cluster.restart("slurmctld")
     wait_for_nodes(cluster)
-    goes_on(cluster, job)
+    assert_completes(cluster, job)
 
 
 def test_suspended_job_resumes_after_node_loss(cluster: Cluster, paused: None) -> None:
@@ -141,17 +141,17 @@ def test_suspended_job_resumes_after_node_loss(cluster: Cluster, paused: None) -
     node = "c1" if "suspended on c1" in cluster.exec("login", "cat", f"/home/alice/slurm-{job}.out") else "c2"
     cluster.kill(node)
     try:
-        goes_on(cluster, job)
+        assert_completes(cluster, job)
     finally:
         cluster.start(node)
         wait_for_agents(cluster)
 
 
 def test_job_starts_afresh_after_node_loss_during_dump(cluster: Cluster, paused: None) -> None:
-    """There is no image yet: Slurm requeues the job, and it starts from the beginning."""
+    """Without an image, Slurm requeues the job, and it starts from its beginning."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "before", "dump")
-    ask_for_suspension(cluster, job)
+    request_suspension(cluster, job)
     wait_for_held_criu(cluster, node, "before", "dump")
     cluster.kill(node)
     try:
@@ -163,26 +163,26 @@ def test_job_starts_afresh_after_node_loss_during_dump(cluster: Cluster, paused:
 
 
 def test_job_resumes_after_node_loss_during_requeue(cluster: Cluster, paused: None) -> None:
-    """The complete image is on the lost node: once the node is back, the job resumes where it stopped."""
+    """The complete image is on the lost node: the job resumes where it stopped once the node is back."""
     job, node = begin_to_suspend(cluster)
     hold_criu(cluster, node, "after", "dump")
-    ask_for_suspension(cluster, job)
+    request_suspension(cluster, job)
     wait_for_held_criu(cluster, node, "after", "dump")
     docker("pause", cluster.container("slurmctld"))
     try:
-        let_criu_go(cluster, node)
+        continue_criu(cluster, node)
         wait_for_phase(cluster, node, "requeueing")
         cluster.kill(node)
     finally:
         docker("unpause", cluster.container("slurmctld"))
     cluster.start(node)
     wait_for_agents(cluster)
-    goes_on(cluster, job)
+    assert_completes(cluster, job)
     assert cluster.run("c1", "sh", "-c", f"ls {SHARED}/claims").returncode == 0
 
 
 def test_restored_job_is_restored_again_after_node_loss(cluster: Cluster, paused: None) -> None:
-    """The node dies after a restore: the job is requeued and restored from the same image again."""
+    """The node fails after a restore: the job is requeued and restored from the same image again."""
     job = asleep(cluster, idle_job(), BY_HAND)
     wake(cluster, job)
     cluster.wait_for_output(job, "restored on")

@@ -1,4 +1,4 @@
-"""Every reason why a job cannot be suspended, on a live cluster: ``status`` shows it, and the job keeps running."""
+"""Each reason why a job cannot be suspended: ``status`` shows it, and the job keeps running."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def compatibility(cluster: Cluster, job: str) -> dict[str, Any]:
     return found
 
 
-def runs_on(cluster: Cluster, job: str, code: str) -> str:
-    """Assert that the job completes in its first attempt, and that all commands give the reason; return its text."""
-    said = wait_for_reason(cluster, job, code)
+def assert_continues(cluster: Cluster, job: str, code: str) -> str:
+    """Assert that the job completes in its first attempt and that all commands give the reason; return its text."""
+    printed = wait_for_reason(cluster, job, code)
     text = cluster.exec("login", "slurm-affinode", "status", job, user="alice")
-    assert f"{code}: {said}" in text
+    assert f"{code}: {printed}" in text
     done = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
     assert done.returncode == 1, done.stdout
     end(cluster, job)
     cluster.wait_for_state(job, "COMPLETED")
     assert cluster.job(job)["Restarts"] == "0"
-    return said
+    return printed
 
 
 # --- reasons in the process tree
@@ -66,32 +66,32 @@ time.sleep(30 if ring >= 0 else 0)
 
 
 def test_io_uring_is_refused(cluster: Cluster) -> None:
-    """A process with a ring, where the user allows it. On kernels without io_uring there is nothing to refuse."""
+    """A process has a ring if the user allows io_uring. Skipped on kernels without io_uring."""
     job = cluster.submit(f"{BY_HAND},io_uring=allow", *ON_C1, script=f"#!/usr/bin/python3\n{IO_URING}")
     output = cluster.wait_for_output(job, "io_uring")
     if "errno" in output:
         pytest.skip(f"this kernel or container forbids io_uring: {output.strip()}")
-    assert "uses io_uring" in runs_on(cluster, job, "io-uring")
+    assert "uses io_uring" in assert_continues(cluster, job, "io-uring")
 
 
 def test_setuid_process_is_refused(cluster: Cluster) -> None:
-    """A program with carol's setuid bit in alice's job: it could not be restored unchanged."""
+    """A setuid program of carol in alice's job could not be restored unchanged."""
     program = "/usr/local/bin/sleep-as-carol"
     cluster.shell("c1", f"cp /usr/bin/sleep {program}; chown carol {program}; chmod 4755 {program}")
     try:
         job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{program} 30 &\n{IDLE}\nwait\n")
-        assert "changed user ids" in runs_on(cluster, job, "setuid")
+        assert "changed user ids" in assert_continues(cluster, job, "setuid")
     finally:
         cluster.exec("c1", "rm", "-f", program)
 
 
 def test_rdma_is_refused(cluster: Cluster) -> None:
-    """An open InfiniBand device; here a device node of that name, as there is no adapter."""
+    """The job opens an InfiniBand device, here a device node of that name, as there is no adapter."""
     device = "/dev/infiniband/uverbs0"
     cluster.shell("c1", f"mkdir -p /dev/infiniband; [ -e {device} ] || mknod -m 0666 {device} c 1 3")
     try:
         job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\nexec 9<>{device}\n{IDLE}\n")
-        assert "uses RDMA" in runs_on(cluster, job, "rdma")
+        assert "uses RDMA" in assert_continues(cluster, job, "rdma")
     finally:
         cluster.exec("c1", "rm", "-rf", "/dev/infiniband")
 
@@ -110,33 +110,33 @@ def test_process_outside_script_is_refused(cluster: Cluster) -> None:
     job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n")
     cluster.wait_for_output(job, "step number=1")
     cluster.shell("c1", ENTER, job)
-    assert "outside of the script" in runs_on(cluster, job, "left-tree")
+    assert "outside of the script" in assert_continues(cluster, job, "left-tree")
 
 
 # --- limits of node and site
 
 
 def test_gpu_memory_beyond_host_memory_is_refused(cluster: Cluster) -> None:
-    """60000 MiB of GPU memory have to be moved through host memory: refused with both sizes."""
+    """60000 MiB of GPU memory do not fit into host memory; the refusal contains both sizes."""
     script = f"#!/bin/bash\n{IDLE} --memory-mib 60000\n"
-    said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "host-memory")
-    assert "59 GiB" in said
-    assert "the node's free memory" in said
+    printed = assert_continues(cluster, cluster.submit(BY_HAND, *ON_C1, script=script), "host-memory")
+    assert "59 GiB" in printed
+    assert "the node's free memory" in printed
 
 
 def test_gpu_memory_beyond_memory_limit_is_refused(cluster: Cluster) -> None:
-    """It would count against the limit, and the kernel would kill the job: refused with the size left."""
+    """The memory would count against the limit, and the kernel would kill the job; the refusal states the size left."""
     script = f"#!/bin/bash\n{IDLE} --memory-mib 1024\n"
     with configured(cluster, ("c1",), raise_memory_limit=False):
-        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, "--mem=600M", script=script), "host-memory")
-    left = re.search(r"which leaves (\d+) MiB: raise --mem", said)
+        printed = assert_continues(cluster, cluster.submit(BY_HAND, *ON_C1, "--mem=600M", script=script), "host-memory")
+    left = re.search(r"which leaves (\d+) MiB: raise --mem", printed)
     assert left is not None
     assert 100 < int(left[1]) < 600
 
 
 @contextmanager
 def over_memory_kill(cluster: Cluster) -> Iterator[None]:
-    """Configure slurmctld to kill jobs above their memory limit, and let the agent of c1 read that.
+    """Configure slurmctld to kill jobs above their memory limit, and wait until the agent of c1 has read that.
 
     Slurm does not start if cgroups limit the memory of jobs as well.
     """
@@ -146,7 +146,7 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
     )
 
     def known(wanted: bool) -> None:
-        # Not `scontrol reconfigure`: with this change slurmctld 24.11 was seen to hang in it, and to stay so.
+        # Not `scontrol reconfigure`: with this change, slurmctld 24.11 has been observed to hang in it.
         cluster.restart("slurmctld")
         wait_until(
             "slurmctld has read its configuration",
@@ -170,16 +170,16 @@ def over_memory_kill(cluster: Cluster) -> Iterator[None]:
 
 
 def test_gpu_memory_beyond_over_memory_kill_limit_is_refused(cluster: Cluster) -> None:
-    """Without cgroups: Slurm would kill the job above its ``--mem`` while its GPU memory is in host memory."""
+    """Without cgroups, Slurm would kill the job because GPU memory in host memory exceeds its ``--mem``."""
     with over_memory_kill(cluster):
         script = f"#!/bin/bash\n{IDLE} --memory-mib 1024\n"
-        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, "--mem=600M", script=script), "host-memory")
-    assert "raise --mem" in said
+        printed = assert_continues(cluster, cluster.submit(BY_HAND, *ON_C1, "--mem=600M", script=script), "host-memory")
+    assert "raise --mem" in printed
 
 
 @contextmanager
 def driver(cluster: Cluster, node: str, version: str) -> Iterator[None]:
-    """Run a node with another driver version; its agent and the users of the driver are restarted."""
+    """Emulate another driver version on a node while the context lasts; restart its agent and exporter."""
 
     def make(*more: str) -> None:
         argv = ("--force", "--gpus", "2", "--model", "h100-80g", "--seed", node, "--sample-period-ms", "200", *more)
@@ -195,36 +195,36 @@ def driver(cluster: Cluster, node: str, version: str) -> Iterator[None]:
 
 
 def test_driver_without_checkpoint_is_refused(cluster: Cluster) -> None:
-    """Older than 570: refused with both versions."""
+    """Drivers older than 570 are refused; the refusal contains both versions."""
     with driver(cluster, "c1", "550.54.15"):
-        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "driver")
-    assert "550.54.15" in said
-    assert "570" in said
+        printed = assert_continues(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "driver")
+    assert "550.54.15" in printed
+    assert "570" in printed
 
 
 def test_full_store_is_refused(cluster: Cluster) -> None:
-    """The site's budget is used up."""
+    """The image would exceed the budget of the store."""
     with configured(cluster, nodes=("c1",), budget="1M"):
-        said = runs_on(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "no-room")
-    assert "1 MiB" in said
+        printed = assert_continues(cluster, cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\n{IDLE}\n"), "no-room")
+    assert "1 MiB" in printed
 
 
 # --- kinds of jobs
 
 
 def test_multi_node_job_is_refused(cluster: Cluster) -> None:
-    """Also if requested on the node that does not run the script."""
+    """This also holds for a request on the node that does not run the script."""
     job = cluster.submit(
         BY_HAND, "--partition=gpu", "--nodes=2", "--gres=gpu:1", "--ntasks-per-node=1", script=f"#!/bin/bash\n{IDLE}\n"
     )
     wait_for_reason(cluster, job, "multi-node")
     for node in ("c1", "c2"):
         assert "multi-node" in cluster.exec(node, "slurm-affinode", "status", job, user="alice")
-    assert "2 nodes" in runs_on(cluster, job, "multi-node")
+    assert "2 nodes" in assert_continues(cluster, job, "multi-node")
 
 
 def test_srun_steps_are_refused(cluster: Cluster) -> None:
-    """As long as the steps run; afterwards no longer."""
+    """The job is refused only while the steps run."""
     script = "#!/bin/bash\nsrun --overlap sleep 30\necho steps are over\nsleep 120\n"
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
     assert "srun" in wait_for_reason(cluster, job, "srun-steps")
@@ -246,11 +246,11 @@ def test_srun_steps_are_refused(cluster: Cluster) -> None:
 def test_heterogeneous_job_is_refused(cluster: Cluster) -> None:
     script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
     job = cluster.submit(script=f"{script}{IDLE}\n")
-    assert "heterogeneous" in runs_on(cluster, job, "heterogeneous")
+    assert "heterogeneous" in assert_continues(cluster, job, "heterogeneous")
 
 
 def test_second_component_of_heterogeneous_job_is_refused(cluster: Cluster) -> None:
-    """It has no script of its own; the reason is the same."""
+    """The component has no script of its own; the reason is the same."""
     script = f"#!/bin/bash\n#SBATCH {BY_HAND} --partition=gpu --gres=gpu:1\n#SBATCH hetjob\n#SBATCH --partition=cpu\n"
     job = cluster.submit(script=f"{script}{IDLE}\n")
     cluster.wait_for_state(job, "RUNNING")
@@ -284,8 +284,8 @@ def test_interactive_job_is_refused(cluster: Cluster, command: str) -> None:
                 assert "only batch jobs can be suspended" in done.stderr
         refusal = status(cluster, job)["refusal"]
         assert (refusal["code"], refusal["remedy"]) == ("interactive", "submit it with sbatch --gpu-suspend-idle=15m")
-        said, _ = running.communicate(timeout=120)
+        printed, _ = running.communicate(timeout=120)
     finally:
         running.kill()
-    assert running.returncode == 0, said
+    assert running.returncode == 0, printed
     cluster.wait_for_runs(job, "COMPLETED")

@@ -1,12 +1,12 @@
-"""A node lost exactly at the beginning of each phase: the job is never lost and never duplicated."""
+"""Lose a node at the beginning of each phase: no job is lost or duplicated."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from cluster.caught import BEFORE_IMAGE, WITH_IMAGE, catch
 from cluster.driver import Cluster, wait_until
+from cluster.phase_jobs import BEFORE_IMAGE, WITH_IMAGE, job_at_phase
 from cluster.phases import stopping_at
 from cluster.sleepers import BY_HAND, each_once, finish, steps, suspend, wait_asleep, wait_for_agents, wake
 
@@ -21,28 +21,28 @@ def agents(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
 def test_job_survives_node_loss_at_phase(cluster: Cluster, phase: str) -> None:
-    """Without an image the job starts afresh, with one it is restored, if necessary once its node is back."""
+    """Without an image the job starts from its beginning; with one it is restored, maybe only when the node is back."""
     before = 1 if phase == "restoring" else 0
     with stopping_at(cluster, phase):
-        caught = catch(cluster, phase)
-        cluster.kill(caught.node)
+        stopped = job_at_phase(cluster, phase)
+        cluster.kill(stopped.node)
         try:
             # If Slurm has not received the requeue request, the requeue would let the job start afresh elsewhere. In
             # the other phases it is faster to wait until Slurm has noticed the loss of the node.
             if phase not in ("dumped", "requeueing"):
-                wait_for_requeue(cluster, caught.job, before)
+                wait_for_requeue(cluster, stopped.job, before)
         finally:
-            cluster.start(caught.node)
+            cluster.start(stopped.node)
         wait_for_agents(cluster)
-    wait_for_requeue(cluster, caught.job, before)
-    if phase in WITH_IMAGE and held_or_runs(cluster, caught.job) == "held":
+    wait_for_requeue(cluster, stopped.job, before)
+    if phase in WITH_IMAGE and held_or_runs(cluster, stopped.job) == "held":
         # Slurm received the hold request before the loss, or once the node was back.
-        wait_asleep(cluster, caught.job, timeout_s=150)
-        wake(cluster, caught.job)
-    output = finish(cluster, caught.job, timeout_s=150)
+        wait_asleep(cluster, stopped.job, timeout_s=150)
+        wake(cluster, stopped.job)
+    output = finish(cluster, stopped.job, timeout_s=150)
     assert each_once(output)
     assert output.count("memory=intact") == 1
-    assert (f"suspended on {caught.node}" in output) == (phase not in BEFORE_IMAGE)
+    assert (f"suspended on {stopped.node}" in output) == (phase not in BEFORE_IMAGE)
 
 
 def wait_for_requeue(cluster: Cluster, job: str, before: int) -> None:
@@ -80,7 +80,7 @@ for number in range(1, 1000):
 
 @pytest.mark.parametrize("how", ["requeued", "node down"])
 def test_attempt_killed_after_a_restore_is_restored_on_the_same_node(cluster: Cluster, how: str) -> None:
-    """The killed attempt has left shared memory there, with newer contents than the image: it is replaced."""
+    """The killed attempt has left shared memory with newer contents than the image, which is replaced."""
     job = cluster.submit(BY_HAND, script=KEEPER)
     cluster.wait_for_output(job, "step number=2")
     suspend(cluster, job)

@@ -1,11 +1,11 @@
-"""Agent killed or slurmctld restarted at the beginning of each phase: the job is never lost and never duplicated."""
+"""Kill the agent or restart slurmctld at the beginning of each phase: no job is lost or duplicated."""
 
 from __future__ import annotations
 
 import pytest
-from cluster.caught import BEFORE_IMAGE, WITH_IMAGE, catch
 from cluster.driver import Cluster, wait_until
-from cluster.phases import go_on, kill_stopped, stopping_at, wait_settled
+from cluster.phase_jobs import BEFORE_IMAGE, WITH_IMAGE, job_at_phase
+from cluster.phases import continue_agent, kill_stopped, stopping_at, wait_settled
 from cluster.sleepers import each_once, finish, wait_asleep, wait_for_agents, wait_for_nodes, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
@@ -19,7 +19,7 @@ def agents(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
-def completes(cluster: Cluster, job: str, restarts: int) -> None:
+def assert_completes(cluster: Cluster, job: str, restarts: int) -> None:
     """Assert that the job computes each step once, with intact memory, and that accounting has this many requeues."""
     if restarts and cluster.job(job)["JobState"] not in ("RUNNING", "COMPLETED"):
         wait_asleep(cluster, job)
@@ -40,23 +40,23 @@ def completes(cluster: Cluster, job: str, restarts: int) -> None:
 
 @pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
 def test_job_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> None:
-    """Before there is an image, the suspension is rolled back; afterwards the job is suspended, or restored again."""
+    """Without an image, the suspension is rolled back; with one, the job is suspended, or restored again."""
     with stopping_at(cluster, phase):
-        caught = catch(cluster, phase)
-        kill_stopped(cluster, caught.node)
+        stopped = job_at_phase(cluster, phase)
+        kill_stopped(cluster, stopped.node)
     wait_settled(cluster)
     if phase in BEFORE_IMAGE:
-        assert cluster.job(caught.job)["JobState"] in RUNS
-    completes(cluster, caught.job, restarts=0 if phase in BEFORE_IMAGE else 1)
+        assert cluster.job(stopped.job)["JobState"] in RUNS
+    assert_completes(cluster, stopped.job, restarts=0 if phase in BEFORE_IMAGE else 1)
 
 
 @pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
 def test_job_survives_slurmctld_restart_at_phase(cluster: Cluster, phase: str) -> None:
     """The job is suspended or restored as usual."""
     with stopping_at(cluster, phase):
-        caught = catch(cluster, phase)
+        stopped = job_at_phase(cluster, phase)
         cluster.restart("slurmctld")
         wait_for_nodes(cluster)
-        go_on(cluster, caught.node)
+        continue_agent(cluster, stopped.node)
         wait_settled(cluster)
-    completes(cluster, caught.job, restarts=1)
+    assert_completes(cluster, stopped.job, restarts=1)

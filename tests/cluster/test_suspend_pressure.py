@@ -1,4 +1,4 @@
-"""For one pending job, exactly one job is suspended."""
+"""Suspensions for a pending job: exactly one job is suspended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
 from cluster.sleepers import (
     SHARED,
+    continue_criu,
     each_once,
     finish,
     hold_criu,
     idle_job,
-    let_criu_go,
     pausing_criu,
     status,
     wait_asleep,
@@ -28,7 +28,7 @@ HELD = "/run/criu-held-before-dump"
 
 @pytest.fixture(scope="module")
 def paused(cluster: Cluster) -> Iterator[None]:
-    """Run agents with a criu that can be paused before its work."""
+    """Run agents with a CRIU that can be paused before its work."""
     wait_for_agents(cluster)
     with pausing_criu(cluster):
         yield
@@ -46,7 +46,7 @@ def dumps(cluster: Cluster) -> list[str]:
 
 
 def full_node(cluster: Cluster, node: str) -> str:
-    """Fill a node with a busy job and one that idles until ``finish``, one GPU each; return the latter's ID."""
+    """Fill a node with a busy job and one that idles until ``finish``, one GPU each; return the ID of the idle one."""
     computes = f"{WORKLOADS}/busy.py --seconds 280"
     options = ("--partition=gpu", "--gres=gpu:1", f"--nodelist={node}")
     busy = cluster.submit(*options, wrap=computes, user="bob")
@@ -57,7 +57,7 @@ def full_node(cluster: Cluster, node: str) -> str:
 
 
 def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> None:
-    """On two nodes, each with its own agent: exactly one job is suspended, and the status of the other shows why."""
+    """The jobs are on two nodes with an agent each; the status of the job that keeps running gives the reason."""
     jobs = {}
     for node in ("c1", "c2"):
         jobs[node] = full_node(cluster, node)
@@ -70,12 +70,12 @@ def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> No
     wait_until("the other has no promise", lambda: next_code(cluster, jobs[other]), lambda code: code == "promised")
     text = cluster.exec("login", "slurm-affinode", "status", jobs[other], user="alice")
     assert f"({waiting}) get others, of {first}" in text
-    let_criu_go(cluster, first)
+    continue_criu(cluster, first)
     cluster.wait_for_state(waiting, "COMPLETED")
     assert cluster.runs(waiting)[0].nodes == first
     assert dumps(cluster) == [first]
     wait_asleep(cluster, jobs[first])
-    let_criu_go(cluster, other)
+    continue_criu(cluster, other)
     assert cluster.job(jobs[other])["Restarts"] == "0"
     wake(cluster, jobs[first])
     assert each_once(finish(cluster, jobs[first], timeout_s=150))
@@ -83,7 +83,7 @@ def test_one_of_two_idle_jobs_is_suspended(cluster: Cluster, paused: None) -> No
 
 
 def test_promise_of_aborted_suspension_is_released(cluster: Cluster, paused: None) -> None:
-    """On each node the first attempt fails: the promise is released, and finally exactly one job is suspended."""
+    """The first attempt on each node fails and releases the promise; finally exactly one job is suspended."""
     jobs = {}
     for node in ("c1", "c2"):
         jobs[node] = full_node(cluster, node)

@@ -1,4 +1,4 @@
-"""Jobs that cannot be suspended and images that must not be restored: refused with a reason, and nothing is lost."""
+"""Jobs that cannot be suspended and images that must not be restored are refused with a reason."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ CASES = {
 
 @pytest.mark.parametrize("code", sorted(CASES))
 def test_job_that_cannot_be_suspended_keeps_running(cluster: Cluster, code: str) -> None:
-    """Each kind has a code of its own in ``status``, and ``suspend`` prints a line."""
-    command, options, said = CASES[code]
+    """Each kind has its own code in ``status``, and ``suspend`` prints one line."""
+    command, options, printed = CASES[code]
     job = cluster.submit(BY_HAND, "--partition=gpu", "--gres=gpu:1", *options, script=f"#!/bin/bash\n{command}\n")
     cluster.wait_for_output(job, "step number=1")
-    assert said in refused(cluster, job)
+    assert printed in refused(cluster, job)
     codes = wait_until("status names it", lambda: str(status(cluster, job)), lambda text: code in text)
     assert codes
 
 
 def test_lock_timeout_is_rolled_back(cluster: Cluster) -> None:
-    """The GPU does not become idle: the job keeps running and completes."""
+    """The GPU remains busy: the job keeps running and completes."""
     job = cluster.submit(BY_HAND, script=idle_job())
     cluster.wait_for_output(job, "step number=1")
     node = cluster.job(job)["BatchHost"]
@@ -87,7 +87,7 @@ def test_failed_checkpoint_is_rolled_back(cluster: Cluster, fault: str) -> None:
 
 
 def test_full_store_is_refused(cluster: Cluster) -> None:
-    """The site's budget is used up: refused with the sizes."""
+    """The image would exceed the budget of the store; the refusal contains the sizes."""
     with configured(cluster, budget="1M"):
         job = cluster.submit(BY_HAND, script=idle_job())
         cluster.wait_for_output(job, "step number=1")
@@ -110,7 +110,7 @@ done
 
 @pytest.mark.parametrize("harm", ["bit", "uid", "link"])
 def test_tampered_image_is_not_restored(cluster: Cluster, harm: str) -> None:
-    """A flipped bit, another user in the manifest, a link in its place: the job is held, with the reason."""
+    """A flipped bit, another user in the manifest or a link in its place: the job is held with the reason."""
     job = asleep(cluster, idle_job(), BY_HAND)
     done = steps(cluster.output(job))
     for node in ("c1", "c2"):
@@ -164,7 +164,7 @@ def test_job_is_held_after_failed_gpu_restore(cluster: Cluster) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900, func_only=True)
 def test_fifty_jobs_share_gpus(cluster: Cluster) -> None:
-    """More jobs than GPUs: all of them complete with intact memory, after suspensions."""
+    """All jobs complete with intact memory after suspensions."""
     script = idle_job("--gpu-suspend-idle=1s", busy=0.5, idle=4)
     jobs = [cluster.submit(script=script) for _ in range(50)]
     for job in jobs:

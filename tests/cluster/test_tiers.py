@@ -13,11 +13,11 @@ from cluster.sleepers import (
     SHARED,
     asleep,
     configured,
+    continue_criu,
     each_once,
     finish,
     hold_criu,
     idle_job,
-    let_criu_go,
     pausing_criu,
     status,
     wait_asleep,
@@ -44,7 +44,7 @@ def memory_tier(
     agents: Callable[..., AbstractContextManager[None]] = configured,
     **more: object,
 ) -> Iterator[None]:
-    """Mount a tmpfs on each GPU node as the memory tier of the agents; ``more``: other keys of ``[suspend]``."""
+    """Mount a tmpfs on each GPU node as memory tier of the agents; ``more``: other keys of ``[suspend]``."""
     for node in GPU_NODES:
         cluster.shell(node, f"mkdir -p {MEMORY} && mount -t tmpfs -o size={size},mode=0700 tmpfs {MEMORY}")
     keys = {"tiers.memory": MEMORY, "tiers.memory_size": "4G", "tiers.memory_reserve": "64M", **more}
@@ -57,7 +57,7 @@ def memory_tier(
 
 
 def tiers_of(cluster: Cluster, node: str, job: str) -> list[str]:
-    """Return the tiers in which that node sees a complete image of the job."""
+    """Return the tiers with a complete image of the job, as seen from the node."""
     text = cluster.run(node, "slurm-affinode", "images", "list", job, "--json").stdout
     return [image["tier"] for image in json.loads(text)["images"]]
 
@@ -68,7 +68,7 @@ def compressed(cluster: Cluster, job: str) -> list[str]:
 
 
 def test_damaged_copy_is_replaced_by_another_tier(cluster: Cluster) -> None:
-    """The copies in memory and on disk are damaged: the shared one is used, the others are set aside and reported."""
+    """The copies in memory and on disk are damaged: they are set aside and reported, and the shared one is used."""
     with memory_tier(cluster, "1g"):
         job = asleep(cluster, idle_job(), BY_HAND)
         node = cluster.job(job).get("BatchHost") or next(
@@ -87,7 +87,9 @@ def test_damaged_copy_is_replaced_by_another_tier(cluster: Cluster) -> None:
         cluster.wait_for_state(job, "RUNNING", timeout_s=90)
         # Printed when the pages are verified, while the tree is still held.
         cluster.wait_for_output(job, "restored on")
-        wait_until("status says it while it runs", lambda: str(status(cluster, job)), lambda said: "is damaged" in said)
+        wait_until(
+            "status reports the damage", lambda: str(status(cluster, job)), lambda printed: "is damaged" in printed
+        )
         listed = cluster.run(node, "slurm-affinode", "images", "list", job)
         assert listed.returncode == 1
         assert listed.stderr.count("set aside") == 2
@@ -96,7 +98,7 @@ def test_damaged_copy_is_replaced_by_another_tier(cluster: Cluster) -> None:
 
 
 def test_full_memory_tier_falls_back_to_disk(cluster: Cluster) -> None:
-    """The image does not fit into the memory tier: it is written to disk, and the job is restored from there."""
+    """An image that does not fit into the memory tier is written to disk and restored from there."""
     with memory_tier(cluster, "1m"):
         job = asleep(cluster, idle_job(), BY_HAND)
         seen = wait_until(
@@ -110,7 +112,7 @@ def test_full_memory_tier_falls_back_to_disk(cluster: Cluster) -> None:
 
 
 def test_memory_tier_filled_during_dump_falls_back_to_disk(cluster: Cluster) -> None:
-    """Another writer fills the tmpfs when CRIU is about to write there: the tree is dumped again, to disk."""
+    """Another writer fills the tmpfs before CRIU writes there: the tree is dumped again, to disk."""
     with memory_tier(cluster, "768m", pausing_criu):
         job = cluster.submit(BY_HAND, script=idle_job())
         cluster.wait_for_output(job, "step number=2")
@@ -120,7 +122,7 @@ def test_memory_tier_filled_during_dump_falls_back_to_disk(cluster: Cluster) -> 
         wait_for_held_criu(cluster, node, "before", "dump")
         assert cluster.run(node, "sh", "-c", f"ls -d {MEMORY}/*.{job}/0001.tmp").returncode == 0
         cluster.shell(node, f"fallocate -l $(($(stat -f -c '%a * %S' {MEMORY}) - 5 * 1024 * 1024)) {MEMORY}/others")
-        let_criu_go(cluster, node)
+        continue_criu(cluster, node)
         wait_asleep(cluster, job)
         cluster.shell(node, f"rm {MEMORY}/others")
         assert tiers_of(cluster, node, job) == ["disk", "shared"]
@@ -131,7 +133,7 @@ def test_memory_tier_filled_during_dump_falls_back_to_disk(cluster: Cluster) -> 
 
 
 def test_compressed_image_is_prefetched_to_planned_node(cluster: Cluster) -> None:
-    """Suspended on c1, planned for c2: unpacked into c2's memory while the job is pending, and restored from there."""
+    """The job was suspended on c1 and is planned on c2: its image is unpacked into the memory of c2 in advance."""
     with memory_tier(cluster, "1g", **{"tiers.compress": 3, "tiers.prefetch": "1h"}):
         job = asleep(cluster, idle_job("--nodelist=c1"), BY_HAND)
         packed = compressed(cluster, job)

@@ -1,4 +1,4 @@
-"""The workloads behave on the emulated GPUs as their names say, observed through the real NVML bindings."""
+"""Behavior of the workloads on emulated GPUs, observed through the real NVML bindings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_gpu_has_its_own_uuid(cluster: Cluster) -> None:
     seen = {node: [gpu.uuid for gpu in cluster.gpus(node)] for node in GPU_NODES}
     assert len({uuid for uuids in seen.values() for uuid in uuids}) == 4
     cluster.restart("c2")
-    # slurmctld does not notice a restart at once, so the state of the node does not tell that its driver is ready.
+    # slurmctld does not notice a restart at once, so the state of the node does not show that its driver is ready.
     wait_until(
         "the driver of c2 is ready",
         lambda: cluster.run("c2", "/opt/slurm-affinode/bin/python", "-c", READ_GPUS).returncode == 0,
@@ -43,9 +43,9 @@ def test_every_gpu_has_its_own_uuid(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_workload_has_help(cluster: Cluster, name: str) -> None:
-    """Each has a help text."""
-    said = cluster.exec("login", f"{WORKLOADS}/{name}.py", "--help", user="alice")
-    assert "--memory-mib" in said
+    """Each workload has a help text."""
+    printed = cluster.exec("login", f"{WORKLOADS}/{name}.py", "--help", user="alice")
+    assert "--memory-mib" in printed
 
 
 def test_two_jobs_on_a_node_see_different_gpus(cluster: Cluster) -> None:
@@ -75,7 +75,7 @@ def test_busy_job_shows_as_utilization(cluster: Cluster) -> None:
 
 
 def test_idle_job_computes_idles_and_verifies_memory(cluster: Cluster) -> None:
-    """Busy, then idle with memory allocated, then the memory is verified."""
+    """The job is busy, then idle with allocated memory, and finally verifies the memory."""
     arguments = ("--busy=1", "--idle=1", UNTIL_FINISH, "--again=1", "--every=0.5")
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("idle_after", *arguments))
     written = cluster.wait_for_output(job, " step number=3")
@@ -87,7 +87,7 @@ def test_idle_job_computes_idles_and_verifies_memory(cluster: Cluster) -> None:
 
 
 def test_squatter_holds_memory_without_computing(cluster: Cluster) -> None:
-    """Most of the memory and no utilization; when canceled, it frees the memory."""
+    """The squatter holds most of the memory without utilization, and frees it when canceled."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("squatter", "--memory-mib=60000"))
     written = cluster.wait_for_output(job, " squatting ")
     reading = reading_of(cluster, written)
@@ -112,7 +112,7 @@ def test_leaking_job_leaves_a_process_on_the_gpu(cluster: Cluster) -> None:
 
 
 def test_job_out_of_device_memory_fails(cluster: Cluster) -> None:
-    """It allocates all memory, then fails with status 1."""
+    """The job allocates all memory and fails with status 1."""
     job = cluster.submit(*ON_C1, "--gres=gpu:1", wrap=workload("out_of_memory", "--step-mib=20000", "--compute=0"))
     cluster.wait_for_state(job, "FAILED")
     (run,) = cluster.wait_for_runs(job, "FAILED")
@@ -135,7 +135,7 @@ def test_model_server_answers_over_the_network(cluster: Cluster) -> None:
 
 
 def test_multi_process_job_uses_both_gpus(cluster: Cluster) -> None:
-    """Two ranks, one per GPU of the node."""
+    """The job has two ranks, one per GPU of the node."""
     arguments = ("--processes=2", "--gpus=2", "--busy=10", "--idle=0", "--again=0.1")
     job = cluster.submit(*ON_C1, "--gres=gpu:2", wrap=workload("multi_process", *arguments))
     cluster.wait_for_output(job, " busy rank=1")

@@ -1,4 +1,4 @@
-"""Actions against squatters and orphans on a live cluster: two warnings, then cancellation; and all exceptions."""
+"""Actions against squatters and orphans on a live cluster: warnings, cancellation and all exceptions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOSTILE = "<script>alert(1)</script>$(touch /home/alice/z)`id` {{ 7*7 }} \t'\";-
 
 @pytest.mark.main
 def test_squatter_is_warned_twice_and_canceled(cluster: Cluster) -> None:
-    """In that order, with a mail and an audit entry for each; a dry run has no effect."""
+    """Each action is mailed and recorded in the audit; a dry run has no effect."""
     busy = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
     cluster.wait_for_state(busy, "RUNNING")
     job = squatting(cluster)
@@ -48,7 +48,7 @@ def test_squatter_is_warned_twice_and_canceled(cluster: Cluster) -> None:
 
 
 def test_array_task_is_canceled_alone(cluster: Cluster) -> None:
-    """The last task, which has the raw ID of the array."""
+    """The task is the last one, which has the raw ID of the array."""
     busy = f"exec {WORKLOADS}/busy.py --seconds 300"
     script = f'[ "$SLURM_ARRAY_TASK_ID" = 2 ] || {busy}\n{SQUATTER}'
     array = cluster.submit(*ON_C1, "--array=1-2", wrap=script)
@@ -58,7 +58,7 @@ def test_array_task_is_canceled_alone(cluster: Cluster) -> None:
 
 
 def test_idle_component_is_spared_while_another_computes(cluster: Cluster) -> None:
-    """Slurm would end the whole job with its first component. Once all components are idle, all are canceled."""
+    """Slurm would end the whole job with its first component. Once all components are idle, the job is canceled."""
     until_told = "until [ -e /home/alice/idle-$SLURM_JOB_ID ]; do sleep 1; done"
     busy = f"{WORKLOADS}/busy.py --seconds 300 & {until_told}; kill $!; {SQUATTER}"
     parts = [f"#SBATCH --partition=gpu --nodelist={node} --gres=gpu:1\n" for node in ("c1", "c2")]
@@ -92,7 +92,7 @@ def test_node_drained_for_failed_kill_is_resumed(cluster: Cluster) -> None:
 
 
 def test_job_that_computes_again_is_spared(cluster: Cluster) -> None:
-    """The evidence comes from stored samples; at the time of the action the job computes again."""
+    """Stored samples show the job as idle, but it computes again at the time of the action."""
     script = f"exec {WORKLOADS}/idle_after.py --memory-mib 60000 --busy 1 --idle 20 --again 300"
     job = cluster.submit(*ON_C1, wrap=script)
     cluster.wait_for_output(job, "number=10")
@@ -122,7 +122,7 @@ def test_job_that_computes_again_is_spared(cluster: Cluster) -> None:
 
 
 def test_failed_scancel_is_reported_and_retried(cluster: Cluster) -> None:
-    """The exit status reports it; the next run may succeed."""
+    """The exit status reports the failure; the next run may succeed."""
     job = squatting(cluster)
     broken = scancel(cluster, "echo scancel: error: busy >&2; exit 1")
     failed = until(cluster, job, "cancel", **broken)
@@ -133,8 +133,8 @@ def test_failed_scancel_is_reported_and_retried(cluster: Cluster) -> None:
     cluster.wait_for_state(job, "CANCELLED")
 
 
-def test_cancellation_by_another_administrator_is_no_failure(cluster: Cluster) -> None:
-    """A job canceled by someone else at the same moment is no failure."""
+def test_cancellation_by_another_administrator_is_not_a_failure(cluster: Cluster) -> None:
+    """The other administrator cancels the job at the same moment."""
     job = squatting(cluster)
     other = scancel(cluster, f'/usr/bin/scancel {job}; exec /usr/bin/scancel "$@"')
     found = until(cluster, job, "cancel", **other)
@@ -144,7 +144,7 @@ def test_cancellation_by_another_administrator_is_no_failure(cluster: Cluster) -
 
 
 def test_concurrent_runs_do_not_act_twice(cluster: Cluster) -> None:
-    """One of them cancels, and one mail reports it."""
+    """One of the runs cancels the job, and one mail reports it."""
     job = squatting(cluster)
     both: list[tuple[str, str]] = []
     with ThreadPoolExecutor(2) as pool:
@@ -157,7 +157,7 @@ def test_concurrent_runs_do_not_act_twice(cluster: Cluster) -> None:
 
 
 def test_owner_postpones_once(cluster: Cluster) -> None:
-    """In the job's comment; other users may not, and the owner only once."""
+    """The exemption is stored in the job's comment. Only the owner may request it, and only once."""
     job = squatting(cluster)
     why = ("--for", "1h", "--why", "the debugger is attached")
     other = run(cluster, "keep", job, *why, user="bob")
@@ -174,7 +174,7 @@ def test_owner_postpones_once(cluster: Cluster) -> None:
 
 
 def test_job_that_opted_in_is_suspended(cluster: Cluster) -> None:
-    """Its GPU is freed, and the job is not canceled."""
+    """The GPU of the job is freed without a cancellation."""
     small = f"exec {WORKLOADS}/squatter.py --memory-mib 300"
     job = squatting(cluster, "--gpu-suspend-idle=1h", script=small)
     done = until(cluster, job, "suspend")
@@ -184,7 +184,7 @@ def test_job_that_opted_in_is_suspended(cluster: Cluster) -> None:
 
 
 def test_job_that_cannot_be_suspended_is_canceled(cluster: Cluster) -> None:
-    """Its GPU memory does not fit into the node's memory: the option does not protect the job."""
+    """The option does not protect a job whose GPU memory does not fit into the node's memory."""
     job = squatting(cluster, "--gpu-suspend-idle=1h")
     done = until(cluster, job, "cancel")
     assert about(done, job) == [("cancel", "done")]
@@ -193,7 +193,7 @@ def test_job_that_cannot_be_suspended_is_canceled(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("leftovers_stay")
 def test_orphan_is_killed_and_its_memory_freed(cluster: Cluster) -> None:
-    """The epilog had left the process; processes of running jobs are not touched."""
+    """The epilog has left the process running; processes of running jobs are not affected."""
     runs = cluster.submit(*ON_C1, wrap=SQUATTER, user="bob")
     cluster.wait_for_output(runs, "squatting", user="bob")
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
@@ -214,7 +214,7 @@ def test_orphan_is_killed_and_its_memory_freed(cluster: Cluster) -> None:
 
 
 def test_epilog_kills_leftover_processes(cluster: Cluster) -> None:
-    """Before the node is available to others, with a log message."""
+    """The processes are killed, and this is logged, before the node is available to other jobs."""
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 5000")
     cluster.wait_for_state(job, "COMPLETED")
     cluster.wait_idle()
@@ -226,7 +226,7 @@ def test_epilog_kills_leftover_processes(cluster: Cluster) -> None:
 
 
 def test_node_with_dirty_gpu_is_drained_if_configured(cluster: Cluster) -> None:
-    """The reason names the GPU and the job."""
+    """The reason of the drain names the GPU and the job."""
     path = "/etc/slurm-affinode/zombies.toml"
     cluster.shell("c1", f'printf \'[epilog]\\nkill = false\\ndirty = "drain"\\nwait = "1s"\\n\' > {path}')
     try:
@@ -242,7 +242,7 @@ def test_node_with_dirty_gpu_is_drained_if_configured(cluster: Cluster) -> None:
 
 
 def test_hostile_job_names_are_escaped(cluster: Cluster) -> None:
-    """In the mail, the page, the table and the audit."""
+    """Names are escaped in the mail, the page, the table and the audit."""
     job = squatting(cluster, "--job-name", HOSTILE)
     until(cluster, job, "warn-user")
     [name] = mails(cluster)
@@ -256,7 +256,7 @@ def test_hostile_job_names_are_escaped(cluster: Cluster) -> None:
 
 
 def test_policy_mistakes_are_reported_by_line(cluster: Cluster) -> None:
-    """And no action is taken."""
+    """No action is taken with an invalid policy."""
     cluster.shell("login", f"printf '[limits]\\n\\ncancle = 3\\n' > {STATE}/policy.toml")
     done = run(cluster, "zombies", "clean", "--live", "--yes", "--policy", f"{STATE}/policy.toml", "--state", STATE)
     assert done.returncode == 2

@@ -36,7 +36,7 @@ def kinds(found: dict[str, Any], job: str) -> list[str]:
 
 
 def test_squatter_on_gpu_share_is_canceled_alone(cluster: Cluster) -> None:
-    """While no job computes on the GPU, the samples show since when; a small part of the memory is no squatting."""
+    """Samples show when the last job on the GPU computed; a job with little memory is not a squatter."""
     small = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 500", user="bob")
     cluster.wait_for_output(small, "squatting", user="bob")
     job = squatting(cluster, where=SHARED)
@@ -50,7 +50,7 @@ def test_squatter_on_gpu_share_is_canceled_alone(cluster: Cluster) -> None:
 def test_squatter_beside_busy_job_is_warned_but_not_canceled(
     cluster: Cluster,
 ) -> None:
-    """Its processes are seen idle only while a run watches; between two runs nothing is measured."""
+    """The idle time of its processes is measured only during a run, not between two runs."""
     whole = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="carol")
     cluster.wait_for_state(whole, "RUNNING")
     busy = cluster.submit(*SHARED, wrap=f"exec {WORKLOADS}/busy.py --seconds 300", user="bob")
@@ -66,7 +66,7 @@ def test_squatter_beside_busy_job_is_warned_but_not_canceled(
 
 
 def test_job_asleep_in_place_is_left_alone(cluster: Cluster) -> None:
-    """Its GPUs are idle on request: neither a warning nor a cancellation."""
+    """Its GPUs are idle on purpose, so its owner gets no warning and the job is not canceled."""
     wait_for_agents(cluster)
     job = cluster.submit(*ON_C1, "--gpu-suspend-idle=1h,mode=inplace,when=always,wake=hold",
                          wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 300")  # fmt: skip
@@ -82,7 +82,7 @@ def test_job_asleep_in_place_is_left_alone(cluster: Cluster) -> None:
 
 
 def test_node_drained_by_administrator_is_not_resumed(cluster: Cluster) -> None:
-    """Although Slurm's own words are in the reason."""
+    """The reason of the drain contains the same words as Slurm's own."""
     allow_resuming(cluster)
     reason = "Kill task failed twice; the vendor comes on Monday"
     cluster.exec("login", "scontrol", "update", "nodename=c2", "state=drain", f"reason={reason}")
@@ -95,7 +95,7 @@ def test_node_drained_by_administrator_is_not_resumed(cluster: Cluster) -> None:
 
 
 def test_no_job_starts_on_node_with_dirty_gpu(cluster: Cluster) -> None:
-    """The node is drained before the epilog returns; another administrator's reason is kept."""
+    """The node is drained before the epilog returns; the reason of another administrator is kept."""
     cluster.shell("c1", f"cat > {POLICY_C1} <<'X'\n{DIRTY}X")
     try:
         leaks = cluster.submit(*ON_C1, "--exclusive", wrap=f"sleep 5; exec {WORKLOADS}/leaking.py --memory-mib 5000")
@@ -121,13 +121,13 @@ def test_interrupted_action_is_in_audit(cluster: Cluster) -> None:
     settings = " ".join(f"{name}={value}" for name, value in hangs.items())
 
     def begin() -> str:
-        cluster.shell("login", f"{settings} setsid {line} >{STATE}/said 2>&1 </dev/null & echo $! >{STATE}/pid")
+        cluster.shell("login", f"{settings} setsid {line} >{STATE}/printed 2>&1 </dev/null & echo $! >{STATE}/pid")
         return wait_until(
             "scancel runs, or the run has ended",
             lambda: cluster.run("login", "sh", "-c", f"ls {STATE}/begun || ! kill -0 $(cat {STATE}/pid)").stdout,
         )
 
-    wait_until("a run cancels", begin, lambda said: "begun" in said)
+    wait_until("a run cancels", begin, lambda printed: "begun" in printed)
     cluster.shell("login", f"kill -TERM $(cat {STATE}/pid)")
     wait_until("it is written down", lambda: history(cluster, job), lambda rows: rows[-1] == ("cancel", "failed"))
     until(cluster, job, "cancel")
@@ -135,7 +135,7 @@ def test_interrupted_action_is_in_audit(cluster: Cluster) -> None:
 
 
 def test_failed_mail_does_not_affect_other_owners(cluster: Cluster) -> None:
-    """The exit status reports the failed mail, and a job without a delivered warning is not canceled."""
+    """The exit status reports the failure, and a job without a delivered warning is not canceled."""
     refusing = f"#!/bin/sh\n[ $1 != alice@example.org ] || exit 1\nexec cat > {STATE}/mail-$1-x"
     cluster.shell("login", f"cat > {STATE}/mail <<'X'\n{refusing}\nX")
     mine, other = squatting(cluster), squatting(cluster, user="bob")

@@ -1,4 +1,4 @@
-"""Model servers in running jobs: engines without a server are ended, and idle servers are suspended, by policy."""
+"""Clean-up of model servers in running jobs: orphaned engines are ended, and idle servers are suspended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BESIDE = "import socket; s = socket.create_server(('127.0.0.1', {port})); import
 
 @pytest.fixture
 def discovery(cluster: Cluster) -> Iterator[None]:
-    """Have the exporter find engines in jobs."""
+    """Run the exporter with ``--serving``, so that it finds engines in jobs."""
     with exporting_engines(cluster, "2s"):
         yield
 
@@ -52,7 +52,7 @@ def found(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def test_orphaned_engine_is_found_and_ended_by_policy(cluster: Cluster) -> None:
-    """A dry run has no effect; the engine is ended, and the rest of the job lives."""
+    """A dry run has no effect; the engine is ended, and the rest of the job keeps running."""
     cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RULE}\nX")
     job, serves = serving(cluster)
     known(cluster)
@@ -88,8 +88,8 @@ def test_orphaned_engine_is_found_and_ended_by_policy(cluster: Cluster) -> None:
     assert found(cluster) == []
 
 
-def test_restarted_server_protects_what_the_first_one_left(cluster: Cluster) -> None:
-    """It may serve the port by now, so nothing is known of the process."""
+def test_restarted_server_protects_processes_of_the_first_one(cluster: Cluster) -> None:
+    """The remaining process may belong to the new server, which uses the same port, so it is spared."""
     cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{RULE}\nX")
     job, serves = serving(cluster)
     known(cluster)
@@ -105,7 +105,7 @@ def test_restarted_server_protects_what_the_first_one_left(cluster: Cluster) -> 
         cluster.run("c1", "pkill", "-f", f"127.0.0.1', {serves['port']}")
 
 
-def test_orphaned_engine_without_a_rule_is_told_to_its_owner(cluster: Cluster) -> None:
+def test_orphaned_engine_without_a_rule_is_reported_to_its_owner(cluster: Cluster) -> None:
     job, serves = serving(cluster)
     known(cluster)
     cluster.exec("c1", "kill", "-KILL", str(serves["server"]))
@@ -119,7 +119,7 @@ def test_orphaned_engine_without_a_rule_is_told_to_its_owner(cluster: Cluster) -
 
 
 def test_orphaned_engine_is_listed_as_a_model_server(cluster: Cluster, discovery: None) -> None:
-    """From the metrics of the exporter, with the evidence."""
+    """The listing is based on the metrics of the exporter, and contains the evidence."""
 
     def engine() -> dict[str, Any]:
         done = run(cluster, "serving", "list", "--live", "--prometheus", "http://prometheus:9090", "--json")
@@ -139,7 +139,7 @@ def test_orphaned_engine_is_listed_as_a_model_server(cluster: Cluster, discovery
 
 
 def recording(lines: str) -> str:
-    """Return a recording of 20 minutes that end now, in which each scrape has these lines."""
+    """Return a recording of the last 20 minutes in which each scrape has these lines."""
     now_ms, text = int(time.time() * 1000), ""
     for number in range(40, -1, -1):
         at_ms = now_ms - 30_000 * number
@@ -148,7 +148,7 @@ def recording(lines: str) -> str:
 
 
 def test_idle_server_is_suspended_in_place_by_its_diagnosis(cluster: Cluster, discovery: None) -> None:
-    """It has a share of a GPU. The time without requests is that of a recording of its own metrics."""
+    """The server has a share of a GPU. A recording of its metrics provides the time without requests."""
     wait_for_agents(cluster)
     cluster.shell("login", f"cat >> {STATE}/policy.toml <<'X'\n{IDLE}\nX")
     script = f"exec {WORKLOADS}/engine_server.py --memory-mib 300"

@@ -33,7 +33,7 @@ grace = "0s"
 
 @pytest.fixture(autouse=True)
 def settings(cluster: Cluster) -> Iterator[None]:
-    """Set up a database of the test's own, and limits shorter than a quarter of an hour."""
+    """Set up a database for the test, and limits below a quarter of an hour."""
     cluster.shell("login", f"rm -rf {STATE}; mkdir -p {STATE}; cp /etc/slurm-affinode/config.toml {CONFIG}")
     text = '[zombies]\\ncompleting = "2s"\\n[zombies.misfits]\\nmin_run = "2s"\\nuser_min_gpu_hours = 0.0001\\n'
     cluster.shell("login", f"printf '\\n{text}' >> {CONFIG}; cat > {STATE}/policy.toml <<'X'\n{POLICY}\nX")
@@ -63,8 +63,8 @@ def until_found(cluster: Cluster, kind: str, *words: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def stranger(cluster: Cluster) -> Iterator[None]:
-    """A process that holds memory of GPU 1 of c1 and is in no PID namespace that c1 can see."""
+def external_process(cluster: Cluster) -> Iterator[None]:
+    """Run a process that holds memory of GPU 1 of c1 in a PID namespace that is not visible on c1."""
     if os.geteuid() != 0:
         pytest.skip("only root can start a process in the files of a container and outside of its processes")
     pid = docker("inspect", "--format={{.State.Pid}}", cluster.container("c1")).strip()
@@ -82,7 +82,7 @@ def stranger(cluster: Cluster) -> Iterator[None]:
             cluster.run("c1", "gpu-emulatorctl", "fault", "clear")
 
 
-@pytest.mark.usefixtures("stranger")
+@pytest.mark.usefixtures("external_process")
 def test_memory_without_process_is_found_and_node_drained(cluster: Cluster) -> None:
     """The finding includes the driver's last XID error."""
     cluster.exec("c1", "gpu-emulatorctl", "fault", "xid", "79", "--gpu", "1")
@@ -101,7 +101,7 @@ def test_memory_without_process_is_found_and_node_drained(cluster: Cluster) -> N
 
 @pytest.fixture
 def hanging(cluster: Cluster) -> Iterator[None]:
-    """Have an epilog of c1 hang."""
+    """Make an epilog of c1 hang."""
     script = f"#!/bin/sh\nwhile [ -e {FLAG} ]; do sleep 0.2; done"
     cluster.shell("c1", f"touch {FLAG}; cp -p {EPILOG} /root/epilog; printf '%s\n' '{script}' > {EPILOG}")
     yield
@@ -122,7 +122,7 @@ def test_job_stuck_in_completing_is_found(cluster: Cluster) -> None:
 
 
 def test_misfits_are_found_while_jobs_run(cluster: Cluster) -> None:
-    """From the measurements of the agents; a job with busy cores is left alone."""
+    """The measurements come from the agents; a job with busy cores is not listed."""
     idle = cluster.submit(*ON_C1, "--cpus-per-task=6", "--mem=12000", wrap="exec sleep 300")
     wide = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodes=2", "--mem=1000", wrap="exec sleep 300",
                           user="bob")  # fmt: skip
@@ -152,7 +152,7 @@ def test_misfits_are_found_while_jobs_run(cluster: Cluster) -> None:
 
 
 def test_leftovers_are_known_after_agent_restart(cluster: Cluster) -> None:
-    """The agent forgets them once they are in the audit."""
+    """The agent discards its records once the leftovers are in the audit."""
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/leaking.py --memory-mib 3000")
     cluster.wait_for_state(job, "COMPLETED")
     cluster.wait_idle()
@@ -172,7 +172,7 @@ def test_leftovers_are_known_after_agent_restart(cluster: Cluster) -> None:
 
 
 def test_owner_sees_findings_about_own_job(cluster: Cluster) -> None:
-    """Without access to the database: from Slurm, with the indexes of the GPUs, and from Prometheus."""
+    """An owner has no access to the database; the findings are based on Slurm and Prometheus."""
     job = cluster.submit(*ON_C1, wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 60000")
     cluster.wait_for_output(job, "squatting")
     words = ("slurm-affinode", "zombies", "explain", job, "--prometheus", "http://prometheus:9090", "--window", "3s")

@@ -1,4 +1,4 @@
-"""``zombies list`` on a live cluster: jobs that hold GPUs idly, busy jobs, and processes that belong to no job."""
+"""``zombies list`` on a live cluster: jobs with idle GPUs, busy jobs, and processes without a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ORPHAN = "setsid nohup env CUDA_VISIBLE_DEVICES=1 {} --memory-mib 2000 --seconds
 
 
 def listed(cluster: Cluster, *options: str) -> dict[str, Any]:
-    """Return the findings as JSON. The exit status tells whether there are any."""
+    """Return the output of ``zombies list --json``."""
     words = " ".join(options)
     text = cluster.shell("login", f"slurm-affinode zombies list --json {words}; [ $? -le 1 ]", timeout_s=120)
     return json.loads(text)  # type: ignore[no-any-return]
@@ -29,7 +29,7 @@ def of_job(found: dict[str, Any], job: str) -> list[str]:
 
 @pytest.fixture
 def squatter(cluster: Cluster) -> str:
-    """A job that fills its GPU memory and computes nothing."""
+    """Submit a job that fills its GPU memory without computing; return its ID."""
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c1",
                          wrap=f"{WORKLOADS}/squatter.py --memory-mib 79000 --seconds 300")  # fmt: skip
     cluster.wait_for_output(job, "squatting")
@@ -37,7 +37,7 @@ def squatter(cluster: Cluster) -> str:
 
 
 def test_idle_holders_are_found_and_busy_jobs_are_not(cluster: Cluster, squatter: str) -> None:
-    """The squatter and an allocation without a process are found, the busy job is not; pending jobs are counted."""
+    """A squatter and an allocation without a process are listed, a busy job is not; pending jobs are counted."""
     busy = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c1", user="bob",
                           wrap=f"{WORKLOADS}/busy.py --seconds 300")  # fmt: skip
     unused = cluster.submit("--partition=gpu", "--gres=gpu:2", "--nodelist=c2", wrap="sleep 300", user="bob")
@@ -48,7 +48,10 @@ def test_idle_holders_are_found_and_busy_jobs_are_not(cluster: Cluster, squatter
                lambda gpus: any(gpu.utilization_pct > 50 for gpu in gpus))  # fmt: skip
     found = listed(cluster, "--live", "--watch 8s", "--window 5s")
     assert of_job(found, squatter) == ["squatter"]
-    assert of_job(found, unused) in (["never-used"], ["idle"])  # depends on whether its GPUs have been sampled yet
+    assert of_job(found, unused) in (
+        ["never-used"],
+        ["idle"],
+    )  # the variant depends on whether its GPUs have been sampled yet
     assert of_job(found, busy) == []
     (one,) = [row for row in found["findings"] if row["subject"].get("id") == squatter]
     assert one["impact"]["examples"] == [waits]
@@ -56,7 +59,7 @@ def test_idle_holders_are_found_and_busy_jobs_are_not(cluster: Cluster, squatter
 
 
 def test_squatter_is_found_in_prometheus_samples_and_explained(cluster: Cluster, squatter: str) -> None:
-    """The window comes from scraped samples; after ingestion, ``list`` and ``explain`` find the same."""
+    """The idle window is based on scraped samples; ``list`` and ``explain`` agree after ingestion."""
     prometheus = "--prometheus http://prometheus:9090"
     found = wait_until(
         "the squatter is found within its window",
@@ -82,7 +85,7 @@ def orphan(cluster: Cluster) -> Iterator[int]:
 
 
 def test_process_outside_jobs_is_orphan(cluster: Cluster, orphan: int) -> None:
-    """It names no job, and its user has none on the node."""
+    """The finding names no job, and its user has none on the node."""
     wait_until("the process is on the GPU", lambda: cluster.gpus("c1"), lambda gpus: any(gpu.pids for gpu in gpus))
     (one,) = listed(cluster, "--live", "--kind orphan-process")["findings"]
     assert (one["subject"]["type"], one["user"], one["nodes"]) == ("process", "carol", ["c1"])

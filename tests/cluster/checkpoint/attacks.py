@@ -1,6 +1,6 @@
 """Attacks of a job's user on its files while it is suspended, and on its processes while they are restored.
 
-Controlled as ``drive.py`` is. A process of the user makes all changes to files, and takes the descriptors.
+Controlled as ``drive.py`` is. A process of the user changes the files and steals the descriptors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import LiveRun
 
 THEIRS = Path("/srv/checkpoint-attack")
-"""A directory of root's that everyone may read."""
+"""A directory of root that all users can read."""
 HIDDEN = Path("/home/bob/project")
-"""A directory of another user with a closed home."""
+"""A directory of another user, whose home directory others cannot enter."""
 BOB = 2002
 EVENTS = {0x2: "modify", 0x4: "attrib", 0x20: "open", 0x100: "create", 0x200: "delete", 0x400: "delete"}
 
-# Each program sets something up in its working directory, and waits.
+# Each program opens files or sockets in its working directory, and waits.
 VICTIMS = {
     "append": "f = open('file', 'a'); f.write('mine\\n'); f.flush()",
     "file": "open('file', 'w').close(); f = open('file')",
@@ -88,20 +88,20 @@ VICTIMS = {
 }
 ASK = {
     "gone": (
-        "h.seek(0); said = [os.readlink('/proc/self/cwd'), os.readlink(f'/proc/{child.pid}/exe'), child.poll(),\n"
+        "h.seek(0); report = [os.readlink('/proc/self/cwd'), os.readlink(f'/proc/{child.pid}/exe'), child.poll(),\n"
         "        os.read(f, 1).decode(), h.read(), os.readlink(f'/proc/self/fd/{h.fileno()}'),\n"
         "        sorted(os.listdir(p))]; child.kill()"
     ),
-    "ghost": "f.seek(0); said = f.read()",
-    "plain": "f.seek(0); said = [f.read(), m[:4].hex()]",
-    "libraries": "said = len(open('/proc/self/maps').read().split('library-')) - 1",
-    "fifo": "said = os.read(f, 4).decode()",
-    "cwd": "said = os.getcwd()",
+    "ghost": "f.seek(0); report = f.read()",
+    "plain": "f.seek(0); report = [f.read(), m[:4].hex()]",
+    "libraries": "report = len(open('/proc/self/maps').read().split('library-')) - 1",
+    "fifo": "report = os.read(f, 4).decode()",
+    "cwd": "report = os.getcwd()",
     "listeners": (
         "c2 = socket.socket(socket.AF_UNIX); c2.connect(s.getsockname()); a, _ = s.accept(); c2.send(b'hello')\n"
         "e = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); e.sendto(b'data', 'datagrams')\n"
         "c.send(b'logged')\n"
-        "said = [a.recv(9).decode(), d.recv(9).decode(), s.getsockname(), g.getsockname(), os.path.exists('gone'),\n"
+        "report = [a.recv(9).decode(), d.recv(9).decode(), s.getsockname(), g.getsockname(), os.path.exists('gone'),\n"
         "        os.stat('socket').st_uid, oct(os.stat('socket').st_mode)]"
     ),
 }
@@ -112,11 +112,11 @@ os.chdir(sys.argv[1])
 open(sys.argv[1] + '/ready', 'w').close()
 while not os.path.exists(sys.argv[1] + '/go'):
     time.sleep(0.01)
-said = 'nothing'
+report = 'nothing'
 {ask}
-with open(sys.argv[1] + '/said.new', 'w') as out:
-    json.dump(said, out)
-os.rename(sys.argv[1] + '/said.new', sys.argv[1] + '/said')
+with open(sys.argv[1] + '/report.new', 'w') as out:
+    json.dump(report, out)
+os.rename(sys.argv[1] + '/report.new', sys.argv[1] + '/report')
 """
 
 SWAPPING = """
@@ -185,7 +185,7 @@ def as_user(code: str, *arguments: str, uid: int = UID) -> subprocess.Popen[str]
 
 
 class Seen:
-    """The events that inotify reports for files and directories of root's."""
+    """The events that inotify reports for root's files and directories."""
 
     def __init__(self, *paths: Path) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -194,27 +194,27 @@ class Seen:
             assert libc.inotify_add_watch(self._fd, os.fsencode(path), sum(EVENTS)) > 0, path
 
     def events(self) -> list[str]:
-        """Return the events so far."""
+        """Return the events received so far."""
         found, data = set(), b""
         with suppress(BlockingIOError):
             data = os.read(self._fd, 1 << 16)
         while data:
             mask, length = int.from_bytes(data[4:8], "little"), int.from_bytes(data[12:16], "little")
-            # Anyone may open a directory to search or list it.
+            # Every user may open a directory to search or list it.
             found |= {name for bit, name in EVENTS.items() if mask & bit and not (bit == 0x20 and mask & 0x40000000)}
             data = data[16 + length :]
         return sorted(found)
 
 
 class Attacks(Driven):
-    """A session with a hostile user."""
+    """A session with attacks by the user of the job."""
 
     seen: Seen | None = None
     thief: subprocess.Popen[str] | None = None
     held: tuple[float, float] = (0.0, 0.0)
 
     def victim(self, name: str) -> None:
-        """Start a tree that has something open, and wait until it is ready."""
+        """Start a process tree with the open files of ``VICTIMS[name]``, and wait until it is ready."""
         shutil.rmtree(THEIRS, ignore_errors=True)
         THEIRS.mkdir(mode=0o755)
         shutil.rmtree(HIDDEN, ignore_errors=True)
@@ -225,7 +225,7 @@ class Attacks(Driven):
             self.log = subprocess.Popen(
                 [PYTHON, "-c", "import socket, sys, os\ns = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
                  f"s.bind('{THEIRS}/log'); os.chmod('{THEIRS}/log', 0o666)\n"
-                 f"open('{THEIRS}/heard', 'wb').write(s.recv(99))"],
+                 f"open('{THEIRS}/received', 'wb').write(s.recv(99))"],
             )  # fmt: skip
             wait_for("the log", (THEIRS / "log").exists)
         code = VICTIM.format(setup=VICTIMS[name], ask=ASK.get(name, ""))
@@ -235,7 +235,7 @@ class Attacks(Driven):
         self.root = min(members(self.init))
 
     def swap(self, name: str, what: str) -> None:
-        """While the job is suspended, put something else in place of a file or directory of the user."""
+        """Replace a file or directory of the user while the job is suspended."""
         self.end()
         (path := self.work / name).lstat()
         mode = stat.S_IMODE(path.stat().st_mode)
@@ -267,20 +267,20 @@ class Attacks(Driven):
         self.seen = Seen(target)
 
     def steal(self) -> None:
-        """Start to take the descriptors of all processes of the user."""
+        """Start to steal the descriptors of all processes of the user."""
         self.thief = as_user(THIEF)
         assert self.thief.stdout is not None
         self.thief.stdout.readline()
 
     def stolen(self) -> dict[str, Any]:
-        """Return the descriptors taken, and when a restored tree was held."""
+        """Return the stolen descriptors, and when a restored process tree was held."""
         assert self.thief is not None
         self.thief.send_signal(signal.SIGTERM)
-        said, _ = self.thief.communicate(timeout=30)
-        return {**json.loads(said), "held": self.held}
+        report, _ = self.thief.communicate(timeout=30)
+        return {**json.loads(report), "held": self.held}
 
     def dump_swapped(self, times: int) -> list[str]:
-        """Dump while the user exchanges a directory with a link to one of root's; return the names in root's."""
+        """Dump while the user swaps a directory with a link to one of root's; return the names in root's directory."""
         theirs = Path("/home/checkpoint-attack")  # on the file system of the user's files, as links need
         shutil.rmtree(theirs, ignore_errors=True)
         theirs.mkdir(mode=0o755)
@@ -296,8 +296,8 @@ class Attacks(Driven):
             swapping.wait()
         return sorted(path.name for path in theirs.iterdir())
 
-    def put_back(self, shared: bool = False, swap: str | None = None) -> float:
-        """Restore it; return the duration in seconds. ``swap``: file of the image to change after its verification."""
+    def restore_victim(self, shared: bool = False, swap: str | None = None) -> float:
+        """Restore the victim; return the duration in seconds. ``swap``: image file to change after its verification."""
         self.end()
         init = self.shepherd()
         image = self.store.find(LiveRun(replace(JOB, submit_epoch=200), UID, 1))
@@ -330,20 +330,20 @@ class Attacks(Driven):
         path.write_bytes(data.replace(b"file", b"life"))
         path.chmod(0o600)
 
-    def happened(self) -> list[str]:
-        """Return the events on root's files."""
+    def root_events(self) -> list[str]:
+        """Return the events for root's files."""
         return [] if self.seen is None else self.seen.events()
 
-    def says(self) -> Any:
+    def report(self) -> Any:
         """Return the victim's report after it has continued."""
         (self.work / "go").touch()
-        wait_for("the victim", (self.work / "said").exists)
-        return json.loads((self.work / "said").read_text())
+        wait_for("the victim", (self.work / "report").exists)
+        return json.loads((self.work / "report").read_text())
 
-    def heard(self) -> str:
+    def received(self) -> str:
         """Return the data received by root's socket."""
-        wait_for("what was sent", lambda: (THEIRS / "heard").exists() and (THEIRS / "heard").read_text())
-        return (THEIRS / "heard").read_text()
+        wait_for("the datagram", lambda: (THEIRS / "received").exists() and (THEIRS / "received").read_text())
+        return (THEIRS / "received").read_text()
 
     def root_names(self) -> list[str]:
         """Return the names in root's directory."""

@@ -18,7 +18,7 @@ from session import HERE, JOB, PYTHON, UID, Session, members, wait_for
 
 
 class Driven(Session):
-    """A session with faults."""
+    """A session that injects faults."""
 
     def tamper(self, what: str) -> None:
         """Damage the image."""
@@ -37,7 +37,7 @@ class Driven(Session):
             (criu / "pstree.img").write_bytes(b"no tree")
 
     def link_file(self) -> str:
-        """As the user, replace a file that the tree appends to by a link to a file of root's; return root's path."""
+        """As the user, replace a file to which the tree appends with a link to a file of root; return that file."""
         path, theirs = self.work / "append", Path("/run/checkpoint-test-theirs")
         theirs.write_text("root's\n")
         theirs.chmod(path.stat().st_mode & 0o7777)
@@ -46,7 +46,7 @@ class Driven(Session):
         return str(theirs)
 
     def change_file(self) -> None:
-        """Extend a file that the tree has open."""
+        """Append to a file that the tree has open."""
         with (self.work / "read").open("a") as file:
             file.write("somebody else\n")
 
@@ -68,10 +68,10 @@ class Driven(Session):
         self.store.discard(JOB, 1)
 
     def dump_and_die(self) -> bool:
-        """Dump from another agent and kill it while CRIU works; return whether the image is still being written."""
+        """Start a dump in another agent and kill it meanwhile; return whether the image is still being written."""
         pids = members(self.init)
         root = min(pids)
-        # The dump takes long enough to be seen: the memory of the tree has to be written.
+        # The dump lasts long enough to be interrupted, because it writes the memory of the tree.
         script = (
             "import sys; sys.path.insert(0, sys.argv[1]); import session as d; from pathlib import Path\n"
             "store = d.DirectoryStore(Path(sys.argv[2]), d.KEY)\n"
@@ -91,7 +91,7 @@ class Driven(Session):
         return self.busy()
 
     def provoke(self, what: str) -> list[dict[str, str]] | None:
-        """Run something in the namespace that cannot be dumped; return the refusals of a suspension meanwhile."""
+        """Run a program that cannot be dumped in the namespace; return the refusals of a suspension meanwhile."""
         root = min(members(self.init).items())[1]
         inside = ["nsenter", f"--target={self.init}", "--pid", "--mount", "--"]
         as_alice = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups"]
@@ -122,7 +122,7 @@ class Driven(Session):
         finally:
             os.killpg(made.pid, signal.SIGKILL)
             made.wait()
-            # A process that nsenter has started in the namespace is no longer our child; another process reaps it
+            # A process that nsenter has started is not our child; another process reaps it
             # later.
             wait_for("the end of it", lambda: set(members(self.init).values()) <= before)
 

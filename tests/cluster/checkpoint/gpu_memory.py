@@ -23,7 +23,7 @@ def cuda() -> tuple[Any, Callable[..., Any]]:
 
 
 def fill(ordinal: int, mib: int) -> Callable[[], bool]:
-    """Fill memory of a GPU with random data; return a function that tells whether it is unchanged."""
+    """Fill memory of a GPU with random data; return a function that returns whether it is unchanged."""
     d, ok = cuda()
     ok(d.cuInit(0))
     context = ok(d.cuDevicePrimaryCtxRetain(ok(d.cuDeviceGet(ordinal))))

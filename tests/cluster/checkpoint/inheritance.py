@@ -1,4 +1,4 @@
-"""Determines which attributes a restored process inherits from the parent of CRIU. Runs in a container, prints JSON.
+"""Determine which attributes a restored process inherits from the parent of CRIU. Runs in a container, prints JSON.
 
 A process is dumped once, and restored by CRIU once per setting that systemd could apply to the agent; it then reports
 its own attributes. The settings are applied with the same system calls as in systemd.
@@ -26,7 +26,7 @@ UID = 2001
 DEADLINE_S = 30.0
 FACTS = ("CapBnd", "CapEff", "NoNewPrivs", "Seccomp", "Seccomp_filters", "Umask")
 LAST_PID = 300
-"""The PIDs of CRIU and its helpers are higher."""
+"""Last PID in the namespace before a restore, so that CRIU and its helpers get higher PIDs."""
 _CLONE_NEWUTS, _CLONE_NEWIPC = 0x04000000, 0x08000000
 _SYS_NICE, _SYS_TIME = 23, 25  # capabilities
 _CLOCK_SETTIME = {"x86_64": 227, "aarch64": 112}[os.uname().machine]
@@ -72,7 +72,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def seen() -> dict[str, object]:
-    """Return the attributes that a process sees of itself."""
+    """Return the attributes of this process."""
     rows = (line.partition(":") for line in Path("/proc/self/status").read_text().splitlines())
     found: dict[str, object] = {key: value.strip() for key, _, value in rows if key in FACTS}
     for name in ("oom_score_adj", "coredump_filter", "personality", "timerslack_ns"):
@@ -131,7 +131,7 @@ COMMON = ("--manage-cgroups=ignore", "--shell-job", "-v2")
 
 
 def dump(work: Path) -> dict[str, object]:
-    """Dump a sleeper; return its attributes when it continues."""
+    """Dump a sleeper; return its attributes after it has continued."""
     container = Container()
     try:
         me = (sys.executable, "-S", __file__, "sleeper", str(work))
@@ -146,7 +146,7 @@ def dump(work: Path) -> dict[str, object]:
             ),
             check=True, timeout=DEADLINE_S,
         )  # fmt: skip
-        found = _asked(work)
+        found = _attributes(work)
     finally:
         container.end()
     started.wait()
@@ -164,7 +164,7 @@ def _inner(init: int, word: str) -> int | None:
     return None
 
 
-def _asked(work: Path) -> dict[str, object]:
+def _attributes(work: Path) -> dict[str, object]:
     (work / "go").touch()
     wait_for((work / "seen").exists)
     return dict(json.loads((work / "seen").read_text()))
@@ -183,7 +183,7 @@ def restored(work: Path, setting: str) -> dict[str, object] | None:
             (sys.executable, "-S", __file__, "set", setting, *container.inside("criu", *words)),
             check=False, timeout=DEADLINE_S, capture_output=True,
         )  # fmt: skip
-        return _asked(work) if done.returncode == 0 else None
+        return _attributes(work) if done.returncode == 0 else None
     finally:
         container.end()
 
@@ -194,7 +194,7 @@ def main(arguments: list[str]) -> int:
             sleeper(Path(work))
         case ["set", name, *argv]:
             SETTINGS[name]()
-            os.execvp(argv[0], argv)  # noqa: S606 - criu, as a child of what has the setting
+            os.execvp(argv[0], argv)  # noqa: S606 - criu, as a child of this process, which has the setting
         case _:
             work = Path(tempfile.mkdtemp(prefix="inheritance-", dir="/var/tmp"))
             try:

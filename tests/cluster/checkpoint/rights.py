@@ -21,7 +21,7 @@ KEY = (b"user", b"checkpoint-test-of-root")
 
 
 class Rights(Driven):
-    """A session with groups and keys."""
+    """A session with supplementary groups and kernel keys."""
 
     watcher: subprocess.Popen[bytes] | None = None
 
@@ -42,7 +42,7 @@ class Rights(Driven):
         return [pid for _, pid in sorted(members(self.init).items())]
 
     def plant_key(self) -> int:
-        """Add a key of root's to the session keyring of this process, as an administrator's login may have left it."""
+        """Add a key of root to the session keyring of this process, as the login of an administrator may do."""
         libc = ctypes.CDLL(None, use_errno=True)
         libc.syscall(KEYCTL, 1, None)  # KEYCTL_JOIN_SESSION_KEYRING
         made = int(libc.syscall(ADD_KEY, *KEY, b"secret", 6, SESSION))
@@ -61,7 +61,7 @@ class Rights(Driven):
         return found
 
     def verified(self, pages: Pages) -> Pages:
-        """If a watcher runs, extend the verification by two seconds and wait for the watcher at the end."""
+        """Extend the verification by two seconds and then wait for the watcher, if there is one."""
         watcher = self.watcher
         if watcher is None:
             return pages

@@ -110,7 +110,7 @@ class Session:
         self.root = min(members(self.init))
 
     def see_stopped(self) -> None:
-        """Record the processes that the workload itself has stopped, which have to stay stopped."""
+        """Record the processes that the workload itself has stopped; they must stay stopped."""
         self.stopped = {one.pid for one in collect(self.init, self.init).processes if one.state == "T"}
 
     def end(self) -> None:
@@ -225,11 +225,11 @@ class Session:
             self.cuda.unlock(pids[pid])
 
     def verified(self, pages: Pages) -> Pages:
-        """Return the pages that a restore verifies its image with."""
+        """Return the verification of the image's memory pages that a restore uses."""
         return pages
 
     def finish(self) -> dict[str, Any]:
-        """Let the workload verify itself and end; return its report, and its status as PID 1 saw it."""
+        """Have the workload verify itself and exit; return its report and the wait status that PID 1 received."""
         (self.work / "go").touch()
         wait_for("the workload's end", (self.work / "done").exists)
         found = json.loads((self.work / "done").read_text())
@@ -237,7 +237,7 @@ class Session:
         return {"found": found, "status": ended, "output": self.out.read_text()}
 
     def _ended(self) -> str | None:
-        """Return the wait status of the root process as PID 1 saw it."""
+        """Return the wait status of the root process that PID 1 received."""
         text = self.status.read_text() if self.status.exists() else ""
         return next((line.split()[1] for line in text.splitlines() if line.startswith(f"{self.root} ")), None)
 

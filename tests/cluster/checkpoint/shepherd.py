@@ -1,4 +1,4 @@
-"""PID 1 of a namespace in place of the shepherd: starts the given command, if any, as a user, and reaps.
+"""PID 1 of a namespace, in place of the shepherd: start a command as a user, if one is given, and reap processes.
 
 ``shepherd.py STATUS UID GROUPS [COMMAND...]``: run under ``unshare --pid --mount --fork``. Writes the wait status of
 the root process to STATUS.
@@ -18,14 +18,14 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> None:
-    """Start the command, then reap forever."""
+    """Start the command, then reap processes forever."""
     status, uid, command = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[4:]
     subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
     os.chown(status.parent, uid, uid)
-    # With the user's IDs, as the real shepherd: the restored tree is compared with it.
+    # The IDs of the user, like the real shepherd: the restored process tree is compared with PID 1.
     os.setgroups([int(word) for word in sys.argv[3].split(",") if word])
     os.setgid(uid)
     os.setuid(uid)

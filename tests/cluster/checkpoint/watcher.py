@@ -1,4 +1,4 @@
-"""Another process of a job's user: tries to trace every process that starts after it, until end of input.
+"""Try to trace every process of the job's user that starts later, until end of input.
 
 ``watcher.py UID FILE``: prints a line when it is ready, and at its end writes the number of attempts and their
 results.
@@ -18,7 +18,7 @@ PTRACE_SEIZE, PTRACE_DETACH, PIDFD_GETFD = 0x4206, 17, 438
 
 
 def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
-    """Return the ways in which this process can trace another one."""
+    """Return the ways in which this process can trace another process."""
     found = []
     try:
         pidfd = os.pidfd_open(pid)
@@ -40,7 +40,7 @@ def attempts(libc: ctypes.CDLL, pid: int) -> list[str]:
 
 
 def main() -> None:
-    """Try until end of standard input."""
+    """Try to trace new processes until end of standard input."""
     uid, told = int(sys.argv[1]), Path(sys.argv[2])
     os.setgroups([])
     os.setgid(uid)

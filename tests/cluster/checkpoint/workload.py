@@ -1,4 +1,4 @@
-"""The job that test_checkpoint.py dumps and restores: uses many kernel features, and verifies itself afterwards.
+"""Workload that test_checkpoint.py dumps and restores: it uses many kernel features and verifies them afterwards.
 
 ``workload.py DIRECTORY FEATURE...``: creates ``ready`` when everything is set up. When ``go`` exists, it checks that
 everything is unchanged, writes its results to ``done`` (JSON: feature -> "ok" or the difference), and exits with 0 if
@@ -44,7 +44,7 @@ def memory(_: Path) -> Iterator[Check | str]:
 
 
 def threads(_: Path) -> Iterator[Check | str]:
-    """Threads that count, wait for each other, and continue."""
+    """Threads that count and wait for each other."""
     counts = [0, 0, 0]
     stop = threading.Event()
 
@@ -72,7 +72,7 @@ def threads(_: Path) -> Iterator[Check | str]:
 
 
 def files(directory: Path) -> Iterator[Check | str]:
-    """Open files: appended to, read halfway, written and deleted; and an open directory."""
+    """Open files: one that is appended to, one read halfway, one written and deleted; and an open directory."""
     (directory / "read").write_text("0123456789")
     reading = (directory / "read").open()
     reading.read(4)
@@ -187,7 +187,7 @@ def pipes(_: Path) -> Iterator[Check | str]:
 
 
 def sockets(_: Path) -> Iterator[Check | str]:
-    """A listening socket stays open; a connection within the tree survives with its data, and so do socket pairs."""
+    """A listening socket, a connection within the process tree, and socket pairs, with data in flight."""
     listening = socket.create_server(("127.0.0.1", 0))
     port = listening.getsockname()[1]
     client = socket.create_connection(("127.0.0.1", port))
@@ -236,8 +236,10 @@ def timers(_: Path) -> Iterator[Check | str]:
 
 
 def children(directory: Path) -> Iterator[Check | str]:
-    """A child in its own session, a grandchild, a stopped child, and a child that ended and was not reaped."""
-    script = "import os,sys,time\nwhile not os.path.exists(sys.argv[1]): time.sleep(.02)\nprint('went on', flush=True)"
+    """A child in its own session, a grandchild, a stopped child, and a zombie."""
+    script = (
+        "import os,sys,time\nwhile not os.path.exists(sys.argv[1]): time.sleep(.02)\nprint('continued', flush=True)"
+    )
     own = subprocess.Popen(
         [sys.executable, "-c", script, str(directory / "go")], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
@@ -259,7 +261,7 @@ def children(directory: Path) -> Iterator[Check | str]:
             own.communicate(timeout=10)[0], shell.communicate(timeout=10)[0], state, stopped.wait(),
             os.waitstatus_to_exitcode(os.waitpid(zombie, 0)[1]), os.getsid(0) == os.getpid(),
         )  # fmt: skip
-        return "ok" if found == ("went on\n", "shell\n", "T", -9, 7, True) else wrong(found)
+        return "ok" if found == ("continued\n", "shell\n", "T", -9, 7, True) else wrong(found)
 
     yield check
 
@@ -279,7 +281,7 @@ while True:
 
 
 def daemons(directory: Path) -> Iterator[Check | str]:
-    """Detached processes: in this session, in their own, and in one with an ended leader."""
+    """Daemons: in this session, in a session of their own, and in one whose leader has ended."""
 
     def rows(kind: str) -> list[list[str]]:
         return [line.split() for line in (directory / f"daemon-{kind}").read_text().splitlines(keepends=True)[:-1]]
@@ -430,17 +432,17 @@ def _with_worker(*, restored: bool) -> Iterator[Check | str]:
 
 
 def forked(_: Path) -> Iterator[Check | str]:
-    """A worker forked by a process that uses CUDA, as those of a data loader: without device files after a restore."""
+    """A worker forked by a process that uses CUDA, as by a data loader: it has no device files after a restore."""
     yield from _with_worker(restored=True)
 
 
 def forked_kept(_: Path) -> Iterator[Check | str]:
-    """The same worker after a suspension that was rolled back: with its device files."""
+    """The same worker after a suspension that was rolled back: it still has its device files."""
     yield from _with_worker(restored=False)
 
 
 def keys(_: Path) -> Iterator[Check | str]:
-    """No key of other users is reachable after the restore."""
+    """Check that no key of another user is accessible after the restore."""
 
     def check() -> str:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -460,7 +462,7 @@ FEATURES = {
 
 
 def main() -> None:
-    """Set up, wait, and verify."""
+    """Set up the features, wait, and verify them."""
     directory, names = Path(sys.argv[1]), sys.argv[2:] or list(FEATURES)
     checks = {name: next(FEATURES[name](directory)) for name in names}
     (directory / "ready").touch()

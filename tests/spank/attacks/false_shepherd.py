@@ -28,7 +28,7 @@ def hello(job: str) -> None:
             answer = link.recv(4096)
         except TimeoutError:
             answer = b"silence"
-        print(f"pid {os.getpid()}: the agent said {answer!r}", flush=True)
+        print(f"pid {os.getpid()}: the agent replied {answer!r}", flush=True)
         time.sleep(2)  # gives the agent time to act on this process
 
 

@@ -23,22 +23,22 @@ REPLY = "/home/alice/request.out"
 
 
 @dataclass(frozen=True, slots=True)
-class Caught:
+class JobAtPhase:
     """A job with an agent that is stopped at the beginning of a phase."""
 
     job: str
     node: str
 
 
-def through(cluster: Cluster, job: str, phase: str) -> bool:
-    """Return whether it is too late for the phase: the job is restored, or suspended with a shared image."""
+def completed(cluster: Cluster, job: str, phase: str) -> bool:
+    """Return whether the job has passed the phase: it is restored, or suspended with a shared image."""
     if phase == "restoring":
         return "restored on" in cluster.output(job)
     return cluster.job(job)["Restarts"] == "1" and not open_journals(cluster)
 
 
-def catch(cluster: Cluster, phase: str) -> Caught:
-    """Return a job that is being suspended or restored; to be used within ``stopping_at``."""
+def job_at_phase(cluster: Cluster, phase: str) -> JobAtPhase:
+    """Return a job whose suspension or restore has stopped at the phase. Call it within ``stopping_at``."""
     for _ in range(ATTEMPTS):
         if phase == "restoring":
             job = asleep(cluster, idle_job(), BY_HAND)
@@ -49,14 +49,14 @@ def catch(cluster: Cluster, phase: str) -> Caught:
             cluster.wait_for_output(job, "step number=2")
             row_of(cluster, job)
             send_request(cluster, "suspend --no-wait", job)
-        node = wait_for_stop(cluster, functools.partial(through, cluster, job, phase))
+        node = wait_for_stop(cluster, functools.partial(completed, cluster, job, phase))
         if node is not None:
-            return Caught(job, node)
+            return JobAtPhase(job, node)
         cluster.exec("login", "scancel", job, user="alice")
-    raise AssertionError(f"none of {ATTEMPTS} agents was caught where {phase} begins")
+    raise AssertionError(f"no agent was stopped at the beginning of {phase} in {ATTEMPTS} attempts")
 
 
-def beyond(cluster: Cluster, phase: str) -> bool:
+def passed(cluster: Cluster, phase: str) -> bool:
     """Return whether the journal of the node is past a phase."""
     seen = journals(cluster, NODE)
     if phase == "waking":
@@ -65,7 +65,7 @@ def beyond(cluster: Cluster, phase: str) -> bool:
 
 
 def send_request(cluster: Cluster, verb: str, job: str) -> None:
-    """Have alice run this command for her job, without waiting for its end: a stopped agent does not reply to it.
+    """Run this command as alice for her job in the background, because a stopped agent does not reply to it.
 
     It is repeated while the job has not run for ``min_run`` and ``backoff``.
     """
@@ -74,7 +74,7 @@ def send_request(cluster: Cluster, verb: str, job: str) -> None:
 
 
 @contextmanager
-def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
+def server_at_phase(cluster: Cluster, phase: str) -> Iterator[Server]:
     """Yield a server with an agent that is stopped at the beginning of ``phase``."""
     server = serve(cluster, 8001, SERVER_BY_HAND)
     for _ in range(ATTEMPTS):
@@ -82,13 +82,13 @@ def caught_in_place(cluster: Cluster, phase: str) -> Iterator[Server]:
             put_to_sleep(cluster, server.job)
         with stopping_at(cluster, phase, NODE):
             send_request(cluster, "wake" if phase == "waking" else "suspend --no-wait", server.job)
-            if wait_for_stop(cluster, lambda: beyond(cluster, phase)) is not None:
+            if wait_for_stop(cluster, lambda: passed(cluster, phase)) is not None:
                 yield server
                 return
         if phase != "waking":
             wake(cluster, server.job)
         wait_awake(cluster, server.job)
-    raise AssertionError(f"none of {ATTEMPTS} agents was caught where {phase} begins")
+    raise AssertionError(f"no agent was stopped at the beginning of {phase} in {ATTEMPTS} attempts")
 
 
 def row_of(cluster: Cluster, job: str) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def row_of(cluster: Cluster, job: str) -> dict[str, Any]:
     return rows[0]
 
 
-def nothing_left(cluster: Cluster, job: str) -> None:
-    """Assert that no journal, claim or note is left."""
+def assert_nothing_left(cluster: Cluster, job: str) -> None:
+    """Wait until the job's journal is closed, and assert that neither a claim nor a note is left."""
     wait_until("its journal is closed", lambda: cluster.run(NODE, "ls", JOURNAL).stdout == "")
     left = cluster.run("login", "sh", "-c", f"ls -d {SHARED}/claims/*.{job}.* {SHARED}/asleep/*.{job}.json").stdout
     assert left == ""
