@@ -320,10 +320,12 @@ def _communicate(
     try:
         stdout, stderr = process.communicate(stdin, timeout=timeout_s)
     except BaseException:
+        # Not permitted: it has become another user, and this process has no CAP_KILL.
         if group:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        process.kill()
+        with contextlib.suppress(PermissionError):
+            process.kill()
         _leave(process)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -160,3 +163,46 @@ def test_installed_unit_is_as_strict_as_the_shipped_one(tmp_path: Path, user: st
     changed = {"User", "ExecStart", "ExecStartPre", "Environment", "CapabilityBoundingSet"}
     assert [one for one in written if one[0] not in changed] == [one for one in shipped if one[0] not in changed]
     assert (dict(written)["CapabilityBoundingSet"] == "") == (user != "root")
+
+
+CAPABILITIES = {
+    "CAP_DAC_READ_SEARCH": 2, "CAP_KILL": 5, "CAP_SETGID": 6, "CAP_SETUID": 7, "CAP_SYS_PTRACE": 19,
+}  # fmt: skip
+"""Those of the exporter that searches for engines, as in linux/capability.h."""
+STOPPED_SCRAPE = """
+import os, sys
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.process import run
+stops = (
+    "import os, signal; from slurm_affinode.metrics.serving.scrape import drop_privileges;"
+    "drop_privileges(65534, 65534, [1234]); os.kill(os.getpid(), signal.SIGSTOP)"
+)
+try:
+    run([sys.executable, "-P", "-c", stops], timeout_s=3)
+except UnreachableError as error:
+    print(error)
+try:
+    print("left:", os.waitpid(-1, os.WNOHANG))
+except ChildProcessError:
+    print("ended")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
+def test_capabilities_in_the_manual_suffice_to_end_a_stopped_scrape() -> None:
+    """A scrape runs as the user, who can stop it; each one left behind would keep its memory."""
+    manual = (Path(__file__).parents[2] / "docs" / "exporter.md").read_text(encoding="utf-8")
+    (line,) = [value for name, value in settings(manual) if name == "CapabilityBoundingSet"]
+    kept = {CAPABILITIES[name] for name in line.split()}
+
+    def drop_others() -> None:
+        libc = ctypes.CDLL(None)
+        for number in set(range(64)) - kept:
+            libc.prctl(24, number)  # PR_CAPBSET_DROP
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", STOPPED_SCRAPE], capture_output=True, text=True, check=True, timeout=60,
+        preexec_fn=drop_others,  # noqa: PLW1509 - it only makes system calls
+    )  # fmt: skip
+    assert "timed out" in done.stdout
+    assert done.stdout.splitlines()[-1] == "ended"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -86,6 +87,30 @@ def test_program_that_hangs_in_the_kernel_is_not_waited_for(tmp_path: Path, monk
             run([sys.executable, "-c", _HANGS, str(tracer)], timeout_s=0.2)
     finally:
         os.kill(int(tracer.read_text()), signal.SIGKILL)
+
+
+_BECOMES_ANOTHER = "import os, time; os.setresuid(65534, 65534, 65534); time.sleep(20)"
+_RUN = f"""
+import sys
+from slurm_affinode.base import process
+process.REAP_S = 0.1
+process.run([sys.executable, "-c", {_BECOMES_ANOTHER!r}], timeout_s=1)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for root alone")
+def test_timeout_of_program_that_cannot_be_killed_is_reported() -> None:
+    """It has become another user, and this process has no ``CAP_KILL``, as in a confined service."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _RUN], capture_output=True, text=True, timeout=60, check=False,
+        preexec_fn=_drop_kill,  # noqa: PLW1509 - it only makes a system call
+    )  # fmt: skip
+    assert "UnreachableError" in done.stderr.splitlines()[-1]
+    assert "timed out after 1 s" in done.stderr.splitlines()[-1]
+
+
+def _drop_kill() -> None:
+    ctypes.CDLL(None).prctl(24, 5)  # PR_CAPBSET_DROP, CAP_KILL
 
 
 def _tool(directory: Path, text: str, mode: int = 0o755) -> Path:
