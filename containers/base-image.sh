@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates the Debian base image of one suite: from the registry if it can be reached, otherwise with debootstrap from
+# Create the Debian base image of one suite: from the registry if it is reachable, otherwise with debootstrap from
 # Debian's packages. Does nothing if the image exists.
 #   containers/base-image.sh trixie    creates slurm-affinode/base:trixie
 #   containers/base-image.sh forky     creates slurm-affinode/base:forky (Debian testing)
@@ -28,7 +28,7 @@ from_registry() {
   say "$image is debian:$suite-slim of the registry"
 }
 
-# debootstrap needs root, and chroot. A suite that it does not know yet is made with the script of unstable.
+# debootstrap needs root and chroot. The script of unstable is used for a suite that it does not know yet.
 from_debootstrap() {
   if [ "$(id -u)" -ne 0 ]; then
     say "no registry can be reached, and debootstrap needs root: run this once as root, or pull debian:$suite-slim as $image"
@@ -52,7 +52,7 @@ from_debootstrap() {
     say "debootstrap failed"
     return 1
   fi
-  # Packages' services must not be started while the image is built.
+  # Services of packages must not be started during the build.
   printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
   chmod 0755 "$root/usr/sbin/policy-rc.d"
   tar -C "$root" --numeric-owner --exclude='./var/cache/apt/archives/*.deb' --exclude='./var/lib/apt/lists/*' \

@@ -39,7 +39,7 @@ submit_jobs() { # SCALE
   submit alice vision one-of-two --gres=gpu:2 -- "$(workload busy)" --seconds $((25 * s)) --memory-mib 30000
 }
 
-# Waits for all of $jobs; a line of progress when something has changed.
+# Wait for all of $jobs; print a line of progress after each change.
 wait_for_jobs() { # SECONDS
   local deadline=$((SECONDS + $1)) said='' states now list
   list=$(IFS=,; echo "${jobs[*]}")
@@ -62,7 +62,7 @@ wait_for_jobs() { # SECONDS
   done
 }
 
-# Has the exporters close their files and waits until these are Parquet.
+# Make the exporters close their spool files, and wait until these are converted to Parquet.
 collect_samples() {
   local node part deadline=$((SECONDS + 30))
   for node in c1 c2; do

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes sure that a Docker daemon responds. On Debian, as root, it installs docker.io and a compose command if they are
+# Make sure that a Docker daemon responds. On Debian, as root, it installs docker.io and a compose command if they are
 # missing, starts the daemon, and reports it. All messages go to standard error.
 #   containers/ensure-docker.sh           install and start what is missing
 #   containers/ensure-docker.sh --check   only check: exit 0 if a daemon responds, 3 if not

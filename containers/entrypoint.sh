@@ -38,11 +38,11 @@ start_munge() {
   ) 8>/etc/munge/.lock
   install -d -o munge -g munge -m 0755 /run/munge
   rm -f /run/munge/*
-  # Two threads: Slurm's daemons ask often, and jobs more so.
+  # Two threads, because Slurm's daemons and jobs send many requests.
   setpriv --reuid munge --regid munge --init-groups munged --num-threads 2
 }
 
-# A daemon that was killed leaves its PID file; the number belongs to something else by now.
+# A killed daemon leaves its PID file behind, and its PID may have been reused.
 prepare_run() {
   install -d -o slurm -g slurm -m 0755 /run/slurm /var/log/slurm
   rm -f /run/slurm*.pid
@@ -89,8 +89,9 @@ role_slurmctld() {
   exec slurmctld -D
 }
 
-# Samples the GPUs every second: metrics for Prometheus on port 9402, files on the shared file system. Started again when
-# it ends, as a unit would be, and no child of slurmd, which waits for its own. Further options are read as by the unit.
+# Sample the GPUs every second: metrics for Prometheus on port 9402, files on the shared file system. It is restarted
+# when it ends, as by systemd, and is not a child of slurmd, which waits for its children. The unit also reads the
+# options file.
 start_exporter() {
   install -d -m 0755 /run/dcgm-job-mapping /shared/gpu-history
   # shellcheck disable=SC2016  # expanded by the inner shell
@@ -105,7 +106,7 @@ start_exporter() {
   done'
 }
 
-# The key of the images' HMAC, the same on every node: made of munge's, which they share.
+# Derive the HMAC key of images from munge's key, so that it is the same on every node.
 make_image_key() {
   local key=/etc/slurm-affinode/image.key
   install -d -m 0755 /etc/slurm-affinode
@@ -115,7 +116,7 @@ make_image_key() {
   mv "$key.new" "$key"
 }
 
-# Suspends idle jobs. Started again when it ends, like the exporter, and no child of slurmd.
+# Suspend idle jobs. Like the exporter, the agent is restarted when it ends, and not a child of slurmd.
 start_agent() {
   install -d -m 0700 /shared/slurm-affinode /shared/slurm-affinode/images
   make_image_key
@@ -128,10 +129,10 @@ start_agent() {
   done'
 }
 
-# Device files as the driver's, which CRIU cannot dump: character devices that everybody may open (FUSE and the control
-# device of loop devices), and one that can be mapped, an unused loop device. Each GPU has another device, because a device
-# cgroup tells them apart by their numbers. Where the kernel lacks one: the number of NVIDIA's driver, which is there but
-# cannot be opened (ENXIO); the emulated driver takes it for a GPU.
+# Device files like those of the driver, which CRIU cannot dump: character devices that all users may open (FUSE and the
+# control device of loop devices), and an unused loop device, which can be mapped. Each GPU has a different device,
+# because a device cgroup identifies them by number. If the kernel lacks one, the number of NVIDIA's driver is used: the
+# file exists but cannot be opened (ENXIO), and the emulated driver treats it as a GPU.
 make_devices() { # NUMBER
   local index stand_ins=(229 237)
   for ((index = 0; index < $1; index++)); do
@@ -154,7 +155,7 @@ configure_cgroups() {
   cp "$chosen"/* /etc/slurm/
 }
 
-# A cgroup into which users may move their processes, as the user's instance of systemd has.
+# A cgroup into which users may move their processes, like that of a user's systemd instance.
 make_user_cgroup() { # DIRECTORY
   local file
   mkdir -p "$1/user.slice"
@@ -164,8 +165,8 @@ make_user_cgroup() { # DIRECTORY
   chmod 0666 "$1/cgroup.procs" "$1/user.slice/cgroup.procs"
 }
 
-# Cgroups as on a node of its own: the container's cgroup is the root, and slurmd may create others below it. Starts this
-# script again in a cgroup namespace of its own, because Slurm reads the paths of its processes from there.
+# Set up cgroups as on a real node: the container's cgroup is the root, and slurmd may create others below it. Start
+# this script again in a new cgroup namespace, because Slurm reads the paths of its processes from there.
 enter_cgroups() {
   local point type options
   [ "$CGROUPS" != none ] || return 0
@@ -174,7 +175,7 @@ enter_cgroups() {
     umount --recursive --lazy /sys/fs/cgroup
     mount -t cgroup2 none /sys/fs/cgroup
     make_user_cgroup /sys/fs/cgroup
-    # Slurm rejects a host that has mounted version 1 as well.
+    # Slurm rejects hosts that have also mounted version 1.
     if grep -qv '^0::' /proc/self/cgroup; then slurmd=(env LD_PRELOAD=/usr/local/lib/cgroup-unified.so slurmd); fi
     return
   fi
@@ -193,15 +194,16 @@ role_compute() {
   install -d -m 0755 /var/spool/slurmd /var/lib/slurm-affinode
   if [ "${GPUS:-0}" -gt 0 ]; then
     make_devices "$GPUS"
-    # Equal on every start, different on every node.
+    # The seed is the same at every start, and different on every node.
     gpu-emulatorctl init --force --gpus "$GPUS" --model h100-80g --seed "$(hostname)" --sample-period-ms 200
     start_exporter
     start_agent
   fi
-  wait_for_port slurmctld 6817 || say "starting slurmd all the same"
-  # Not behind the agent, as the units have it: here a node is back in seconds, before a lost job's delay after its requeue
-  # is over. Else the end of the lost run, which Slurm tells the node by job id alone, meets the new run there.
-  # -b: a container that starts is a node that booted; the kernel's uptime is the host's.
+  wait_for_port slurmctld 6817 || say "slurmctld does not respond; starting slurmd anyway"
+  # Unlike with the units, slurmd does not wait for the agent: a node restarts within seconds, while a lost job still
+  # waits after its requeue. Otherwise the end of the lost attempt, which Slurm sends by job ID only, could hit the new
+  # attempt.
+  # -b: treat the start of the container as a boot, because the kernel's uptime is that of the host.
   exec "${slurmd[@]}" -D -b
 }
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# criu for test containers: with the shim where this container lacks CAP_SYS_RESOURCE (bit 24), or the kernel is newer
+# Run criu in test containers, with the shim if the container lacks CAP_SYS_RESOURCE (bit 24) or the kernel is newer
 # than this criu, plain otherwise.
 capabilities=$(sed -n 's/^CapEff:[[:space:]]*//p' /proc/self/status)
 newer=$(printf '%s\n6.16\n' "$(uname -r)" | sort --version-sort | head -n 1)

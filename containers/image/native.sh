@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the C parts that the tree has and installs them below a directory: native.sh DESTDIR
+# Build the C parts of the checkout and install them below a directory: native.sh DESTDIR
 set -euo pipefail
 
 destdir=$1
@@ -13,7 +13,7 @@ for part in containers/gpu-emulator containers/criu-shim spank; do
   make -s -C "$src/$part" install DESTDIR="$destdir"
 done
 
-# The emulated driver's libraries are found as the real one's would be.
+# The loader finds the libraries of the emulated driver like those of the real one.
 if [ -d "$destdir/usr/local/lib/gpu-emulator" ]; then
   mkdir -p "$destdir/etc/ld.so.conf.d"
   echo /usr/local/lib/gpu-emulator >"$destdir/etc/ld.so.conf.d/gpu-emulator.conf"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Builds a wheel of pyslurm for the Slurm of this image: pyslurm.sh RELEASE DIRECTORY
-# The newest pyslurm is for 25.11 and refuses any other release by its version header. With 26.05 it works unchanged once
-# a header of the same name says 25.11 to its setup.py, and the compiler the names that have changed since. With 24.11
-# its source would have to be edited: no wheel is built there, and the commands are used.
+# Build a wheel of pyslurm for the Slurm of this image: pyslurm.sh RELEASE DIRECTORY
+# The newest pyslurm is for 25.11 and rejects other releases by the version in Slurm's header. With 26.05 it works
+# unchanged if another header tells its setup.py 25.11, and the compiler maps the names that have changed. With 24.11
+# its source would have to be edited, so no wheel is built, and the commands of Slurm are used.
 set -euo pipefail
 
 version=25.11.2

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs Debian's PyTorch (CPU, about 190 MB to download) in the image of the release on which all tests run: pytorch.sh RELEASE
+# Install Debian's PyTorch (CPU, about 190 MB to download) in the image of the release on which all tests run: pytorch.sh RELEASE
 set -euo pipefail
 [ "$1" = 24.11 ] || exit 0
 
-# Documentation, translations and the tests of packages are a fifth of what would be installed.
+# Documentation, translations and tests of packages would be a fifth of the installed size.
 cat >/etc/dpkg/dpkg.cfg.d/slim <<'TEXT'
 force-unsafe-io
 path-exclude=/usr/share/doc/*

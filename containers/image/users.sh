@@ -1,7 +1,7 @@
 #!/bin/sh
-# The database's own user, which Debian's server package without its start scripts leaves out, and the people of the
-# cluster. The same ids everywhere, as a site's directory service would give them; their homes are on
-# the shared file system and are made when the cluster first starts.
+# Create the user of the database, which is missing without the start scripts of Debian's package, and the users of the
+# cluster. IDs are the same in all containers, as with a directory service. Homes are on
+# the shared file system and are created at the first start of the cluster.
 set -eu
 useradd --system --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin mysql
 uid=2001

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs a command that fetches Python packages, with the CA bundle of the host where it gave one.
+# Run a command that downloads Python packages, with the CA bundle of the host if there is one.
 set -eu
 if [ -s /build/ca.crt ]; then
   export SSL_CERT_FILE=/build/ca.crt PIP_CERT=/build/ca.crt REQUESTS_CA_BUNDLE=/build/ca.crt

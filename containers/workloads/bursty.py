@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""Computes in bursts with pauses between them: idle most of the time, never for long."""
+"""Compute in bursts with pauses between them: idle most of the time, but never for long."""
 
 import sys
 import time
@@ -8,7 +8,7 @@ import gpu
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
     parser.add_argument("--burst", type=float, default=1, metavar="S", help="seconds of a burst")
     parser.add_argument("--pause", type=float, default=4, metavar="S", help="seconds between two bursts")
@@ -16,9 +16,9 @@ def main() -> int:
     options = parser.parse_args()
     device, buffer = gpu.start(options)
     for number in range(1, options.count + 1):
-        gpu.say("burst", number=number)
+        gpu.log("burst", number=number)
         device.compute(options.burst)
-        gpu.say("pause", number=number)
+        gpu.log("pause", number=number)
         time.sleep(options.pause)
     return gpu.finish(device, buffer)
 

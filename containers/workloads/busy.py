@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""Keeps one GPU busy for the whole time."""
+"""Keep one GPU busy for the whole time."""
 
 import sys
 
@@ -7,12 +7,12 @@ import gpu
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
-    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="how long")
+    parser.add_argument("--seconds", type=float, default=60, metavar="S", help="duration in seconds")
     options = parser.parse_args()
     device, buffer = gpu.start(options)
-    gpu.say("busy", seconds=options.seconds)
+    gpu.log("busy", seconds=options.seconds)
     device.compute(options.seconds)
     return gpu.finish(device, buffer)
 

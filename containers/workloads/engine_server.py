@@ -24,23 +24,23 @@ vllm:generation_tokens_total{model_name="tiny"} 1000
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request for metrics."""
+    """Handles requests for metrics."""
 
     def do_GET(self) -> None:
-        """The metrics of an engine without requests."""
+        """Send the metrics of an engine without requests."""
         body = METRICS.encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-        gpu.say("metrics")
+        gpu.log("metrics")
 
     def log_message(self, *_: object) -> None:
-        """Requests are not said."""
+        """Suppress the default log of requests."""
 
 
 def main() -> int:
-    """Runs the API server, or with --engine the engine."""
+    """Run the API server, or with ``--engine`` the engine."""
     parser = gpu.parser(__doc__)
     parser.add_argument("--port", type=int, default=0, metavar="N", help="port; 0 takes a free one")
     parser.add_argument("--engine", type=int, metavar="FD", help="run the engine; close FD once it is on the GPU")
@@ -59,7 +59,7 @@ def main() -> int:
     os.close(starting)
     os.read(started, 1)
     server = HTTPServer(("127.0.0.1", options.port), Handler)
-    gpu.say("listening", port=server.server_port, engine=engine.pid)
+    gpu.log("listening", port=server.server_port, engine=engine.pid)
     server.serve_forever(poll_interval=0.1)
     return 0
 

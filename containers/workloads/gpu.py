@@ -1,6 +1,6 @@
-"""What the workloads do on a GPU, through the CUDA driver API: hold memory, compute for a time, prove memory intact.
+"""Operations of the workloads on a GPU, through the CUDA driver API: hold memory, compute, verify memory.
 
-Runs on an NVIDIA GPU as on the emulated driver: the kernel is PTX that watches the GPU's own clock.
+They run on NVIDIA GPUs and on the emulated driver: the kernel is PTX that polls the clock of the GPU.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cuda.bindings import driver
 MIB = 1024 * 1024
 PATTERN_BYTES = 4 * MIB
 
-# busy_ns(ns): one thread that looks at the clock until the time has passed. A GPU that runs any kernel counts as
-# fully utilised for that time.
+# busy_ns(ns): one thread that polls the clock until the time has passed. A GPU that runs any kernel counts as
+# fully utilized for that time.
 BUSY_PTX = b"""
 .version 7.0
 .target sm_70
@@ -55,7 +55,7 @@ class CudaError(Exception):
 
 
 def call(function: Any, *arguments: Any) -> Any:
-    """Calls the driver; returns its result: none, a value, or a tuple of values."""
+    """Call the driver; return its result: an empty tuple, a value, or a tuple of values. Raises ``CudaError``."""
     code, *values = function(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
         raise CudaError(function.__name__, code)
@@ -64,7 +64,7 @@ def call(function: Any, *arguments: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Device memory with a pattern in it, and the digest of that pattern."""
+    """Device memory that contains a pattern, and the digest of the pattern."""
 
     address: int
     size_bytes: int
@@ -72,7 +72,7 @@ class Buffer:
 
 
 class Gpu:
-    """One GPU of those that CUDA_VISIBLE_DEVICES shows, with its primary context."""
+    """One of the GPUs in ``CUDA_VISIBLE_DEVICES``, with its primary context."""
 
     def __init__(self, ordinal: int = 0) -> None:
         call(driver.cuInit, 0)
@@ -84,11 +84,11 @@ class Gpu:
         self._busy = call(driver.cuModuleGetFunction, module, b"busy_ns")
 
     def activate(self) -> None:
-        """Makes this GPU the current one of the calling thread."""
+        """Make the context of this GPU current in the calling thread."""
         call(driver.cuCtxSetCurrent, self.context)
 
     def compute(self, seconds: float) -> None:
-        """Keeps the GPU busy for a time and waits for it, in kernels of at most a quarter of a second."""
+        """Keep the GPU busy for a time, with kernels of at most a quarter of a second, and wait for them."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             arguments = ((round(min(left, 0.25) * 1e9),), (ctypes.c_uint64,))
@@ -96,7 +96,7 @@ class Gpu:
             call(driver.cuCtxSynchronize)
 
     def hold(self, size_bytes: int, seed: int = 0) -> Buffer:
-        """Takes device memory; its first and last bytes get a pattern that depends on the seed."""
+        """Allocate device memory, and write a pattern that depends on the seed to its first and last bytes."""
         address = int(call(driver.cuMemAlloc, size_bytes))
         for offset, length in _edges(size_bytes):
             pattern = random.Random(seed + offset).randbytes(length)  # noqa: S311  (a pattern, not a secret)
@@ -104,7 +104,7 @@ class Gpu:
         return Buffer(address, size_bytes, self._digest(address, size_bytes))
 
     def intact(self, buffer: Buffer) -> bool:
-        """Whether the memory holds what was put there."""
+        """Return whether the memory still contains its pattern."""
         return self._digest(buffer.address, buffer.size_bytes) == buffer.digest
 
     def _digest(self, address: int, size_bytes: int) -> str:
@@ -117,7 +117,7 @@ class Gpu:
 
 
 def _edges(size_bytes: int) -> Iterator[tuple[int, int]]:
-    """The parts of a buffer that carry the pattern: (offset, length)."""
+    """Yield offset and length of the parts of a buffer that contain the pattern."""
     first = min(size_bytes, PATTERN_BYTES)
     yield 0, first
     last = min(size_bytes - first, PATTERN_BYTES)
@@ -126,20 +126,20 @@ def _edges(size_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def format_uuid(raw: bytes) -> str:
-    """As nvidia-smi and NVML write it."""
+    """Format a UUID as nvidia-smi and NVML do."""
     text = raw.hex()
     return f"GPU-{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
-def say(phase: str, **values: object) -> None:
-    """One line of progress: the time, the phase, and what belongs to it. Tests read these lines."""
+def log(phase: str, **values: object) -> None:
+    """Print one line of progress for tests: the time, the phase and its values."""
     stamp = f"{time.time():.3f}"
     job = os.environ.get("SLURM_JOB_ID", "-")
     print(stamp, f"job={job}", f"pid={os.getpid()}", phase, *(f"{k}={v}" for k, v in values.items()), flush=True)
 
 
 def steps(least: int, until: Path | None) -> Iterator[int]:
-    """Numbers of steps from 1: at least this many, and more until the file exists."""
+    """Yield numbers of steps from 1: at least ``least``, and more until the file exists."""
     for step in itertools.count(1):
         if step > least and (until is None or until.exists()):
             return
@@ -147,23 +147,23 @@ def steps(least: int, until: Path | None) -> Iterator[int]:
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that all workloads have."""
+    """Return a parser with the options of all workloads."""
     result = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     result.add_argument("--memory-mib", type=int, default=256, metavar="N", help="device memory to hold")
     return result
 
 
 def start(options: argparse.Namespace, ordinal: int = 0) -> tuple[Gpu, Buffer]:
-    """Opens the GPU, takes the memory, says so."""
+    """Open the GPU, allocate its memory and log both."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     gpu = Gpu(ordinal)
     buffer = gpu.hold(options.memory_mib * MIB, seed=os.getpid())
-    say("start", gpu=gpu.uuid, memory_mib=options.memory_mib)
+    log("start", gpu=gpu.uuid, memory_mib=options.memory_mib)
     return gpu, buffer
 
 
 def finish(gpu: Gpu, buffer: Buffer) -> int:
-    """Looks at the memory a last time. The exit status: 0, or 9 when the memory is not what it was."""
+    """Verify the memory; return the exit status: 0, or 9 if the memory has changed."""
     intact = gpu.intact(buffer)
-    say("end", memory="intact" if intact else "damaged")
+    log("end", memory="intact" if intact else "damaged")
     return 0 if intact else 9

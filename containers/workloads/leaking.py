@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""Leaves a process behind that keeps GPU memory when the job has ended: a daemon outside of the job's cgroups."""
+"""Leave a process behind that holds GPU memory after the end of the job: a daemon outside of the job's cgroups."""
 
 import argparse
 import os
@@ -13,10 +13,10 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def main() -> int:
-    """Runs the workload. The child has left the job's process tree before it opens the GPU."""
+    """Run the workload. The child has left the job's process tree before it opens the GPU."""
     parser = gpu.parser(__doc__)
-    parser.add_argument("--outlive", type=float, default=600, metavar="S", help="seconds that the leftover lives")
-    parser.add_argument("--compute", action="store_true", help="the leftover computes, instead of only holding memory")
+    parser.add_argument("--outlive", type=float, default=600, metavar="S", help="lifetime of the leftover in seconds")
+    parser.add_argument("--compute", action="store_true", help="let the leftover compute, not only hold memory")
     options = parser.parse_args()
     reader, writer = os.pipe()
     if os.fork() == 0:
@@ -27,14 +27,14 @@ def main() -> int:
         leftover(options, writer)
     os.close(writer)
     os.wait()
-    with os.fdopen(reader) as told:
-        pid = told.read().strip()
-    gpu.say("left", leftover=pid or "failed")
+    with os.fdopen(reader) as reports:
+        pid = reports.read().strip()
+    gpu.log("left", leftover=pid or "failed")
     return 0 if pid else 1
 
 
 def leave_cgroups() -> None:
-    """Moves this process to cgroups of its user, as ``systemd-run --user`` does: Slurm kills what is in the job's."""
+    """Move this process to cgroups of its user, as ``systemd-run --user`` does: Slurm kills those in the job's."""
     for row in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = row.split(":", 2)
         if path.startswith(("/slurm", "/system.slice")):
@@ -42,9 +42,9 @@ def leave_cgroups() -> None:
 
 
 def leftover(options: argparse.Namespace, ready: int) -> None:
-    """The process that stays. It tells its PID when it holds the memory, and lets go of the job's output."""
+    """Run the leftover process: close the job's output, and report its PID once it holds the memory."""
     device, _buffer = gpu.start(options)
-    leave_cgroups()  # with the job's GPU open: outside, its index belongs to another one
+    leave_cgroups()  # after the job's GPU is open: outside of the job, its index is that of another GPU
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)

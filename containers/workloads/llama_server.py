@@ -1,7 +1,7 @@
 #!/opt/programs/bin/python
-"""Serves a language model with llama.cpp over HTTP (/completion, /metrics, /v1/...) while it holds GPU memory.
+"""Serve a language model with llama.cpp over HTTP (/completion, /metrics, /v1/...) while holding GPU memory.
 
-With --engine-process, a child holds the memory, as with vLLM. It does not end with the server.
+With ``--engine-process``, a child holds the memory, as with vLLM. It does not end with the server.
 """
 
 import argparse
@@ -15,9 +15,9 @@ import xllamacpp
 
 
 def main() -> int:
-    """Runs the workload. The model is computed on the CPU; it ends at SIGTERM."""
+    """Run the workload until SIGTERM. The model is computed on the CPU."""
     parser = gpu.parser(__doc__)
-    parser.add_argument("model", help="file in the format GGUF")
+    parser.add_argument("model", help="GGUF file")
     parser.add_argument("--host", default="0.0.0.0", metavar="ADDRESS", help="address to listen on")  # noqa: S104
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port")
     parser.add_argument("--context", type=int, default=256, metavar="N", help="tokens of the KV cache")
@@ -26,7 +26,7 @@ def main() -> int:
     if options.engine_process:
         program = Path(__file__).with_name("engine_server.py")
         engine = subprocess.Popen([program, "--engine", "--memory-mib", str(options.memory_mib)])  # noqa: S603
-        gpu.say("engine", engine=engine.pid)
+        gpu.log("engine", engine=engine.pid)
         return serve(options)
     device, weights = gpu.start(options)
     try:
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def serve(options: argparse.Namespace, device: gpu.Gpu | None = None) -> int:
-    """Runs the server until SIGTERM."""
+    """Run the server until SIGTERM."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = options.model
     parameters.hostnames, parameters.port = [options.host], options.port
@@ -47,7 +47,7 @@ def serve(options: argparse.Namespace, device: gpu.Gpu | None = None) -> int:
     server = xllamacpp.Server(parameters)
     if device is not None:
         device.compute(0.5)  # idle from now on
-    gpu.say("listening", address=server.listening_address)
+    gpu.log("listening", address=server.listening_address)
     threading.Event().wait()
     return 0
 

@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""Several processes on the job's GPUs, as a data-parallel training has them: busy, then idle, then busy again."""
+"""Run several processes on the job's GPUs, as in data-parallel training: busy, then idle, then busy again."""
 
 import argparse
 import multiprocessing
@@ -10,18 +10,18 @@ import gpu
 
 
 def worker(rank: int, options: argparse.Namespace) -> None:
-    """One rank, on the GPU of its number modulo how many there are."""
+    """Run one rank on the GPU with its number modulo the number of GPUs."""
     device, buffer = gpu.start(options, ordinal=rank % options.gpus)
-    gpu.say("busy", rank=rank, seconds=options.busy)
+    gpu.log("busy", rank=rank, seconds=options.busy)
     device.compute(options.busy)
-    gpu.say("idle", rank=rank, seconds=options.idle)
+    gpu.log("idle", rank=rank, seconds=options.idle)
     time.sleep(options.idle)
     device.compute(options.again)
     sys.exit(gpu.finish(device, buffer))
 
 
 def main() -> int:
-    """Runs the workload. CUDA does not survive a fork: each rank is a fresh process."""
+    """Run the workload. Ranks are spawned, because CUDA does not survive a fork."""
     parser = gpu.parser(__doc__)
     parser.add_argument("--processes", type=int, default=2, metavar="N", help="number of processes")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="number of GPUs to spread them over")

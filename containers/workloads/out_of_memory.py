@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""Takes device memory until there is none left, and ends as programs do then: with an error and status 1."""
+"""Allocate device memory until none is left, and exit with an error and status 1, as programs do then."""
 
 import sys
 
@@ -8,9 +8,9 @@ from cuda.bindings import driver
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
-    parser.add_argument("--step-mib", type=int, default=4096, metavar="N", help="memory taken at a time")
+    parser.add_argument("--step-mib", type=int, default=4096, metavar="N", help="size of each allocation")
     parser.add_argument("--compute", type=float, default=0.2, metavar="S", help="seconds of computing after each step")
     options = parser.parse_args()
     device, _buffer = gpu.start(options)
@@ -21,7 +21,7 @@ def main() -> int:
             held_mib += options.step_mib
             device.compute(options.compute)
     except gpu.CudaError as error:
-        gpu.say("failed", held_mib=held_mib, error=error.code.name)
+        gpu.log("failed", held_mib=held_mib, error=error.code.name)
         if error.code != driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             raise
         sys.stderr.write("CUDA out of memory\n")

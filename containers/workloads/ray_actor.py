@@ -1,5 +1,5 @@
 #!/opt/programs/bin/python
-"""Ray on one node: tasks load batches into its object store, and an actor that holds GPU memory trains on them.
+"""Run Ray on one node: tasks load batches into its object store, and an actor that holds GPU memory trains on them.
 
 At the end it repeats the training alone and compares, and starts another actor, which needs another worker process.
 """
@@ -13,22 +13,22 @@ import gpu
 import ray
 
 OBJECT_BYTES = 16 << 20
-"""Ray copies objects above 100 KiB into its object store."""
+"""Size of an object; Ray copies objects above 100 KiB into its object store."""
 
 
 def batch(step: int) -> bytes:
-    """Returns the batch of a step."""
+    """Return the batch of a step."""
     return hashlib.sha256(b"%d" % step).digest() * (1 << 15)
 
 
 def trained(state: bytes, parameters: bytes, loaded: bytes) -> bytes:
-    """Returns the state after a step of the training."""
+    """Return the state after a step of the training."""
     return hashlib.sha256(state + parameters + loaded).digest()
 
 
 @ray.remote(num_cpus=1)
 def load(step: int) -> bytes:
-    """A task: loads the batch of a step into the object store."""
+    """Load the batch of a step into the object store, as a task."""
     return batch(step)
 
 
@@ -37,24 +37,24 @@ class Trainer:
     """An actor with a state and GPU memory."""
 
     def __init__(self, memory_mib: int) -> None:
-        """Takes the GPU memory."""
+        """Allocate the GPU memory."""
         self._gpu = gpu.Gpu()
         self._buffer = self._gpu.hold(memory_mib * gpu.MIB, seed=os.getpid())
         self._state = b""
 
     def start(self) -> str:
-        """Returns the ID of the GPU."""
+        """Return the ID of the GPU."""
         return self._gpu.uuid
 
     def train(self, parameters: bytes, loaded: bytes) -> bytes:
-        """Trains on a batch; returns the state."""
+        """Train on a batch; return the state."""
         self._gpu.activate()
         self._gpu.compute(0.02)
         self._state = trained(self._state, parameters, loaded)
         return self._state
 
     def intact(self) -> bool:
-        """Returns whether the GPU memory holds what was put there."""
+        """Return whether the GPU memory still contains its pattern."""
         self._gpu.activate()
         return self._gpu.intact(self._buffer)
 
@@ -64,12 +64,12 @@ class Reader:
     """An actor that is started after the training."""
 
     def digest(self, value: bytes) -> bytes:
-        """Returns the digest of an object."""
+        """Return the digest of an object."""
         return hashlib.sha256(value).digest()
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
     parser.add_argument("--until", required=True, metavar="FILE", help="train until this file exists")
     parser.add_argument("--every", type=float, default=0.5, metavar="S", help="seconds between two steps")
@@ -79,21 +79,21 @@ def main() -> int:
     parameters = os.urandom(OBJECT_BYTES)
     stored = ray.put(parameters)
     trainer = Trainer.remote(options.memory_mib)
-    gpu.say("start", gpu=ray.get(trainer.start.remote()), memory_mib=options.memory_mib)
+    gpu.log("start", gpu=ray.get(trainer.start.remote()), memory_mib=options.memory_mib)
     step, state = 0, b""
     while not os.path.exists(options.until):  # noqa: PTH110 - once a step
         step += 1
         state = ray.get(trainer.train.remote(stored, load.remote(step)))
-        gpu.say("step", number=step, clock=f"{time.monotonic():.3f}")
+        gpu.log("step", number=step, clock=f"{time.monotonic():.3f}")
         time.sleep(options.every)
     expected = b""
     for number in range(1, step + 1):
         expected = trained(expected, parameters, batch(number))
-    gpu.say("trained", state="identical" if state == expected else "different")
+    gpu.log("trained", state="identical" if state == expected else "different")
     found = ray.get(Reader.remote().digest.remote(stored)) == hashlib.sha256(parameters).digest()
-    gpu.say("read", object="identical" if found else "different")
+    gpu.log("read", object="identical" if found else "different")
     intact = ray.get(trainer.intact.remote())
-    gpu.say("end", memory="intact" if intact else "damaged")
+    gpu.log("end", memory="intact" if intact else "damaged")
     ray.shutdown()
     return 0 if intact else 9
 

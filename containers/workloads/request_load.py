@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Sends requests to a llama.cpp server: first as fast as it serves them, then four times as fast, until ended."""
+"""Send requests to a llama.cpp server: first as fast as it serves them, then four times as fast, until killed."""
 
 import argparse
 import json
@@ -13,26 +13,26 @@ CLIENTS = 4
 BODY = {"prompt": "one two three", "ignore_eos": True, "cache_prompt": False}
 
 
-def say(phase: str, **values: object) -> None:
-    """One line, as those of the other workloads."""
+def log(phase: str, **values: object) -> None:
+    """Print one line in the format of the other workloads."""
     print(f"{time.time():.3f} pid={os.getpid()}", phase, *(f"{k}={v}" for k, v in values.items()), flush=True)
 
 
-def ask(options: argparse.Namespace) -> None:
-    """Sends one request and waits for its answer."""
+def send(options: argparse.Namespace) -> None:
+    """Send one request and wait for its response."""
     body = json.dumps({**BODY, "n_predict": options.tokens}).encode()
     with urllib.request.urlopen(f"{options.url}/completion", body, timeout=600) as response:  # noqa: S310
         response.read()
 
 
 def served_per_second(options: argparse.Namespace) -> float:
-    """The requests that the server completes per second while a few clients wait for their answers."""
+    """Return the requests that the server completes per second while a few clients wait for their responses."""
     began = time.monotonic()
     times: list[float] = []
 
     def client() -> None:
         while time.monotonic() < began + options.measure:
-            ask(options)
+            send(options)
             times.append(time.monotonic())
 
     clients = [threading.Thread(target=client) for _ in range(CLIENTS)]
@@ -44,18 +44,18 @@ def served_per_second(options: argparse.Namespace) -> float:
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     form = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=form)
     parser.add_argument("url", help="root of the server, such as http://c1:8000")
-    parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="tokens of an answer")
+    parser.add_argument("--tokens", type=int, default=4000, metavar="N", help="tokens of a response")
     parser.add_argument("--measure", type=float, default=5.0, metavar="S", help="seconds in which the rate is measured")
-    parser.add_argument("--factor", type=float, default=4.0, metavar="N", help="arrivals by service in the overload")
+    parser.add_argument("--factor", type=float, default=4.0, metavar="N", help="arrival rate by service rate")
     options = parser.parse_args()
     rate = options.factor * served_per_second(options)
-    say("overload", per_second=f"{rate:.2f}")
+    log("overload", per_second=f"{rate:.2f}")
     while True:
-        threading.Thread(target=ask, args=(options,), daemon=True).start()
+        threading.Thread(target=send, args=(options,), daemon=True).start()
         time.sleep(1 / rate)
 
 

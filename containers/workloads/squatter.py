@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""Pins most of a GPU's memory and never computes: what a forgotten notebook does."""
+"""Hold most of a GPU's memory and never compute, like a forgotten notebook."""
 
 import sys
 import time
@@ -8,13 +8,13 @@ import gpu
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
     parser.set_defaults(memory_mib=40000)
-    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="how long")
+    parser.add_argument("--seconds", type=float, default=600, metavar="S", help="duration in seconds")
     options = parser.parse_args()
     device, buffer = gpu.start(options)
-    gpu.say("squatting", seconds=options.seconds)
+    gpu.log("squatting", seconds=options.seconds)
     time.sleep(options.seconds)
     return gpu.finish(device, buffer)
 

@@ -1,5 +1,5 @@
 #!/opt/slurm-affinode/bin/python
-"""One task of a job array: computes as many seconds as its number says, then idles for as many.
+"""Run one task of a job array: compute for as many seconds as its number, then stay idle for as many.
 
 sbatch --array=1-4 --partition=gpu --gres=gpu:1 --wrap /usr/local/share/workloads/task_array.py
 """
@@ -12,7 +12,7 @@ import gpu
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
     parser.add_argument("--unit", type=float, default=1, metavar="S", help="seconds for each unit of the task's number")
     options = parser.parse_args()
@@ -21,9 +21,9 @@ def main() -> int:
         parser.error("SLURM_ARRAY_TASK_ID is not set: start this with sbatch --array")
     seconds = int(task) * options.unit
     device, buffer = gpu.start(options)
-    gpu.say("busy", task=task, seconds=seconds)
+    gpu.log("busy", task=task, seconds=seconds)
     device.compute(seconds)
-    gpu.say("idle", task=task, seconds=seconds)
+    gpu.log("idle", task=task, seconds=seconds)
     time.sleep(seconds)
     return gpu.finish(device, buffer)
 

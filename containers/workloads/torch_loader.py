@@ -1,7 +1,7 @@
 #!/opt/programs/bin/python
-"""Reads batches from data loaders of PyTorch while the process holds GPU memory.
+"""Read batches from data loaders of PyTorch while the process holds GPU memory.
 
-One loader for each start method of its workers, all of which stay for two epochs. Each batch goes through a pinned
+There is one loader for each start method of workers, which persist for two epochs. Each batch goes through a pinned
 buffer to the GPU and back.
 """
 
@@ -25,7 +25,7 @@ BATCH = 2
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Random numbers that depend on the index alone, and who has made them: a process, and its how many-th they are."""
+    """Random numbers that depend only on the index, with the PID of the process that drew them and its count so far."""
 
     def __init__(self, length: int) -> None:
         self.length, self.made = length, 0
@@ -40,7 +40,7 @@ class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Shuffled(Sampler[int]):
-    """Another order in each epoch, the same in each loader."""
+    """A different order in each epoch, the same in each loader."""
 
     def __init__(self, length: int) -> None:
         self.length, self.epoch = length, 0
@@ -51,7 +51,7 @@ class Shuffled(Sampler[int]):
 
 
 class Transfer:
-    """A pinned buffer of the host and one of the GPU, each for one batch."""
+    """A pinned host buffer and a GPU buffer, each for one batch."""
 
     def __init__(self) -> None:
         self.size = BATCH * WIDTH * 4
@@ -60,7 +60,7 @@ class Transfer:
         self.pinned = torch.frombuffer((ctypes.c_char * self.size).from_address(self.address), dtype=torch.float32)
 
     def digest(self, batch: torch.Tensor) -> str:
-        """Returns the digest of a batch after its way to the GPU and back."""
+        """Return the digest of a batch after its way to the GPU and back."""
         self.pinned.copy_(batch.flatten())
         gpu.call(driver.cuMemcpyHtoD, self.device, self.address, self.size)
         self.pinned.zero_()
@@ -69,7 +69,7 @@ class Transfer:
 
 
 def loader(method: str, length: int, sharing: str) -> DataLoader[tuple[torch.Tensor, torch.Tensor]]:
-    """Returns a loader whose workers are started in this way, and share their batches with this strategy."""
+    """Return a loader whose workers are started by this method and share batches with this strategy."""
     return DataLoader(
         Numbers(length), batch_size=BATCH, sampler=Shuffled(length), num_workers=2,
         persistent_workers=True, multiprocessing_context=method, timeout=120,
@@ -78,12 +78,12 @@ def loader(method: str, length: int, sharing: str) -> DataLoader[tuple[torch.Ten
 
 
 def share(sharing: str, _: int) -> None:
-    """Sets the sharing strategy in a worker: one that is not forked does not inherit it."""
+    """Set the sharing strategy in a worker, which only forked workers inherit."""
     torch.multiprocessing.set_sharing_strategy(sharing)
 
 
 def expected(length: int, epochs: int) -> Iterator[str]:
-    """The digests of all batches, computed in this process alone."""
+    """Yield the digests of all batches, computed in this process alone."""
     alone = DataLoader(Numbers(length), batch_size=BATCH, sampler=Shuffled(length))
     for _ in range(epochs):
         for values, _ in alone:
@@ -91,13 +91,13 @@ def expected(length: int, epochs: int) -> Iterator[str]:
 
 
 def main() -> int:
-    """Runs the workload: each step takes a batch from every loader."""
+    """Run the workload: each step reads a batch from every loader."""
     parser = gpu.parser(__doc__)
-    parser.add_argument("--methods", default="fork,forkserver,spawn", metavar="LIST", help="how workers are started")
+    parser.add_argument("--methods", default="fork,forkserver,spawn", metavar="LIST", help="start methods of workers")
     parser.add_argument("--steps", type=int, default=20, metavar="N", help="batches of an epoch")
     parser.add_argument("--epochs", type=int, default=2, metavar="N", help="number of epochs")
     parser.add_argument("--every", type=float, default=0.5, metavar="S", help="seconds between two steps")
-    parser.add_argument("--sharing", default="file_descriptor", metavar="STRATEGY", help="how batches are shared")
+    parser.add_argument("--sharing", default="file_descriptor", metavar="STRATEGY", help="sharing strategy of batches")
     options = parser.parse_args()
     torch.multiprocessing.set_sharing_strategy(options.sharing)
     torch.set_num_threads(1)
@@ -113,17 +113,17 @@ def main() -> int:
                 seen[method].append(transfer.digest(values))
                 for pid, count in made.tolist():
                     makers[pid] = max(count, makers.get(pid, 0))
-            gpu.say("step", number=len(seen[method]))
+            gpu.log("step", number=len(seen[method]))
             time.sleep(options.every)
-    gpu.say("workers", counts=",".join(str(count) for count in sorted(makers.values())))
+    gpu.log("workers", counts=",".join(str(count) for count in sorted(makers.values())))
     children = [child for child in multiprocessing.active_children() if child.pid in makers]
     loaders.clear()
     for child in children:
         child.join(30)
-    gpu.say("exited", codes=",".join(str(child.exitcode) for child in children))
+    gpu.log("exited", codes=",".join(str(child.exitcode) for child in children))
     wanted = list(expected(length, options.epochs))
     for method, digests in seen.items():
-        gpu.say("sequence", method=method, batches="identical" if digests == wanted else "different")
+        gpu.log("sequence", method=method, batches="identical" if digests == wanted else "different")
     return gpu.finish(device, buffer)
 
 

@@ -1,5 +1,5 @@
 #!/opt/programs/bin/python
-"""A rank of a data-parallel training with PyTorch on the CPU (backend gloo), which holds memory of its GPU.
+"""Run a rank of a data-parallel training with PyTorch on the CPU (backend gloo) while it holds memory of its GPU.
 
 Started by torchrun or accelerate launch. At the end each rank repeats the training of all ranks alone and compares.
 """
@@ -18,19 +18,19 @@ WIDTH = 64
 
 
 def model() -> nn.Module:
-    """Returns the untrained model, the same for all ranks."""
+    """Return the untrained model, the same for all ranks."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 
 
 def loss(trained: nn.Module, rank: int, step: int) -> torch.Tensor:
-    """Returns the loss of a rank in a step."""
+    """Return the loss of a rank in a step."""
     batch = torch.rand(8, WIDTH, generator=torch.Generator().manual_seed(step * 100 + rank))
     return trained(batch).square().mean()
 
 
 def digest(trained: nn.Module) -> str:
-    """Returns the digest of all parameters."""
+    """Return the digest of all parameters."""
     found = hashlib.sha256()
     for parameter in trained.parameters():
         found.update(parameter.detach().numpy())
@@ -38,7 +38,7 @@ def digest(trained: nn.Module) -> str:
 
 
 def alone(ranks: int, steps: int) -> str:
-    """Returns the digest after the same training in this process alone."""
+    """Return the digest after the same training in this process alone."""
     trained = model()
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
     for step in range(1, steps + 1):
@@ -50,9 +50,9 @@ def alone(ranks: int, steps: int) -> str:
 
 
 def main() -> int:
-    """Runs the workload."""
+    """Run the workload."""
     parser = gpu.parser(__doc__)
-    parser.add_argument("--accelerate", action="store_true", help="train through the library accelerate")
+    parser.add_argument("--accelerate", action="store_true", help="use the library accelerate")
     parser.add_argument("--until", required=True, metavar="FILE", help="train until this file exists")
     parser.add_argument("--every", type=float, default=0.5, metavar="S", help="seconds between two steps")
     options = parser.parse_args()
@@ -77,12 +77,12 @@ def main() -> int:
         optimizer.zero_grad()
         backward(loss(trained, rank, step))
         optimizer.step()
-        gpu.say("step", number=step, rank=rank)
+        gpu.log("step", number=step, rank=rank)
         time.sleep(options.every)
         ended[0] = os.path.exists(options.until)  # noqa: PTH110 - once a step
         distributed.broadcast(ended, 0)
     same = digest(trained) == alone(distributed.get_world_size(), step)
-    gpu.say("trained", rank=rank, parameters="identical" if same else "different")
+    gpu.log("trained", rank=rank, parameters="identical" if same else "different")
     distributed.destroy_process_group()
     return gpu.finish(device, buffer)
 

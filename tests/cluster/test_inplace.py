@@ -115,7 +115,7 @@ def move(number):
 def work(number):
     device = gpu.Gpu()
     device.hold(50 << 20)
-    gpu.say("listening")
+    gpu.log("listening")
     poll = selectors.DefaultSelector()
     poll.register(listener, selectors.EVENT_READ)
     while True:
@@ -143,7 +143,7 @@ while True:
     time.sleep(0.1)
     for number, pid in enumerate(workers):
         if time.monotonic() - struct.unpack_from("d", moved, 8 * number)[0] > 3:
-            gpu.say("has not moved", worker=pid)
+            gpu.log("has not moved", worker=pid)
             os.kill(pid, signal.SIGKILL)
 """
 

@@ -49,7 +49,7 @@ count = bytearray(8) if shared is None else shared.buf
 while not os.path.exists("{END}"):
     number = int.from_bytes(count[:8], "little") + 1
     count[:8] = number.to_bytes(8, "little")
-    gpu.say("step", number=number)
+    gpu.log("step", number=number)
     time.sleep(0.3)
 if shared is not None:
     shared.unlink()
@@ -240,7 +240,7 @@ def accept(listener):
 device = gpu.Gpu()
 buffer = device.hold({MEMORY_MIB} << 20)
 listener = socket.create_server(("", 8001))
-gpu.say("listening")
+gpu.log("listening")
 number, request = 0, b""
 while b"/stop" not in request:
     with accept(listener) as connection:

@@ -26,7 +26,7 @@ device.hold(200 << 20)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind("{PATH}")
 listener.listen()
-gpu.say("listening")
+gpu.log("listening")
 while True:
     connection, _ = listener.accept()
     while received := connection.recv(100):

@@ -193,13 +193,13 @@ def wait(name):
     while not pathlib.Path("/home/alice", name).exists():
         time.sleep(0.1)
 device = gpu.Gpu()
-gpu.say("waits")
+gpu.log("waits")
 wait("fill")
 held = [device.hold(64 << 20, seed=number) for number in range(6)]
-gpu.say("filled")
+gpu.log("filled")
 wait("check")
 intact = all(device.intact(one) for one in held)
-gpu.say("checked", memory="intact" if intact else "damaged")
+gpu.log("checked", memory="intact" if intact else "damaged")
 for one in held:
     call(driver.cuMemFree, one.address)
 wait("end")

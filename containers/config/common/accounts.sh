@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The cluster's accounts, QOS and users, made once. Runs where slurmctld runs, beside it.
+# Create the accounts, QOS and users of the cluster once. Runs in the container of slurmctld.
 set -euo pipefail
 
 wait_s=90
 sacctmgr() { command sacctmgr --immediate --quiet "$@" >/dev/null; }
 
-# slurmctld registers the TRES that limits name, and the cluster itself.
+# slurmctld registers the cluster, and the TRES that are named in limits.
 waited=0
 until [ "$(scontrol ping 2>/dev/null | grep -c 'is UP')" -ge 1 ] \
   && command sacctmgr --noheader --parsable2 show tres type=gres 2>/dev/null | grep -q '|gpu|'; do
