@@ -202,7 +202,7 @@ def test_capabilities_in_the_manual_suffice_to_end_a_stopped_scrape() -> None:
 
     done = subprocess.run(
         [sys.executable, "-P", "-c", STOPPED_SCRAPE], capture_output=True, text=True, check=True, timeout=60,
-        preexec_fn=drop_others,  # noqa: PLW1509 - it only makes system calls
+        preexec_fn=drop_others,
     )  # fmt: skip
     assert "timed out" in done.stdout
     assert done.stdout.splitlines()[-1] == "ended"
