@@ -11,6 +11,7 @@ import errno
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +27,20 @@ class NoAnswerError(TimeoutError):
 
     def __init__(self) -> None:
         super().__init__(errno.ETIMEDOUT, SILENT)
+
+
+def time_limit(seconds: float, what: str) -> Callable[[], None]:
+    """Return a function that raises ``TimeoutError`` about ``what`` when the time has passed.
+
+    For long loops over what a user controls, whose thread would run on after it was abandoned.
+    """
+    deadline = time.monotonic() + seconds
+
+    def check() -> None:
+        if time.monotonic() >= deadline:
+            raise TimeoutError(errno.ETIMEDOUT, f"this takes longer than {seconds:.0f} seconds", what)
+
+    return check
 
 
 class FileSystemCalls:

@@ -162,6 +162,7 @@ class Criu:
         ``timeout_s`` applies to freezing the tree and to the whole dump; when it expires CRIU is killed, which may
         damage the tree. Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full.
         """
+        deadline = time.monotonic() + timeout_s
         version = self.check()
         space = self._space(tree.init, DumpFailed)
         arguments = [
@@ -205,7 +206,8 @@ class Criu:
         missing = {one.inner for one in numbers} - set(inventory.pids)
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
-        kept = local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd)
+        left_s = max(1.0, deadline - time.monotonic())
+        kept = local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd, timeout_s=left_s)
         return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
 
     @contextmanager

@@ -32,7 +32,7 @@ from typing import TypeVar
 
 from slurm_affinode.base import json_values, pidfd
 from slurm_affinode.base.pidfd import ExhaustedError, Id, Process
-from slurm_affinode.base.timeouts import FileSystemCalls
+from slurm_affinode.base.timeouts import FileSystemCalls, time_limit
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, integer, message
 from slurm_affinode.checkpoint.image_store import DirectoryStore
@@ -121,25 +121,34 @@ def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *
     """
 
     def find() -> dict[tuple[str, str], NamedFile]:
+        check = time_limit(_ANSWER_S, "deleted files")
         return {
             (one.directory, name): NamedFile(one.directory, name, _aside(process, one.facts), one.facts.st_ino)
             for process, one in _nameless(tree)
             if not f"{one.directory}/".startswith(tuple(f"{place}/" for place in but))
-            for name in _names(process, one)
+            for name in _names(process, one, check)
             if not name.startswith(ASIDE)
         }
 
     found = _patiently(find)
     if not found:
         return
+    _encoded(owner, list(found.values()))  # before any is renamed
     done: list[NamedFile] = []
 
     def rename(root: int) -> None:
         done.extend(one for one in found.values() if _moved(root, one))
 
     _below(next(iter(tree)), owner, rename)
-    index = {"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in done]}
-    root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
+    root_directory.write(directory_fd, INDEX, _encoded(owner, done))
+
+
+def _encoded(owner: tuple[int, int], files: Sequence[NamedFile]) -> bytes:
+    """Return the contents of the index. Raises ``OSError`` if no restore would read it."""
+    data = json.dumps({"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in files]}).encode()
+    if len(data) > _LIMIT:
+        raise OSError(errno.E2BIG, f"their list is longer than {_LIMIT} bytes", "deleted files")
+    return data
 
 
 def put_in_place(init: Id, directory_fd: int, owner: tuple[int, int], *, wait_s: float = WAIT_S) -> None:
@@ -197,10 +206,11 @@ def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
                 _remove(parent, name, inode)
 
     def find() -> list[tuple[str, str, int]]:
+        check = time_limit(_ANSWER_S, "deleted files")
         return [
             (one.directory, name, one.facts.st_ino)
             for process, one in _nameless(tree)
-            for name in _names(process, one)
+            for name in _names(process, one, check)
             if not name.startswith(ASIDE) or name == _aside(process, one.facts)
         ]
 
@@ -331,8 +341,9 @@ def _listed_in(process: Process, directory: str) -> list[str]:
     return []
 
 
-def _names(process: Process, file: _Nameless) -> list[str]:
-    """Return the names of a file in its directory that a dump may have created."""
+def _names(process: Process, file: _Nameless, check: Callable[[], None]) -> list[str]:
+    """Return the names of a file in its directory that a dump may have created. Raises the error of ``check``."""
+    check()
     ours = {file.own} if file.own.endswith(_DELETED) else set()
     found = []
     with suppress(OSError):

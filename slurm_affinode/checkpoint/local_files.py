@@ -17,17 +17,22 @@ another process. ``torch_shm_manager``, which removes such files when their user
 memory, and these files are included.
 
 When the job has left the node, its copies there are removed (``leave``): shared memory would hold host memory, and a
-job that returns with newer contents could not be restored. A file that was changed or is open elsewhere stays.
+job that returns with newer contents could not be restored. A file that was changed, or that another process of its user
+has open, stays.
+
+Users choose the number of their files and their file systems, so a dump has a time limit.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import mmap
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -37,7 +42,7 @@ from pathlib import Path
 
 from slurm_affinode.base import json_values, kernel_text
 from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, ProcessGoneError, processes
-from slurm_affinode.base.timeouts import FileSystemCalls
+from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError, time_limit
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.created_files import CreatedFiles, FileIdentity
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
@@ -60,8 +65,16 @@ _TENSOR = re.compile(rb"/(torch_[0-9]{1,10}_[0-9]{1,10}_[0-9]{1,20})\0")
 """PyTorch's ``NewProcessWideShmHandle``: PID, random number, counter."""
 _MOST_MEMORY = 1 << 30
 """Of a manager. Observed with PyTorch 2.6: 70 MiB."""
+_MOST_NAMES = 100_000
+"""In the memory of a manager."""
 _UNREADABLE = "the image's list of temporary files cannot be read"
 _KINDS = ("file", "fifo", "directory", "link")
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_AT_EMPTY_PATH, _AT_STATX_DONT_SYNC, _STATX_INO = 0x1000, 0x4000, 0x100
+_STATX = struct.Struct("=32xQ96xII112x")
+"""``struct statx``: the inode number, and major and minor number of the device."""
+Check = Callable[[], None]
+"""Raises ``OSError`` when the time limit has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +90,33 @@ class LocalFile:
     size: int = 0
 
 
-def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLACES) -> int:
+def save(
+    tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLACES, timeout_s: float = _ANSWER_S
+) -> int:  # fmt: skip
     """Copy node-local files into CRIU's directory while the tree is stopped; return the bytes copied.
 
-    Raises ``DumpFailed`` and ``DumpNoRoom``. The user may still continue or end a process, so each process is held, and
-    the file that is copied is the one that was checked.
+    Raises ``DumpFailed``, also when it times out, and ``DumpNoRoom``. The user may still continue or end a process, so
+    each process is held, and the file that is copied is the one that was checked.
     """
+    check, target = time_limit(timeout_s, "files of the job"), os.dup(directory_fd)
+
+    def call() -> int:
+        try:
+            return _save(tree, target, places, check)
+        finally:
+            os.close(target)
+
+    try:
+        # A file system that does not respond delays the other jobs of the node no longer than that.
+        return FileSystemCalls(None, look_s=timeout_s + _ANSWER_S)(call)
+    except NoAnswerError as error:
+        raise DumpFailed(f"a temporary file of the job cannot be kept: {error.strerror}") from None
+
+
+def _save(tree: Collection[Id], directory_fd: int, places: Sequence[str], check: Check) -> int:
     found: dict[str, LocalFile] = {}
     originals: dict[str, list[int]] = {}
-    total = 0
+    total = promised = 0
     with ExitStack() as stack:
         try:
             held = _held(tree, stack)
@@ -95,8 +126,9 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
             root = held[0].open("root", os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, root)
             for path in _sockets(held, places):
+                check()
                 found.update({above.path: above for above in _above(path, owner[0], root, places)})
-            for file, names in chain(_open_files(held, places), _shared_tensors(held, root, places)):
+            for file, names in chain(_open_files(held, places, check), _shared_tensors(held, root, places, check)):
                 path, facts = names[0], os.fstat(file)
                 if facts.st_uid != owner[0] or found.keys() >= set(names):
                     continue
@@ -106,10 +138,11 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
                 if path in found:
                     pass
                 elif stat.S_ISREG(facts.st_mode):
-                    _check_room(directory_fd, facts.st_size, path)
+                    _check_room(directory_fd, promised + facts.st_size, path)
+                    promised += _holes(facts)
                     name = f"local-{len(found)}"
                     found[path] = LocalFile(path, "file", mode, name, facts.st_size)
-                    total += _copy_in(file, directory_fd, name)
+                    total += _copy_in(file, directory_fd, name, facts.st_size, check)
                     originals.update(dict.fromkeys(names, _identity(facts)))
                 elif stat.S_ISFIFO(facts.st_mode):
                     found[path] = LocalFile(path, "fifo", mode)
@@ -120,14 +153,24 @@ def save(tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLA
             if found:
                 files = [asdict(one) for one in found.values()]
                 index = {"uid": owner[0], "gid": owner[1], "files": files, "originals": originals}
-                root_directory.write(directory_fd, INDEX, json.dumps(index).encode())
+                check()
+                root_directory.write(directory_fd, INDEX, _encoded(index))
                 links = [one.path for one in found.values() if one.kind == "link"]
                 _remove_remaps(links, root, User(*owner))
+            check()
             deleted_files.set_aside([one.id for one in held], directory_fd, owner, but=places)
         except OSError as error:
             kind = DumpNoRoom if error.errno in root_directory.FULL else DumpFailed
             raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
     return total
+
+
+def _encoded(index: Mapping[str, object]) -> bytes:
+    """Return the contents of the index. Raises ``OSError`` if no restore would read it."""
+    data = json.dumps(index).encode()
+    if len(data) > _LIMIT:
+        raise OSError(errno.E2BIG, f"their list is longer than {_LIMIT} bytes", "files of the job")
+    return data
 
 
 def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
@@ -145,7 +188,7 @@ def _held(tree: Collection[Id], stack: ExitStack) -> list[Process]:
 
 
 def _check_room(directory_fd: int, size: int, path: str) -> None:
-    """Raise ``OSError`` if the size, holes included, exceeds the room.
+    """Raise ``OSError`` if the size, holes of all files included, exceeds the room.
 
     To digest and copy a huge hole could take days.
     """
@@ -154,25 +197,30 @@ def _check_room(directory_fd: int, size: int, path: str) -> None:
         raise OSError(errno.ENOSPC, f"it has {size} bytes, more than there is room for", path)
 
 
-def _open_files(tree: Sequence[Process], places: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def _holes(facts: os.stat_result) -> int:
+    return max(0, facts.st_size - facts.st_blocks * 512)
+
+
+def _open_files(tree: Sequence[Process], places: Sequence[str], check: Check) -> Iterator[tuple[int, list[str]]]:
     """Yield the files that descriptors, mappings and working directories refer to, with their names.
 
     A file has several names if CRIU gave it one. Each descriptor (``O_PATH``) is valid until the next iteration.
     """
     for process in tree:
-        for file, path in _files_of(process, places):
-            names = _names_left(file, path, process) if path.endswith(_DELETED) else [path]
+        for file, path in _files_of(process, places, check):
+            names = _names_left(file, path, process, check) if path.endswith(_DELETED) else [path]
             if names:
                 yield file, names
 
 
-def _files_of(process: Process, places: Sequence[str]) -> Iterator[tuple[int, str]]:
+def _files_of(process: Process, places: Sequence[str], check: Check) -> Iterator[tuple[int, str]]:
     """Yield a descriptor (``O_PATH``, valid until the next iteration) and the path of each file in these places."""
     links = ["cwd"]
     for directory in ("fd", "map_files"):
         with suppress(OSError):
             links += [f"{directory}/{name}" for name in process.names(directory)]
     for link in links:
+        check()
         with suppress(OSError):
             if not process.link(link).startswith(tuple(f"{place}/" for place in places)):  # excludes "pipe:[1]"
                 continue
@@ -185,14 +233,17 @@ def _files_of(process: Process, places: Sequence[str]) -> Iterator[tuple[int, st
                 os.close(file)
 
 
-def _shared_tensors(tree: Sequence[Process], root: int, places: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+def _shared_tensors(
+    tree: Sequence[Process], root: int, places: Sequence[str], check: Check
+) -> Iterator[tuple[int, list[str]]]:
     """Yield the files of a PyTorch program, open or not, with their names. Raises ``OSError``.
 
     Some have been removed: their names are still in the memory of the manager. Each descriptor (``O_PATH``) is valid
     until the next iteration.
     """
     for process in tree:
-        for name in _names_in_memory(process) if _is_manager(process) else ():
+        for name in _names_in_memory(process, check) if _is_manager(process) else ():
+            check()
             path = f"{_SHARED_MEMORY}/{name}"
             with suppress(OSError):
                 parent = root_directory.open_below(root, _SHARED_MEMORY)
@@ -213,8 +264,11 @@ def _is_manager(process: Process) -> bool:
     return False
 
 
-def _names_in_memory(process: Process) -> list[str]:
-    """Return the names of shared memory in the heap of a process. Raises ``OSError``, also if its heap is too large."""
+def _names_in_memory(process: Process, check: Check) -> list[str]:
+    """Return the names of shared memory in the heap of a process.
+
+    Raises ``OSError``, also if its heap is too large, or has too many names.
+    """
     areas = []
     for line in process.text("maps").split("\n"):
         words = line.split(None, 5)
@@ -231,10 +285,13 @@ def _names_in_memory(process: Process) -> list[str]:
         for first, last in areas:
             at, tail = first, b""
             while at < last:
+                check()
                 chunk = b""
                 with suppress(OSError):  # a guard page
                     chunk = os.pread(memory, min(_CHUNK, last - at), at)
                 found.update(_TENSOR.findall(tail + chunk))
+                if len(found) > _MOST_NAMES:
+                    raise OSError(errno.E2BIG, f"{_MANAGER} has more than {_MOST_NAMES} names", _SHARED_MEMORY)
                 tail = chunk[-_LONGEST_NAME:]
                 at += len(chunk) or mmap.PAGESIZE
     finally:
@@ -264,7 +321,7 @@ def _is_below(path: str, places: Sequence[str]) -> bool:
     return path.startswith(tuple(f"{place}/" for place in places)) and ".." not in path.split("/")
 
 
-def _names_left(file: int, path: str, process: Process) -> list[str]:
+def _names_left(file: int, path: str, process: Process, check: Check) -> list[str]:
     """Return the remaining names of a removed file in its directory, the one made for the dump last.
 
     The list is empty without a name made for the dump.
@@ -278,6 +335,7 @@ def _names_left(file: int, path: str, process: Process) -> list[str]:
         parent = root_directory.open_below(root, directory)
         try:
             for name in root_directory.names(parent):
+                check()
                 with suppress(FileNotFoundError):
                     if os.path.samestat(os.stat(name, dir_fd=parent, follow_symlinks=False), facts):
                         names.append(name)
@@ -327,23 +385,31 @@ def _above(path: str, uid: int, root: int, places: Sequence[str]) -> list[LocalF
     return found
 
 
-def _copy_in(file: int, directory_fd: int, name: str) -> int:
-    """Copy a file into the image. Blocks of zeros become holes."""
-    source = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_CLOEXEC)
+def _copy_in(file: int, directory_fd: int, name: str, size: int, check: Check) -> int:
+    """Copy the first ``size`` bytes of a file into the image. Blocks of zeros become holes.
+
+    The user may change its size meanwhile, or have a lease on it (``F_SETLEASE``), for which ``open(2)`` would wait.
+    """
+    try:
+        source = os.open(f"/proc/self/fd/{file}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except BlockingIOError as error:
+        path = os.readlink(f"/proc/self/fd/{file}")  # noqa: PTH115 - of a descriptor
+        raise OSError(error.errno, "a process has a lease on it", path) from None
     try:
         target = os.open(name, _NEW, root_directory.FILE_MODE, dir_fd=directory_fd)
         try:
-            return _copy(source, target)
+            return _copy(source, target, size, check)
         finally:
             os.close(target)
     finally:
         os.close(source)
 
 
-def _copy(source: int, target: int) -> int:
-    size, at = os.fstat(source).st_size, 0
+def _copy(source: int, target: int, size: int, check: Check = lambda: None) -> int:
+    at = 0
     while (at := _next_data(source, at, size)) < size:
-        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE))
+        check()
+        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE), size)
         chunk = os.pread(source, end - at, at)
         if not chunk:
             break
@@ -380,7 +446,7 @@ def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = 
 
     ``directory_fd``: CRIU's directory in the image; it is not verified, so ``owner`` is the UID and GID of the job. A
     file is removed with the owner's rights, and only if it is the one that was copied, is unchanged since, and no
-    process has it open.
+    process of the owner has it open.
     """
     removed: list[str] = []
 
@@ -405,7 +471,7 @@ def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = 
             if _is_below(path, places) and "\0" not in path
         }
         if originals:
-            used = _used(places, proc)
+            used = _used(places, owner[0], proc)
             FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(User(*owner), remove))
     return removed
 
@@ -457,13 +523,28 @@ def _is_unused(identity: Sequence[int], used: Collection[tuple[int, int]], facts
     return _identity(facts) == identity and _inode(facts) not in used
 
 
-def _used(places: Sequence[str], proc: Path) -> set[tuple[int, int]]:
-    """Return device and inode of the files in these places that any process of the node has open or mapped."""
-    found = set()
+def _used(places: Sequence[str], uid: int, proc: Path) -> set[tuple[int, int]]:
+    """Return device and inode of the files in these places that processes of a user have open or mapped.
+
+    Those of other users do not count: they could have millions of files open, and delay the jobs of this user. Raises
+    ``OSError``.
+    """
+    found: set[tuple[int, int]] = set()
+    check = time_limit(_ANSWER_S, "files of the user")
     for process in processes(proc=proc):
-        for file, _ in _files_of(process, places):
-            found.add(_inode(os.fstat(file)))
+        with suppress(ProcessGoneError):
+            if str(uid) in process.status().get("Uid", "").split():
+                found.update(inode for file, _ in _files_of(process, places, check) if (inode := _known_inode(file)))
     return found
+
+
+def _known_inode(file: int) -> tuple[int, int] | None:
+    """Return device and inode of a file without asking a file server; ``None`` on a FUSE that is closed to root."""
+    facts = ctypes.create_string_buffer(_STATX.size)
+    if _LIBC.statx(file, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, _STATX_INO, facts) != 0:
+        return None
+    number, major, minor = _STATX.unpack(facts.raw)
+    return os.makedev(major, minor), number
 
 
 def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
@@ -502,7 +583,7 @@ def put_back(
     made: dict[str, tuple[int, int]] = {}
     identities: dict[str, FileIdentity] = {}
     try:
-        leftovers = _Leftovers(known, user.uid, _used(places, proc) if known else ())
+        leftovers = _Leftovers(known, user.uid, _used(places, user.uid, proc) if known else ())
         with Process(init.pid, started=init.started, proc=proc) as process:
             root = process.open("root", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
@@ -597,7 +678,7 @@ class _Leftovers:
     """Path -> the file that a restore of the job has created there."""
     uid: int
     used: Collection[tuple[int, int]]
-    """Device and inode of the files that a process has open or mapped."""
+    """Device and inode of the files that a process of the user has open or mapped."""
 
     def remove(self, parent: int, one: LocalFile) -> None:
         """Remove an existing file with the rights of the user. Raises ``OSError`` if it may not be replaced."""
@@ -664,7 +745,7 @@ def _fill(root: int, one: LocalFile, made: tuple[int, int], identity: FileIdenti
     try:
         if _inode(os.fstat(fd)) != made or FileIdentity.of(fd) != identity:
             raise OSError(errno.EEXIST, "was replaced while it was created", one.path)
-        _copy(copy, fd)
+        _copy(copy, fd, os.fstat(copy).st_size)
         os.fchmod(fd, one.mode)
     finally:
         os.close(fd)

@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 from stalling import Stalling
 
+from slurm_affinode.base import timeouts
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.deleted_files import RemovedFile
@@ -262,3 +263,24 @@ def test_each_removed_name_of_a_file_is_restored(place: Place) -> None:
             assert place.names() > {"a (deleted)", "b (deleted)"}
             deleted_files.forget([ME], OWNER)
             assert place.names() == set()
+
+
+def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No restore of such an image would succeed. The names are left for ``forget``."""
+    with place.open_removed("a"):
+        deleted_files.give_names([ME], OWNER)
+        monkeypatch.setattr(deleted_files, "_LIMIT", 50)
+        with pytest.raises(OSError, match="list is longer than 50 bytes"):
+            deleted_files.set_aside([ME], place.images[0], OWNER)
+        assert place.names() == {"a (deleted)"}
+        deleted_files.forget([ME], OWNER)
+        assert place.names() == set()
+
+
+def test_search_for_names_times_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that has been abandoned must not search directories for hours."""
+    with place.open_removed("a"):
+        deleted_files.give_names([ME], OWNER)
+        monkeypatch.setattr(deleted_files, "time_limit", lambda seconds, what: timeouts.time_limit(0, what))
+        with pytest.raises(TimeoutError, match="takes longer than 0 seconds"):
+            deleted_files.set_aside([ME], place.images[0], OWNER)

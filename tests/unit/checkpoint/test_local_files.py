@@ -9,14 +9,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from stalling import Stalling
 
 from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint import local_files
 from slurm_affinode.checkpoint.interface import DumpFailed, DumpNoRoom, RestoreFailed
 from slurm_affinode.checkpoint.local_files import INDEX, leave, put_back, remove, save
 from slurm_affinode.checkpoint.user_files import User
@@ -413,6 +416,127 @@ def test_false_manager_gets_no_file_of_others(
         with pytest.raises(DumpFailed, match="has more than 1048576 bytes of memory"):
             save([process.id], place.fd, places=[SHM])
     assert list(place.image.iterdir()) == []
+
+
+def test_number_of_names_in_memory_is_limited(place: Place, manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gigabyte holds fifty million names: the agent would need more memory for them than the node has."""
+    for number in range(3):
+        manager.make(f"torch_6_{os.getpid()}_{number}", b"batch")
+    monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MOST_NAMES", 2, raising=False)
+    with manager.running() as process, pytest.raises(DumpFailed, match="has more than 2 names"):
+        save([process.id], place.fd, places=[SHM])
+
+
+_LEASES = """
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+fd = os.open(sys.argv[1], os.O_RDWR)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_leased_file_does_not_delay_dump(place: Place) -> None:
+    """The kernel lets a process that opens such a file wait for 45 seconds, for each of a thousand files."""
+    path = place.tmp / "leased"
+    path.write_bytes(b"x")
+    argv = [sys.executable, "-c", _LEASES, path]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        if holder.stdout.readline() != b"\n":
+            pytest.skip("the file system has no leases")
+        with pytest.raises(DumpFailed, match=r"a process has a lease on it: .*/leased"):
+            save([Process(holder.pid).id], place.fd, places=[str(place.tmp)])
+        holder.communicate()
+
+
+def test_dump_times_out(place: Place) -> None:
+    """A job may have more files, and directories with more names, than can be examined in hours."""
+    with (place.tmp / "file").open("w"), pytest.raises(DumpFailed, match="takes longer than 0 seconds"):
+        save([Process(os.getpid()).id], place.fd, places=[str(place.tmp)], timeout_s=0)
+    assert list(place.image.iterdir()) == []
+
+
+def test_file_that_grows_is_copied_up_to_its_size(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process of the user may make it larger than the room that was checked."""
+    with (place.tmp / "file").open("w+b") as file:
+        file.write(b"mine")
+        file.flush()
+
+        def grow(directory_fd: int, size: int, path: str) -> None:
+            file.truncate(1 << 40)
+            os.pwrite(file.fileno(), b"x", 1 << 39)
+
+        monkeypatch.setattr("slurm_affinode.checkpoint.local_files._check_room", grow)
+        assert place.save() == 4
+    assert (place.image / "local-0").read_bytes() == b"mine"
+
+
+def test_holes_of_all_files_need_room(place: Place) -> None:
+    room = os.statvfs(place.image)
+    with ExitStack() as stack:
+        for number in range(3):
+            file = stack.enter_context((place.tmp / f"hole-{number}").open("w+b"))
+            file.truncate(room.f_bavail * room.f_frsize // 2)
+        with pytest.raises(DumpNoRoom, match="more than there is room for"):
+            place.save()
+
+
+def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No restore of such an image would succeed."""
+    monkeypatch.setattr("slurm_affinode.checkpoint.local_files._LIMIT", 100)
+    with (place.tmp / ("x" * 100)).open("w"), pytest.raises(DumpFailed, match="list is longer than 100 bytes"):
+        place.save()
+
+
+@pytest.mark.parametrize("user", ["same", "other"])
+def test_file_on_silent_file_system_delays_no_removal(
+    place: Place, stalling: Callable[[Path], Stalling], user: str
+) -> None:
+    """Any user may mount one below ``/tmp``, such as sshfs or an AppImage."""
+    with (place.tmp / "psm").open("w+b") as file:
+        file.write(b"x")
+        file.flush()
+        place.save()
+    fuse = stalling(place.tmp / "mounted")
+    (fuse.path / "file").touch()
+    code = "import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); os.setuid(int(sys.argv[2]))\n"
+    code += "print(flush=True); sys.stdin.read()"
+    uid = "0" if user == "same" else "2001"
+    with subprocess.Popen([sys.executable, "-c", code, fuse.path / "file", uid], stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        fuse.stall()
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.extend(place.leave()), daemon=True)
+        thread.start()
+        thread.join(20)
+        fuse.go_on()
+        assert found == [str(place.tmp / "psm")]
+        other.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_open_files_of_other_users_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may have millions of files open, which would delay the jobs of this user for hours."""
+    with (place.tmp / "psm").open("w+b") as file:
+        file.write(b"x")
+        file.flush()
+        place.save()
+    seen: list[int] = []
+    files_of = local_files._files_of
+    monkeypatch.setattr(
+        local_files, "_files_of", lambda process, *rest: (seen.append(process.pid), files_of(process, *rest))[1]
+    )
+    code = "import os; os.setgid(2001); os.setuid(2001); print(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        assert place.leave() == [str(place.tmp / "psm")]
+        assert os.getpid() in seen
+        assert other.pid not in seen
+        other.communicate(b"\n")
 
 
 @pytest.mark.parametrize("other", ["contents", "longer", "directory", "symlink"])
