@@ -330,7 +330,7 @@ class JobRestorer:
         """Write the notice before the tree runs, so that it precedes the next output of the tree."""
         arrival = placing.arrival
         try:
-            self._parts.environments.write(arrival.job_id, arrival.gid, arrival.init)
+            self._parts.environments.write(arrival.job_id, arrival.uid, arrival.init)
         except OSError as error:
             self._parts.log.warning("job %s: its environment is not written: %s", arrival.job_id, error)
         if not self._parts.settings.notices:
