@@ -13,7 +13,7 @@ from zombie_samples import NOW, squatter
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_policy import parse_policy
-from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import Action, Policy, Settings, Stages
 from slurm_affinode.model.cluster import Job, Node
@@ -21,7 +21,7 @@ from slurm_affinode.model.finding import Finding
 from slurm_affinode.report.mail import Digest
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.zombies.act import execute
-from slurm_affinode.zombies.outcomes import Outcome, Tools, Who
+from slurm_affinode.zombies.outcomes import Outcome, Tools
 from slurm_affinode.zombies.recheck import Recheck
 
 STAGES = Stages(3600.0, 5400.0, 7200.0)

@@ -36,7 +36,7 @@ from slurm_affinode.cli.options import (
 )
 from slurm_affinode.cli.zombies import filters, prometheus_history
 from slurm_affinode.core.cleanup_plan import plan
-from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, Ledger, Policy
 from slurm_affinode.model.cluster import Job
@@ -45,12 +45,10 @@ from slurm_affinode.pipeline.mail_delivery import postman
 from slurm_affinode.report.mail import Digest, digest
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.slurm.interface import SlurmClient
-from slurm_affinode.zombies import act, exemptions, live, orphans
-from slurm_affinode.zombies import act as actions_of
-from slurm_affinode.zombies import find as workflow
+from slurm_affinode.zombies import act, audit, exemptions, find, live, orphans
 from slurm_affinode.zombies import mail as zombie_mail
 from slurm_affinode.zombies import policy as site_policy
-from slurm_affinode.zombies.outcomes import Outcome, Tools, Who
+from slurm_affinode.zombies.outcomes import Outcome, Tools
 from slurm_affinode.zombies.recheck import AskNode, Recheck
 
 QUIET = frozenset({"too-early", "told", "warned", "rule", "nobody", "same"})
@@ -104,7 +102,7 @@ class Asked:
     """Parameters of a clean-up command."""
 
     config: Config
-    request: workflow.Request
+    request: find.Request
     live: bool
     watch_s: float | None
     prometheus: bool
@@ -119,7 +117,7 @@ def _asked(
     config: Config, policy_path: Path | None, *, live: bool, watch_s: float | None, asked: bool, as_json: bool,
     everything: bool, kinds: tuple[str, ...], **filters: Any,
 ) -> Asked:  # fmt: skip
-    request = workflow.Request(
+    request = find.Request(
         kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
         variants=frozenset(kinds) & frozenset(VARIANTS), **filters,
     )  # fmt: skip
@@ -178,7 +176,7 @@ def clean(
         session.looked(decided, "clean")
         if not yes:
             return session.show([_planned(one) for one in decided], dry_run=True, untold=untold)
-        done = actions_of.execute(decided, session.tools)
+        done = act.execute(decided, session.tools)
         done += zombie_mail.tell(decided, session.tools, session.ledger)
         tried = {one.action.finding.key for one in done}
         rest = [one for one in decided if one.finding.key not in tried]
@@ -205,7 +203,7 @@ class Session:
     """One run of a command: its findings and dependencies."""
 
     asked: Asked
-    found: workflow.Found
+    found: find.Found
     log: ZombieLog
     tools: Tools
     ledger: Ledger
@@ -223,10 +221,10 @@ class Session:
         findings = [one for one in self.found.findings if one.key not in over]
         decided = plan(findings, self.asked.policy, self.ledger, now, looked_from=self.began)
         elsewhere = self._elsewhere(decided)
-        known = actions_of.opted_in(decided, self.tools.ask)
+        known = act.opted_in(decided, self.tools.ask)
         planned = plan(findings, self.asked.policy, self.ledger, now, opted_in=known.watched,
                        asleep=known.asleep, elsewhere=elsewhere, looked_from=self.began,
-                       parts=actions_of.parts(self.jobs or ()))  # fmt: skip
+                       parts=act.parts(self.jobs or ()))  # fmt: skip
         text = "it has ended, or begun anew, since accounting was read"
         return planned + [Action("none", one, "ended", text) for one in self.found.findings if one.key in over]
 
@@ -235,12 +233,12 @@ class Session:
         running = [one for one in self.found.findings if one.job is not None and one.job.running]
         if self.jobs is None or not running:
             return frozenset()
-        there = {run for job in self.jobs if job.allocated for run in (actions_of.run_of(job), (job.job_id, None))}
+        there = {run for job in self.jobs if job.allocated for run in (act.run_of(job), (job.job_id, None))}
         here = {_cluster(self.asked, self.found) or UNNAMED, UNNAMED}
         if any(one.cluster not in here for one in running):
             here.add(self.tools.slurm.config().get("ClusterName", ""))
         return frozenset(
-            one.key for one in running if one.cluster in here and one.job and actions_of.run_of(one.job) not in there
+            one.key for one in running if one.cluster in here and one.job and act.run_of(one.job) not in there
         )
 
     def _looked_at_all(self) -> list[str]:
@@ -264,7 +262,7 @@ class Session:
 
     def looked(self, decided: Sequence[Action], command: str) -> None:
         """Record the findings and decisions in the audit."""
-        self.log.record([actions_of.looked(decided, self.tools.who, self.tools.now(), command)])
+        self.log.record([audit.looked(decided, self.tools.who, self.tools.now(), command)])
 
     def show(
         self, outcomes: Sequence[Outcome], *, dry_run: bool, mails: Iterable[Digest] | None = None, untold: int = 0
@@ -370,17 +368,17 @@ def _session(asked: Asked) -> Iterator[Session]:
         yield Session(asked, found, log, tools, log.ledger(now()), began, jobs)
 
 
-def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> workflow.Found:
+def _find(asked: Asked, slurm: Callable[[], SlurmClient], step: Callable[[str], None]) -> find.Found:
     history = prometheus_history(asked.config, asked.request, step) if asked.prometheus else None
     if asked.live:
         return live.find_live(
             asked.config, asked.request, slurm=slurm, watch_s=asked.watch_s, history=history, step=step
         )
-    return workflow.find(asked.config, asked.request, slurm=slurm, history=history, step=step)
+    return find.find(asked.config, asked.request, slurm=slurm, history=history, step=step)
 
 
 def _take_in(  # noqa: PLR0917
-    asked: Asked, found: workflow.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
+    asked: Asked, found: find.Found, slurm: SlurmClient, log: ZombieLog, who: Who, ask: AskNode
 ) -> Sequence[Job]:
     """Store requests for exemption and, with --live, new epilog reports; return the jobs known to Slurm."""
     now, seen = datetime.now(UTC), found.snapshot
@@ -395,7 +393,7 @@ def _take_in(  # noqa: PLR0917
     return jobs
 
 
-def _cluster(asked: Asked, found: workflow.Found) -> str | None:
+def _cluster(asked: Asked, found: find.Found) -> str | None:
     """Return the name of this cluster in the database; ``None``: only Slurm knows it."""
     return found.snapshot.cluster if found.snapshot else asked.config.cluster.name
 

@@ -28,15 +28,13 @@ from slurm_affinode.cli.options import (
     warn,
     zone,
 )
-from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import RESULTS, Keep, Policy
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.slurm.client import open_client
-from slurm_affinode.zombies import audit, exemptions
-from slurm_affinode.zombies import find as workflow
+from slurm_affinode.zombies import exemptions, find
 from slurm_affinode.zombies import policy as site_policy
-from slurm_affinode.zombies.outcomes import Who
 
 _CHECK_EPILOG = """\b
 Examples:
@@ -124,8 +122,8 @@ def _replay(  # noqa: PLR0917
         for number in range(1, count + 1):
             moment = min(since + timedelta(seconds=number * look_s), until)
             try:
-                request = workflow.Request(until=moment, running_only=False)
-                looks.append(workflow.find(config, request, slurm=None, now=moment).findings)
+                request = find.Request(until=moment, running_only=False)
+                looks.append(find.find(config, request, slurm=None, now=moment).findings)
             except AffinodeError as error:
                 problem = str(error)
             advance(1)
@@ -214,7 +212,7 @@ def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int
         log = ZombieLog(store.engine)
         count = log.count_before(before)
         if yes:
-            count = audit.prune(log, before, Who.am_i(), now, "zombies history --prune")
+            count = log.prune(before, Who.am_i(), now, "zombies history --prune")
     if as_json:
         print_json({"before": before, "records": count, "deleted": yes})
         return 0

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import socket
+import uuid
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Connection, Engine, and_, delete, func, insert, or_, select, update
 
+from slurm_affinode.base.text import counted
+from slurm_affinode.base.times import named
+from slurm_affinode.base.users import name_of_user
 from slurm_affinode.db.engine import reading, write
 from slurm_affinode.db.journal import storable
 from slurm_affinode.db.tables import (
@@ -33,6 +40,22 @@ UNSEEN_MS = 86_400_000
 _DIGITS = 18
 """Longest number that fits an integer column in any case."""
 _TEXTS = ("run", "actor", "verb", "result", "reason", "cluster", "kind", "job", "user", "node", "rule")
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """The identity of this run in the audit."""
+
+    run: str
+    actor: str
+
+    @classmethod
+    def am_i(cls) -> Who:
+        """Return a new run of this process's user, with the user who called sudo, if any."""
+        name = name_of_user(os.getuid())
+        behind = os.environ.get("SUDO_USER")
+        actor = f"{name}@{socket.gethostname().partition('.')[0]}" + (f" (sudo: {behind})" if behind else "")
+        return cls(uuid.uuid4().hex[:12], actor)
 
 
 class ZombieLog:
@@ -89,13 +112,12 @@ class ZombieLog:
         with reading(self._engine) as connection:
             return int(connection.execute(query).scalar() or 0)
 
-    def delete_before(self, moment: datetime, told: AuditEntry) -> int:
-        """Delete records before ``moment`` and, in the same transaction, add ``told``; return the number deleted.
+    def prune(self, before: datetime, who: Who, now: datetime, why: str) -> int:
+        """Delete records older than ``before`` and return their number. The deletion is recorded with its reason.
 
-        Warnings, keeps and claims of that time no longer matter and are deleted as well. If no records are deleted,
-        ``told`` is not added.
+        Warnings, keeps and settled claims of that time are deleted as well, even if no record is that old.
         """
-        limit = _ms(moment)
+        limit = _ms(before)
 
         def work(connection: Connection) -> int:
             gone = connection.execute(delete(zombie_audit).where(zombie_audit.c.at_ms < limit)).rowcount
@@ -105,7 +127,8 @@ class ZombieLog:
             settled = until.between(FOREVER_MS, FOREVER_MS + limit - 1)
             connection.execute(delete(zombie_claims).where(or_(until < limit, settled)))
             if gone:
-                _append(connection, [_row(told)])
+                text = f"{counted(gone, 'record')} from before {named(before, UTC)} deleted: {why}"
+                _append(connection, [_row(AuditEntry(now, who.run, who.actor, "prune", "done", text))])
             return int(gone)
 
         return write(self._engine, work)
@@ -181,7 +204,7 @@ class ZombieLog:
         return write(self._engine, work)
 
     def settle(self, claim: str, run: str, now: datetime, until: datetime | None) -> None:
-        """Mark an action as done: no repetition before ``until`` (``None``: before ``delete_before`` deletes it)."""
+        """Mark an action as done: no repetition before ``until`` (``None``: before ``prune`` deletes it)."""
         until_ms = FOREVER_MS + _ms(now) if until is None else _ms(until)
         mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
         write(self._engine, lambda c: c.execute(update(zombie_claims).where(mine).values(until_ms=until_ms)))

@@ -22,7 +22,7 @@ from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError, unwritable
 from slurm_affinode.base.times import parse_span_s, utc
-from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.records import ReportRecord
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.ingest import IngestSummary
@@ -37,8 +37,6 @@ from slurm_affinode.slurm import commands
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.times import site_zone, zone_name
-from slurm_affinode.zombies import audit
-from slurm_affinode.zombies.outcomes import Who
 
 
 @contextlib.contextmanager
@@ -504,9 +502,8 @@ class _Night:
         with log.part("retention of accounting"):
             log.deleted_runs = self.store.delete_before(self.keep.jobs)
         with log.part("retention of the audit"):
-            who = Who.am_i()
             zombies = ZombieLog(self.store.engine)
-            log.deleted_audit = audit.prune(zombies, self.keep.audit, who, self.now, "nightly.keep_audit")
+            log.deleted_audit = zombies.prune(self.keep.audit, Who.am_i(), self.now, "nightly.keep_audit")
         days = f"{log.deleted_days} days of GPU samples, {log.deleted_serving_days} days of engine samples"
         log.say(
             f"  deleted: {len(log.deleted_reports)} reports, {days}, {log.deleted_runs} job runs, "

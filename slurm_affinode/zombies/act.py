@@ -17,7 +17,6 @@ from typing import Any
 
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.base.errors import AffinodeError, InputError
-from slurm_affinode.base.text import counted
 from slurm_affinode.core.cleanup_plan import decide
 from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, AuditEntry
@@ -26,9 +25,10 @@ from slurm_affinode.model.finding import Finding, JobAttempt, NodeRef, ProcessRe
 from slurm_affinode.report.mail import shown
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies import exemptions
+from slurm_affinode.zombies.audit import written
 from slurm_affinode.zombies.mail import tell_done
 from slurm_affinode.zombies.nodes import AT_ONCE
-from slurm_affinode.zombies.outcomes import HOLD, Outcome, Result, Tools, Who, written
+from slurm_affinode.zombies.outcomes import HOLD, Outcome, Result, Tools
 from slurm_affinode.zombies.recheck import AskNode, Look
 
 REST = timedelta(hours=1)
@@ -95,19 +95,6 @@ def parts(jobs: Iterable[Job]) -> dict[int, frozenset[int]]:
 def run_of(job: Job | JobAttempt) -> tuple[int, int | None]:
     """Return the identity of an attempt: raw ID and submit time (in whole seconds, as in Slurm)."""
     return job.job_id, None if job.submit is None else int(job.submit.timestamp())
-
-
-def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
-    """Return the audit record of a command: its findings, and the decision on each."""
-    found = [
-        {"finding": one.finding.key, "score": round(one.finding.score, 3), "verb": one.verb, "code": one.code}
-        for one in actions
-    ]
-    count = sum(one.verb != "none" for one in actions)
-    return AuditEntry(
-        now, who.run, who.actor, "look", "seen",
-        f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=found,
-    )  # fmt: skip
 
 
 def execute(actions: Iterable[Action], tools: Tools) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Audit records of read-only commands (if this user may write to the database), and pruning of the audit."""
+"""Audit records of commands that only look, and of the outcomes of clean-up decisions."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import counted
-from slurm_affinode.base.times import named
-from slurm_affinode.db.audit import ZombieLog
+from slurm_affinode.db.audit import Who, ZombieLog
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.model.cleanup import AuditEntry
+from slurm_affinode.model.cleanup import Action, AuditEntry
 from slurm_affinode.model.finding import Finding
-from slurm_affinode.zombies.outcomes import Who
+from slurm_affinode.zombies.outcomes import Outcome, Tools
 
 MOST = 1000
 """Maximum number of findings in the record of a listing."""
@@ -33,11 +32,34 @@ def note_look(config: Config, command: str, findings: Sequence[Finding], *, job:
     return True
 
 
-def prune(log: ZombieLog, before: datetime, who: Who, now: datetime, why: str) -> int:
-    """Delete audit records older than ``before`` and return their number. The deletion is recorded with its reason.
+def looked(actions: Sequence[Action], who: Who, now: datetime, command: str) -> AuditEntry:
+    """Return the audit record of a command: its findings, and the decision on each."""
+    found = [
+        {"finding": one.finding.key, "score": round(one.finding.score, 3), "verb": one.verb, "code": one.code}
+        for one in actions
+    ]
+    count = sum(one.verb != "none" for one in actions)
+    return AuditEntry(
+        now, who.run, who.actor, "look", "seen",
+        f"{command}: {counted(len(actions), 'finding')}, {count} with something to do", evidence=found,
+    )  # fmt: skip
 
-    Warnings, exemptions and settled claims of that time are deleted as well, even if no record is that old.
-    """
-    count = log.count_before(before)
-    text = f"{counted(count, 'record')} from before {named(before, UTC)} deleted: {why}"
-    return log.delete_before(before, AuditEntry(now, who.run, who.actor, "prune", "done", text))
+
+def entry(outcome: Outcome, who: Who, now: datetime) -> AuditEntry:
+    """Return the audit record of an outcome."""
+    action, finding = outcome.action, outcome.action.finding
+    job, evidence = finding.owner, {"finding": finding.as_json()}
+    if outcome.look is not None:
+        evidence["read_again"] = {"verdict": outcome.look.verdict, "seen": outcome.look.evidence}
+    return AuditEntry(
+        at=now, run=who.run, actor=who.actor, verb=action.verb, result=outcome.result, reason=outcome.text,
+        cluster=finding.cluster, kind=finding.kind, finding=finding.key, job_id=None if job is None else job.job_id,
+        job=None if job is None else job.id, user=finding.user, node=",".join(finding.nodes) or None,
+        rule=action.rule, evidence=evidence,
+    )  # fmt: skip
+
+
+def written(outcome: Outcome, tools: Tools) -> Outcome:
+    """Record the outcome in the audit and return it."""
+    tools.log.record([entry(outcome, tools.who, tools.now())])
+    return outcome

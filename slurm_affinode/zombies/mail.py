@@ -10,7 +10,8 @@ from slurm_affinode.base.text import counted
 from slurm_affinode.db.audit import warning_claim
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, AuditEntry, Ledger, Policy
 from slurm_affinode.report.mail import address_of, digest
-from slurm_affinode.zombies.outcomes import HOLD, Outcome, Tools, written
+from slurm_affinode.zombies.audit import written
+from slurm_affinode.zombies.outcomes import HOLD, Outcome, Tools
 
 Reader = tuple[str, str | None, tuple[str, ...]]
 """Cluster, user (``None``: administrators) and addresses."""

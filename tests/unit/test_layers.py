@@ -33,13 +33,11 @@ EFFECTS = {
 }  # fmt: skip
 
 # (importer, imported) within one layer. The table columns follow Slurm; a report renders an analysis; clean-up uses
-# the ingests of the pipeline and the agents of the nodes; a nightly run includes the records of clean-up; agents
-# discover engines as the exporter does.
+# the ingests of the pipeline and the agents of the nodes; agents discover engines as the exporter does.
 SIBLINGS = {
     ("agent", "pipeline.engine_discovery"),
     ("db", "slurm.accounting.schema"),
     ("report", "analysis"),
-    ("pipeline", "zombies"),
     ("zombies", "agent.client"),
     ("zombies", "agent.settings"),
     ("zombies", "pipeline"),

@@ -9,11 +9,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from slurm_affinode.db.audit import ZombieLog, bounded
+from slurm_affinode.db.audit import Who, ZombieLog, bounded
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.cleanup import AuditEntry, Keep
-from slurm_affinode.zombies import audit
-from slurm_affinode.zombies.outcomes import Who
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOLD = timedelta(minutes=10)
@@ -164,8 +162,8 @@ def test_pruning_of_old_records_is_recorded(log: ZombieLog) -> None:
     who, later = Who("r9", "root@login"), NOW + timedelta(days=3)
     log.record([entry(), entry(at=NOW + timedelta(days=2))])
     log.warned("old", 1, NOW, "alice", "r1")
-    assert audit.prune(log, NOW, who, later, "nightly.keep_audit") == 0
-    assert audit.prune(log, NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 1
+    assert log.prune(NOW, who, later, "nightly.keep_audit") == 0
+    assert log.prune(NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 1
     kept, told = log.history()
     assert kept.at == NOW + timedelta(days=2)
     assert (told.verb, told.result, told.actor, told.at) == ("prune", "done", "root@login", later)
@@ -182,8 +180,8 @@ def test_settled_claims_are_pruned_with_their_records(log: ZombieLog) -> None:
     log.settle("old", "r1", NOW, None)
     log.settle("young", "r1", NOW + timedelta(days=2), None)
     who, later = Who("r9", "root@login"), NOW + timedelta(days=3)
-    assert audit.prune(log, NOW, who, later, "nightly.keep_audit") == 0
+    assert log.prune(NOW, who, later, "nightly.keep_audit") == 0
     assert (log.settled("old"), log.settled("young"), log.claim("held", "r2", NOW, HOLD)) == (True, True, False)
-    assert audit.prune(log, NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 0
+    assert log.prune(NOW + timedelta(days=1), who, later, "nightly.keep_audit") == 0
     assert (log.settled("old"), log.settled("young"), log.claim("held", "r2", NOW, HOLD)) == (False, True, True)
     assert log.history() == []

@@ -19,12 +19,13 @@ from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_plan import plan
 from slurm_affinode.core.cleanup_policy import parse_policy
+from slurm_affinode.db.audit import Who
 from slurm_affinode.model.cleanup import Keep, Ledger, Settings
 from slurm_affinode.model.cluster import GpuCount, Step
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
-from slurm_affinode.zombies.act import OptedIn, execute, looked, opted_in, parts
+from slurm_affinode.zombies.act import OptedIn, execute, opted_in, parts
+from slurm_affinode.zombies.audit import looked
 from slurm_affinode.zombies.mail import tell
-from slurm_affinode.zombies.outcomes import Who
 
 
 def test_idle_job_is_canceled_mailed_and_recorded(world: World) -> None:
