@@ -90,24 +90,24 @@ def exporter(
     # Imported here because machines without GPUs have no driver.
     from slurm_affinode.gpu.exporter import Access  # noqa: PLC0415
     from slurm_affinode.gpu.nvml import NvmlDriver  # noqa: PLC0415
-    from slurm_affinode.pipeline import exporter as workflow  # noqa: PLC0415
+    from slurm_affinode.pipeline.exporter import ExporterOptions, Signals, run  # noqa: PLC0415
 
     host, port = _address(listen)
     if tls_cert is None and (tls_key is not None or tls_client_ca is not None):
         raise AffinodeError("--tls-key and --tls-client-ca need --tls-cert")
     config = configuration.load(config_path)
-    options = workflow.ExporterOptions(
+    options = ExporterOptions(
         node=node or socket.gethostname().partition(".")[0],
         cluster=cluster or config.cluster.name,
         host=host, port=port, period_s=period, job_map=job_map, spool=spool,
         spool_file_s=spool_file, spool_keep_s=spool_keep, serving_s=serving_period if serving else None,
         access=Access(tls_cert, tls_key, tls_client_ca, _token(token_file)),
     )  # fmt: skip
-    signals = workflow.Signals()
+    signals = Signals()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: signals.stop.set())
     signal.signal(signal.SIGHUP, lambda *_: signals.close_file.set())
-    workflow.run(options, NvmlDriver(), signals, say=lambda message: warn(f"slurm-affinode exporter: {message}"))
+    run(options, NvmlDriver(), signals, say=lambda message: warn(f"slurm-affinode exporter: {message}"))
 
 
 def _address(text: str) -> tuple[str, int]:

@@ -59,7 +59,6 @@ from slurm_affinode.pipeline import ingest
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.zombies import explain as explanations
 from slurm_affinode.zombies import find
-from slurm_affinode.zombies import find as workflow
 from slurm_affinode.zombies import live as live_findings
 from slurm_affinode.zombies.audit import note_look
 from slurm_affinode.zombies.find import Found
@@ -456,7 +455,7 @@ def list_(
     unknown and add nothing. "waits" is the number of pending jobs that the held GPUs could serve. Kinds about jobs
     without GPUs are listed only if --kind names them.
     """
-    request = workflow.Request(
+    request = find.Request(
         since=since, until=until, clusters=clusters, partitions=partitions, accounts=accounts, users=users, nodes=nodes,
         kinds=tuple(dict.fromkeys("idle-allocation" if kind in VARIANTS else kind for kind in kinds)),
         variants=frozenset(kinds) & frozenset(VARIANTS), min_score=min_score, window_s=window_s, running_only=running,
@@ -469,7 +468,7 @@ def list_(
         elif live:
             found = live_findings.find_live(config, request, slurm=slurm, watch_s=watch_s, history=history, step=step)
         else:
-            found = workflow.find(config, request, slurm=slurm, history=history, step=step)
+            found = find.find(config, request, slurm=slurm, history=history, step=step)
     if as_json:
         print_json(found_json(found))
     else:
@@ -499,7 +498,7 @@ def _explain_options(*, live: bool) -> str:
     return " ".join(["", *words])
 
 
-def prometheus_history(config: Config, request: workflow.Request, step: Callable[[str], None]) -> workflow.History:
+def prometheus_history(config: Config, request: find.Request, step: Callable[[str], None]) -> find.History:
     """Return a function that reads the samples of the requested Prometheus server for this command."""
     until = request.until or datetime.now(UTC)
     since = request.since or until - timedelta(seconds=parse_span_s(config.zombies.look_back))
@@ -543,8 +542,8 @@ def explain(
     """
     slurm = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
 
-    def borrowed(step: Callable[[str], None]) -> workflow.History:
-        return prometheus_history(config, workflow.Request(since=since, until=until), step)
+    def borrowed(step: Callable[[str], None]) -> find.History:
+        return prometheus_history(config, find.Request(since=since, until=until), step)
 
     def page_now() -> Explanation:
         with stages(quiet=as_json) as step:
@@ -604,7 +603,7 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
     Exit status: 0 valid, 1 errors found, 2 unreadable.
     """
     where = _where(config, file)
-    parsed = signature_files.parse(workflow.read_signatures(where))
+    parsed = signature_files.parse(find.read_signatures(where))
     if as_json:
         print_json({
             "file": where,
@@ -631,7 +630,7 @@ def test(*, config: Config, file: Path | None, as_json: bool) -> int:
     Exit status: 0 all examples match, 1 a mismatch or no examples, 2 invalid file.
     """
     where = _where(config, file)
-    tried = signature_files.try_examples(workflow.site_signatures(config, where))
+    tried = signature_files.try_examples(find.site_signatures(config, where))
     wrong = [one for one in tried if not one.ok]
     if as_json:
         print_json([

@@ -21,7 +21,7 @@ from slurm_affinode.cli import zombies_policy
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.zombies_clean import Asked, Session
 from slurm_affinode.model.cleanup import Policy
-from slurm_affinode.zombies import find as workflow
+from slurm_affinode.zombies import find
 
 
 @pytest.fixture(scope="module")
@@ -273,10 +273,10 @@ def test_audit_log_is_pruned_only_with_yes(state: Path) -> None:
 
 def test_only_unfiltered_search_forgets_findings_that_are_gone() -> None:
     """First-seen times are forgotten only for kinds that were searched for on all nodes."""
-    found = workflow.Found((), NOW, NOW, "live", snapshot=workflow.Snapshot("alpha", (), ()))
+    found = find.Found((), NOW, NOW, "live", snapshot=find.Snapshot("alpha", (), ()))
 
-    def over(about: workflow.Found, acting: bool = True, **values: Any) -> list[str]:
-        request = workflow.Request(**values)
+    def over(about: find.Found, acting: bool = True, **values: Any) -> list[str]:
+        request = find.Request(**values)
         asked = Asked(Config(), request, True, None, False, Policy(), False, False, acting)
         return Session(asked, about, None, None, None, NOW)._looked_at_all()  # type: ignore[arg-type]
 
@@ -292,8 +292,8 @@ def test_ended_and_requeued_jobs_are_excluded() -> None:
     jobs = [slurm_job(7, submit=submitted), slurm_job(8, submit=NOW), slurm_job(9, submit=submitted, state="COMPLETED")]
     findings = tuple(squatter(subject=job(job_id=n, id=str(n))) for n in (7, 8, 9, 10))
     other, ended = squatter(cluster="beta"), squatter(kind="time-limit", subject=job(end=NOW, state="TIMEOUT"))
-    found = workflow.Found((*findings, other, ended), NOW, NOW, "history")
-    asked = Asked(Config(), workflow.Request(), False, None, False, Policy(), False, False)
+    found = find.Found((*findings, other, ended), NOW, NOW, "history")
+    asked = Asked(Config(), find.Request(), False, None, False, Policy(), False, False)
 
     class Here:
         slurm = Slurm()
