@@ -4,9 +4,9 @@ Slurm truncates the output file when a requeued job starts again, unless it is o
 part of the image. They are read through the shepherd's own descriptors, never by path, and written back before the tree
 runs again. The tree gets the descriptors of its new attempt (``criu --inherit-fd``).
 
-The shepherd runs as the user, so its descriptors are the user's choice: a file is opened again with the user's rights,
-and none that the user could not open is read or written. Closing a descriptor may block on a file system that does not
-respond (a user's FUSE), so descriptors from users are closed in another thread.
+The shepherd runs as the user, so its descriptors are the user's choice: a file is opened and written with the user's
+rights, and none that the user could not open is read or written. Closing a descriptor may block on a file system that
+does not respond (a user's FUSE), so descriptors from users are closed in another thread.
 """
 
 from __future__ import annotations
@@ -226,21 +226,21 @@ def _fill(source: int, fd: int, size: int, user: User, *, again: bool, check: Ca
         if now >= size and _same(source, file, size, check):
             tail = _wait(lambda: os.pread(file, _TAIL_LIMIT, size)) if now - size <= _TAIL_LIMIT else b""
             if again or (tail and _ours(tail)):
-                _wait(lambda: os.ftruncate(file, size))
+                _truncate(file, size, user)
             return
         rest = _wait(lambda: os.pread(file, _TAIL_LIMIT, 0))
         # An interrupted restore has written a part of it.
         if _ours(rest) or (again and now < size and _same(source, file, now, check)):
             rest = b""
-        _wait(lambda: os.ftruncate(file, 0))
+        _truncate(file, 0, user)
         at = 0
         while at < size:
             check()
             data = os.pread(source, min(_CHUNK, size - at), at)
             if not data:
                 raise OSError(0, "the saved output is shorter than recorded")
-            at += _write(file, data, at)
-        _write(file, rest, at)
+            at += _write(file, data, at, user)
+        _write(file, rest, at, user)
         # Otherwise a file server without free space would report that too late.
         _wait(lambda: os.fsync(file))
     finally:
@@ -273,10 +273,16 @@ def _open_again(fd: int, how: int, user: User) -> int:
     return as_user(user, lambda: os.open(f"/proc/self/fd/{fd}", how | os.O_CLOEXEC))
 
 
-def _write(fd: int, data: bytes, at: int) -> int:
+def _truncate(fd: int, size: int, user: User) -> None:
+    """As ``_write``."""
+    _wait(lambda: as_user(user, lambda: os.ftruncate(fd, size)))
+
+
+def _write(fd: int, data: bytes, at: int, user: User) -> int:
+    """Write with the rights of the user: a file that root writes to keeps its setuid bit."""
     done = 0
     while done < len(data):
-        done += _wait(partial(os.pwrite, fd, data[done:], at + done))
+        done += _wait(partial(as_user, user, partial(os.pwrite, fd, data[done:], at + done)))
     return done
 
 

@@ -241,6 +241,39 @@ def test_rights_of_user_are_sufficient(tmp_path, owner, group, mode):
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
 
 
+@only_root
+@pytest.mark.parametrize("before", [b"", b"longer than the saved output"])
+def test_write_clears_setuid_bit(tmp_path, before):
+    """As a write of the user does: the contents are the user's, the rights would be those of the owner."""
+    (tmp_path / "out.1").write_bytes(b"#!/bin/sh -p\nid\n")
+    (tmp_path / "tool").write_bytes(before)
+    (tmp_path / "tool").chmod(0o6777)
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=16, inherit="home/a/out")
+    fd = os.open(tmp_path / "tool", os.O_WRONLY)
+    try:
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "tool").read_bytes().startswith(b"#!/bin/sh -p\nid\n")
+    assert (tmp_path / "tool").stat().st_mode & 0o7777 == 0o777
+
+
+@only_root
+def test_truncation_clears_setuid_bit(tmp_path):
+    """A restore that is repeated removes the output of the interrupted one."""
+    (tmp_path / "out.1").write_bytes(b"one\n")
+    (tmp_path / "tool").write_bytes(b"one\ntwo\n")
+    (tmp_path / "tool").chmod(0o4777)
+    saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=4, inherit="home/a/out")
+    fd = os.open(tmp_path / "tool", os.O_WRONLY)
+    try:
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ALICE, again=True)
+    finally:
+        os.close(fd)
+    assert (tmp_path / "tool").read_bytes() == b"one\n"
+    assert (tmp_path / "tool").stat().st_mode & 0o7777 == 0o777
+
+
 def test_full_pipe_does_not_block():
     """The job's error output may be a full pipe."""
     reading, writing = os.pipe()
