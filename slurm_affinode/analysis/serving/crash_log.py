@@ -7,11 +7,14 @@ uses bounded memory and stops at no byte, valid UTF-8 or not.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
+import numpy as np
 import polars as pl
 
 from slurm_affinode.base.text import one_line
@@ -21,6 +24,7 @@ KINDS: Mapping[str, tuple[str | None, int, str]] = {
     "gpu-memory-at-startup": ("gpu", 0, "less GPU memory was free than the engine is configured to use"),
     "no-kv-cache-memory": ("gpu", 0, "no GPU memory was left for the KV cache"),
     "kv-cache-too-small": ("kv-cache", 0, "the KV cache cannot hold one request of the maximum length"),
+    "kv-cache-exhausted": ("kv-cache", 0, "the KV cache had no room for a batch that was already admitted"),
     "job-memory-limit": ("job", 0, "the kernel ended a process at the memory limit of the job"),
     "node-out-of-memory": ("node", 0, "the kernel ended a process since the node had no memory left"),
     "host-allocation": ("host", 0, "an allocation of host memory failed"),
@@ -36,6 +40,7 @@ KINDS: Mapping[str, tuple[str | None, int, str]] = {
     "collective": (None, 3, "a collective operation of NCCL failed or timed out"),
     "worker-ended": (None, 3, "a worker process ended unexpectedly"),
     "engine-ended": (None, 4, "the engine behind the server ended"),
+    "shutdown": (None, 4, "the server was shut down by a signal"),
     "retraction": ("kv-cache", 5, "the engine took requests out of the batch since the KV cache was full"),
 }
 """Kind -> the memory that ran out, its rank, its meaning. Of the failures of a job, one of the lowest rank is the
@@ -68,13 +73,15 @@ TRIGGERS = (
     "Free memory on device", "slurmstepd", "slurmd", "exceeded memory limit", "annot allocate", "t allocate memory",
     "nable to allocate", "MemoryError", "bad_alloc", "killed by signal", "exited unexpectedly", "Bus error",
     "egmentation fault", "core dumped", "Killed", "NVRM: Xid", "RESOURCE_EXHAUSTED", "Retract requests",
-    "mem-fraction-static", "sigquit", "No space left", "shared memory (shm)", "uncorrectable ECC", "*** JOB",
-    "*** STEP",
+    "mem-fraction-static", "sigquit", "No space left", "shared memory", "uncorrectable ECC", "*** JOB", "*** STEP",
+    "_STATUS_", "Out Of Memory", "died unexpectedly", "shutdown triggered", "trigger received signal",
+    "is preempted by", "Not enough memory", "access fault by GPU", "killed as a result of limit", "memory: usage ",
+    "</torch_", "Try to allocate ", "able tokens: ",
 )  # fmt: skip
 """One of these is in every line that ``classify`` recognizes, except for the last line of a traceback."""
 
 _UNITS = {"b": 1, "bytes": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE = r"(\d{1,18}(?:\.\d{1,9})?)\s*(bytes|[KMGT]i?B|B)"
+_SIZE = r"(\d{1,18}(?:\.\d{0,9})?)\s*(bytes|[KMGT]i?B|B)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,10 @@ class LogFailure:
     """Number or PCI address of the GPU."""
     max_length: int | None = None
     """Maximum length of a request that the KV cache can hold, in tokens."""
+    requested_tokens: int | None = None
+    """Tokens for which the KV cache had no room."""
+    free_tokens: int | None = None
+    """Tokens for which it had."""
     times: int = 1
     """How often the same message was logged."""
 
@@ -116,6 +127,11 @@ class LogFailure:
     def memory(self) -> str | None:
         """The memory that ran out: a key of ``MEMORIES``."""
         return KINDS[self.kind][0]
+
+    @property
+    def measured(self) -> bool:
+        """Whether the message has a size, or names a process that held the memory."""
+        return any(one is not None for one in (self.requested, self.used, self.requested_tokens)) or bool(self.holders)
 
     @property
     def rank(self) -> int:
@@ -163,13 +179,17 @@ def in_bytes(number: str, unit: str) -> float:
 _GIB = r"(\d{1,12}(?:\.\d{1,9})?)\s*/\s*(\d{1,12}(?:\.\d{1,9})?) GiB"
 _ANSI = re.compile(r"\x1b\[[0-9;]{0,32}m")
 _PREFIX = re.compile(
-    r"""^(?:\[?rank\s?(?P<rank>\d{1,6})\]?:\s?|(?P<task>\d{1,6}):\s|\((?P<name>[\w:.-]{1,64})\s?(?:rank=\d+\s)?pid=(?P<pid>\d{1,10})(?:,\sip=[\w.:]+)?\)\s)+"""
+    r"""^(?:\[?(?:rank|default)\s?(?P<rank>\d{1,6})\]?:\s?|(?P<task>\d{1,6}):\s|\((?P<name>[\w:.-]{1,64})\s?(?:rank=\d+\s)?pid=(?P<pid>\d{1,10})(?:,\sip=[\w.:]+)?\)\s)+"""
 )
 _LEVEL = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+)?"
     r"(?:\[?\d{2,4}-\d\d(?:-\d\d)?[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:\s?TP\d+)?\]?\s*)?"
     r"(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+)?(?:\[[\w./-]{1,80}:\d{1,6}\]\s?)?"
 )
+_LEVEL_ALONE = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL):\s")
+"""Begins lines of uvicorn."""
+_GROUP = re.compile(r" +\| ?")
+"""Margin of the exceptions in a group."""
 _TIME = re.compile(r"\[?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)")
 _JOB = re.compile(r"(?:StepId=|JobId=|/job_|job |JOB |STEP |step )(\d{1,10})\b")
 
@@ -230,10 +250,12 @@ def _host(text: str) -> dict[str, object]:
 
 
 def _kernel(text: str) -> dict[str, object]:
-    killed = re.search(r"Kill(?:ed)? process (\d{1,10}) \((.{1,64}?)\)", text)
+    killed = re.search(r"Kill(?:ed)? process (?P<pid>\d{1,10}) \((?P<name>.{1,64}?)\)", text) or re.search(
+        r",task=(?P<name>.{1,64}),pid=(?P<pid>\d{1,10}),uid=", text
+    )
     used = [int(one) * 1024 for one in re.findall(r"(?:anon|file|shmem)-rss:(\d{1,15})kB", text)]
     return {
-        **({"pid": int(killed[1]), "process": one_line(killed[2], 64)} if killed else {}),
+        **({"pid": int(killed["pid"]), "process": one_line(killed["name"], 64)} if killed else {}),
         **({"used": float(sum(used))} if used else {}),
     }
 
@@ -260,26 +282,33 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
     (re.compile(r"\bOut of memory: Kill(?:ed)? process|oom-kill:constraint="), "node-out-of-memory", _kernel),
     (re.compile(r"Detected \d{1,9} oom[_-]kill event"), "job-memory-limit", _nothing),
     (re.compile(r"exceeded (?:job )?memory limit", _I), "job-memory-limit", _exceeded),
+    (re.compile(r"killed as a result of limit of /|srun: error: .*: Out Of Memory"), "job-memory-limit", _nothing),
+    (re.compile(r"\bKilled process \d{1,10} \(.*total-vm:|due to the node running low on memory"),
+     "node-out-of-memory", _kernel),
     (re.compile(r"To serve at least one request|larger than the maximum number of tokens that can be stored in"),
      "kv-cache-too-small", _kv_cache),
-    (re.compile(r"No available memory for the cache blocks|Not enough memory\. Please try to increase --mem-fraction"),
+    (re.compile(r"No available memory for the cache blocks|Not enough memory\. Please try to increase --mem-fraction|"
+                r"Not enough memory to handle \d{1,9} prefill tokens"),
      "no-kv-cache-memory", _nothing),
+    (re.compile(r"out of memory\. Try to lower your batch size", _I), "kv-cache-exhausted", _nothing),
     (re.compile(r"Free memory on device .*less than desired"), "gpu-memory-at-startup", _startup),
     (re.compile(
         r"(?:CUDA|HIP|XPU|MPS)(?:\serror:|\sbackend)? out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
-        r"cudaMalloc failed: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|OOM when allocating tensor"
+        r"cudaMalloc failed: out of memory|(?:torch|cupy)[\w.]*\.OutOfMemoryError|_STATUS_ALLOC_FAILED|"
+        r"OOM when allocating tensor|CUDA runtime error in .{1,200}: out of memory|Cuda failure .{0,9}'out of memory'"
     ), "gpu-out-of-memory", _torch),
     (re.compile(r"RESOURCE_EXHAUSTED:.*out of memory", _I), "gpu-out-of-memory", _torch),
-    (re.compile(r"unable to (?:allocate|open) shared memory|shared memory \(shm\)", _I),
+    (re.compile(r"unable to (?:allocate|open) shared memory|(?:out of|insufficient) shared memory|"
+                r"shared memory \(shm\)|unable to write to file </torch_|No space left on device.{1,9}/dev/shm/", _I),
      "shared-memory", _nothing),
     (re.compile(r"\bMemoryError\b|Unable to allocate .{1,40} for an array|can't allocate memory|Cannot allocate memory|"
-                r"std::bad_alloc|\bfailed to allocate .{0,60}buffer", _I),
+                r"std::bad_alloc|java\.lang\.OutOfMemoryError|\bfailed to allocate .{0,60}buffer", _I),
      "host-allocation", _host),
     (re.compile(r"No space left on device"), "disk-full", _nothing),
     (re.compile(r"NVRM: Xid"), "gpu-fault", _xid),
     (re.compile(
         r"(?:CUDA|HIP) error: (?!out of memory)|CUDA_ERROR_(?!OUT_OF)[A-Z_]{3,}|uncorrectable ECC|"
-        r"cudaError(?!MemoryAll)[A-Z]\w+"
+        r"cudaError(?!MemoryAll)[A-Z]\w+|\bCU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_(?!SUCCESS)|Memory access fault by GPU"
     ), "gpu-fault", _nothing),
     (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO TIME LIMIT"), "time-limit", _nothing),
     (re.compile(r"\*\*\* (?:JOB|STEP) .*DUE TO PREEMPTION"), "preempted", _nothing),
@@ -290,11 +319,15 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
      "collective", _nothing),
     (re.compile(r"EngineDeadError|EngineCore died|core initialization failed|engine process .*died", _I),
      "engine-ended", _nothing),
-    (re.compile(r"worker .*(?:is killed by signal|exited unexpectedly)|Received sigquit from a child", _I),
+    (re.compile(r"worker.* (?:is killed by signal|exited unexpectedly|died unexpectedly)|"
+                r"Received sigquit from a child", _I),
      "worker-ended", _nothing),
-    (re.compile(r"Retract requests"), "retraction", _nothing),
+    (re.compile(r"\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger received signal)"),
+     "shutdown", _nothing),
+    (re.compile(r"Retract requests|is preempted by PreemptionMode"), "retraction", _nothing),
     (re.compile(
-        r"\bSegmentation fault\b|\bBus error\b|\(core dumped\)|^(?:\S{1,200}: line \d{1,9}: +\d{1,10} )?Killed\b"
+        r"\bSegmentation fault\b|\bBus error\b|\(core dumped\)|"
+        r"^(?:\S{1,200}: line \d{1,9}: +\d{1,10} |srun: error: \S{1,200}: tasks? [\d,-]{1,200}: )?Killed\b"
     ), "crash", _nothing),
 )  # fmt: skip
 _KV_SIZE = re.compile(r"KV cache size: ([\d,]{1,15}) tokens")
@@ -302,7 +335,16 @@ _BLOCKS = re.compile(r"Overriding num_gpu_blocks=(\d{1,12}) with num_gpu_blocks_
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,15}) tokens per request: ([\d.]{1,12})x")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::\s(.*))?$")
 _HEADER = "Traceback (most recent call last)"
-_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
+_FRAMES = (" ", "\t", "|", "+", "│", "╭", "╰")
+"""Begin the lines of a traceback that are not its exception; some programs draw a frame around them."""
+_KERNEL = ("job-memory-limit", "node-out-of-memory")
+_LIMIT = re.compile(r"memory: usage \d{1,18}kB, limit (\d{1,18})kB")
+_TOKENS = re.compile(r"^Try to allocate (\d{1,12}) tokens|^A\w{7}e tokens: (\d{1,12})")
+"""Logged by SGLang after a batch did not fit; the second word has two spellings."""
+_ONE_REPORT = 5000
+"""Lines of the kernel's report about memory that ran out, at most; it lists all processes."""
+_MOST_OPEN = 64
+"""Tracebacks of different processes that are followed at the same time."""
 
 
 def classify(text: str) -> tuple[str, dict[str, object]] | None:
@@ -326,10 +368,16 @@ class LogScanner:
         self._first: dict[str, list[LogFailure]] = {}
         self._last: dict[str, list[LogFailure]] = {}
         self._startup = StartupFacts()
+        self._limit: tuple[int, float] | None = None
+        """Line and size of the last memory limit that the kernel reported."""
+        self._noted: list[Callable[[], None]] = []
+        """What the lines of the last traceback say, to be called in their order."""
 
     def feed(self, block: bytes) -> None:
         """Examine the next bytes of the log."""
         self._bytes += len(block)
+        # Without NUL, ASCII text in UTF-16 or UTF-32 is that text; files with a hole have long runs of it.
+        block = block.replace(b"\0", b"")
         data = self._rest + block if self._rest else block
         end = data.rfind(b"\n") + 1
         if end == 0 and len(data) < _BLOCK:
@@ -357,51 +405,84 @@ class LogScanner:
         except pl.exceptions.ComputeError:  # not UTF-8; the triggers are ASCII
             text = pl.Series([whole.translate(_ASCII)], dtype=pl.Binary).cast(pl.String)
         at = counted = 0
+        ends = np.frombuffer(whole, np.uint8)  # counts newlines faster than bytes.count
         for hit in text.str.find_many(list(TRIGGERS), leftmost=True)[0]:
             if hit < at:
                 continue
-            start = max(whole.rfind(b"\n", 0, hit), whole.rfind(b"\r", 0, hit)) + 1
-            self._lines += whole.count(b"\n", counted, start)
+            newline = whole.rfind(b"\n", 0, hit)
+            start = max(newline, whole.rfind(b"\r", newline + 1, hit)) + 1
+            self._lines += int(np.count_nonzero(ends[counted:start] == _NEWLINE))
             counted = start
-            if data.find(_HEADER.encode(), start, start + LINE_BYTES) >= 0 and _ends(data, start, hit):
-                after = self._traceback(data, start, end)
-                if after is None and not final and len(data) - start < _TRACEBACK_BYTES:
+            if data.startswith(_HEADER.encode(), hit):
+                after = self._tracebacks(data, start, end)
+                if after is None and not final:
                     return data[start:]
                 at = end if after is None else after
+                for note in self._noted:
+                    note()
                 continue
-            at = self._line(data, start, end)
-        self._lines += whole.count(b"\n", counted, end)
+            stop = _end_of_line(data, start, end)
+            self._line(_line_of(data, start, stop), self._lines + 1)
+            at = stop + 1
+        self._lines += int(np.count_nonzero(ends[counted:end] == _NEWLINE))
         return data[end:]
 
-    def _line(self, data: bytes, start: int, end: int) -> int:
-        stop = _end_of_line(data, start, end)
-        if stop - start > LINE_BYTES:
-            self._cut += 1
-        text, told = _stripped(data[start : min(stop, start + LINE_BYTES)])
-        self._note_startup(text)
+    def _line(self, line: _Line, number: int) -> None:
+        """Note what a line says. ``number``: that of the line, from 1."""
+        self._cut += line.cut
+        self._note_startup(line.text)
+        self._note_figures(line.text, number)
+        text = line.text.strip()
         found = classify(text)
         if found is not None:
-            self._add(found[0], text, {**told, **found[1]})
-        return stop + 1
+            self._add(found[0], text, {**line.told, **found[1]}, number)
 
-    def _traceback(self, data: bytes, start: int, end: int) -> int | None:
-        """Note the exception at the end of a traceback; return the position behind it, or ``None`` if it is cut."""
-        at = _end_of_line(data, start, end) + 1
-        _, told = _stripped(data[start : min(at, start + LINE_BYTES)])
-        limit = min(end, start + _TRACEBACK_BYTES)
+    def _tracebacks(self, data: bytes, start: int, end: int) -> int | None:
+        """Collect the exceptions of a traceback and of those that other processes log before it ends, and other lines.
+
+        Returns the position behind them, or ``None`` if the data ends before.
+        """
+        begun: dict[object, _Traceback] = {}
+        self._noted = []
+        at, limit, number = start, min(end, start + _TRACEBACK_BYTES), self._lines + 1
         while at < limit:
             stop = _end_of_line(data, at, end)
-            text, _ = _stripped(data[at : min(stop, at + LINE_BYTES)], keep_indent=True)
+            line = _line_of(data, at, stop)
+            who = line.told.get("pid"), line.told.get("process")
+            here = begun.get(who)
+            text = _GROUP.sub("", line.text, count=1)
+            if _HEADER in text:
+                if here is not None or len(begun) < _MOST_OPEN:
+                    begun[who] = _Traceback(line.told, number)
+            elif here is not None and (not text.strip() or text.startswith(_FRAMES)):
+                here.leveled = line.leveled if here.leveled is None else here.leveled
+            elif here is not None and here.leveled in (None, line.leveled):
+                self._noted.append(functools.partial(self._raised, text.strip(), begun.pop(who)))
+            else:
+                self._noted.append(functools.partial(self._line, line, number))
+            number += data.count(b"\n", at, stop + 1)
             at = stop + 1
-            if not text or text[0] in " \t|+":
-                continue
-            found = classify(text)
-            if found is not None:
-                self._add(found[0], text, {**told, **found[1]})
-            elif (match := _RAISED.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
-                self._add("exception", text, dict(told))
-            return at
-        return None
+            if not begun:
+                return at
+        return None if at >= end and end - start < _TRACEBACK_BYTES else at
+
+    def _raised(self, text: str, traceback: _Traceback) -> None:
+        found = classify(text)
+        if found is not None:
+            self._add(found[0], text, {**traceback.told, **found[1]}, traceback.number)
+        elif (match := _RAISED.match(text)) is not None and match[1] not in ("KeyboardInterrupt", "SystemExit"):
+            self._add("exception", text, traceback.told, traceback.number)
+
+    def _note_figures(self, text: str, number: int) -> None:
+        """Note figures that a program logs on a line of their own, before or after the failure."""
+        if (limit := _LIMIT.search(text)) is not None:
+            self._limit = number, int(limit[1]) * 1024.0
+        if (match := _TOKENS.search(text)) is not None:
+            field = "requested_tokens" if match[1] else "free_tokens"
+            for group in (self._last.get("kv-cache-exhausted"), self._first.get("kv-cache-exhausted")):
+                if group and getattr(group[-1], field) is None:
+                    group[-1] = replace(group[-1], **{field: int(match[1] or match[2])})  # type: ignore[arg-type]
+                    return
 
     def _note_startup(self, text: str) -> None:
         if (match := _KV_SIZE.search(text)) is not None:
@@ -412,12 +493,14 @@ class LogScanner:
             length, requests = int(match[1].replace(",", "")), float(match[2])
             self._startup = replace(self._startup, max_length=length, concurrency=requests)
 
-    def _add(self, kind: str, text: str, figures: Mapping[str, object]) -> None:
+    def _add(self, kind: str, text: str, figures: Mapping[str, object], number: int) -> None:
         job = _JOB.search(text)
         values = dict(figures)
         if job is not None and "job" not in values:
             values["job"] = int(job[1])
-        failure = LogFailure(kind, self._log, self._lines + 1, one_line(text, 600), **values)  # type: ignore[arg-type]
+        failure = LogFailure(kind, self._log, number, one_line(text, 600), **values)  # type: ignore[arg-type]
+        if kind in _KERNEL and self._completes(failure):
+            return
         first, last = self._first.setdefault(kind, []), self._last.setdefault(kind, [])
         for group in (last, first):
             for index, one in enumerate(group):
@@ -432,13 +515,51 @@ class LogScanner:
             del last[0]
             self._dropped += 1
 
+    def _completes(self, failure: LogFailure) -> bool:
+        """Add what the kernel says about a process to what it said about it before; return whether it did."""
+        for kind in _KERNEL:
+            for group in (self._last.get(kind), self._first.get(kind)):
+                if not group:
+                    continue
+                before = group[-1]
+                same = before.pid == failure.pid if before.pid else "killed as a result of limit" in before.text
+                near = failure.line - before.line <= _ONE_REPORT
+                if failure.pid is None or not same or not near or before.used is not None:
+                    continue
+                total = self._limit[1] if self._limit and failure.line - self._limit[0] <= _ONE_REPORT else None
+                text = failure.text if failure.used is not None else before.text
+                group[-1] = replace(
+                    before, text=text, pid=failure.pid, process=failure.process or before.process, used=failure.used,
+                    total=before.total or (total if kind == "job-memory-limit" else None),
+                )  # fmt: skip
+                return True
+        return False
 
+
+class _Line(NamedTuple):
+    """A line without its prefix."""
+
+    text: str
+    told: dict[str, object]
+    """The process, PID and time that its prefix names."""
+    leveled: bool
+    """Whether a logger wrote it: its prefix names a level."""
+    cut: bool = False
+
+
+@dataclass(slots=True)
+class _Traceback:
+    """A traceback whose exception has not been seen yet."""
+
+    told: dict[str, object]
+    number: int
+    """Of its first line, from 1."""
+    leveled: bool | None = None
+    """Whether a logger wrote its lines; ``None``: there was none yet."""
+
+
+_NEWLINE = ord("\n")
 _ASCII = bytes(code if code < 128 else 0x1A for code in range(256))
-
-
-def _ends(data: bytes, start: int, hit: int) -> bool:
-    """Return whether the trigger is the header of the traceback itself."""
-    return data.startswith(b"Traceback (most", hit) and hit >= start
 
 
 def _end_of_line(data: bytes, start: int, end: int) -> int:
@@ -449,9 +570,13 @@ def _end_of_line(data: bytes, start: int, end: int) -> int:
     return bar if 0 <= bar < stop - 1 else stop
 
 
-def _stripped(line: bytes, *, keep_indent: bool = False) -> tuple[str, dict[str, object]]:
-    """Return the message of a line, and the process, PID and time that its prefix names."""
-    text = _ANSI.sub("", line.decode("utf-8", "replace").rstrip("\r\n\0 "))
+def _line_of(data: bytes, start: int, stop: int) -> _Line:
+    line = _stripped(data[start : min(stop, start + LINE_BYTES)])
+    return line._replace(cut=stop - start > LINE_BYTES)
+
+
+def _stripped(line: bytes) -> _Line:
+    text = _ANSI.sub("", line.decode("utf-8", "replace").rstrip("\r\n "))
     told: dict[str, object] = {}
     if (match := _TIME.match(text)) is not None:
         with contextlib.suppress(ValueError):
@@ -462,9 +587,11 @@ def _stripped(line: bytes, *, keep_indent: bool = False) -> tuple[str, dict[str,
             told["process"] = match["name"]
         elif match["rank"] is not None:
             told["process"] = f"rank {int(match['rank'])}"
+        elif match["task"] is not None:
+            told["process"] = f"task {int(match['task'])}"
         text = text[match.end() :]
-    text = _LEVEL.sub("", text, count=1)
-    return (text if keep_indent else text.strip()), told
+    message = _LEVEL.sub("", text, count=1)
+    return _Line(message, told, len(message) < len(text) or _LEVEL_ALONE.match(text) is not None)
 
 
 def scan(blocks: Iterator[bytes], log: str) -> LogFindings:

@@ -111,6 +111,7 @@ def triage(
     failures = tuple(one for log in logs for one in log.failures if job is None or one.job in (None, job.job_id))
     startup = next((log.startup for log in logs if log.startup != StartupFacts()), StartupFacts())
     cause, kind = _cause(failures, job)
+    cause = _detailed(cause, failures)
     memory = None if kind is None else KINDS[kind][0]
     doubts = list(_doubts(kind, cause, failures, job))
     requested, free, total = (getattr(cause, name, None) for name in ("requested", "free", "total"))
@@ -151,7 +152,14 @@ def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogF
     if job is not None and job.state == "COMPLETED":
         return None, None
     found = _first([one for one in failures if one.kind != "retraction"])
-    return found, None if found is None else found.kind
+    return (None, None) if found is None else (found, found.kind)
+
+
+def _detailed(cause: LogFailure | None, failures: Sequence[LogFailure]) -> LogFailure | None:
+    """Return a message about the same failure that says how much memory was requested or held, else ``cause``."""
+    if cause is None or cause.measured:
+        return cause
+    return next((one for one in failures if one.kind == cause.kind and one.measured), cause)
 
 
 def _first(failures: Sequence[LogFailure]) -> LogFailure | None:
@@ -177,6 +185,10 @@ def _summary(kind: str | None, cause: LogFailure | None, job: JobOutcome | None)
         figures.append(f"{size(round(cause.free))} free")
     if cause is not None and cause.total is not None:
         figures.append(f"{size(round(cause.total))} in total")
+    if cause is not None and cause.requested_tokens is not None:
+        figures.append(f"{cause.requested_tokens:,} tokens requested")
+    if cause is not None and cause.free_tokens is not None:
+        figures.append(f"{cause.free_tokens:,} free")
     if kind == "job-memory-limit" and job is not None and job.memory_bytes is not None:
         figures.append(f"the limit is {size(job.memory_bytes)}")
     return f"{text}{who}" + (f": {', '.join(figures)}" if figures else "")
@@ -212,8 +224,9 @@ def _holders(cause: LogFailure | None, job: JobOutcome | None) -> tuple[tuple[st
     if cause is not None:
         found += [(f"PID {pid}", held) for pid, held in cause.holders]
         if cause.used is not None:
-            found.append((_process(cause) if cause.pid or cause.process else "this process", cause.used))
-    elif job is not None and job.max_rss_bytes is not None:
+            who = "the job" if cause.memory == "job" else "this process"
+            found.append((_process(cause) if cause.pid or cause.process else who, cause.used))
+    if not found and job is not None and job.max_rss_bytes is not None and (cause is None or cause.memory == "job"):
         found.append(("largest task (MaxRSS)", float(job.max_rss_bytes)))
     return tuple(sorted(found, key=lambda one: -one[1]))
 
@@ -233,6 +246,12 @@ def _doubts(
                 f"MaxRSS is {size(job.max_rss_bytes)} of {size(job.memory_bytes)}: it is sampled and counts one task, "
                 "so page cache, /dev/shm, other tasks or a short peak made up the rest"
             )
+    wanted, free = (None, None) if cause is None else (cause.requested, cause.free)
+    if kind == "gpu-out-of-memory" and wanted is not None and free is not None and free >= wanted:
+        doubts.append(
+            "as much GPU memory was free as was requested: the process has a limit of its own "
+            "(set_per_process_memory_fraction), or another one allocated it for a moment"
+        )
     others = sorted({MEMORIES[one.memory] for one in failures if one.memory and cause and one.memory != cause.memory})
     if others and kind is not None and KINDS[kind][1] == 0:
         doubts.append(f"the logs also tell of {' and '.join(others)}")
@@ -252,15 +271,23 @@ def _advice(
         case "gpu-memory-at-startup":
             return [
                 "another process holds GPU memory: list it with `nvidia-smi`, or ask `slurm-affinode zombies list`",
-                "or lower --gpu-memory-utilization below the share that is free",
+                f"or lower --gpu-memory-utilization below the share that is free{_free_share(cause)}",
             ]
         case "no-kv-cache-memory":
             return [
                 "weights and activations fill the memory that the engine may use: raise --gpu-memory-utilization "
                 "(SGLang: --mem-fraction-static) if GPU memory is free",
                 "otherwise use more GPUs (--tensor-parallel-size), a smaller or quantized model, or a smaller "
-                "--max-num-batched-tokens",
+                "--max-num-batched-tokens (TGI: --max-batch-prefill-tokens)",
             ]
+        case "kv-cache-exhausted":
+            return [
+                "admit fewer requests at a time: lower --max-running-requests or --chunked-prefill-size, or raise "
+                "--schedule-conservativeness",
+                "or raise --mem-fraction-static if GPU memory is free",
+            ]
+        case "shutdown":
+            return ["if it was not meant to end: see who sent the signal (scancel, the job script, a time limit)"]
         case "kv-cache-too-small":
             length = None if cause is None else cause.max_length
             told = f" to at most {length:,}, the length that fits" if length else ""
@@ -297,6 +324,12 @@ def _advice(
             return []
 
 
+def _free_share(cause: LogFailure | None) -> str:
+    if cause is None or cause.free is None or not cause.total:
+        return ""
+    return f", {cause.free / cause.total:.2f}"
+
+
 def _gpu_advice(cause: LogFailure | None) -> list[str]:
     advice = []
     if cause is not None and cause.holders:
@@ -310,7 +343,7 @@ def _gpu_advice(cause: LogFailure | None) -> list[str]:
         )
     advice.append(
         "model server: lower --gpu-memory-utilization (SGLang: --mem-fraction-static), so that activations fit beside "
-        "the KV cache, or --max-num-batched-tokens; raising it makes this worse"
+        "the KV cache, or lower --max-num-batched-tokens or --max-num-seqs; raising the share makes this worse"
     )
     advice.append("training: use a smaller batch, gradient checkpointing, or more GPUs")
     return advice

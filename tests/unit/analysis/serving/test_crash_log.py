@@ -89,6 +89,31 @@ def test_message_of_older_torch_gives_sizes() -> None:
         ("[2026-01-01 00:00:00 TP0] KV cache pool is full. Retract requests. #retracted_reqs: 4", "retraction", None),
         ("/var/spool/slurmd/job00077/slurm_script: line 4:  1234 Killed                  python train.py", "crash", None),
         ("Segmentation fault (core dumped)", "crash", None),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "gpu-out-of-memory", None),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "gpu-fault", None),
+        ("n1:7:9 [0] NCCL WARN Cuda failure 2 'out of memory'", "gpu-out-of-memory", None),
+        ("[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (a.h:1)", "gpu-out-of-memory",
+         None),
+        ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1024 bytes", "gpu-out-of-memory", 1024),
+        ("numpy._core._exceptions._ArrayMemoryError: Unable to allocate 745. GiB for an array with shape (7,)",
+         "host-allocation", 745 * GIB),
+        ("java.lang.OutOfMemoryError: Java heap space", "host-allocation", None),
+        ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "node-out-of-memory",
+         None),
+        ("srun: error: gpu01: tasks 0-3: Out Of Memory", "job-memory-limit", None),
+        ("srun: error: gpu01: task 2: Killed", "crash", None),
+        ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error. It is possible that dataloader's "
+         "workers are out of shared memory.", "shared-memory", None),
+        ("RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)", "shared-memory", None),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/nccl-1'", "shared-memory", None),
+        ("Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", "worker-ended", None),
+        ("[launcher.py:1] [shutdown] API server: shutdown triggered", "shutdown", None),
+        ("(EngineCore pid=3) INFO 01-01 00:00:00 [core.py:1] [shutdown] EngineCore: trigger received signal=SIGTERM",
+         "shutdown", None),
+        ("WARNING 01-01 00:00:00 scheduler.py:1] Sequence group 7 is preempted by PreemptionMode.RECOMPUTE mode",
+         "retraction", None),
+        ("text_generation_client: Not enough memory to handle 4145 prefill tokens.", "no-kv-cache-memory", None),
+        ("Memory access fault by GPU node-2 (Agent handle: 0x1) on address 0x2. Reason: Unknown.", "gpu-fault", None),
     ],
 )  # fmt: skip
 def test_message_is_recognized(line: str, kind: str, requested: float | None) -> None:
@@ -104,6 +129,50 @@ def test_kernel_names_the_killed_process_and_its_memory() -> None:
     assert (one.kind, one.pid, one.process, one.used) == ("job-memory-limit", 4711, "python", 5632 * 1024)
 
 
+def test_full_cache_of_sglang_gives_the_tokens() -> None:
+    """A batch that does not fit ends SGLang: its message continues on the next lines."""
+    one = findings(
+        "[2026-01-01 00:00:00 TP0] Prefill out of memory. Try to lower your batch size.\n"
+        "Try to allocate 8192 tokens.\nAvailable tokens: 200 (available_size=200 + evictable_size=0)\n\n"
+        "[2026-01-01 00:00:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "a.py", line 1, in f\n'
+        "RuntimeError: Prefill out of memory. Try to lower your batch size.\n"
+        "Try to allocate 8192 tokens.\nAvailable tokens: 200\n"
+    ).failures[0]
+    assert (one.kind, one.memory, one.requested) == ("kv-cache-exhausted", "kv-cache", None)
+    assert (one.requested_tokens, one.free_tokens) == (8192, 200)
+
+
+KILL = "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9000kB, anon-rss:4096kB, file-rss:0kB"
+
+
+def test_lines_of_the_kernel_about_one_process_are_one_failure() -> None:
+    """The first line names the job, the second one the memory, and one before them the limit."""
+    one = only(
+        "[1.0] memory: usage 8192kB, limit 8192kB, failcnt 3\n"
+        "[1.1] oom-kill:constraint=CONSTRAINT_MEMCG,oom_memcg=/system.slice/slurmstepd.scope/job_77,task_memcg=/system.slice/"
+        "slurmstepd.scope/job_77/step_batch/user/task_0,task=python,pid=4711,uid=1000\n"
+        f"[1.2] {KILL}\n"
+    )
+    assert (one.job, one.pid, one.process, one.used, one.total) == (77, 4711, "python", 4 * MIB, 8 * MIB)
+
+
+def test_lines_of_an_older_kernel_about_one_process_are_one_failure() -> None:
+    one = only(
+        "[1.0] Task in /slurm/uid_1000/job_77/step_0 killed as a result of limit of /slurm/uid_1000/job_77\n"
+        "[1.0] memory: usage 8192kB, limit 8192kB, failcnt 3\n"
+        "[1.1] Memory cgroup out of memory: Kill process 4711 (python) score 999 or sacrifice child\n"
+        "[1.2] Killed process 4711 (python) total-vm:9000kB, anon-rss:4096kB, file-rss:0kB\n"
+    )
+    assert (one.kind, one.job, one.pid, one.used, one.total) == ("job-memory-limit", 77, 4711, 4 * MIB, 8 * MIB)
+
+
+def test_kills_of_two_processes_are_two_failures() -> None:
+    constraint = "oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/job_{0}/step_0,task=python,pid=471{0},uid=1000\n"
+    text = "".join(constraint.format(n) + KILL.replace("4711", f"471{n}") + "\n" for n in (1, 2))
+    assert [(one.job, one.pid, one.used) for one in findings(text).failures] == [(1, 4711, 4 * MIB), (2, 4712, 4 * MIB)]
+
+
 @pytest.mark.parametrize(
     "line",
     [
@@ -113,6 +182,7 @@ def test_kernel_names_the_killed_process_and_its_memory() -> None:
         'INFO: 127.0.0.1 - "POST /v1/completions HTTP/1.1" 500 Internal Server Error',
         "slurmstepd: task/cgroup: job 77 limit",
         "I will not be Killed today, said the hero",
+        "INFO cuDNN version CUDNN_STATUS_SUCCESS",
     ],
 )
 def test_ordinary_line_is_no_failure(line: str) -> None:
@@ -134,6 +204,64 @@ def test_traceback_is_reduced_to_its_exception() -> None:
     assert (one.process, one.pid, found.lines) == ("Worker", 7, 9)
 
 
+def test_tracebacks_of_several_processes_in_turn_are_told_apart() -> None:
+    found = findings(
+        "(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1] Traceback (most recent call last):\n"
+        "(EngineCore_DP1 pid=8) ERROR 11-22 21:56:23 [core.py:1] Traceback (most recent call last):\n"
+        '(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1]   File "a.py", line 3, in f\n'
+        '(EngineCore_DP1 pid=8) ERROR 11-22 21:56:23 [core.py:1]   File "a.py", line 3, in f\n'
+        "(APIServer pid=6) INFO 11-22 21:56:23 [loggers.py:1] Avg prompt throughput: 1.0 tokens/s\n"
+        'INFO:     10.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK\n'
+        "NVRM: Xid (PCI:0000:3b:00): 79\n"
+        "(EngineCore_DP1 pid=8) ERROR 11-22 21:56:23 [core.py:1] KeyError: 'layer'\n"
+        "(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
+        "end\n"
+    )
+    assert [(one.kind, one.pid, one.line) for one in found.failures] == [
+        ("gpu-out-of-memory", 7, 1), ("exception", 8, 2), ("gpu-fault", None, 7),
+    ]  # fmt: skip
+    assert found.lines == 10
+
+
+def test_request_logged_within_a_traceback_is_not_its_exception() -> None:
+    one = only(
+        "Traceback (most recent call last):\n"
+        '  File "a.py", line 3, in f\n'
+        'INFO:     10.0.0.1:1 - "GET /metrics HTTP/1.1" 200 OK\n'
+        "INFO 11-22 21:56:23 [engine.py:1] Done: 7\n"
+        "    raise IndexError\n"
+        "IndexError\n"
+    )
+    assert one.text == "IndexError"
+
+
+def test_exceptions_of_a_group_are_failures() -> None:
+    found = findings(
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "a.py", line 1, in <module>\n'
+        "  | ExceptionGroup: errors (1 sub-exception)\n"
+        "  +-+---------------- 1 ----------------\n"
+        "    | Traceback (most recent call last):\n"
+        '    |   File "a.py", line 1, in f\n'
+        "    | MemoryError\n"
+        "    +------------------------------------\n"
+    )
+    assert [one.kind for one in found.failures] == ["exception", "host-allocation"]
+
+
+def test_exception_below_a_framed_traceback_is_a_failure() -> None:
+    one = only(
+        "╭───── Traceback (most recent call last) ─────╮\n│ a.py:3 in f │\n│ ❱ 3 raise │\n╰─────╯\nValueError: bad\n"
+    )
+    assert one.text == "ValueError: bad"
+
+
+def test_failure_after_an_endless_traceback_is_found() -> None:
+    frames = '  File "a.py", line 1, in f\n' * 20_000
+    text = f"Traceback (most recent call last):\n{frames}RuntimeError: CUDA error: out of memory\n" + "x\n" * 9
+    assert only(text).line == 20_002
+
+
 def test_interruption_by_the_user_is_no_failure() -> None:
     text = 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyboardInterrupt\n'
     assert findings(text).failures == ()
@@ -149,7 +277,7 @@ def test_result_does_not_depend_on_the_blocks() -> None:
         assert findings(text, block=block) == whole
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252"])
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "cp1252", "utf-16-le", "utf-16-be", "utf-32-le"])
 def test_encoding_does_not_matter(encoding: str) -> None:
     text = "Übung größer\nRuntimeError: CUDA error: out of memory\n".encode(encoding)
     assert only(text).line == 2
@@ -220,5 +348,12 @@ def test_recorded_start_that_was_refused_names_the_length_that_fits(shared_data:
     found = findings((shared_data / "serving/vllm-0.32-cpu-kv-too-small.log").read_bytes())
     assert [(one.kind, one.max_length) for one in found.failures] == [
         ("kv-cache-too-small", 176),
+        ("worker-ended", None),
         ("engine-ended", None),
     ]
+
+
+def test_recorded_shutdown_is_no_death_of_the_engine(shared_data: Path) -> None:
+    """On SIGTERM vLLM also logs an EngineDeadError."""
+    data = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
+    assert [one.kind for one in findings(data).failures][:1] == ["shutdown"]

@@ -86,10 +86,54 @@ def test_failures_of_other_jobs_in_a_log_of_slurmd_are_left_out() -> None:
     assert found(other).kind == "job-memory-limit"
 
 
+def test_holder_is_named_by_another_message_about_the_same_memory() -> None:
+    """Slurm's message has no figures, the kernel's has."""
+    kernel = (
+        "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:2097152kB, file-rss:0kB\n"
+    )
+    result = found(OOM_KILL + kernel, "OUT_OF_MEMORY", memory_bytes=3 * GIB)
+    assert result.holders == (("python, PID 4711", 2 * GIB),)
+    assert found(OOM_KILL, "OUT_OF_MEMORY", max_rss_bytes=GIB).holders == (("largest task (MaxRSS)", GIB),)
+
+
+def test_memory_of_a_job_over_its_limit_is_that_of_the_job() -> None:
+    result = found("slurmstepd: error: Job 7 exceeded memory limit (4194304 > 2097152), being killed\n")
+    assert (result.holders, result.total) == ((("the job", 4 * GIB),), 2 * GIB)
+
+
+def test_shutdown_explains_the_end_of_the_engine() -> None:
+    shutdown = "[launcher.py:1] [shutdown] API server: shutdown triggered\n"
+    assert found(shutdown + DEAD).kind == "shutdown"
+    assert found(DEAD + shutdown).kind == "engine-ended"
+    assert found(shutdown + TORCH).kind == "gpu-out-of-memory"
+
+
+def test_full_cache_names_tokens() -> None:
+    text = "Decode out of memory. Try to lower your batch size.\nTry to allocate 48 tokens.\nAvailable tokens: 3\n"
+    result = found(text)
+    assert (result.kind, result.memory) == ("kv-cache-exhausted", "kv-cache")
+    assert "48 tokens requested, 3 free" in result.summary
+    assert any("--max-running-requests" in one for one in result.advice)
+
+
+def test_more_free_memory_than_requested_is_doubtful() -> None:
+    allowed = TORCH.replace("1.00 GiB is free", "30.00 GiB is free")
+    assert any("limit" in one for one in found(allowed).doubts)
+    assert not found(TORCH).doubts
+
+
+def test_share_that_is_free_is_named() -> None:
+    text = (
+        "ValueError: Free memory on device (20.0/80.0 GiB) on startup is less than desired GPU memory utilization "
+        "(0.9, 72.0 GiB).\n"
+    )
+    assert any("0.25" in one for one in found(text).advice)
+
+
 def test_advice_distinguishes_raise_from_lower() -> None:
     torch = " ".join(found(TORCH).advice)
     assert "lower --gpu-memory-utilization" in torch
-    assert "raising it makes this worse" in torch
+    assert "raising the share makes this worse" in torch
     blocks = " ".join(found("ValueError: No available memory for the cache blocks.\n").advice)
     assert "raise --gpu-memory-utilization" in blocks
 
