@@ -15,7 +15,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ class _Pool:
 @dataclass(slots=True, eq=False)
 class _Connection:
     sock: socket.socket
-    holder: object
+    holder: Hashable
     opened: float
     uid: int | None
     """``None``: over the network."""
@@ -172,7 +172,7 @@ class ControlServer:
         except OSError:
             sock.close()
             return
-        holder: object = uid if uid is not None else machine_of(address[0])
+        holder: Hashable = uid if uid is not None else machine_of(address[0])
         pool = self._network if uid is None else self._root if uid == 0 else self._users
         if uid != 0 and not pool.pace.take(holder):
             self._turn_away(sock, holder, "requests")
@@ -184,16 +184,12 @@ class ControlServer:
         self._open.add(connection)
         self._loop.selector.register(sock, selectors.EVENT_READ, connection)
 
-    def _seated(self, pool: _Pool, holder: object, *, reserved: bool) -> bool:
+    def _seated(self, pool: _Pool, holder: Hashable, *, reserved: bool) -> bool:
         """Take a seat. If none is free, drop a connection without a request from a holder with more of them."""
         with self._seats_lock:
             if pool.seats.take(holder, reserved=reserved):
                 return True
-            if not pool.seats.full:
-                return False
-            mine = pool.seats.held(holder)
-            waiting = [one for one in self._open if one.pool is pool and pool.seats.held(one.holder) > mine + 1]
-            last = max(waiting, key=lambda one: (pool.seats.held(one.holder), -one.opened), default=None)
+            last = pool.seats.to_vacate(holder, [one for one in self._open if one.pool is pool])
         if last is None:
             return False
         self._release(last)

@@ -78,6 +78,11 @@ class Connection:
         self._open = True
 
     @property
+    def holder(self) -> int:
+        """The user that its seat counts for."""
+        return self.peer.uid
+
+    @property
     def open(self) -> bool:
         """Whether the shepherd is connected."""
         return self._open
@@ -150,7 +155,7 @@ class ShepherdServer:
             for key in ready:
                 if key.fileobj is self._listener:
                     self._accept()
-                else:
+                elif key.data in self._connections:  # else it was dropped in favor of another one
                     self._serve(key.data)
             late = self._clock() - HELLO_S
             for connection in [one for one in self._connections if one.who is None and one.opened <= late]:
@@ -167,7 +172,7 @@ class ShepherdServer:
         except (OSError, ExhaustedError):
             sock.close()
             return
-        if not self._seats.take(peer.uid, reserved=peer.uid == 0):
+        if not self._seated(peer.uid):
             if self._seldom.now(peer.uid):
                 log.warning("uid %d has too many connections: refused another one", peer.uid)
             os.close(pidfd)
@@ -176,6 +181,16 @@ class ShepherdServer:
         connection = Connection(sock, peer, pidfd, self._clock())
         self._connections.add(connection)
         self._loop.selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _seated(self, uid: int) -> bool:
+        """Take a seat. If none is free, drop a connection without a hello of a user with more of them."""
+        if self._seats.take(uid, reserved=uid == 0):
+            return True
+        last = self._seats.to_vacate(uid, [one for one in self._connections if one.who is None])
+        if last is None:
+            return False
+        self._drop(last)
+        return self._seats.take(uid)
 
     def _serve(self, connection: Connection) -> None:
         peer = connection.peer

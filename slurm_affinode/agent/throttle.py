@@ -4,9 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from typing import Protocol, TypeVar
 
 _OTHERS = object()
+
+
+class Seated(Protocol):
+    """A connection that has a seat."""
+
+    @property
+    def holder(self) -> Hashable:
+        """The user or address that the seat counts for."""
+        ...
+
+    @property
+    def opened(self) -> float:
+        """When it was accepted."""
+        ...
+
+
+S = TypeVar("S", bound=Seated)
 
 
 class Seats:
@@ -29,9 +47,15 @@ class Seats:
         """Whether all seats are taken."""
         return self._taken.total() >= self._total
 
-    def held(self, holder: Hashable) -> int:
-        """Return the number of seats of one holder."""
-        return self._taken[holder]
+    def to_vacate(self, holder: Hashable, waiting: Iterable[S]) -> S | None:
+        """Return the connection whose seat ``holder`` may have if all are taken; ``None``: it has to go without one.
+
+        It is one of the holder with the most seats, the oldest of those in ``waiting``, which have sent nothing yet.
+        """
+        if not self.full:
+            return None
+        more = [one for one in waiting if self._taken[one.holder] > self._taken[holder] + 1]
+        return max(more, key=lambda one: (self._taken[one.holder], -one.opened), default=None)
 
     def leave(self, holder: Hashable) -> None:
         """Release a seat."""

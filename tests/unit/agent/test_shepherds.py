@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import stat
 import threading
@@ -315,6 +316,40 @@ def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: 
             silent = [Shepherd(node.run_dir) for _ in range(5)]
             assert [one.hear() for one in silent] == [""] * 5
         assert Shepherd(node.run_dir).hello().hear() == "start"
+
+
+def test_full_seats_are_shared_by_user(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight users hold as many silent connections as allowed: shepherds of others are served, and none is dropped."""
+    users: Iterator[int] = iter(())
+    monkeypatch.setattr(shepherd_server, "MAX_CONNECTIONS", 8 * 3)
+    monkeypatch.setattr(shepherd_server, "MAX_PER_USER", 3)
+    monkeypatch.setattr(shepherd_server, "peer_of", lambda sock: Peer(os.getpid(), next(users), 1))
+    with agent(config) as node:
+        monkeypatch.setattr(
+            node.daemon.shepherds, "_identify", lambda peer: Identity(peer.uid, peer.uid, peer.gid, peer.pid, 1)
+        )
+
+        def connect(*uids: int) -> list[Shepherd]:
+            nonlocal users
+            users = iter(uids)
+            return [Shepherd(node.run_dir, job=uid) for uid in uids]
+
+        (job,) = connect(2001)
+        assert job.hello().hear() == "start"
+        held = connect(2001, 2001, *[uid for uid in range(2002, 2009) for _ in range(3)])
+        wait_until("all are seated", lambda: len(node.daemon.shepherds._connections), lambda seated: seated == 24)
+        (other,) = connect(3000)
+        assert other.hello().hear() == "start"
+        wait_until("one has given its seat", lambda: closed(held), lambda gone: len(gone) == 1)
+        (another,) = connect(2008)  # this user has as many as allowed
+        assert another.hear() == ""
+        assert closed([job, other]) == []
+
+
+def closed(shepherds: list[Shepherd]) -> list[Shepherd]:
+    """Return those whose connection the agent has closed."""
+    readable, _, _ = select.select([one.sock for one in shepherds], [], [], 0)
+    return [one for one in shepherds if one.sock in readable]
 
 
 def test_connection_is_closed_once(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
