@@ -17,8 +17,8 @@ from urllib.parse import urlencode
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.http import Fault, HttpError, HttpResponse, fetch
-from slurm_affinode.metrics.prometheus.responses import warnings_of
 from slurm_affinode.metrics.prometheus.server import Server
+from slurm_affinode.metrics.readers.prometheus_json import warnings_of
 
 ATTEMPTS = 5
 FIRST_WAIT_S = 0.5

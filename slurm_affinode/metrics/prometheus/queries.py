@@ -23,9 +23,9 @@ import polars as pl
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.metrics.prometheus.client import Client, RefusedError, TooMuchError
-from slurm_affinode.metrics.prometheus.responses import SeriesReader
 from slurm_affinode.metrics.readers.common import Identifier, Identity, ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.long_form import LongForm
+from slurm_affinode.metrics.readers.prometheus_json import SeriesReader
 
 _MATCHER = re.compile(
     r"""\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*(=~|!~|!=|=)\s*("(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'|`[^`]*`)\s*(,|$)"""

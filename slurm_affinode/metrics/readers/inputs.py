@@ -15,8 +15,7 @@ import polars as pl
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import is_binary
 from slurm_affinode.metrics.aliases import Aliases
-from slurm_affinode.metrics.prometheus import responses
-from slurm_affinode.metrics.readers import csv_table, dmon, exposition, parquet_table
+from slurm_affinode.metrics.readers import csv_table, dmon, exposition, parquet_table, prometheus_json
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.csv_table import after_preface, is_smi_header, is_table
 from slurm_affinode.metrics.readers.dmon import HEADER
@@ -244,7 +243,7 @@ def read_file(
     if kind == "parquet":
         return kind, parquet_table.read(path, notes, options, node)
     if kind == "prometheus-json":
-        return kind, responses.read(path, notes, options, options.node)
+        return kind, prometheus_json.read(path, notes, options, options.node)
 
     def reject(line: int, why: str, _: bytes) -> None:
         notes.problem(line, why, strict=options.strict)

@@ -13,7 +13,6 @@ from typing import Any
 
 import polars as pl
 
-from slurm_affinode.metrics.prometheus import responses
 from slurm_affinode.metrics.prometheus.client import Client, RefusedError, TooMuchError
 from slurm_affinode.metrics.prometheus.importer import ServerReader
 from slurm_affinode.metrics.prometheus.queries import (
@@ -24,6 +23,7 @@ from slurm_affinode.metrics.prometheus.queries import (
     duration,
     selector,
 )
+from slurm_affinode.metrics.readers import prometheus_json
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.serving import engines
 from slurm_affinode.metrics.serving.engines import EXPORTED_UP, PROCESS
@@ -88,9 +88,9 @@ class EngineCollector:
 
     def add(self, series: dict[str, Any], number: int) -> None:
         """Add a series of a response."""
-        parts = responses.labels_and_points(series)
+        parts = prometheus_json.labels_and_points(series)
         if parts is not None and parts[0].get("__name__") == UP:
-            points = responses.points_of(parts[1], self._notes, self._options, number)
+            points = prometheus_json.points_of(parts[1], self._notes, self._options, number)
             self._down.append((parts[0], points.filter(pl.col("value") == 0)))
             return
         entries = response_entries(series, number, self._notes, self._options, self._builder)

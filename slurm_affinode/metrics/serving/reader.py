@@ -16,8 +16,7 @@ import pyarrow.parquet as pq
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.metrics.prometheus import responses
-from slurm_affinode.metrics.readers import inputs
+from slurm_affinode.metrics.readers import inputs, prometheus_json
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.exposition import (
     NAME,
@@ -274,17 +273,17 @@ _DAMAGED = "copy the file again; nothing of it was ingested"
 def _responses(
     path: Path, notes: ReadingNotes, options: ReadOptions, builder: SampleBuilder
 ) -> Iterator[pl.DataFrame]:  # fmt: skip
-    for number, result in responses.series_of(path, notes):
+    for number, result in prometheus_json.series_of(path, notes):
         yield from builder.add(response_entries(result, number, notes, options, builder))
     yield from builder.rest()
 
 
 def response_entries(
-    result: responses.Result, number: int, notes: ReadingNotes, options: ReadOptions, builder: SampleBuilder
+    result: prometheus_json.Result, number: int, notes: ReadingNotes, options: ReadOptions, builder: SampleBuilder
 ) -> pl.DataFrame:
     """Return the ``ENTRIES`` of a series of a response of Prometheus; none, with a note, if it cannot be used."""
     none = pl.DataFrame(schema=ENTRIES)
-    parts = responses.labels_and_points(result)
+    parts = prometheus_json.labels_and_points(result)
     if parts is None:
         notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
         return none
@@ -297,7 +296,7 @@ def response_entries(
     if isinstance(found, str):
         notes.problem(None, f"series {number}: {found}", strict=options.strict)
         return none
-    frame = responses.points_of(points, notes, options, number)
+    frame = prometheus_json.points_of(points, notes, options, number)
     each = [frame.select(pl.lit(one, pl.UInt32).alias("series"), "value", "time") for one in found]
     return pl.concat(each) if each else none
 
