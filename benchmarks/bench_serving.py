@@ -28,7 +28,7 @@ import polars as pl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
-from slurm_affinode.analysis.serving.diagnosis import diagnose, diagnose_all
+from slurm_affinode.analysis.serving.diagnosis import diagnose_all, examine
 from slurm_affinode.metrics.serving.schema import SAMPLES
 from slurm_affinode.model.serving import EngineKey
 
@@ -136,8 +136,8 @@ def errors(seeds: int, hours: float) -> bool:
                 found = 0
                 for seed in range(seeds):
                     samples = simulate(one, load * rate, hours * 3600, seed, bursts=bursts)
-                    (health,) = diagnose(EngineKey("c", "n", "a", "vllm", "m"), samples)
-                    found += any(found.kind == "queue-unstable" for found in health.diagnoses)
+                    (examined,) = examine(EngineKey("c", "n", "a", "vllm", "m"), samples)
+                    found += any(one.kind == "queue-unstable" for one in examined.health.diagnoses)
                 shares.append(found / seeds)
                 good &= not (load <= 0.9 and found) and not (load >= 1.5 and found < seeds)
             how = "Poisson" if bursts == 1 else f"batches of {bursts:g}"

@@ -85,11 +85,6 @@ NEEDS = (
 )  # fmt: skip
 
 
-def oldest(machine: str) -> int:
-    """Return the first driver branch that supports suspension on this architecture (``os.uname().machine``)."""
-    return max(need.first(machine) for need in NEEDS if need.feature in _ALL_OF)
-
-
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
     """Facts about the driver and the bindings, from the helper's ``hello`` call."""
@@ -121,7 +116,7 @@ def cuda_text(cuda: int | None) -> str | None:
 
 
 def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machine: str = "") -> Capabilities:
-    """Return the features of a driver of this version with these bindings. ``machine``: see ``oldest``."""
+    """Return the features of a driver of this version with these bindings. ``machine``: see ``Need.first``."""
     table = tuple(_ability(need, version, facts, need.first(machine)) for need in NEEDS)
     there = {one.feature for one in table if one.available}
     why = None

@@ -14,7 +14,7 @@
 
 Each (except ``strip``, ``meter`` and ``split``) is a complete ``<figure>``: title, help, legend, picture with an
 accessible name and description, and a table of the numbers. ``Words`` holds the texts, ``Series`` the numbers and the
-fill (``busy low idle unknown 1..6``, see ``FILLS``). The page needs the style sheet and the patterns of
+fill (``busy low idle unknown 1..6``). The page needs the style sheet and the patterns of
 ``reports/templates/base.html.j2``. Example::
 
     words = Words("idle-time", "Idle over time", "Idle GPUs peak at 31 on 3 November.")
@@ -40,9 +40,6 @@ from markupsafe import Markup
 from slurm_affinode.base import times
 from slurm_affinode.report import format as fmt
 
-FILLS = ("busy", "low", "idle", "unknown", "1", "2", "3", "4", "5", "6")
-"""Values of ``Series.fill``: the four states of GPU time, and six colors for anything else."""
-
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -51,7 +48,7 @@ class Series:
     label: str
     values: Sequence[float | None]
     fill: str = "1"
-    """One of ``FILLS``."""
+    """A state of GPU time (``busy``, ``low``, ``idle``, ``unknown``), or a color for anything else (``1`` to ``6``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from typing import Any
 from gpu import protocol
 from gpu.machine import Missing, torch_env, torch_python
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_features import major_of, oldest
-from slurm_affinode.checkpoint.interface import CudaError, CudaState
+from slurm_affinode.checkpoint.cuda_features import NEEDS, major_of
+from slurm_affinode.checkpoint.interface import CudaError, CudaState, Feature
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_S = 300.0
@@ -235,11 +235,17 @@ def programs(cuda: Cuda, top: Path) -> Iterator[Programs]:
             raise
 
 
+def oldest() -> int:
+    """Return the first driver branch that supports suspension on this machine."""
+    needed = Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE
+    return max(need.first(os.uname().machine) for need in NEEDS if need.feature in needed)
+
+
 def unusable(cuda: Cuda, top: Path) -> Missing | None:
     """Return why nothing can be suspended here; ``None``: a small program was suspended, and the helper uses CUDA."""
     can = cuda.capabilities()
     if not can.checkpoint:
-        able = (major_of(can.driver) or 0) >= oldest(os.uname().machine)
+        able = (major_of(can.driver) or 0) >= oldest()
         return Missing(f"the driver of this machine cannot checkpoint: {can.why_not}", broken=able)
     try:
         cuda.devices()

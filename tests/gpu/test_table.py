@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
 
 from gpu.machine import Machine
-from slurm_affinode.checkpoint.cuda_features import major_of, oldest
+from gpu.programs import oldest
+from slurm_affinode.checkpoint.cuda_features import major_of
 from slurm_affinode.pipeline import doctor
 from slurm_affinode.pipeline.doctor import OK
 
@@ -24,5 +24,5 @@ def test_features_of_this_driver(machine: Machine, note: Any) -> None:
     for one in report.capabilities.table:
         if branch < one.since:
             assert not one.available, one
-    if branch >= oldest(os.uname().machine):
+    if branch >= oldest():
         assert doctor.check(report).status == OK

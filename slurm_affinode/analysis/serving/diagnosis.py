@@ -54,16 +54,6 @@ _NOTHING = EngineContext()
 _DEFAULTS = Options()
 
 
-def diagnose(
-    key: EngineKey, samples: pl.DataFrame, around: EngineContext = _NOTHING, options: Options = _DEFAULTS
-) -> list[EngineHealth]:
-    """Return the health of one engine: one result, or one for each process if several respond in turn.
-
-    ``samples``: its samples, in any order. Raises ``ValueError`` if there are none.
-    """
-    return [one.health for one in _examine(key, samples, around, options)]
-
-
 @dataclass(frozen=True, slots=True)
 class ExaminedEngine:
     """An engine with its health, and the data of the diagnoses."""
@@ -76,9 +66,13 @@ class ExaminedEngine:
     """Samples of its GPUs; ``None``: unknown."""
 
 
-def _examine(
-    key: EngineKey, samples: pl.DataFrame, around: EngineContext, options: Options
+def examine(
+    key: EngineKey, samples: pl.DataFrame, around: EngineContext = _NOTHING, options: Options = _DEFAULTS
 ) -> Iterator[ExaminedEngine]:
+    """Yield one engine, or each of its processes if several respond in turn.
+
+    ``samples``: its samples, in any order. Raises ``ValueError`` if there are none.
+    """
     for series in streams(key, samples):
         own = samples.filter(of_process(series.key)) if responds_in_turn(series.key) else samples
         yield ExaminedEngine(_health(series, around, options), series, own, around.gpus)
@@ -250,8 +244,8 @@ def _one(  # noqa: PLR0917
             end = fleet.ends[job]
             running = end is None or bool((samples["time"] <= end).all())
     around = EngineContext(own_gpus, events, running)
-    found = list(_examine(key, samples, around, options))
+    found = list(examine(key, samples, around, options))
     overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
     if overloaded and "generation_lengths" in mine.collect_schema().names():
-        found = list(_examine(key, mine.collect(engine="streaming"), around, options))
+        found = list(examine(key, mine.collect(engine="streaming"), around, options))
     yield from found

@@ -33,7 +33,6 @@ EXPORTED_UP = EXPORTED + "up"
 CONFIGURATION = frozenset({"kv_tokens", "kv_blocks", "block_size", "max_running", "memory_share"})
 """Fields that hold for all models and ranks behind an endpoint if a series names none."""
 _SUMMED = COUNTERS | {"running", "waiting", "waiting_capacity", "swapped"}
-_OF_EXPORTER = {"model": ("model",), "rank": ("rank",)}
 
 
 @dataclass(frozen=True, slots=True)

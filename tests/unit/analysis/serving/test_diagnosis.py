@@ -14,7 +14,7 @@ import pytest
 import serving_recordings as recordings
 from serving_simulation import Engine, service_rate, simulate
 
-from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose, diagnose_all
+from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose_all, examine
 from slurm_affinode.analysis.serving.queue import second_moment
 from slurm_affinode.analysis.serving.rules import RULES
 from slurm_affinode.analysis.serving.series import EngineSeries
@@ -38,8 +38,8 @@ def serving(shared_data: Path) -> Path:
 
 
 def health(samples: pl.DataFrame, around: EngineContext | None = None, **options: float) -> EngineHealth:
-    (one,) = diagnose(KEY, samples, around or EngineContext(), Options(**options))
-    return one
+    (one,) = examine(KEY, samples, around or EngineContext(), Options(**options))
+    return one.health
 
 
 def of(found: EngineHealth, kind: str) -> list[Diagnosis]:
@@ -347,7 +347,7 @@ def test_two_processes_behind_one_address(serving: Path) -> None:
         pl.col("start_time") + 30,
         generation_tokens=pl.col("generation_tokens") / 2,
     )
-    found = diagnose(KEY, pl.concat([samples, other]))
+    found = [one.health for one in examine(KEY, pl.concat([samples, other]))]
     assert len(found) == 2
     assert len({one.key.rank for one in found}) == 2
     for one in found:
@@ -665,6 +665,6 @@ def test_every_diagnosis_has_a_rule() -> None:
 ])  # fmt: skip
 def test_damaged_samples_are_diagnosed(serving: Path, change: Callable[[pl.DataFrame], pl.DataFrame]) -> None:
     for name in (SHORT, LLAMA, DIED):
-        for found in diagnose(KEY, change(recordings.read(serving, name))):
-            assert all(one.since <= one.until and 0 <= one.confidence <= 1 for one in found.diagnoses)
-            assert all(one.as_json() for one in found.diagnoses)
+        for found in examine(KEY, change(recordings.read(serving, name))):
+            assert all(one.since <= one.until and 0 <= one.confidence <= 1 for one in found.health.diagnoses)
+            assert all(one.as_json() for one in found.health.diagnoses)

@@ -13,7 +13,7 @@ import serving_recordings as recordings
 from server_samples import engine
 
 from slurm_affinode.analysis.serving.crash_log import LogFailure, scan
-from slurm_affinode.analysis.serving.diagnosis import diagnose
+from slurm_affinode.analysis.serving.diagnosis import examine
 from slurm_affinode.analysis.serving.engine_model import EngineModel, simulate
 from slurm_affinode.analysis.serving.series import EngineSeries, streams
 from slurm_affinode.analysis.serving.tuning import Recommendation, Tuning, TuningFacts, observe, tune
@@ -221,11 +221,11 @@ def test_advice_for_a_recorded_overload_ends_preemptions_in_the_model(shared_dat
     """The KV cache that is advised, in the queueing model fitted to the recording, whose batch stays the same."""
     samples = recordings.read(shared_data / "serving", "vllm-0.32-cpu-episode-short-prompts")
     key = EngineKey(*samples.select(*IDENTITY).row(0))
-    (health,) = diagnose(key, samples)
+    (examined,) = examine(key, samples)
     (series,) = streams(key, samples)
     log = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
     found = scan(iter([log]), "server.log")
-    tuning = tune(observe(series, health.diagnoses, (), found.startup))
+    tuning = tune(observe(series, examined.health.diagnoses, (), found.startup))
     one = advice(tuning, "kv-blocks")
     assert (one.current, one.proposed) == (40, 32_768)
     assert "max-running" not in settings(tuning)
