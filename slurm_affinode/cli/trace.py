@@ -221,6 +221,8 @@ def azure(
         print_table(("figure", "value"), _request_figures(one.summary.as_dict()), title=one.summary.name,
                     right=("value",))  # fmt: skip
         click.echo()
+    if out is not None:
+        click.echo(f"report   {out / 'report.html'}\nsummary  {out / 'summary.json'}")
 
 
 def _request_figures(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -360,6 +360,8 @@ def plain(value: Any) -> Any:
         return utc(value, "auto")
     if isinstance(value, tuple | list):
         return [plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: plain(one) for name, one in value.items()}
     if type(value).__module__ == "numpy":
         value = value.item()
     if isinstance(value, float) and value != value:  # noqa: PLR0124 - NaN has no JSON form

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -84,6 +85,7 @@ def _cards(s: RequestSummary) -> tuple[Card, ...]:
         Card("Answer", fmt.number(s.generated.mean), unit="tokens",
              sub=f"median {fmt.count(s.generated.percentiles['p50'])}"),
         Card("Prefill", fmt.percent(s.work.prefill_share), sub="of all tokens are prompts",
+             unknown=s.work.prefill_share is None,
              help="The rest is generated one token at a time. Prefill is limited by computation, decoding by memory."),
     )  # fmt: skip
 
@@ -121,9 +123,14 @@ def _tokens(key: str, s: RequestSummary) -> Table:
 
 def _over_time(key: str, result: RequestAnalysis) -> Markup:
     minutes = result.minutes
-    step = next((one for one in _STEPS_S if minutes.height * 60 / one <= _MOST_BARS), _STEPS_S[-1])
-    grouped = minutes.group_by_dynamic("minute", every=f"{step}s").agg(
-        pl.col("context").sum() / step, pl.col("generated").sum() / step
+    shortest = ((minutes["minute"][-1] - minutes["minute"][0]).total_seconds() + 60) / _MOST_BARS
+    step = next((one for one in _STEPS_S if one >= shortest), math.ceil(shortest / 86400) * 86400)
+    grouped = (
+        minutes.group_by(pl.col("minute").dt.truncate(f"{step}s"))
+        .agg(pl.col("context").sum() / step, pl.col("generated").sum() / step)
+        .sort("minute")
+        .upsample("minute", every=f"{step}s")
+        .with_columns(pl.col("context", "generated").fill_null(0.0))
     )
     starts: list[datetime] = grouped["minute"].to_list()
     prompt, answer = grouped["context"].to_list(), grouped["generated"].to_list()

@@ -205,7 +205,7 @@ def split(
     arrival = np.asarray(arrival_s, np.float64)
     prompt = np.maximum(np.asarray(context, np.int64), 1)
     wanted = np.maximum(np.asarray(generated, np.int64), 1)
-    free = np.zeros(prefill_engines)
+    free = np.zeros(min(prefill_engines, max(1, len(arrival))))
     began, left = np.empty(len(arrival)), np.empty(len(arrival))
     for index in range(len(arrival)):
         which = int(free.argmin())

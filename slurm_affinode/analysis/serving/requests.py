@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class TokenCounts:
     """Of the population."""
     min: int
     max: int
-    percentiles: Mapping[str, float]
+    percentiles: Mapping[str, int]
     """``p25``, ``p50``, ... -> count."""
 
 
@@ -55,12 +55,12 @@ class RequestArrivals:
 
 @dataclass(frozen=True, slots=True)
 class RequestWork:
-    """RequestWork of prefill and decode."""
+    """Tokens of prefill and decode, and the KV cache that they need."""
 
     prefill_tokens: int
     decode_tokens: int
-    prefill_share: float
-    """Share of prefill in the tokens, 0-1."""
+    prefill_share: float | None
+    """Share of prefill in the tokens, 0-1; ``None`` without tokens."""
     kv_token_steps: float
     """KV tokens that a request holds, summed over its iterations and over requests: o s + o (o + 1) / 2 for s prompt
     and o generated tokens (arXiv 2605.04595)."""
@@ -163,7 +163,7 @@ class RequestAnalysis:
 
     summary: RequestSummary
     minutes: pl.DataFrame
-    """``minute``, ``requests``, ``context``, ``generated``: sums per minute of the whole trace."""
+    """``minute``, ``requests``, ``context``, ``generated``: sums of the minutes with a request."""
     context_bins: tuple[int, ...]
     """Requests by prompt tokens, one for each of ``EDGES``."""
     generated_bins: tuple[int, ...]
@@ -178,7 +178,7 @@ def binned(values: pl.Series) -> tuple[int, ...]:
 def counts(values: pl.Series) -> TokenCounts:
     """Return the distribution of a column of counts that has at least one row and no nulls."""
     numbers = values.cast(pl.Int64)
-    ranks = {f"p{round(100 * q)}": float(numbers.quantile(q, "nearest") or 0) for q in QUANTILES}
+    ranks = {f"p{round(100 * q)}": int(numbers.quantile(q, "nearest") or 0) for q in QUANTILES}
     return TokenCounts(
         sum=int(numbers.sum()), mean=float(numbers.mean() or 0.0),  # type: ignore[arg-type]
         variance=float(numbers.cast(pl.Float64).var(ddof=0) or 0.0),  # type: ignore[arg-type]
@@ -213,7 +213,7 @@ def analyse(name: str, requests: pl.DataFrame, engine: EngineModel, engines: int
         with_images=int((images > 0).sum()) if len(images) else None,
         work=RequestWork(
             prefill_tokens=prefill, decode_tokens=decode,
-            prefill_share=prefill / (prefill + decode) if prefill + decode else math.nan, kv_token_steps=float(steps),
+            prefill_share=prefill / (prefill + decode) if prefill + decode else None, kv_token_steps=float(steps),
             decode_to_prefill_ratio_median=float(ratio or 0.0),  # type: ignore[arg-type]
         ),
         modeled=_modeled(requests, engine, engines),
@@ -227,28 +227,38 @@ def _arrivals(times: pl.Series) -> RequestArrivals:
     span = (times[-1] - times[0]).total_seconds()
     minutes = per_minute(pl.DataFrame({"time": times}))
     top = minutes.sort("requests", "minute", descending=[True, False]).row(0, named=True)
-    whole = minutes["requests"][1:-1]
     mean_gap = float(gaps.mean()) if len(gaps) else 0.0  # type: ignore[arg-type]
-    spread = whole.mean()
     return RequestArrivals(
         per_s=(len(times) - 1) / span if span > 0 else None,
         gap_mean_s=mean_gap if len(gaps) else None,
         gap_cv=float(gaps.std(ddof=0)) / mean_gap if mean_gap > 0 else None,  # type: ignore[arg-type]
         busiest_minute=top["requests"], busiest_minute_at=top["minute"],
-        dispersion=float(whole.var(ddof=0)) / float(spread) if len(whole) > 1 and spread else None,  # type: ignore[arg-type]
+        dispersion=_dispersion(minutes),
     )  # fmt: skip
 
 
+def _dispersion(minutes: pl.DataFrame) -> float | None:
+    """Return variance over mean of the requests per minute, without the first and last minute, which are not whole."""
+    whole: int = round((minutes["minute"][-1] - minutes["minute"][0]).total_seconds() / 60) - 1
+    counts = minutes["requests"][1:-1].to_numpy().astype(np.float64)
+    if whole < 2 or not len(counts):
+        return None
+    mean = float(counts.sum()) / whole
+    squares = float(((counts - mean) ** 2).sum()) + (whole - len(counts)) * mean * mean
+    return squares / whole / mean
+
+
 def per_minute(requests: pl.DataFrame) -> pl.DataFrame:
-    """Return ``minute``, ``requests`` and, if present, the sums of ``context``, ``generated`` and ``steps``; minutes
-    without a request have 0."""
+    """Return ``minute``, ``requests`` and, if present, the sums of ``context``, ``generated`` and ``steps``.
+
+    Only minutes with a request: a single wrong time can make a trace of millions of minutes.
+    """
     sums = [pl.col(name).sum() for name in ("context", "generated", "steps") if name in requests.columns]
-    found = (
+    return (
         requests.group_by(pl.col("time").dt.truncate("1m").alias("minute"))
         .agg(pl.len().cast(pl.Int64).alias("requests"), *sums)
         .sort("minute")
     )
-    return found.upsample("minute", every="1m").with_columns(pl.all().exclude("minute").fill_null(0))
 
 
 def _modeled(requests: pl.DataFrame, engine: EngineModel, engines: int | None) -> Modeled:
@@ -277,16 +287,18 @@ def _modeled(requests: pl.DataFrame, engine: EngineModel, engines: int | None) -
 def _busiest_span(requests: pl.DataFrame) -> pl.DataFrame:
     if (requests["time"][-1] - requests["time"][0]).total_seconds() <= MODELED_SPAN_S:
         return requests
-    minutes = per_minute(requests.select("time", "context", "generated"))
-    sums = (minutes["context"] + minutes["generated"]).rolling_sum(round(MODELED_SPAN_S / 60))
-    last = sums.arg_max()
-    end = minutes["minute"][last if last is not None else -1] + pl.duration(minutes=1)
-    until = pl.select(end).item()
-    since = pl.select(pl.lit(until) - pl.duration(seconds=int(MODELED_SPAN_S))).item()
+    hours = (
+        per_minute(requests.select("time", "context", "generated"))
+        .rolling("minute", period=f"{MODELED_SPAN_S:.0f}s")
+        .agg((pl.col("context") + pl.col("generated")).sum().alias("tokens"))
+    )
+    until = hours["minute"][hours["tokens"].arg_max() or 0] + timedelta(minutes=1)
+    since = until - timedelta(seconds=MODELED_SPAN_S)
     return requests.filter((pl.col("time") >= since) & (pl.col("time") < until))
 
 
-def _load(minutes: pl.DataFrame, engine: EngineModel) -> Load:
+def _load(busy: pl.DataFrame, engine: EngineModel) -> Load:
+    minutes = busy.upsample("minute", every="1m").with_columns(pl.all().exclude("minute").fill_null(0))
     iteration_s = engine.base_s + engine.per_request_s * engine.max_running / 2
     held = minutes["steps"].to_numpy() * iteration_s / 60
     prefill = minutes["context"].to_numpy() * engine.per_prefill_token_s / 60

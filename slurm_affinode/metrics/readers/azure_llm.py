@@ -12,6 +12,9 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.text import one_line
+from slurm_affinode.metrics.readers.csv_table import columns
+from slurm_affinode.metrics.readers.lines import blocks
 
 REQUESTS: dict[str, pl.DataType] = {
     "time": pl.Datetime("us", "UTC"),
@@ -21,9 +24,13 @@ REQUESTS: dict[str, pl.DataType] = {
 }
 """Columns of a request, in the order of arrival."""
 
-_NAMES = {"timestamp": "time", "contexttokens": "context", "generatedtokens": "generated", "numimages": "images"}
-_NEEDED = ("time", "context", "generated")
+MOST_TOKENS = 2**31 - 1
+"""Largest count that is read, so that sums over a trace fit into 64 bits."""
+_NEEDED = {"time": "TIMESTAMP", "context": "ContextTokens", "generated": "GeneratedTokens"}
+_NAMES = {**_NEEDED, "images": "NumImages"}
 _OFFSET = r"(?:Z|[+-]\d{2}:?\d{2})$"
+_YEARS = (1970, 2999)
+"""Years of usable times: Python has none of the year 0, to which an offset may lead."""
 _SHOWN = 5
 
 
@@ -44,54 +51,73 @@ class RequestTrace:
 def read(path: Path) -> RequestTrace:
     """Read one file. Raises ``InputError`` if it cannot be read, is another format, or has no usable row."""
     where = str(path)
-    try:
-        table = pl.scan_csv(path, infer_schema=False, truncate_ragged_lines=True, ignore_errors=True)
-        header = table.collect_schema().names()
-        columns = {_NAMES[name.strip().lower()]: name for name in header if name.strip().lower() in _NAMES}
-        missing = [name for name in _NEEDED if name not in columns]
-        if missing:
-            raise InputError(
-                f"not a trace of requests: the header is {','.join(header)[:200]}",
-                where=where, hint="expected TIMESTAMP,ContextTokens,GeneratedTokens",
-            )  # fmt: skip
-        raw = pl.col(columns["time"]).str.strip_chars()
-        # Polars reads fractions of up to nine digits; offsets only where every row has one.
-        offset = raw.str.extract(rf"({_OFFSET})").str.replace("Z", "+0000").str.replace(":", "")
-        seconds = (
-            pl.when(offset.is_null()).then(0)
-            .otherwise(
-                (offset.str.slice(1, 2).cast(pl.Int64, strict=False) * 3600
-                 + offset.str.slice(3, 2).cast(pl.Int64, strict=False) * 60)
-                * pl.when(offset.str.starts_with("-")).then(-1).otherwise(1)
-            )
-        )  # fmt: skip
-        local = raw.str.replace(_OFFSET, "").str.replace("T", " ").str.to_datetime(
-            "%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False
-        )  # fmt: skip
-        whole = {
-            name: pl.col(columns[name]).str.strip_chars().cast(pl.Int64, strict=False) if name in columns
-            else pl.lit(None, pl.Int64) for name in ("context", "generated", "images")
-        }  # fmt: skip
-        frame = table.select(
-            (local - pl.duration(seconds=seconds)).dt.replace_time_zone("UTC").alias("time"),
-            *(column.alias(name) for name, column in whole.items()),
-        ).collect(engine="streaming")
-    except (OSError, pl.exceptions.PolarsError) as error:
-        raise InputError(f"cannot be read: {_reason(error)}", where=where) from error
-    bad = pl.any_horizontal(pl.col(name).is_null() for name in _NEEDED) | (pl.col("context") < 0)
-    bad = bad | (pl.col("generated") < 0)
-    lines = frame.select(pl.arg_where(bad)).to_series()
-    good = frame.filter(~bad).sort("time", maintain_order=True)
+    header: list[str] | None = None
+    bad: list[int] = []
+    frames = [pl.DataFrame(schema=REQUESTS)]
+
+    def reject(line: int, why: str, data: bytes) -> None:
+        bad.append(line)
+
+    for block in blocks(path, where, reject=reject):
+        # No cell of a trace contains a comma, so quotes have no meaning.
+        text = block.lines.with_columns(pl.col("line").str.replace_all('"', "", literal=True))
+        lines = text.filter(pl.col("line").str.contains(r"\S"))
+        if header is None and len(lines):
+            header = _header(lines["line"][0], where)
+            lines = lines[1:]
+        if header is None:
+            continue
+        cells, others = columns(lines, ",", len(header))
+        found = cells.select("number", *(one.alias(name) for name, one in _values(header).items()))
+        usable = pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
+        bad += [*others["number"], *found.filter(~usable)["number"]]
+        frames.append(found.filter(usable).select(*REQUESTS))
+    good = pl.concat(frames).sort("time", maintain_order=True)
+    if header is None:
+        raise InputError("is empty", where=where)
     if good.is_empty():
         raise InputError("no row with a time and two counts of tokens", where=where)
-    problems = [f"{where}: line {line + 2}: no time or no count of tokens; left out" for line in lines[:_SHOWN]]
-    if len(lines) > _SHOWN:
-        problems.append(f"{where}: {len(lines) - _SHOWN:,} more such lines")
-    name = path.name.split(".")[0]
-    return RequestTrace(name, good.select(*REQUESTS), frame.height, tuple(problems))
+    bad.sort()
+    problems = [f"{where}: line {line}: no time or no count of tokens; left out" for line in bad[:_SHOWN]]
+    if len(bad) > _SHOWN:
+        problems.append(f"{where}: {len(bad) - _SHOWN:,} more such lines")
+    return RequestTrace(path.name.split(".")[0], good, good.height + len(bad), tuple(problems))
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return error.strerror or "input/output error"
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+def _header(line: str, where: str) -> list[str]:
+    """Return the lower-case names of the columns. Raises ``InputError`` if one that is needed is missing."""
+    names = [name.strip().lower() for name in line.split(",")]
+    missing = [name for name in _NEEDED.values() if name.lower() not in names]
+    if missing:
+        raise InputError(
+            f"no column {', '.join(missing)}: not a trace of requests", where=where,
+            hint=f"it begins with {one_line(line, 80)}",
+        )  # fmt: skip
+    return names
+
+
+def _values(header: list[str]) -> dict[str, pl.Expr]:
+    """Return an expression for each column of ``REQUESTS`` over the columns ``c0``, ``c1``, ...; null if unusable."""
+    cell = {
+        name: pl.col(f"c{header.index(title.lower())}").str.strip_chars()
+        for name, title in _NAMES.items() if title.lower() in header
+    }  # fmt: skip
+    raw = cell["time"]
+    offset = raw.str.extract(rf"({_OFFSET})").str.replace("Z", "+0000").str.replace(":", "")
+    hours, minutes = (offset.str.slice(at, 2).cast(pl.Int64, strict=False) for at in (1, 3))
+    sign = pl.when(offset.str.starts_with("-")).then(-1).otherwise(1)
+    seconds = pl.when(offset.is_null()).then(0).otherwise((hours * 3600 + minutes * 60) * sign)
+    # Polars reads fractions of up to nine digits; offsets only where every row has one.
+    local = raw.str.replace(_OFFSET, "").str.replace("T", " ").str.to_datetime(
+        "%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False
+    )  # fmt: skip
+    time = (local - pl.duration(seconds=seconds)).dt.replace_time_zone("UTC")
+    time = pl.when(time.dt.year().is_between(*_YEARS)).then(time)
+    return {"time": time, **{name: _count(cell.get(name)) for name in REQUESTS if name != "time"}}
+
+
+def _count(text: pl.Expr | None) -> pl.Expr:
+    if text is None:
+        return pl.lit(None, pl.Int64)
+    number = text.cast(pl.Int64, strict=False)
+    return pl.when(number.is_between(0, MOST_TOKENS)).then(number)

@@ -330,6 +330,7 @@ def test_requests_are_analyzed_and_bad_rows_reported(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert "context.mean" in result.output
     assert "line 4" in result.output
+    assert str(tmp_path / "out" / "report.html") in result.output
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["files"][0]["context"]["sum"] == 7988
     assert summary["files"][0]["modeled"]["monolithic"]["completed"] == 2

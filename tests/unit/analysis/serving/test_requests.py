@@ -13,6 +13,7 @@ import pytest
 from slurm_affinode.analysis.serving.engine_model import EngineModel
 from slurm_affinode.analysis.serving.requests import EDGES, analyse, binned
 from slurm_affinode.metrics.readers import azure_llm
+from slurm_affinode.report import requests_page
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -70,6 +71,30 @@ def test_longer_trace_is_modeled_over_its_busiest_hour() -> None:
     modeled = analyse("t", requests(*rows), EngineModel()).summary.modeled
     assert modeled.since == START + timedelta(hours=3)
     assert modeled.requests == 60
+
+
+def test_dispersion_counts_minutes_without_requests() -> None:
+    """Requests per minute: 1, [2, 0, 4], 1; the first and last minute are not whole."""
+    rows = [(second, 1, 1) for second in (30, 60, 61, 180, 181, 182, 183, 240)]
+    arrivals = analyse("t", requests(*rows), EngineModel()).summary.arrivals
+    assert arrivals.dispersion == pytest.approx(np.var([2, 0, 4]) / 2)
+
+
+def test_wrong_time_costs_no_memory_and_no_bars() -> None:
+    """A request in 2999 makes a trace of 500 million minutes, nearly all of them empty."""
+    rows = requests(*((float(second), 10, 5) for second in range(100)))
+    late = rows[-1:].with_columns(time=pl.lit(datetime(2999, 1, 1, tzinfo=UTC)).cast(pl.Datetime("us", "UTC")))
+    found = analyse("t", pl.concat([rows, late]), EngineModel())
+    assert found.minutes.height == 3
+    assert found.summary.modeled.requests == 100
+    assert requests_page.html([found], ()).count("<rect") < 300
+
+
+def test_modeled_figures_are_rounded_as_all_others() -> None:
+    row = analyse("t", requests((0, 10, 7), (1 / 3, 10, 7)), EngineModel()).summary.as_dict()
+    for name, value in row["modeled"]["monolithic"]["e2e_s"].items():
+        assert value == round(value, 6), name
+    assert json.dumps(row["context"]["percentiles"]["p50"]) == "10"
 
 
 def test_bins_count_every_request() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -57,18 +59,62 @@ def test_rows_are_sorted_by_time_and_bad_ones_reported_by_line(tmp_path: Path) -
     assert "3 more" in found.problems[-1]
 
 
-def test_compressed_file_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "AzureLLMInferenceTrace_conv.csv.gz"
-    path.write_bytes(gzip.compress(b"TIMESTAMP,ContextTokens,GeneratedTokens\n2025-01-01 00:00:05,1,2\n"))
+TEXT = "TIMESTAMP,ContextTokens,GeneratedTokens\n2025-01-01 00:00:05,1,2\n2025-01-01 00:00:06,3,4\n"
+
+
+@pytest.mark.parametrize("ending", ["gz", "bz2", "xz"])
+def test_compressed_file_is_read(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"AzureLLMInferenceTrace_conv.csv.{ending}"
+    packed = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}[ending](TEXT.encode())
+    path.write_bytes(packed)
     found = azure_llm.read(path)
-    assert (found.name, found.requests.height) == ("AzureLLMInferenceTrace_conv", 1)
+    assert (found.name, found.requests.height) == ("AzureLLMInferenceTrace_conv", 2)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [TEXT.encode("utf-8-sig"), TEXT.encode("utf-16"), TEXT.replace("\n", "\r\n").encode(),
+     TEXT.replace("\n", "\r").encode(), TEXT.rstrip("\n").encode(), TEXT.replace("2025", '"2025', 1).encode()],
+    ids=["BOM", "UTF-16", "CRLF", "CR", "open last line", "open quote"],
+)  # fmt: skip
+def test_encodings_line_ends_and_quotes_lose_no_row(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content)
+    found = azure_llm.read(path)
+    assert (found.requests["context"].to_list(), found.problems) == ([1, 3], ())
+
+
+def test_wildcards_in_a_file_name_are_literal(tmp_path: Path) -> None:
+    path = tmp_path / "a[1]*.csv"
+    path.write_text(TEXT)
+    assert azure_llm.read(path).requests.height == 2
+
+
+@pytest.mark.parametrize("time", ["0001-01-01 00:00:00+05:00", "9999-12-31 23:59:59-05:00", "1969-12-31 23:59:59"])
+def test_time_of_no_year_of_a_trace_is_left_out(tmp_path: Path, time: str) -> None:
+    found = azure_llm.read(write(tmp_path, "2025-01-01 00:00:05,1,2", f"{time},1,2"))
+    assert (found.requests.height, len(found.problems)) == (1, 1)
+
+
+@pytest.mark.parametrize("row", ["2025-01-01 00:00:07,5", "2025-01-01 00:00:07,5,6,7", "2025-01-01 00:00:07,\0,6",
+                                 "2025-01-01 00:00:07,5,2147483648"])  # fmt: skip
+def test_row_of_another_shape_is_left_out_by_line(tmp_path: Path, row: str) -> None:
+    """Too few or too many cells, a NUL byte, and a count whose sum would not fit into 64 bits."""
+    path = tmp_path / "trace.csv"
+    path.write_text(TEXT + row + "\n")
+    found = azure_llm.read(path)
+    assert (found.requests.height, found.rows) == (2, 3)
+    assert [one.split(": ")[1] for one in found.problems] == ["line 4"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(b"a,b\n1,2\n", "not a trace of requests"), (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no row"),
-     (b"TIMESTAMP,ContextTokens,GeneratedTokens\nx,y,z\n", "no row"), (b"", "cannot be read"),
-     (b"\x1f\x8b\x08nonsense", "cannot be read|not a trace")],
+    [(b"a,b\n1,2\n", "no column TIMESTAMP, ContextTokens, GeneratedTokens"),
+     (b"TIMESTAMP,ContextTokens\n", "no column GeneratedTokens"),
+     (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no row"),
+     (b"TIMESTAMP,ContextTokens,GeneratedTokens\nx,y,z\n", "no row"), (b"", "is empty"), (b"\n\n", "is empty"),
+     (gzip.compress(TEXT.encode())[:-12], "is cut off or damaged"),
+     (b"\x1f\x8b\x08nonsense", "is cut off or damaged")],
 )  # fmt: skip
 def test_other_file_is_refused_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "a.csv"
@@ -78,8 +124,10 @@ def test_other_file_is_refused_in_one_line(tmp_path: Path, content: bytes, messa
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such file"):
         azure_llm.read(tmp_path / "gone.csv")
+    with pytest.raises(InputError, match="is a directory"):
+        azure_llm.read(tmp_path)
 
 
 def test_published_trace_has_known_number_of_requests(shared_data: Path) -> None:
