@@ -57,6 +57,17 @@ def test_generated_pages_are_current() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_walkthroughs_name_fewer_than_ten_modules() -> None:
+    """Each module exists: in the package, or below the repository."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text().partition("## Three walkthroughs")[2].partition("\n## ")[0]
+    walks = [
+        re.findall(r"`([\w/]+\.(?:py|c))`", one) for one in re.findall(r"^1\. .*?\n\n", text, re.MULTILINE | re.DOTALL)
+    ]
+    assert [5 <= len(set(names)) < 10 for names in walks] == [True] * 3
+    places = (REPOSITORY / "slurm_affinode", REPOSITORY)
+    assert [name for names in walks for name in names if not any((place / name).is_file() for place in places)] == []
+
+
 def test_make_targets_of_the_readme_exist() -> None:
     """Each ``make`` target in the README exists."""
     named = set(re.findall(r"\bmake ([a-z][a-z-]*)", (REPOSITORY / "README.md").read_text()))
