@@ -39,7 +39,7 @@ bool announcement_program(const char *path, struct stat *program, char *error, s
     if (fd >= 0)
         close(fd);
     if (!known)
-        return fail(error, size, "%s cannot be run, or is of another version: %s", path, strerror(errno));
+        return fail(error, size, "%s cannot be executed, or has another version: %s", path, strerror(errno));
     if (!S_ISREG(program->st_mode) || !is_own(program))
         return fail(error, size, "%s: not a file that belongs to root and that only root can change", path);
     /* A process that traces the shepherd from its first instruction can impersonate it. The kernel denies that for a program
@@ -187,7 +187,7 @@ bool announcement_make(struct announcement *made, const char *socket, uint32_t j
 
     made->directory = -1;
     if (length == 0)
-        return fail(error, size, "the shepherd cannot be announced: nothing can be read of process %d", (int)shepherd);
+        return fail(error, size, "the shepherd cannot be announced: cannot read the status of process %d", (int)shepherd);
     made->directory = open_announcements(socket, error, size);
     if (made->directory < 0)
         return false;

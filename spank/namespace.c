@@ -67,7 +67,7 @@ static bool probe_shepherd(const struct keeper_job *job, struct stat *program, c
     }
     if (child > 0 && wait_for_success(child, PROBE_MS))
         return true;
-    snprintf(error, size, "%s cannot be run, or is of another version", job->shepherd);
+    snprintf(error, size, "%s cannot be executed, or has another version", job->shepherd);
     return false;
 }
 
@@ -92,7 +92,7 @@ static pid_t fork_into_namespace(int channel[2], char *error, size_t size)
         return -1;
     }
     if (unshare(CLONE_NEWPID) != 0) {
-        snprintf(error, size, "no PID namespace can be made: %s", strerror(errno));
+        snprintf(error, size, "cannot create a PID namespace: %s", strerror(errno));
         close(own);
         return -1;
     }
@@ -123,7 +123,7 @@ static bool wait_for_namespace(pid_t child, int channel, char *error, size_t siz
 
     if (got > 0 && packet.kind == PACKET_READY && packet.number == 0)
         return true;
-    snprintf(error, size, "the job's mounts cannot be made: %s",
+    snprintf(error, size, "cannot set up the mounts of the job: %s",
              got > 0 ? strerror(packet.number) : got == 0 ? "no end of it" : "the process ended");
     kill(child, SIGKILL);
     waitpid(child, NULL, 0);

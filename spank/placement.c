@@ -57,7 +57,7 @@ static bool place_in_cgroups(pid_t child, char *error, size_t size)
     bool done = false;
 
     if (texts == NULL) {
-        snprintf(error, size, "no memory to read the cgroups");
+        snprintf(error, size, "out of memory while reading the cgroups");
         return false;
     }
     if (access("/proc/self/cgroup", F_OK) != 0 || same_cgroups(child, texts, texts + TEXT_BYTES)) {
@@ -66,11 +66,11 @@ static bool place_in_cgroups(pid_t child, char *error, size_t size)
         errno = 0;
         done = cgroup_each_procs(texts, texts + TEXT_BYTES, write_pid, &child);
         if (!done)
-            snprintf(error, size, "the shepherd could not be put into the cgroups of the task: %s", strerror(errno));
+            snprintf(error, size, "cannot move the shepherd into the cgroups of the task: %s", strerror(errno));
         else if (!(done = same_cgroups(child, texts, texts + TEXT_BYTES)))
             snprintf(error, size, "the shepherd is not in all cgroups of the task");
     } else {
-        snprintf(error, size, "the cgroups of the task could not be read: %s", strerror(errno));
+        snprintf(error, size, "cannot read the cgroups of the task: %s", strerror(errno));
     }
     free(texts);
     return done;

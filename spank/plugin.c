@@ -28,7 +28,7 @@
 #pragma GCC diagnostic pop
 
 #if SLURM_VERSION_NUMBER < SLURM_VERSION_NUM(23, 11, 0)
-#error "slurm-affinode needs the headers of Slurm 23.11 or newer: SLURM_CFLAGS=-I... names their place"
+#error "slurm-affinode needs the headers of Slurm 23.11 or newer: SLURM_CFLAGS=-I... selects their directory"
 #endif
 
 /* All other symbols are hidden (-fvisibility=hidden, plugin.map). */
@@ -212,7 +212,7 @@ static int remote_init_post_opt(struct plugin_state *state, spank_t spank)
     if (!state->enabled)
         return ESPANK_SUCCESS;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-        disable(state, "no socket could be made");
+        disable(state, "cannot create a socket");
         return ESPANK_SUCCESS;
     }
     state->stepd_fd = ends[0];

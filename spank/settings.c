@@ -173,7 +173,7 @@ void settings_read(struct settings *settings, int argc, char **argv, settings_co
                 continue;
         }
         option_shown(argv[i], shown, sizeof(shown));
-        snprintf(line, sizeof(line), "plugstack.conf: '%s' is left out: %s", shown, error);
+        snprintf(line, sizeof(line), "plugstack.conf: '%s' is ignored: %s", shown, error);
         complain(line);
     }
     if (!settings->has_default)

@@ -373,7 +373,7 @@ int main(int argc, char **argv)
     if (argc == 3 && strcmp(argv[1], "--speaks") == 0)
         return strcmp(argv[2], CHANNEL_VERSION) == 0 ? 0 : 1;
     if (!shepherd_options(argc, argv, &shepherd.options)) {
-        fprintf(stderr, "slurm-affinode-shepherd is started by Slurm for jobs with --gpu-suspend-idle, not by hand\n");
+        fprintf(stderr, "slurm-affinode-shepherd is started by Slurm for jobs with --gpu-suspend-idle, not by users\n");
         return 2;
     }
     /* The job's processes run as the same user, and must not trace the shepherd to impersonate it. The script can be traced:

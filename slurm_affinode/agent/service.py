@@ -317,7 +317,7 @@ class Service:
             )  # fmt: skip
         log.info("job %d: %s (uid %d) requests its suspension", job_id, one_line(caller.name, 64), caller.uid)
         at = self.now()
-        if not self.work.suspend(job, f"asked by {one_line(caller.name, 64)}", lambda: None):
+        if not self.work.suspend(job, f"requested by {one_line(caller.name, 64)}", lambda: None):
             raise RequestError("under-way", f"job {job.called} is being worked on")
         self._count(job)
         return {"job_id": job_id, "node": self.node, "begun": True, "at": at}

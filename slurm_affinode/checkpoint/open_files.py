@@ -401,7 +401,9 @@ class Inheritance:
                 raise RestoreFailed(f"{there}: has bad size {facts.st_size} (expect {one.size})")
         self._check_type(fd, facts, wish, there)
         if not _allowed(fd, facts, wish.needs, self.user):
-            raise RestoreFailed(f"{there} would be open as its user may not open it: it is not the file that it was")
+            raise RestoreFailed(
+                f"{there} would be open with access that its user does not have: it is not the same file as before"
+            )
 
     def _check_type(self, fd: int, facts: os.stat_result, wish: _Wish, there: str) -> None:
         kind = stat.S_IFMT(facts.st_mode)

@@ -134,7 +134,7 @@ def plan(
             waits[waiter.job_id] = _too_much(waiter.needs[above], room.cards[above])
             continue
         if ahead is not None:
-            waits[waiter.job_id] = f"job {ahead} asked before it"
+            waits[waiter.job_id] = f"job {ahead} is ahead of it in the queue"
         elif unknown is not None:
             waits[waiter.job_id] = f"how much memory is free on {_name(room.cards, unknown)} is not known"
         elif not (lack := room.lack(lacks)):
@@ -234,7 +234,7 @@ def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Ar
     if busy:
         by = f"{_jobs(busy)} is at work"
     else:
-        by = f"{_jobs(coming)} is taking its place" if coming else "others hold the rest"
+        by = f"{_jobs(coming)} is taking its place" if coming else "other processes hold the rest"
     return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"
 
 

@@ -350,7 +350,7 @@ def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
         times = "once" if candidate.suspensions == 1 else f"{candidate.suspensions} times"
         yield Refusal(
             "backoff",
-            f"it was suspended {times}; it runs at least {span(pause)} now, and has for {span(candidate.run_s)}",
+            f"it was suspended {times}, so it runs for at least {span(pause)}; it has run for {span(candidate.run_s)}",
         )
 
 

@@ -236,13 +236,13 @@ def _found(command: str, places: Sequence[str]) -> bool:
 def _backend(asked: str, commands: Availability, pyslurm: Availability) -> Check:
     used = pyslurm if pyslurm.usable and asked != "commands" else commands
     if asked == "pyslurm" and not pyslurm.usable:
-        detail = f"pyslurm was asked for and cannot be used: {pyslurm.reason}"
+        detail = f"pyslurm was requested and cannot be used: {pyslurm.reason}"
         return Check("Slurm backend", PROBLEM, detail, pyslurm.hint)
     known = [
         f"{one.backend} {one.version or ''}".strip() + (": available" if one.usable else f": not usable: {one.reason}")
         for one in (pyslurm, commands)
     ]
-    return Check("Slurm backend", OK, f"{used.backend} ({asked} was asked for); {'; '.join(known)}")
+    return Check("Slurm backend", OK, f"{used.backend} ({asked} was requested); {'; '.join(known)}")
 
 
 def _controller(run: Runner, version: str | None) -> Check:

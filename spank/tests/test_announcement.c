@@ -161,9 +161,9 @@ static void ended_process_is_not_announced(void)
 {
     kill(child, SIGKILL);
     CHECK(waitid(P_PID, (id_t)child, &(siginfo_t){0}, WEXITED | WNOWAIT) == 0);
-    refused(at("/run/shepherd.sock"), "nothing can be read of process");
+    refused(at("/run/shepherd.sock"), "cannot read the status of process");
     CHECK(waitpid(child, NULL, 0) == child);
-    refused(at("/run/shepherd.sock"), "nothing can be read of process");
+    refused(at("/run/shepherd.sock"), "cannot read the status of process");
 }
 
 int main(void)

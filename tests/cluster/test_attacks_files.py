@@ -34,7 +34,7 @@ def test_root_file_in_place_of_an_appended_file_is_not_written(attack: Callable[
     attack("dump")
     attack("swap", "file", "file")
     attack("steal")
-    with pytest.raises(DriveError, match=f"RestoreFailed: {THEIRS}/file would be open as its user may not open it"):
+    with pytest.raises(DriveError, match=f"RestoreFailed: {THEIRS}/file would be open with access that its user"):
         attack("restore_victim")
     assert f"{THEIRS}/file" not in attack("stolen")["taken"]
     assert attack("root_events") == []

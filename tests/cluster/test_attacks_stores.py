@@ -129,7 +129,7 @@ def test_suspend_command_honors_backoff(cluster: Cluster) -> None:
         def again(*options: str, user: str = "alice") -> str:
             return cluster.run("login", "slurm-affinode", "suspend", job, "--no-wait", *options, user=user).stderr
 
-        wait_until("it is refused", again, lambda printed: "it runs at least 1h now" in printed)
+        wait_until("it is refused", again, lambda printed: "so it runs for at least 1h" in printed)
         assert "only administrators" in again("--force")
         assert again("--force", user="admin") == ""
         cluster.wait_for_state(job, "PENDING")

@@ -288,7 +288,7 @@ def test_link_in_place_of_file_is_not_opened(drive: Callable[..., Drive], progra
     on("start", ["files", "children"])
     on("dump")
     theirs = on("link_file")
-    with pytest.raises(DriveError, match=f"RestoreFailed: {theirs} would be open as its user may not open it"):
+    with pytest.raises(DriveError, match=f"RestoreFailed: {theirs} would be open with access that its user"):
         on("restore")
     assert on("members") == []
     assert programs.exec("c1", "cat", theirs) == "root's\n"

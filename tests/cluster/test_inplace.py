@@ -60,7 +60,7 @@ def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> Non
     wait_until(
         "its comment says so",
         lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
-        lambda printed: printed.startswith("asleep in place: asked by alice"),
+        lambda printed: printed.startswith("asleep in place: requested by alice"),
     )
     answer, took = ask(cluster, server.url)
     assert answer == {"prediction": server.prediction, "number": 2}
@@ -317,7 +317,7 @@ def test_wake_waits_for_occupied_gpu_memory(cluster: Cluster) -> None:
                 "it waits", lambda: in_place(cluster, server.job), lambda one: one is not None and one["waits"]
             )
             assert seen is not None
-            assert "is left there: others hold the rest" in seen["waits"]
+            assert "is left there: other processes hold the rest" in seen["waits"]
             assert not asked.done()
             cluster.shell(NODE, "kill -KILL $(cat /tmp/taker.pid)")
             assert asked.result()[0] == {"prediction": server.prediction, "number": 2}

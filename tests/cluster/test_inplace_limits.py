@@ -119,7 +119,7 @@ def test_queue_of_wake_requests_survives_agent_restart(cluster: Cluster) -> None
             asked = [pool.submit(ask, cluster, first.url)]
             wait_until("the first one waits", lambda: waits(first))
             asked.append(pool.submit(ask, cluster, later.url))
-            behind = f"job {first.job} asked before it"
+            behind = f"job {first.job} is ahead of it in the queue"
             wait_until("the other one waits behind it", lambda: waits(later), lambda why: why == behind)
             kill_agent(cluster, NODE)
             wait_for_agents(cluster)

@@ -93,8 +93,8 @@ def test_killed_pyslurm_process_is_replaced(cluster: Cluster) -> None:
 def test_doctor_reports_slurm_backend(cluster: Cluster) -> None:
     """``doctor`` on the login node reports the backend installed there."""
     printed = cluster.run("login", "slurm-affinode", "doctor").stdout
-    used = "pyslurm (auto was asked for)" if cluster.release == "26.05" else "commands (auto was asked for)"
+    used = "pyslurm (auto was requested)" if cluster.release == "26.05" else "commands (auto was requested)"
     for words in (used, f"version {cluster.release}.", "slurmctld", "slurmdbd", "AccountingStorageTRES="):
         assert words in " ".join(printed.split())
     forced = cluster.run("login", "slurm-affinode", "doctor", "--slurm-backend=commands").stdout
-    assert "commands (commands was asked for)" in " ".join(forced.split())
+    assert "commands (commands was requested)" in " ".join(forced.split())

@@ -51,7 +51,7 @@ def starts_plainly(cluster: Cluster, why: str) -> None:
 def test_missing_shepherd_is_reported(cluster: Cluster, plugstack: str) -> None:
     """The shepherd named in plugstack.conf does not exist."""
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} shepherd=/no/such/shepherd\n")
-    starts_plainly(cluster, "/no/such/shepherd cannot be run, or is of another version")
+    starts_plainly(cluster, "/no/such/shepherd cannot be executed, or has another version")
 
 
 def test_suspended_job_is_restored_after_policy_change(cluster: Cluster, plugstack: str) -> None:
@@ -85,7 +85,7 @@ def test_suspended_job_is_held_without_shepherd(cluster: Cluster, plugstack: str
         lambda seen: (seen["JobState"], seen["Restarts"], seen["Priority"]) == ("PENDING", "2", "0"), timeout_s=60,
     )  # fmt: skip
     printed = cluster.output(job)
-    assert "it is held: /no/such/shepherd cannot be run" in printed
+    assert "it is held: /no/such/shepherd cannot be executed" in printed
     assert "step number" not in printed
     found = cluster.job(other)
     assert (found["JobState"], found["Restarts"]) == ("RUNNING", "0")
@@ -96,7 +96,7 @@ def test_suspended_job_is_held_without_shepherd(cluster: Cluster, plugstack: str
     assert each_once(cluster.wait_for_output(job, f"step number={last + 2}"))
 
 
-UNUSABLE = "/opt/shepherd cannot be run, or is of another version"
+UNUSABLE = "/opt/shepherd cannot be executed, or has another version"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_missing_namespace_is_reported(cluster: Cluster) -> None:
     if cluster.run("c1", "sh", "-c", f"echo 0 >{limit}").returncode != 0:
         pytest.skip(f"{limit} is read-only in the containers")
     try:
-        starts_plainly(cluster, "no PID namespace can be made")
+        starts_plainly(cluster, "cannot create a PID namespace")
     finally:
         cluster.shell("c1", f"echo 10000 >{limit}")
 

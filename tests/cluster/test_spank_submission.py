@@ -148,7 +148,7 @@ def test_invalid_plugin_argument_is_reported_and_ignored(cluster: Cluster, site:
     cluster.exec("login", "tee", site, stdin=f"{PLUGIN} color=red min_window=10m\n")
     done = cluster.run("login", "sbatch", "--test-only", "--wrap=true", "--gpu-suspend-idle=10m", user="alice")
     assert done.returncode == 0
-    assert "slurm-affinode: plugstack.conf: 'color=red' is left out: unknown; known are default" in done.stderr
+    assert "slurm-affinode: plugstack.conf: 'color=red' is ignored: unknown; known are default" in done.stderr
     assert "this site allows 10m" in refused(cluster, "sbatch", "--wrap=true", "--gpu-suspend-idle=5m")
 
 

@@ -176,7 +176,7 @@ class WakeRequests:
         """Record a user's request to wake a job; ``False``: it is not being suspended."""
         falls = self._falls(self._parts.registry.get(job_id))
         if falls:
-            self.keep(job_id, WakeRequest(f"asked by {who}", lasting=True))
+            self.keep(job_id, WakeRequest(f"requested by {who}", lasting=True))
         return falls
 
     def keep(self, job_id: int, wish: WakeRequest) -> None:
@@ -372,7 +372,7 @@ class InPlaceScheduler:
                     return
                 raise Refused(Refusal("not-suspended", f"job {job_id} does not sleep"))
             sleeper.retry_epoch = 0.0
-        self._ask(sleeper, f"asked by {who}", lasting=True)
+        self._ask(sleeper, f"requested by {who}", lasting=True)
 
     def signalled(self, job_id: int, number: int) -> None:
         """Handle a signal from Slurm: the processes are thawed at once, whether there is room on the GPU or not."""

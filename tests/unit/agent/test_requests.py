@@ -61,7 +61,7 @@ def test_suspend_on_request(node: Node1) -> None:
     with pytest.raises(Exception, match="is being worked on: suspending"):
         ask(node, ALICE, verb="suspend", job=7)
     node.acts.go.set()
-    wait_until("it is done", lambda: node.acts.suspended_jobs, lambda done: done == [(7, "asked by alice")])
+    wait_until("it is done", lambda: node.acts.suspended_jobs, lambda done: done == [(7, "requested by alice")])
     assert node.acts.looks == [None]
 
 

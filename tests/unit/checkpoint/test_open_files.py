@@ -160,7 +160,7 @@ def test_file_is_passed_if_its_user_may_open_it_so(job: Job, case: tuple[int, in
     path.chmod(mode)
     entry = made.regular(FIRST, str(path), flags, stat.S_IFREG | mode)
     if not good:
-        with pytest.raises(RestoreFailed, match=f"{path} would be open as its user may not open it"):
+        with pytest.raises(RestoreFailed, match=f"{path} would be open with access that its user does not have"):
             job.pass_on([entry])
         return
     inherited, _ = job.pass_on([entry])
@@ -219,7 +219,7 @@ def test_working_directory_needs_search_permission_only(job: Job, mode: int, goo
     if good:
         job.pass_on([entry], used=[], cwd=FIRST)
         return
-    with pytest.raises(RestoreFailed, match="may not open it"):
+    with pytest.raises(RestoreFailed, match="access that its user does not have"):
         job.pass_on([entry], used=[], cwd=FIRST)
 
 
@@ -230,7 +230,7 @@ def test_strongest_mapping_decides(job: Job) -> None:
     reading = made.mapping(FIRST)
     inherited, _ = job.pass_on([entry], used=[], areas=[reading])
     assert inherited.rights[path.stat().st_dev, path.stat().st_ino] == os.R_OK
-    with pytest.raises(RestoreFailed, match="may not open it"):
+    with pytest.raises(RestoreFailed, match="access that its user does not have"):
         job.pass_on([entry], used=[], areas=[reading, made.mapping(FIRST, status=1 << 7, flags=os.O_RDWR)])
 
 

@@ -58,9 +58,9 @@ def test_order_of_the_queue_is_kept() -> None:
     ]
     found = plan(cards, [Awake(9, held(70))], [], queue)
     assert found.go == (3,)
-    assert found.waits[2] == "job 1 asked before it"
-    assert found.waits[4] == "job 1 asked before it"
-    assert found.waits[5] == "job 4 asked before it"
+    assert found.waits[2] == "job 1 is ahead of it in the queue"
+    assert found.waits[4] == "job 1 is ahead of it in the queue"
+    assert found.waits[5] == "job 4 is ahead of it in the queue"
 
 
 def test_idle_job_makes_room() -> None:
@@ -90,7 +90,7 @@ def test_holders_of_the_memory_are_named() -> None:
     working = plan([card(free_gib=10)], [Awake(3, held(70))], [], [Waiter(7, held(30))])
     assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is at work"
     foreign = plan([card(free_gib=10)], [], [], [Waiter(7, held(30))])
-    assert foreign.waits[7].endswith("others hold the rest")
+    assert foreign.waits[7].endswith("other processes hold the rest")
     coming = plan([card(free_gib=80)], [], [Arriving(4, held(60))], [Waiter(7, held(30))])
     assert coming.waits[7].endswith("job 4 is taking its place")
     unknown = plan([card(free_gib=None)], [], [], [Waiter(7, held(30))])

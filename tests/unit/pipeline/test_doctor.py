@@ -152,7 +152,7 @@ def test_slurm_backend_and_reasons_are_reported(site):
     config, _ = site
     slurm, _ = look(config, start=Pyslurm)
     assert slurm["Slurm"].detail == "version 26.05.5"
-    assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was asked for); pyslurm 25.11.2 with libslurm")
+    assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was requested); pyslurm 25.11.2 with libslurm")
     assert (slurm["slurmctld"].status, slurm["slurmdbd"].detail) == ("ok", "responds; clusters: oslo")
     older = look(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
     assert older.status == "ok"
@@ -161,7 +161,7 @@ def test_slurm_backend_and_reasons_are_reported(site):
     asked = configuration.replace(config, slurm=configuration.SlurmConfig("pyslurm"))
     assert look(asked)[0]["Slurm backend"].status == "problem"
     forced = configuration.replace(config, slurm=configuration.SlurmConfig("commands"))
-    assert look(forced, start=Pyslurm)[0]["Slurm backend"].detail.startswith("commands (commands was asked for)")
+    assert look(forced, start=Pyslurm)[0]["Slurm backend"].detail.startswith("commands (commands was requested)")
 
 
 def test_daemons_that_do_not_respond_are_reported(site):

@@ -30,7 +30,7 @@ def namespace(tmp_path):
     try:
         wait_until("the shell is up", lambda: (tmp_path / "log").exists() or process.poll() is not None)
         if process.poll() is not None:
-            pytest.skip("no PID namespace can be made here")
+            pytest.skip("cannot create a PID namespace here")
         init = int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
         wait_until("the sleeper is up", lambda: of_init(init), lambda names: names == ["sh", "sleep"])
         yield init, tmp_path / "log"

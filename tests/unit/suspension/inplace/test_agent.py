@@ -144,7 +144,7 @@ def test_suspended_job_is_shown_and_woken_and_not_suspended_again(node: Node1, s
         ask(node, "suspend", job=7)
     sleepers.asleep = {7: {**VIEW, "asked": 1.0}}
     assert ask(node, "status")["jobs"][0]["state"] == "waking"
-    sleepers.asleep = {7: {"starting": True, "asked": 1.0, "waits": "job 8 asked before it"}}
+    sleepers.asleep = {7: {"starting": True, "asked": 1.0, "waits": "job 8 is ahead of it in the queue"}}
     assert ask(node, "status")["jobs"][0]["state"] == "starting"
 
 

@@ -50,7 +50,7 @@ def test_stale_comment_of_last_agent_is_removed(world, node):
     """The agent ended when the job had just woken: the comment does not stay forever. Comments on past events stay."""
     for comment, after in (
         ("asleep in place: idle 15m, 48 GiB in host memory // mine", "mine"),
-        ("waits to wake: job 8 asked before it", ""),
+        ("waits to wake: job 8 is ahead of it in the queue", ""),
         ("runs on: it is not idle any more // mine", "runs on: it is not idle any more // mine"),
         ("mine", "mine"),
     ):
@@ -175,7 +175,7 @@ def test_queue_survives_restart_of_agent(world, node):
     after.round()
     assert (after.view()["asked"], after.view()["overdue"]) == (asked, False)
     assert after.view()["asked_why"] == "a connection waits on port 8000"
-    assert after.view_of(8)["waits"] == "job 7 asked before it"
+    assert after.view_of(8)["waits"] == "job 7 is ahead of it in the queue"
     world.clock += 10
     after.round()
     assert after.view()["overdue"]
@@ -219,7 +219,7 @@ def test_job_waiting_to_start_keeps_its_place(world, node, monkeypatch):
     assert not after.scheduler.admit(after.job(job_id=8, root=0, link=FakeLink()))
     after.round()
     assert after.view_of(8)["asked"] == since
-    assert after.view()["waits"] == "job 8 asked before it"
+    assert after.view()["waits"] == "job 8 is ahead of it in the queue"
 
 
 def test_start_time_of_process_is_known() -> None:

@@ -112,7 +112,7 @@ def test_starting_job_waits_for_room_in_its_turn(world):
     node.round()
     assert [link.sent for link in links.values()] == [[Wait(fresh=True)]] * 2
     assert node.view_of(8)["waits"].startswith("it needs 48 GiB on GPU 0")
-    assert node.view_of(9)["waits"] == "job 8 asked before it"
+    assert node.view_of(9)["waits"] == "job 8 is ahead of it in the queue"
     assert node.sleep().failure is None  # job 7 releases its memory
     node.round()
     assert links[8].sent[-1] == Start()

@@ -164,7 +164,7 @@ def test_job_suspended_by_slurm_is_not_woken(world, node):
     node.cards.others = 79 * GIB
     node.round()
     assert (node.view()["waits"], node.view()["overdue"]) == (
-        "it needs 48 GiB on GPU 0, and 960 MiB is left there: others hold the rest",
+        "it needs 48 GiB on GPU 0, and 960 MiB is left there: other processes hold the rest",
         False,
     )
     node.cards.others = 0

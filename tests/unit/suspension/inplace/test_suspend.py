@@ -135,7 +135,7 @@ def test_failed_freeze_is_rolled_back(world, node):
     assert node.sleep().failure == node.freezer.fails
     node.cards.others = 60 * GIB
     node.round()
-    assert "is left there: others hold the rest" in node.view()["waits"]
+    assert "is left there: other processes hold the rest" in node.view()["waits"]
     node.cards.others = 0
     node.round()
     assert awake(world)
@@ -320,7 +320,7 @@ def test_wake_command_during_suspension_is_kept(world, node):
         node.scheduler.wake(7, "alice")
     node.freezer.during = lambda: node.scheduler.wake(7, "alice")
     assert node.sleep().failure is None
-    assert node.view()["asked_why"] == "asked by alice"
+    assert node.view()["asked_why"] == "requested by alice"
     node.round()
     assert awake(world)
     node.freezer.during = lambda: None

@@ -305,7 +305,7 @@ def test_memory_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch)
     workers.work()
     node.round()
     assert (asleep(world), world.effect_log, node.view()["failure"]) == (True, OUT, None)
-    assert "is left there: others hold the rest" in node.view()["waits"]
+    assert "is left there: other processes hold the rest" in node.view()["waits"]
     node.cards.others = 0
     thaw = node.freezer.thaw
 
