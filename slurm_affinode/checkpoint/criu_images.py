@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,12 @@ _LIMIT = 1 << 30
 _MOST_BYTES = 10
 """Of a 64-bit number."""
 _PAGEMAP = re.compile(r"pagemap-.+\.img")
+_INVENTORY = "inventory.img"
+_ROOT_IDS = 3
+_NAMESPACES = (5, 6, 7, 9, 10, 11)
+"""Fields of ``task_kobj_ids_entry`` (``images/core.proto``): PID, network, IPC, mount, user and cgroup namespace. CRIU
+restores every tree in a time namespace, and the agent may have a host name of its own.
+"""
 _NONE: Mapping[str, int] = {}
 
 Message = dict[int, list[int | bytes]]
@@ -158,7 +164,9 @@ def read_image(directory_fd: int, name: str) -> bytes:
 
 
 def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventory:
-    """Check the files of a dump: process tree, memory maps, page files. Raises ``BadImage`` naming the file.
+    """Check the files of a dump: process tree, namespaces, memory maps, page files.
+
+    Raises ``BadImage`` naming the file.
 
     ``elsewhere``: name -> size of files that belong to the dump but are not in the directory.
     """
@@ -168,7 +176,7 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
             for entry in entries
             if entry.is_file(follow_symlinks=False)
         } | dict(elsewhere)
-    read_image(directory_fd, "inventory.img")
+    _check_namespaces(directory_fd, [name for name in sizes if name.startswith("ids-")])
     parents: dict[int, int] = {}
     numbers: set[int] = set()
     threads: dict[int, None] = {}
@@ -197,6 +205,23 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
     with_memory = tuple(pid for pid in pids if f"mm-{pid}.img" in sizes)
     size = sum(sizes.values())
     return Inventory(pids, frozenset(numbers), tuple(threads), parents, with_memory, size, _frozen_s(directory_fd))
+
+
+def _check_namespaces(directory_fd: int, names: Iterable[str]) -> None:
+    """Check that a restore creates no namespace, in which CRIU would mount what the image lists, as root."""
+    data = read_image(directory_fd, _INVENTORY)  # has one magic number of 4 bytes
+    row = next(records(bytes(4) + data), {})
+    ids = row.get(_ROOT_IDS, [b""])
+    if len(ids) > 1 or not isinstance(ids[0], bytes):
+        raise BadImage(f"{_INVENTORY}: the namespaces of CRIU are not unique")
+    own = message(ids[0])
+    for name in names:
+        rows = list(image_records(directory_fd, name))
+        if len(rows) > 1:
+            raise BadImage(f"{name}: the namespaces of a process are not unique")
+        for one in rows:
+            if any(integer(one, kind, 0) != integer(own, kind, 0) for kind in _NAMESPACES):
+                raise BadImage(f"{name}: a process has a namespace of its own")
 
 
 def image_records(directory_fd: int, name: str) -> Iterator[Message]:

@@ -23,10 +23,11 @@ _MAGICS = 8  # bytes
 READ, WRITE, SEARCH = os.R_OK, os.W_OK, os.X_OK
 _ACCESS = {os.O_RDONLY: READ, os.O_WRONLY: WRITE}
 _FILE_PRIVATE, _FILE_SHARED, _MEMFD = 1 << 6, 1 << 7, 1 << 14  # status flags of a mapping, criu/include/image.h
+_SYSTEM_V, _OF_SOCKET = 1 << 10, 1 << 11
 _BY_PLUGIN = 1 << 27
 _ID_LIMIT = 1 << 32
 LISTEN, ESTABLISHED = 10, 1
-DATAGRAM = 2
+STREAM, DATAGRAM = 1, 2
 EXTERNAL, _CALLBACK = 1, 4
 """Flags of a UNIX socket (``criu/sk-unix.c``). CRIU creates no peer for a datagram socket with the second flag."""
 
@@ -36,7 +37,9 @@ class NotRestored(BadImage):
 
 
 class Type(IntEnum):
-    """Supported ``fd_types``. For others, CRIU would open paths from the image or load a program."""
+    """Supported ``fd_types``. For others, CRIU would open paths from the image, load a program, or open a socket that
+    only root may open.
+    """
 
     REG = 1
     PIPE = 2
@@ -47,7 +50,6 @@ class Type(IntEnum):
     EVENTPOLL = 7
     INOTIFY = 8
     SIGNALFD = 9
-    PACKETSK = 10
     TTY = 11
     NETLINKSK = 13
     EXTERNAL = 16
@@ -56,7 +58,7 @@ class Type(IntEnum):
     PIDFD = 20
 
 
-_BODY = {Type.REG: 3, Type.INOTIFY: 13, Type.EXTERNAL: 15, Type.UNIXSK: 16, Type.FIFO: 17, Type.TTY: 19}
+_BODY = {Type.REG: 3, Type.INETSK: 4, Type.INOTIFY: 13, Type.EXTERNAL: 15, Type.UNIXSK: 16, Type.FIFO: 17, Type.TTY: 19}
 """Fields of ``file_entry`` that are decoded."""
 
 
@@ -198,6 +200,9 @@ class FileTable:
                 regular[one.id] = one
             elif kind is Type.UNIXSK:
                 sockets.append(_socket(inner))
+            elif kind is Type.INETSK:
+                if _single(message(inner), 4) not in (STREAM, DATAGRAM):
+                    raise NotRestored("it has a raw network socket open, which is not restored")
             elif kind is Type.FIFO:
                 facts = message(inner)
                 number = integer(facts, 1)
@@ -229,7 +234,7 @@ class FileTable:
             if kind is Type.REG:
                 one = _regular(inner)
                 if one.id in names:
-                    changes |= {2: one.flags & ~os.O_NOFOLLOW, 6: os.fsencode(names[one.id]), 9: 1}
+                    changes |= {2: one.flags & ~_NOT_KEPT, 6: os.fsencode(names[one.id]), 9: 1}
                     if one.id in replaced:
                         changes |= dict.fromkeys(_OF_CONTENTS)
                     body = _with(body, {_BODY[kind]: _with(inner, changes)})  # noqa: PLW2901 - the same entry
@@ -255,6 +260,8 @@ class FileTable:
         return bytes(made)
 
 
+_NOT_KEPT = os.O_NOFOLLOW | os.O_CREAT | os.O_EXCL | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
+"""Flags for the moment of opening. The kernel reports at most the first and the last for an open file."""
 _OF_CONTENTS = (8, 10, 11, 12, 13, 14)
 """Fields of ``reg_file_entry``: size, mode, build ID and checksums."""
 
@@ -333,6 +340,8 @@ def needs(table: FileTable, *, descriptors: Collection[bytes], memories: Collect
                     raise BadImage("a mapping is not a message")
                 one = message(area)
                 status = integer(one, 7)
+                if status & (_SYSTEM_V | _OF_SOCKET):
+                    raise BadImage("a mapping of System V shared memory, or of a socket, is not restored")
                 if status & (_FILE_PRIVATE | _FILE_SHARED) and not status & (_MEMFD | _BY_PLUGIN):
                     access, protection = _access_of_mapping(one), integer(one, 5)
                     need(integer(one, 4), access, run=bool(protection & 4))

@@ -64,6 +64,11 @@ def unix(
     return message((1, 5), (2, number), (16, body))
 
 
+def network(number: int, kind: int) -> bytes:
+    """Return an entry of an IPv4 socket of this type (``SOCK_STREAM`` and so on)."""
+    return message((1, 4), (2, number), (4, message((1, number), (2, 1000 + number), (3, 2), (4, kind), (5, 6))))
+
+
 def external(number: int) -> bytes:
     """Return an entry of a file that was dumped with a plugin."""
     return message((1, 16), (2, number), (15, message((1, number), (5, OWNER))))

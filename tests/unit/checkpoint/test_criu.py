@@ -107,6 +107,36 @@ def test_incomplete_image_is_detected(image: tuple[Path, int], name: str, conten
         inspect(image[1])
 
 
+def of_namespaces(*fields: tuple[int, int]) -> bytes:
+    """Return ``task_kobj_ids_entry``: namespaces are fields 5 to 12."""
+    return criu_files.message(*((number, number) for number in range(1, 13)), *fields)
+
+
+@pytest.mark.parametrize("kind", [5, 6, 7, 9, 10, 11])
+def test_image_with_namespaces_is_refused(image: tuple[Path, int], kind: int) -> None:
+    """CRIU would create them as root, and mount what the image lists. A time namespace is of every restored tree."""
+    path, fd = image
+    inventory = criu_files.message((1, 2), (3, of_namespaces()))
+    (path / "inventory.img").write_bytes(HEADER[:4] + len(inventory).to_bytes(4, "little") + inventory)
+    (path / "ids-7.img").write_bytes(criu_files.image(of_namespaces((1, 3), (12, 4))))
+    assert inspect(fd).pids == (7, 8)
+    (path / "ids-8.img").write_bytes(criu_files.image(of_namespaces((kind, 20))))
+    with pytest.raises(BadImage, match=r"ids-8\.img: a process has a namespace of its own"):
+        inspect(fd)
+
+
+@pytest.mark.parametrize("twice", ["records", "fields"])
+def test_ambiguous_namespaces_are_refused(image: tuple[Path, int], twice: str) -> None:
+    path, fd = image
+    if twice == "records":
+        (path / "ids-7.img").write_bytes(criu_files.image(of_namespaces(), of_namespaces()))
+    else:
+        inventory = criu_files.message((1, 2), (3, of_namespaces()), (3, of_namespaces()))
+        (path / "inventory.img").write_bytes(HEADER[:4] + len(inventory).to_bytes(4, "little") + inventory)
+    with pytest.raises(BadImage, match="namespaces"):
+        inspect(fd)
+
+
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_raise_only_bad_image(data: bytes) -> None:
     for read in (message, lambda d: list(records(d))):

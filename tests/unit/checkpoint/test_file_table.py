@@ -80,6 +80,35 @@ def test_rewritten_table_has_no_path_of_the_user() -> None:
     assert [body for body in bodies(data) if message(body)[1] in ([3], [8], [11])] == untouched
 
 
+@pytest.mark.parametrize("flag", [os.O_TRUNC, os.O_CREAT, os.O_EXCL, os.O_TMPFILE & ~os.O_DIRECTORY])
+def test_flags_that_change_a_file_are_not_passed_to_criu(flag: int) -> None:
+    """No open file has them, but an image of a compromised node may: root would empty a file that its user can read."""
+    kept = os.O_RDONLY | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECT | os.O_DIRECTORY | os.O_PATH
+    table = FileTable.parse(made.image(made.regular(2, "/etc/passwd", kept | flag)))
+    (body,) = bodies(table.rewritten({2: "/~b"}))
+    assert message(message(body)[3][0])[2] == [kept]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("entry", [made.message((1, 10), (2, 5)), made.network(5, 3)], ids=["packet", "raw"])
+def test_socket_that_only_root_may_open_is_refused(entry: bytes) -> None:
+    """CRIU would open it as root for any user: it could read the network traffic of others."""
+    with pytest.raises(file_table.NotRestored, match="not restored"):
+        FileTable.parse(made.image(entry))
+
+
+@pytest.mark.parametrize("status", [1 << 10, 1 << 11], ids=["System V", "packet socket"])
+def test_mapping_that_only_root_may_make_is_refused(status: int) -> None:
+    """CRIU would attach System V shared memory of any user by its number."""
+    table = FileTable.parse(made.image(made.root(1)))
+    with pytest.raises(BadImage, match="is not restored"):
+        needs(table, descriptors=[], memories=[made.memory(1, made.mapping(1, status=status))], places=[])
+
+
+def test_network_sockets_are_accepted() -> None:
+    for kind in (1, 2):
+        assert FileTable.parse(made.image(made.network(5, kind))).regular == {}
+
+
 def test_device_files_become_inherited_files() -> None:
     """A descriptor becomes one of a regular file; a mapped device keeps no size, mode or checksum to be compared."""
     mapped = made.message(
