@@ -8,7 +8,6 @@ node it is meant for and is accepted once there; that of the reply can be decode
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json
 import logging
 import selectors
@@ -24,8 +23,9 @@ from slurm_affinode.agent import munge
 from slurm_affinode.agent.client import ROOTS
 from slurm_affinode.agent.listeners import AcceptLoop, listen_tcp, listen_unix
 from slurm_affinode.agent.requests import Caller, RequestError
-from slurm_affinode.agent.throttle import Pace, Seats, Seldom
+from slurm_affinode.agent.throttle import Pace, Seldom
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.seats import Seats, machine_of
 from slurm_affinode.base.threads import Workers, WorkQueue, surviving
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.suspension.peers import peer_of
@@ -267,14 +267,6 @@ class ControlServer:
                 code = error.code if isinstance(error, RequestError) else _code_of(error)
                 return _refusal(code, str(error), error.hint, error.exit_code)
         return _refusal("fault", "a fault of the agent; its log says more", None, 3)
-
-
-def machine_of(address: str) -> str:
-    """Return the holder that an address counts as: for IPv6 its /64 network, as one machine may use all of it."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        return str(found.ipv4_mapped or ipaddress.ip_network((found, 64), strict=False))
-    return str(found)
 
 
 def parse_request(payload: bytes) -> dict[str, Any]:

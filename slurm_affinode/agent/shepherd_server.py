@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_affinode.agent.listeners import AcceptLoop, listen_unix, receive
-from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.agent.throttle import Seldom
 from slurm_affinode.base.pidfd import ExhaustedError
+from slurm_affinode.base.seats import Seats
 from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer, has_ended, peer_of, pidfd_of

@@ -1,67 +1,11 @@
-"""Limits per user or address: concurrent connections, requests per second, log lines."""
+"""Limits per user or address: requests per second, log lines."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Hashable
 
 _OTHERS = object()
-
-
-class Seated(Protocol):
-    """A connection that has a seat."""
-
-    @property
-    def holder(self) -> Hashable:
-        """The user or address that the seat counts for."""
-        ...
-
-    @property
-    def opened(self) -> float:
-        """When it was accepted."""
-        ...
-
-
-S = TypeVar("S", bound=Seated)
-
-
-class Seats:
-    """Limits concurrent connections, in total and per holder (a UID or an address). Not thread-safe."""
-
-    def __init__(self, total: int, each: int) -> None:
-        self._total = total
-        self._each = each
-        self._taken: Counter[Hashable] = Counter()
-
-    def take(self, holder: Hashable, *, reserved: bool = False) -> bool:
-        """Return ``False`` if no seat is left. ``reserved``: for root, exempt from the limits."""
-        if not reserved and (self._taken.total() >= self._total or self._taken[holder] >= self._each):
-            return False
-        self._taken[holder] += 1
-        return True
-
-    @property
-    def full(self) -> bool:
-        """Whether all seats are taken."""
-        return self._taken.total() >= self._total
-
-    def to_vacate(self, holder: Hashable, waiting: Iterable[S]) -> S | None:
-        """Return the connection whose seat ``holder`` may have if all are taken; ``None``: it has to go without one.
-
-        It is one of the holder with the most seats, the oldest of those in ``waiting``, which have sent nothing yet.
-        """
-        if not self.full:
-            return None
-        more = [one for one in waiting if self._taken[one.holder] > self._taken[holder] + 1]
-        return max(more, key=lambda one: (self._taken[one.holder], -one.opened), default=None)
-
-    def leave(self, holder: Hashable) -> None:
-        """Release a seat."""
-        self._taken[holder] -= 1
-        if self._taken[holder] <= 0:
-            del self._taken[holder]
 
 
 class Pace:

@@ -12,7 +12,6 @@ import socket
 import ssl
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from slurm_affinode.base.errors import InputError, UnreachableError
+from slurm_affinode.base.seats import Seats, machine_of
 from slurm_affinode.model.gpu import GpuSample, Reading, Sweep
 
 Value = Callable[[Reading], float | None]
@@ -153,7 +153,8 @@ REQUEST_S = 15.0
 """Time limit for a request and its response, however slow the client is."""
 MAX_CLIENTS = 16
 MAX_OF_ADDRESS = 4
-"""Limit per address: a user who wants to avoid measurement must not take all connections."""
+"""Limit per machine: a user who wants to avoid measurement must not take all connections. If several machines take all
+of them, the oldest one of the machine with the most gives way to another machine."""
 _PAGE = b"slurm-affinode exporter: metrics are at /metrics\n"
 
 
@@ -171,13 +172,22 @@ class Access:
     """Clients need ``Authorization: Bearer TOKEN``."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Client:
+    request: socket.socket
+    holder: str
+    opened: float
+
+
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
     request_queue_size = 16
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        self._clients: Counter[str] = Counter()
+        self._seats = Seats(MAX_CLIENTS, MAX_OF_ADDRESS)
+        self._clients: dict[socket.socket, _Client] = {}
         self._lock = threading.Lock()
+        """Guards the seats and their clients."""
         super().__init__(*arguments, **named)
 
     def server_bind(self) -> None:
@@ -191,14 +201,26 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         # Refuse more clients than Prometheus ever opens, to limit the load on the node.
-        who = str(client_address[0])
+        client = _Client(request, machine_of(str(client_address[0])), time.monotonic())
         with self._lock:
-            full = self._clients.total() >= MAX_CLIENTS or self._clients[who] >= MAX_OF_ADDRESS
-            self._clients[who] += not full
-        if full:
+            seated = self._seats.take(client.holder)
+            late = None if seated else self._seats.to_vacate(client.holder, self._clients.values())
+            if late is not None:
+                self._leave(late.request)
+                seated = self._seats.take(client.holder)
+            if seated:
+                self._clients[request] = client
+        if late is not None:
+            _hang_up(late.request)
+        if not seated:
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
+
+    def _leave(self, request: socket.socket) -> None:
+        client = self._clients.pop(request, None)
+        if client is not None:
+            self._seats.leave(client.holder)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         late = threading.Timer(REQUEST_S, _hang_up, (request,))
@@ -209,7 +231,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         finally:
             late.cancel()
             with self._lock:
-                self._clients -= Counter((str(client_address[0]),))  # drops entries that reach zero
+                self._leave(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect or do not speak TLS."""

@@ -102,6 +102,7 @@ def from_network(node: Node1, host: str, count: int, stack: ExitStack) -> list[s
 def test_network_clients_do_not_starve_the_node(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight addresses hold as many connections as allowed: users, root and other addresses are still served."""
     as_root(monkeypatch)
+    monkeypatch.setattr(control, "machine_of", str)
     with ExitStack() as stack:
         held = [
             (number, one)
@@ -121,6 +122,7 @@ def test_network_clients_do_not_starve_the_node(node: Node1, monkeypatch: pytest
 
 def test_full_network_seats_are_shared_by_address(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new address takes a seat from the address with the most seats; one with as many as others gets none."""
+    monkeypatch.setattr(control, "machine_of", str)
     with ExitStack() as stack:
         held = [
             (number, one)
@@ -143,10 +145,11 @@ def closed(held: list[tuple[int, socket.socket]]) -> list[tuple[int, socket.sock
 @pytest.mark.parametrize(
     ("address", "machine"),
     [("10.0.0.7", "10.0.0.7"), ("2001:db8::1", "2001:db8::/64"), ("fe80::1%eth0", "fe80::/64"),
-     ("::ffff:10.0.0.7", "10.0.0.7")],
+     ("::ffff:10.0.0.7", "10.0.0.7"), ("127.0.0.1", "loopback"), ("127.1.2.3", "loopback"), ("::1", "loopback"),
+     ("::ffff:127.0.0.2", "loopback")],
 )  # fmt: skip
 def test_machine_of_an_address(address: str, machine: str) -> None:
-    """A machine can have any number of IPv6 addresses."""
+    """A machine can have any number of IPv6 addresses, and a local user connect from any loopback address."""
     assert control.machine_of(address) == machine
 
 

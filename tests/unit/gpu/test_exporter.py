@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 from gpu_fakes import A100, IDLE
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from waiting import DEADLINE_S
+from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.gpu import exporter
@@ -157,14 +158,53 @@ def test_metrics_are_served(registry):
         server.close()
 
 
-def test_one_address_cannot_occupy_all_connections(registry):
+def test_one_address_cannot_occupy_all_connections(registry, monkeypatch):
     """A local user may hold many idle connections: Prometheus has another address."""
+    monkeypatch.setattr(exporter, "machine_of", str)
     server = MetricsServer(registry, "", 0)
     try:
         with contextlib.ExitStack() as crowd:
             for _ in range(40):
                 crowd.enter_context(socket.create_connection(("127.0.0.2", server.port), DEADLINE_S, ("127.0.0.3", 0)))
             assert "DCGM_FI_DEV_GPU_UTIL" in get(f"http://127.0.0.1:{server.port}/metrics")
+    finally:
+        server.close()
+
+
+def test_full_connections_are_shared_by_address(registry, monkeypatch):
+    """Four addresses hold all connections: another one gets one of theirs, and they get no more."""
+    monkeypatch.setattr(exporter, "machine_of", str)
+    server = MetricsServer(registry, "", 0)
+    try:
+        with contextlib.ExitStack() as crowd:
+
+            def connect(number):
+                address = ("127.0.0.1", server.port)
+                return crowd.enter_context(socket.create_connection(address, DEADLINE_S, (f"127.0.0.{number}", 0)))
+
+            held = [connect(number) for number in range(2, 6) for _ in range(exporter.MAX_OF_ADDRESS)]
+            wait_until("all are seated", lambda: len(server._server._clients), lambda count: count == len(held))
+            assert "DCGM_FI_DEV_GPU_UTIL" in get(f"http://127.0.0.1:{server.port}/metrics")
+            assert [one.recv(1) for one in select.select(held, [], [], 0)[0]] == [b""]
+            assert connect(3).recv(1) == b""
+    finally:
+        server.close()
+
+
+def test_local_user_has_one_address(registry):
+    """Every loopback address can be the source of a connection."""
+    server = MetricsServer(registry, "", 0)
+    try:
+        with contextlib.ExitStack() as crowd:
+            held = []
+            for number in range(2, 22):
+                source = (f"127.0.0.{number}", 0)
+                held.append(socket.create_connection(("127.0.0.1", server.port), DEADLINE_S, source))
+                crowd.enter_context(held[-1])
+            refused = len(held) - exporter.MAX_OF_ADDRESS
+            wait_until(
+                "others are refused", lambda: len(select.select(held, [], [], 0)[0]), lambda count: count == refused
+            )
     finally:
         server.close()
 

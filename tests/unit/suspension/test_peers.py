@@ -17,7 +17,8 @@ from agent_stand_ins import NODE, Gpus, Slurm, job, waiting
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.loop import run
-from slurm_affinode.agent.throttle import Seats, Seldom
+from slurm_affinode.agent.throttle import Seldom
+from slurm_affinode.base.seats import Seats
 from slurm_affinode.core.idle import IdleRule
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.model.cluster import GpuCount

@@ -1,0 +1,78 @@
+"""Limits on concurrent connections, in total and for each user or machine."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Protocol, TypeVar
+
+LOOPBACK = "loopback"
+
+
+def machine_of(address: str) -> str:
+    """Return the holder that an address counts as.
+
+    A machine may use the whole /64 network of an IPv6 address, and every local user any loopback address as the source
+    of a connection.
+    """
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv6Address):
+        found = found.ipv4_mapped or found
+    if found.is_loopback:
+        return LOOPBACK
+    return str(found if found.version == 4 else ipaddress.ip_network((found, 64), strict=False))
+
+
+class Seated(Protocol):
+    """A connection that has a seat."""
+
+    @property
+    def holder(self) -> Hashable:
+        """The user or address that the seat counts for."""
+        ...
+
+    @property
+    def opened(self) -> float:
+        """When it was accepted."""
+        ...
+
+
+S = TypeVar("S", bound=Seated)
+
+
+class Seats:
+    """Limits concurrent connections, in total and per holder (a UID or an address). Not thread-safe."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self._total = total
+        self._each = each
+        self._taken: Counter[Hashable] = Counter()
+
+    def take(self, holder: Hashable, *, reserved: bool = False) -> bool:
+        """Return ``False`` if no seat is left. ``reserved``: for root, exempt from the limits."""
+        if not reserved and (self._taken.total() >= self._total or self._taken[holder] >= self._each):
+            return False
+        self._taken[holder] += 1
+        return True
+
+    @property
+    def full(self) -> bool:
+        """Whether all seats are taken."""
+        return self._taken.total() >= self._total
+
+    def to_vacate(self, holder: Hashable, waiting: Iterable[S]) -> S | None:
+        """Return the connection whose seat ``holder`` may have if all are taken; ``None``: it has to go without one.
+
+        It is one of the holder with the most seats, the oldest of those in ``waiting``.
+        """
+        if not self.full:
+            return None
+        more = [one for one in waiting if self._taken[one.holder] > self._taken[holder] + 1]
+        return max(more, key=lambda one: (self._taken[one.holder], -one.opened), default=None)
+
+    def leave(self, holder: Hashable) -> None:
+        """Release a seat."""
+        self._taken[holder] -= 1
+        if self._taken[holder] <= 0:
+            del self._taken[holder]
