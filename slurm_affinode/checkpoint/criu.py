@@ -42,6 +42,7 @@ from slurm_affinode.checkpoint import (
 )
 from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
+from slurm_affinode.checkpoint.file_table import FILES
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     DumpFailed,
@@ -334,6 +335,7 @@ class Criu:
             def look() -> None:
                 with self._or_none(space):
                     _look(space, target.inventory.pids, target.passed)
+                    _refuse_shared_ports(image, space)
                     ready()
 
             pages.begin(image.compare(None if filler is None else filler.take))
@@ -499,11 +501,22 @@ def _adapt_sockets(image: PrivateImage) -> tuple[str, ...]:
     try:
         connections = inet_sockets.restored(image)
         moved = inet_sockets.move(image, inet_sockets.addresses())
+        inet_sockets.refuse_shared(inet_sockets.ports(image.read(FILES)))
     except BadImage as error:
         raise RestoreFailed(f"the image is not complete: {error}") from None
     for old, new in moved.items():
         LOG.info("sockets at %s are restored at %s", old, new)
     return connections
+
+
+def _refuse_shared_ports(image: PrivateImage, space: Namespace) -> None:
+    """Raise ``RestoreFailed`` if another process has taken a port of the restored tree meanwhile."""
+    ports = inet_sockets.ports(image.read(FILES))
+    if ports:
+        own: set[str] = set()
+        for _, one in space.processes():
+            own |= inet_sockets.sockets_of(one)
+        inet_sockets.refuse_shared(ports, own)
 
 
 def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) -> None:

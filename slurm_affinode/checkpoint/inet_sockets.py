@@ -10,6 +10,10 @@ NCCL. All others are closed, and clients outside the job have to look up the new
 restores either all connections or none, so the image of a job with connections of its own holds all of them
 (``--tcp-established``), and a restore replaces those with an end elsewhere by closed sockets. For a job without any,
 CRIU need not look into connections that will be closed (``--tcp-close``).
+
+CRIU creates the sockets as root, and sets ``SO_REUSEPORT`` until it has bound them. The kernel lets sockets with that
+option share a port if they belong to the same user, and distributes connections among them. So a restore is refused if
+one of its ports is in use by root, or by another restored job.
 """
 
 from __future__ import annotations
@@ -21,11 +25,12 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_affinode.base import json_values
+from slurm_affinode.base import json_values, kernel_text
 from slurm_affinode.base.pidfd import PROC, Process
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import (
@@ -52,6 +57,9 @@ _SOURCE, _PEER = 11, 12
 """Fields of ``inet_sk_entry`` (``images/sk-inet.proto``): addresses in words of 32 bits, in network byte order."""
 _PROTOCOL, _STATE, _SOURCE_PORT, _PEER_PORT, _SHUTDOWN = 5, 6, 7, 8, 19
 _TCP, _CLOSED, _BOTH_WAYS = 6, 7, 3
+_TABLES = {_TCP: ("tcp", "tcp6"), 17: ("udp", "udp6")}
+"""Files of ``/proc/net`` for each protocol with ports."""
+_LISTENING = "0A"
 """Values of the fields above: IPPROTO_TCP, TCP_CLOSE, and ``BOTH`` of ``sk_shutdown``."""
 _STREAM = "tcp-stream-"
 """Prefix of the files of connections."""
@@ -83,12 +91,58 @@ def options(members: Iterable[Process]) -> tuple[str, ...]:
     return KEEP_AT_DUMP if connected(members) else CLOSE
 
 
+@dataclass(frozen=True, slots=True)
+class BoundPort:
+    """A local port of a socket in an image."""
+
+    protocol: int
+    number: int
+    address: str
+    """As in ``/proc/net``; empty: all addresses."""
+
+
+def ports(table: bytes) -> frozenset[BoundPort]:
+    """Return the ports in ``files.img`` to which CRIU binds sockets. Raises ``BadImage``."""
+    found = set()
+    for body in bodies(table):
+        fields = _socket(body)
+        if fields is not None:
+            protocol, number = integer(fields, _PROTOCOL), integer(fields, _SOURCE_PORT)
+            connection = protocol == _TCP and integer(fields, _PEER_PORT)
+            if number and protocol in _TABLES and not connection:
+                address = "".join(f"{word:08X}" for word in _words(fields, _SOURCE))
+                found.add(BoundPort(protocol, number, _address(address)))
+    return frozenset(found)
+
+
+def _address(text: str) -> str:
+    return text.removeprefix(_MAPPED) if text.strip("0") else ""
+
+
+def refuse_shared(wanted: Collection[BoundPort], own: Collection[str] = (), *, proc: Path = PROC) -> None:
+    """Raise ``RestoreFailed`` if one of the ports is in use by root. ``own``: inodes of sockets that do not count."""
+    for protocol in {one.protocol for one in wanted}:
+        theirs: dict[int, set[str]] = {}
+        for name in _TABLES[protocol]:
+            with suppress(FileNotFoundError):  # a kernel without IPv6
+                for line in kernel_text.lines(proc / "self" / "net" / name):
+                    words = line.split()
+                    if len(words) > 9 and words[7] == "0" and words[9] not in own:
+                        address, _, port = words[1].partition(":")
+                        if protocol != _TCP or words[3] == _LISTENING:
+                            theirs.setdefault(kernel_text.number(port, 16) or 0, set()).add(_address(address))
+        for one in wanted:
+            there = theirs.get(one.number, set()) if one.protocol == protocol else set()
+            if there and (not one.address or there & {"", one.address}):
+                raise RestoreFailed(f"its port {one.number} is in use on this node by root or by another restored job")
+
+
 def connected(members: Iterable[Process]) -> bool:
     """Return whether a TCP connection has both ends in these processes."""
     inodes: set[str] = set()
     tables: dict[str, bytes] = {}
     for process in members:
-        found = _sockets(process)
+        found = sockets_of(process)
         with suppress(OSError):
             if found and (space := process.link("ns/net")) not in tables:
                 tables[space] = process.read("net/tcp") + process.read("net/tcp6")
@@ -105,7 +159,7 @@ def connected(members: Iterable[Process]) -> bool:
     return False
 
 
-def _sockets(process: Process) -> set[str]:
+def sockets_of(process: Process) -> set[str]:
     """Return the inodes of the sockets that a process has open."""
     found = set()
     with suppress(OSError):

@@ -64,9 +64,10 @@ def unix(
     return message((1, 5), (2, number), (16, body))
 
 
-def network(number: int, kind: int) -> bytes:
+def network(number: int, kind: int, port: int = 0) -> bytes:
     """Return an entry of an IPv4 socket of this type (``SOCK_STREAM`` and so on)."""
-    return message((1, 4), (2, number), (4, message((1, number), (2, 1000 + number), (3, 2), (4, kind), (5, 6))))
+    fields = [(1, number), (2, 1000 + number), (3, 2), (4, kind), (5, 6), (6, 10), (7, port), (8, 0), (11, 0), (12, 0)]
+    return message((1, 4), (2, number), (4, message(*fields)))
 
 
 def external(number: int) -> bytes:

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from namespace_job import EmptyNamespace
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Namespace, Number
 from slurm_affinode.base.process import Completed
-from slurm_affinode.checkpoint import criu
+from slurm_affinode.checkpoint import criu, inet_sockets
 from slurm_affinode.checkpoint.criu import Criu
+from slurm_affinode.checkpoint.inet_sockets import BoundPort
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
 
+from . import criu_files
 from .test_criu import ID, ME, make_image
 from .test_memory_map import CHILD, LAZY, PRESENT, fill
 
@@ -185,6 +187,25 @@ def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callabl
     with pytest.raises(ImageDamaged):
         restore(Killed(log), Late(log))
     assert log[:2] == ["read", "killed"]
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_port_of_another_process_is_not_shared(
+    restore: Callable[..., int], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """CRIU binds as root, and would share the ports of root and of other restored jobs."""
+    (tmp_path / "files.img").write_bytes(criu_files.image(criu_files.root(1), criu_files.network(2, 1, 8000)))
+
+    def refuse(ports: Collection[BoundPort], own: Collection[str] = ()) -> None:
+        assert [port.number for port in ports] == [8000]
+        if when == "before" or "looked" in log:
+            raise RestoreFailed("its port 8000 is in use")
+
+    monkeypatch.setattr(inet_sockets, "refuse_shared", refuse)
+    with pytest.raises(RestoreFailed, match="its port 8000 is in use"):
+        restore(Program(log), Answers(log))
+    assert log[:5] == ([] if when == "before" else ["read", "criu", "sound?", "looked", "killed"])
+    assert not {"ready", "let go"} & set(log)
 
 
 def test_verification_is_stopped_when_criu_times_out(restore: Callable[..., int], log: Log) -> None:

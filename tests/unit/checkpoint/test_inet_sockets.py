@@ -71,7 +71,7 @@ class Dump:
 
 @pytest.fixture
 def dump(tmp_path: Path) -> Iterator[Dump]:
-    """Return a dump with sockets at addresses of the node, of nobody, and at no address in particular."""
+    """Return a dump with sockets at addresses of the node, at an unused address, and at the wildcard address."""
     made = Dump(
         tmp_path / "criu", entry(1, "10.0.0.1"), entry(2, "10.1.0.1", "10.0.0.1"), entry(3, "0.0.0.0"),  # noqa: S104
         entry(4, "127.0.0.1"), entry(5, "192.168.7.7"), entry(6, "fd00::1", "::"), entry(7, "fe80::1", "fe80::99"),
@@ -82,7 +82,7 @@ def dump(tmp_path: Path) -> Iterator[Dump]:
 
 
 def test_addresses_are_those_of_the_new_node(dump: Dump) -> None:
-    """By interface, for the socket and its peer; mapped addresses stay mapped; others and the ports do not change."""
+    """Addresses of socket and peer are mapped by interface; mapped addresses stay mapped; ports do not change."""
     inet_sockets.record(dump.fd, OLD)
     assert json.loads((dump.path / INDEX).read_text()) == {str(address): name for address, name in OLD.items()}
     before = dump.table()
@@ -116,8 +116,8 @@ def test_image_is_unchanged_on_its_own_node(dump: Dump) -> None:
     assert dump.table() == before
 
 
-def test_other_interface_serves_if_there_is_none_of_that_name(dump: Dump) -> None:
-    """The one from which this node sends to other networks, if it has one; otherwise the job is not restored."""
+def test_another_interface_is_used_if_none_has_the_name(dump: Dump) -> None:
+    """It is the one from which this node sends to other networks; without one, the job is not restored."""
     inet_sockets.record(dump.fd, {ipaddress.ip_address("10.0.0.1"): "en7"})
     here = inet_sockets.addresses()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -133,7 +133,7 @@ def test_other_interface_serves_if_there_is_none_of_that_name(dump: Dump) -> Non
 
 
 def test_damaged_record_is_rejected(dump: Dump) -> None:
-    """A name that is no text, an address that is none, a document that is no table."""
+    """A name that is not text, an invalid address, or a document that is not an object."""
     for text in ('{"10.0.0.1": 5}', '{"10.0.0": "eth0"}', "[]", "{"):
         (dump.path / INDEX).write_text(text)
         with pytest.raises(BadImage, match=r"addresses\.json"):
@@ -194,7 +194,7 @@ def test_connections_to_others_are_closed(tmp_path: Path) -> None:
     assert addresses_in(table)[2] == (words("10.0.0.1"), words("10.9.9.9"))
 
 
-def test_image_without_own_connections_is_restored_as_it_is(tmp_path: Path) -> None:
+def test_image_without_internal_connections_is_restored_unchanged(tmp_path: Path) -> None:
     """As the images of releases that closed all connections."""
     dump = Dump(tmp_path / "criu", connection(1, "10.0.0.1", 29500, "10.0.0.1", 40000))
     image = dump.image()
@@ -204,7 +204,7 @@ def test_image_without_own_connections_is_restored_as_it_is(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_own_connection_is_found(family: socket.AddressFamily) -> None:
+def test_connection_within_the_job_is_found(family: socket.AddressFamily) -> None:
     """One with both ends in the processes, in one or in two of them; not one with an end in another process."""
     with socket.socket(family) as listener:
         listener.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
@@ -225,3 +225,75 @@ def test_own_connection_is_found(family: socket.AddressFamily) -> None:
                         assert inet_sockets.connected([own, other])
                     assert child.stdin is not None
                     child.stdin.close()
+
+
+def port_entry(source: str, port: int, *, protocol: int = 6, peer_port: int = 0) -> bytes:
+    """Return a network socket with a local port in the file table."""
+    fields = [(1, 1), (2, 101), (3, 2), (4, 1), (5, protocol), (6, 10), (7, port), (8, peer_port)]
+    inner = b"".join(encoded(*one) for one in (*fields, *((11, word) for word in words(source)), (12, 0)))
+    return framed(encoded(1, 4) + encoded(2, 1) + encoded(4, inner))
+
+
+def proc_net(tmp_path: Path, kind: str, source: str, port: int, *, state: str = "0A", uid: int = 0) -> Path:
+    """Return a ``/proc`` with one socket, whose inode is 4711."""
+    net = tmp_path / "proc" / "self" / "net"
+    net.mkdir(parents=True)
+    local = "".join(f"{word:08X}" for word in words(source))
+    row = f"   0: {local}:{port:04X} 00000000:0000 {state} 00000000:00000000 00:00000000 00000000 {uid} 0 4711 1\n"
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        (net / name).write_text("  sl  local_address rem_address   st\n" + row * (name == kind))
+    return tmp_path / "proc"
+
+
+@pytest.mark.parametrize(
+    ("ours", "kind", "theirs"),
+    [
+        ("10.0.0.1", "tcp", "10.0.0.1"),
+        ("0.0.0.0", "tcp", "10.0.0.1"),  # noqa: S104
+        ("10.0.0.1", "tcp6", "::"),
+        ("10.0.0.1", "tcp6", "::ffff:10.0.0.1"),
+        ("::", "tcp", "127.0.0.1"),
+        ("fd00::1", "tcp6", "fd00::1"),
+    ],
+)
+def test_port_of_root_or_of_another_restored_job_is_not_shared(
+    tmp_path: Path, ours: str, kind: str, theirs: str
+) -> None:
+    """CRIU binds as root with ``SO_REUSEPORT``, so the kernel would distribute the connections among both sockets."""
+    ports = inet_sockets.ports(HEADER + port_entry(ours, 8000))
+    proc = proc_net(tmp_path, kind, theirs, 8000)
+    with pytest.raises(RestoreFailed, match="its port 8000 is in use on this node"):
+        inet_sockets.refuse_shared(ports, proc=proc)
+    inet_sockets.refuse_shared(ports, {"4711"}, proc=proc)  # its own
+
+
+def test_datagram_port_is_not_shared(tmp_path: Path) -> None:
+    ports = inet_sockets.ports(HEADER + port_entry("10.0.0.1", 8000, protocol=17, peer_port=9))
+    with pytest.raises(RestoreFailed, match="its port 8000 is in use"):
+        inet_sockets.refuse_shared(ports, proc=proc_net(tmp_path, "udp", "10.0.0.1", 8000, state="07"))
+
+
+@pytest.mark.parametrize("what", ["address", "port", "user", "state", "protocol", "connection", "unbound"])
+def test_other_sockets_do_not_prevent_a_restore(tmp_path: Path, what: str) -> None:
+    """The kernel refuses to share a port with another user, unless both agree."""
+    source, peer_port = ("10.0.0.2" if what == "address" else "10.0.0.1"), (9 if what == "connection" else 0)
+    port = {"port": 8001, "unbound": 0}.get(what, 8000)
+    ports = inet_sockets.ports(HEADER + port_entry(source, port, peer_port=peer_port))
+    kind, state = ("udp" if what == "protocol" else "tcp"), ("01" if what == "state" else "0A")
+    uid = 1000 if what == "user" else 0
+    there = port if what == "unbound" else 8000
+    inet_sockets.refuse_shared(ports, proc=proc_net(tmp_path, kind, "10.0.0.1", there, state=state, uid=uid))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has sockets of root")
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_listening_socket_of_root_is_found(family: socket.AddressFamily) -> None:
+    address = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.socket(family) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        server.bind((address, 0))
+        server.listen()
+        ports = inet_sockets.ports(HEADER + port_entry(address, server.getsockname()[1]))
+        with pytest.raises(RestoreFailed, match="in use on this node"):
+            inet_sockets.refuse_shared(ports)
+        inet_sockets.refuse_shared(ports, {str(os.fstat(server.fileno()).st_ino)})
