@@ -52,16 +52,16 @@ class Program:
         return self.do(f"result = {expression}")
 
     def until(self, expression: str, wanted: Callable[[Any], bool]) -> Any:
-        """Poll until the value is as wanted; return it."""
+        """Poll until the expression has this value; return it."""
         return wait_until(f"{expression} is as wanted", lambda: self.get(expression), wanted)
 
     def kill(self) -> None:
-        """Kill it, without a chance to clean up."""
+        """Kill the program without a chance to clean up."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """Kill it and close its pipes."""
+        """Kill the program and close its pipes."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.communicate()

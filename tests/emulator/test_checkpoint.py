@@ -64,7 +64,7 @@ def test_calls_of_locked_process_wait_for_unlock(node: Node) -> None:
 
 
 def test_checkpointed_process_holds_no_driver_resources(node: Node) -> None:
-    """No descriptor and no mapping of this node alone."""
+    """It has no descriptor and no mapping that exists on this node only."""
     agent, user = node.agent(), node.user()
     user.do("alloc(10)")
     held = user.get("opened()")
@@ -117,7 +117,7 @@ def test_lock_waits_for_kernel_or_times_out(node: Node) -> None:
 
 
 def test_lock_timeout_is_injected(node: Node) -> None:
-    """For one process, a number of times."""
+    """The fault applies to one process and a number of calls."""
     agent, user, other = node.agent(), node.user(), node.user()
     node.ctl("fault", "lock-timeout", "--pid", str(user.pid), "--count", "1")
     agent.do(f"lock({other.pid}, 20)")
@@ -165,7 +165,7 @@ def test_restore_failure_is_injected(node: Node, fatal: tuple[str, ...], state: 
 
 
 def test_restore_without_free_memory_is_lost(node: Node) -> None:
-    """As with the driver: out of memory at first, impossible afterwards. So free memory is to be checked in advance."""
+    """As with the driver: out of memory at first, impossible afterwards: check free memory in advance."""
     agent, user, other = node.agent(), node.user(), node.user()
     user.do("alloc(3000)")
     suspend(agent, user.pid)

@@ -54,7 +54,7 @@ def test_process_is_checkpointed_and_restored(cuda: Cuda, node: Node) -> None:
 
 
 def test_only_cuda_processes_are_found(cuda: Cuda, node: Node) -> None:
-    """Not processes that only use NVML, other processes, or missing ones."""
+    """Processes that only use NVML, other processes and missing ones are not found."""
     user, watcher = node.user(), node.agent()
     assert cuda.users([user.pid, watcher.pid, os.getpid(), 2**22 - 1]) == {user.pid}
     assert cuda.users([]) == frozenset()
@@ -74,7 +74,7 @@ def test_lock_times_out_on_busy_gpu(cuda: Cuda, node: Node) -> None:
 
 
 def test_injected_lock_timeout_is_reported(cuda: Cuda, node: Node) -> None:
-    """As of a process that hangs in NCCL."""
+    """A process that hangs in NCCL causes such a timeout."""
     user = node.user()
     node.ctl("fault", "lock-timeout", "--count", "1")
     with pytest.raises(LockTimeout):
@@ -84,7 +84,7 @@ def test_injected_lock_timeout_is_reported(cuda: Cuda, node: Node) -> None:
 
 
 def test_errors_have_names_of_driver(cuda: Cuda, node: Node) -> None:
-    """And a message of one line."""
+    """Errors also have a message of one line."""
     user = node.user()
     user.do("alloc(1)")
     for code, action in (

@@ -68,7 +68,7 @@ def test_visible_devices_are_selected_in_order(node: Node) -> None:
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles", "2", "0,0"])
 def test_program_without_visible_gpu_gets_error(node: Node, visible: str) -> None:
-    """Then CUDA does not start, but NVML still lists the GPUs."""
+    """CUDA does not start for the program, but NVML still lists the GPUs."""
     program = node.start(CUDA_VISIBLE_DEVICES=visible)
     with pytest.raises(DriverError, match="CUDA_ERROR_NO_DEVICE"):
         program.do("ok(d.cuInit(0))")
@@ -102,7 +102,7 @@ def test_kernels_run_in_order_and_calls_wait(node: Node) -> None:
 
 
 def test_kernel_changes_memory(node: Node) -> None:
-    """So that tests can verify that work was done."""
+    """Tests can thus verify that work was done."""
     user = node.user()
     user.do("a = alloc(1); ok(d.cuMemsetD32(a, 40, 1000)); u32, u64 = ctypes.c_uint32, ctypes.c_uint64")
     user.do("launch(b'add_u32', (a, 1000, 2, 1000), (u64, u64, u32, u64))")
@@ -161,7 +161,7 @@ def test_cuda_does_not_survive_fork(node: Node) -> None:
 
 
 def test_cuda_does_not_start_without_driver(bare_node: Node) -> None:
-    """On a node that is not set up."""
+    """The node is not set up."""
     with pytest.raises(DriverError, match="CUDA_ERROR_NO_DEVICE"):
         bare_node.start().do("ok(d.cuInit(0))")
 

@@ -49,7 +49,7 @@ def test_suite_passes_on_emulated_driver(node: Node, tmp_path: Path) -> None:
     skipped = {name for name, one in outcomes.items() if one["outcome"] == "skipped"}
     assert all(outcomes[name]["why"] for name in skipped)
     assert {name for name in skipped if "criu" not in (test := outcomes[name]["test"]) and "servers" not in test} == {
-        "test_training_goes_on_bit_for_bit",
+        "test_training_continues_bit_for_bit",
         "test_suspended_in_the_middle_of_its_steps",
         "test_engine_and_memory_activity_where_the_gpu_counts_them",
         "test_custom_storage_writes_files_of_our_own",

@@ -53,7 +53,7 @@ def test_memory_is_reported_with_and_without_reserved_part(node: Node) -> None:
 
 
 def test_processes_are_listed_with_their_memory(node: Node) -> None:
-    """Several on one GPU, one on both, and none without a context."""
+    """There are several processes on one GPU and one on both; processes without a context are not listed."""
     agent, first, second = node.agent(), node.user(), node.user(1)
     agent.do("ok(d.cuInit(0))")
     first.do("alloc(300)")
@@ -128,7 +128,7 @@ result = [(one.nvmlReturn, one.value) for one in request.metrics[:2]] + [request
 
 
 def test_mig_is_not_supported_on_old_gpu(bare_node: Node) -> None:
-    """As on a T4."""
+    """An example is the T4."""
     bare_node.init("--model", "t4", "--gpus", "1")
     with pytest.raises(DriverError, match="NVMLError_NotSupported"):
         bare_node.agent().do("n.nvmlDeviceGetMigMode(handle())")
@@ -163,7 +163,7 @@ def test_lost_gpu_is_reported(node: Node) -> None:
 
 
 def test_utilization_may_be_unsupported(node: Node) -> None:
-    """Memory can still be read."""
+    """Memory can be read even if utilization cannot."""
     agent = node.agent()
     node.ctl("fault", "util-unsupported", "--gpu", "0")
     for question in ("n.nvmlDeviceGetUtilizationRates(handle())", "n.nvmlDeviceGetProcessUtilization(handle(), 0)"):
@@ -206,7 +206,7 @@ def test_invalid_calls_have_distinct_errors(node: Node) -> None:
 
 
 def test_nvml_does_not_start_without_driver(bare_node: Node) -> None:
-    """On a node that is not set up."""
+    """The node is not set up."""
     with pytest.raises(DriverError, match="NVMLError_DriverNotLoaded"):
         bare_node.agent()
 

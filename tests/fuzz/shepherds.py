@@ -1,4 +1,4 @@
-"""The protocol of shepherds: each message, and the live socket with any descriptors that a user may pass."""
+"""Fuzz the protocol of shepherds: messages, and the live socket with any descriptors that a user may pass."""
 
 from __future__ import annotations
 

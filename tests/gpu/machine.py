@@ -55,7 +55,7 @@ class Missing:
     why: str
     """One line."""
     broken: bool = False
-    """It exists but does not work: tests that need it fail instead of being skipped."""
+    """Whether it exists but does not work: tests that need it fail instead of being skipped."""
 
 
 @dataclass(frozen=True, slots=True)

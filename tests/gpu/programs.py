@@ -1,4 +1,4 @@
-"""Programs on the GPU, started and supervised by a test: none is left locked or running."""
+"""Start and supervise programs on the GPU; none is left locked or running."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Program:
     asked: int = 0
     process: subprocess.Popen[bytes] | None = None
     restored: bool = False
-    """It was restored at least once."""
+    """Whether the program was restored at least once."""
     mute: bool = False
-    """It accepts no commands."""
+    """Whether the program accepts no commands."""
 
     def ready(self, deadline_s: float = DEADLINE_S) -> Any:
         """Wait until it has started; return its report. Raises ``ProgramError`` with the program's error, if any."""
@@ -73,7 +73,7 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Return whether it runs or is stopped."""
+        """Return whether the program runs or is stopped."""
         if self.process is not None:
             return self.process.poll() is None
         return Path(f"/proc/{self.pid}").exists()

@@ -51,7 +51,7 @@ def quiet(machine: Machine, nvml: NvmlDriver) -> None:
 
 
 def helper_or_us(pid: int) -> bool:
-    """Return whether it is a process that queries the driver without computing: this one or a helper."""
+    """Return whether the process only queries the driver, like this one and the helpers."""
     try:
         return pid == os.getpid() or b"checkpoint.cuda_helper" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -30,7 +30,7 @@ def torch(machine: Machine) -> str:
     return machine.torch
 
 
-def test_training_goes_on_bit_for_bit(machine: Machine, torch: str, run: Programs, cuda: Cuda, note: Any) -> None:
+def test_training_continues_bit_for_bit(machine: Machine, torch: str, run: Programs, cuda: Cuda, note: Any) -> None:
     """Losses and every byte of the weights, gradient moments and steps equal those of an uninterrupted run."""
     note("torch", torch)
     calm = run.start("torch_worker.py")

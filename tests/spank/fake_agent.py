@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A fake agent for tests of the plugin and the shepherd. Runs as root, needs only Python.
 
-    fake_agent.py serve BEHAVIOUR    answers shepherds; logs their messages to /run/fake-agent.log, one JSON line each
+    fake_agent.py serve BEHAVIOR    answers shepherds; logs their messages to /run/fake-agent.log, one JSON line each
     fake_agent.py suspend JOBID      dumps the job's process tree, requeues the job on hold, kills the tree
 
 Behaviors: ``start`` and ``restore`` answer as the agent does; ``hold`` refuses; ``say`` greets and signals; the

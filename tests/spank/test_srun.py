@@ -1,4 +1,4 @@
-"""The launcher of local steps, as a process below a real shepherd, with a program in place of Slurm's srun."""
+"""Tests of the launcher of local steps below a real shepherd, with a program in place of Slurm's srun."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = needs_root
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The end of a batch script."""
+    """The result of a batch script."""
 
     out: str
     err: str

@@ -138,7 +138,7 @@ def allowed(name: str, target: str) -> bool:
     return any(within(name, who) and within(target, whom) for who, whom in SIBLINGS)
 
 
-def test_every_part_of_the_package_has_its_place() -> None:
+def test_every_module_belongs_to_a_layer() -> None:
     """Each folder or module is in a layer, so that the rules apply to it."""
     assert {part(name) for name in modules()} - {"__init__"} == set().union(*LAYERS, {SUPPORT})
 
@@ -149,7 +149,7 @@ def test_imports_point_one_way() -> None:
     assert wrong == []
 
 
-def test_no_exception_outlives_its_need() -> None:
+def test_every_exception_is_used() -> None:
     """Every pair of SIBLINGS is used."""
     pairs = [(name, target) for name in modules() for target in own(name)]
     unused = [one for one in SIBLINGS if not any(within(a, one[0]) and within(b, one[1]) for a, b in pairs)]
@@ -167,7 +167,7 @@ def test_library_is_imported_only_by_its_owner() -> None:
     assert strangers == []
 
 
-def test_what_decides_does_nothing() -> None:
+def test_deciding_modules_have_no_side_effects() -> None:
     """``model`` and ``core`` use only side-effect-free modules of the standard library, and no clock."""
     for name, tree in modules().items():
         if part(name) not in ("model", "core"):
@@ -178,7 +178,7 @@ def test_what_decides_does_nothing() -> None:
         assert not {one for one in calls if re.search(r"(^|\.)(now|utcnow|today|open|print)$", one)}, name
 
 
-def test_no_two_modules_need_each_other() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """There are no import cycles, not even in functions."""
     left = {name: {module_of(one) for one in own(name)} for name in modules()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
@@ -186,7 +186,7 @@ def test_no_two_modules_need_each_other() -> None:
     assert left == {}
 
 
-def test_the_direction_is_the_one_that_contributors_are_told() -> None:
+def test_contributing_documents_the_same_layers() -> None:
     """CONTRIBUTING.md lists the same layers, from top to bottom."""
     line = re.search(r"`(cli -> [^`]*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     assert line is not None

@@ -68,7 +68,7 @@ def called(node: ast.Call) -> str:
 
 
 def is_fixed(node: ast.AST) -> bool:
-    """Return whether this is a fixed name that is no process: ``self``, ``meminfo``, ``sys``."""
+    """Return whether this is a fixed name other than that of a process: ``self``, ``meminfo``, ``sys``."""
     return isinstance(node, ast.Constant) and isinstance(node.value, str) and not node.value[:1].isdigit()
 
 
@@ -105,7 +105,7 @@ def of_text(node: ast.Constant, parents: dict[ast.AST, ast.AST]) -> Iterator[str
     if re.search(r"\bnsenter\b", text):
         yield "nsenter"
     found = _BY_NUMBER.search(text)
-    # A text that ends with "/proc/" is no use of a process ID if nothing is appended.
+    # A text that ends with "/proc/" does not use a process ID if nothing is appended.
     if found is not None and (found[1] or isinstance(parent, ast.JoinedStr | ast.BinOp)):
         yield "a path below /proc"
 
@@ -141,7 +141,7 @@ def all_violations() -> list[tuple[str, int, str]]:
     return [(name, *one) for name, tree in found if name != OWNER for one in sorted(set(violations(tree)))]
 
 
-def test_no_module_uses_a_process_by_its_number() -> None:
+def test_no_module_uses_a_process_by_its_pid() -> None:
     """Each line of the failure is a place to change: hold the process (``pidfd.Process``) and use that."""
     wrong = [
         f"{name.replace('.', '/')}.py:{line}: {rule}"
@@ -151,7 +151,7 @@ def test_no_module_uses_a_process_by_its_number() -> None:
     assert wrong == []
 
 
-def test_no_exception_outlives_its_need() -> None:
+def test_every_exception_is_used() -> None:
     """Every exception is used."""
     there = {(name, rule) for name, _, rule in all_violations()}
     assert set(EXCEPTIONS) - there == set()
@@ -190,8 +190,8 @@ def test_no_exception_outlives_its_need() -> None:
         ("pinned.PROC / str(pid)", "a path below /proc"),
     ],
 )
-def test_use_by_number_is_found(source: str, rule: str) -> None:
-    """In each form that this project had, and in some others."""
+def test_use_by_pid_is_found(source: str, rule: str) -> None:
+    """It is found in each form that this project has used, and in some others."""
     assert rule in {found for _, found in violations(ast.parse(source))}
 
 
@@ -212,5 +212,5 @@ def test_use_by_number_is_found(source: str, rule: str) -> None:
         "process.kill()",
     ],
 )
-def test_use_of_what_is_fixed_or_held_is_allowed(source: str) -> None:
+def test_use_of_fixed_paths_or_held_processes_is_allowed(source: str) -> None:
     assert set(violations(ast.parse(source))) == set()

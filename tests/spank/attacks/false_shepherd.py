@@ -33,7 +33,7 @@ def hello(job: str) -> None:
 
 
 def become(shepherd: str, job: str) -> None:
-    """Execute a shepherd with a silent keeper."""
+    """Execute a shepherd with a keeper that does not respond."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.set_inheritable(its.fileno(), True)
     os.set_inheritable(mine.fileno(), True)  # keeps the keeper's end open as long as the shepherd runs

@@ -258,7 +258,7 @@ def test_gpus_from_prolog_take_precedence_over_slurmctld(node: Node1) -> None:
 
 
 def test_pending_job_promised_by_another_node_creates_no_pressure(tmp_path: Path) -> None:
-    """The other node was first: the job on this node continues, its window is kept, and status gives the reason."""
+    """The job on this node continues, its window is kept, and status gives the reason."""
     with agent(config_of(tmp_path)) as node:
         other = Promises(tmp_path, "test", Signer(bytes(32), "c2"), lasts_s=600)
         node.daemon.loop.promises = Promises(tmp_path, "test", Signer(bytes(32), "c1"), lasts_s=600)
@@ -279,7 +279,7 @@ def test_pending_job_promised_by_another_node_creates_no_pressure(tmp_path: Path
 
 @pytest.mark.parametrize(("state", "requeued"), [("COMPLETED", False), ("CANCELLED", False), ("PENDING", True)])
 def test_epilog_reports_end_of_job(node: Node1, state: str, requeued: bool) -> None:
-    """Images of a job that has ended are removed; those of a requeued job are kept."""
+    """Images of an ended job are removed; those of a requeued job are kept."""
     shepherd = watched(node)
     shepherd.send("exit\nstatus=0")
     shepherd.close()
@@ -290,7 +290,7 @@ def test_epilog_reports_end_of_job(node: Node1, state: str, requeued: bool) -> N
 
 
 def test_epilog_reports_nothing_without_slurmctld(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
-    """slurmctld does not respond: no image is deleted on a guess."""
+    """While slurmctld does not respond, no image is deleted."""
     monkeypatch.setattr("slurm_affinode.agent.service.ENDED_WAIT_S", 0.01)
     monkeypatch.setattr("slurm_affinode.agent.service.ENDED_TRIES", 3)
     shepherd = watched(node)
@@ -298,7 +298,7 @@ def test_epilog_reports_nothing_without_slurmctld(node: Node1, monkeypatch: pyte
     node.daemon.service.left(7)
     node.slurm.down = True
     ask(node, verb="epilog", job=7, uid=2001)
-    node.daemon.service.ended.join()  # it has given up
+    node.daemon.service.ended.join()  # its query has timed out
     assert node.acts.ended_jobs == []
 
 

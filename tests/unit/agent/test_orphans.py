@@ -112,7 +112,7 @@ def stepd() -> Iterator[None]:
 
 
 def test_no_orphans_while_slurmctld_lacks_local_jobs(world: World, stepd: None) -> None:
-    """It has lost its state: its empty queue does not make processes orphans."""
+    """A slurmctld without its state has an empty queue, which does not make processes orphans."""
     finder = JobFinder(trusted_uid=os.getuid())
     for child in (world.process(), world.process(SLURM_JOB_ID="7")):
         assert refused(world, child, finder=finder) == "unknown"
@@ -153,7 +153,7 @@ def test_process_of_active_job_is_spared(world: World, state: str) -> None:
 
 
 def test_job_id_of_another_user_does_not_protect(world: World) -> None:
-    """An environment can be set by anyone; that of a container's unnamed user is trusted."""
+    """Every user can set an environment; that of a container's unnamed user is trusted."""
     other = job(7, uid=os.getuid() + 1)
     world.queue = SlurmQueue(0.0, (other,), (NODE,))
     child = world.process(SLURM_JOB_ID="7")
@@ -272,7 +272,7 @@ def test_leftovers_are_searched_on_all_gpus_if_unknown(world: World) -> None:
     assert "is still there" in world.orphans().leftovers(7, os.getuid(), [], kill=False, wait_s=0.1)["dirty"][0]
 
 
-def test_process_of_another_user_is_no_leftover(world: World) -> None:
+def test_process_of_another_user_is_not_a_leftover(world: World) -> None:
     """An environment is easily copied; that of a container's unnamed user is trusted."""
     child = world.process(SLURM_JOB_ID="7")
     assert world.orphans().leftovers(7, os.getuid() + 1, [0], kill=True, wait_s=0.1)["left"] == []
@@ -348,7 +348,7 @@ def test_leftovers_are_killed_in_parallel(world: World, monkeypatch: pytest.Monk
 
 
 class InJob(JobFinder):
-    """Says that all processes belong to a job, by their cgroup."""
+    """A job finder that assigns every process to one job by its cgroup."""
 
     def __init__(self, job_id: int = 7, source: str = "cgroup") -> None:
         super().__init__()
@@ -359,7 +359,7 @@ class InJob(JobFinder):
 
 
 class Lost(ServerTrees):
-    """Says that the server of every process has ended, as long as ``ended`` is true."""
+    """Reports that the server of every process has ended, as long as ``ended`` is true."""
 
     ended = True
 
@@ -412,7 +412,7 @@ def test_process_of_another_or_ended_job_is_spared(
     [((0.0, 0.0), "no GPU memory"), ((None, None), "an unknown amount"), ((512.0, None), "an unknown amount")],
 )
 def test_process_without_gpu_memory_is_spared(world: World, used: tuple[float | None, ...], reason: str) -> None:
-    """It uses both GPUs."""
+    """It has contexts on both GPUs, with no memory or an unknown amount."""
     child, orphans = world.process(), serving(world)
     world.gpus.processes = lambda device: [  # type: ignore[method-assign]
         GpuProcess(child.pid, used[device.index], "compute")
@@ -422,7 +422,7 @@ def test_process_without_gpu_memory_is_spared(world: World, used: tuple[float | 
     assert (caught.value.code, child.poll()) == ("no-memory", None)
 
 
-def test_process_is_spared_if_its_server_is_there_or_slurm_is_not(world: World) -> None:
+def test_process_is_spared_while_its_server_runs_or_slurm_does_not_respond(world: World) -> None:
     """The server may have been restarted since the decision."""
     child, orphans = world.process(), serving(world)
     assert isinstance(orphans.servers, Lost)
@@ -439,7 +439,7 @@ def test_process_is_spared_if_its_server_is_there_or_slurm_is_not(world: World) 
     assert child.poll() is None
 
 
-def test_lost_server_does_not_make_a_process_one_without_a_job(world: World) -> None:
+def test_process_without_server_is_not_treated_as_one_without_job(world: World) -> None:
     """A request without a job, as for other orphans, is refused."""
     child, orphans = world.process(), serving(world)
     with pytest.raises(NotAnOrphanError) as caught:

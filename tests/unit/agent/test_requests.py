@@ -66,7 +66,7 @@ def test_suspend_on_request(node: Node1) -> None:
 
 
 def by_record(one: WatchedJob) -> list[Refusal]:
-    """Refuse a job by slurmctld's record alone."""
+    """Refuse a job based on slurmctld's record alone."""
     return (
         [Refusal("slurm", "not reported")] if one.slurm is None else refusals.of_steps(refusals.JobFacts.of(one.slurm))
     )
@@ -76,7 +76,7 @@ def by_record(one: WatchedJob) -> list[Refusal]:
 def test_suspend_request_is_decided_by_current_record(
     node: Node1, monkeypatch: pytest.MonkeyPatch, before: str
 ) -> None:
-    """slurmctld is asked at once, whatever the agent's own interval is, and even if the job has run a step before."""
+    """slurmctld is queried at once, regardless of the agent's interval, and even if the job has run a step before."""
     watched(node)
     step = Step(7, "0", "hostname", "RUNNING", ("c1",), NOW, 1, None)
     old = None if before == "no record" else job(7, steps=(step,))
@@ -277,7 +277,7 @@ def test_wake_on_request(node: Node1) -> None:
 
 
 def test_job_in_another_phase_is_not_suspended(node: Node1) -> None:
-    """The orchestration is in charge of it."""
+    """Another operation on the job is in progress."""
     watched(node)
     node.daemon.registry.set_phase(7, Phase.DUMPED)
     with pytest.raises(Exception, match="being worked on: dumped"):
@@ -364,7 +364,7 @@ def test_deeply_nested_json_is_rejected(node: Node1) -> None:
 
 
 def test_slow_and_excess_connections_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent connections time out, the number per user is limited, and root is always served."""
+    """Idle connections time out, the number per user is limited, and root is always served."""
     as_root(monkeypatch)
     monkeypatch.setattr(control, "MAX_PER_HOLDER", 4)
     with agent(config_of(tmp_path)) as node:
@@ -387,7 +387,7 @@ def control_peer(uid: int) -> Any:
 
 
 def as_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make clients of root's own socket root and those of the other one alice; the commands run as root."""
+    """Identify clients of root's socket as root and those of the other one as alice; the commands run as root."""
     monkeypatch.setattr(client, "os", SimpleNamespace(geteuid=lambda: 0))
     monkeypatch.setattr(
         control, "peer_of", lambda sock: control_peer(0 if sock.getsockname().endswith("root.sock") else 2001)

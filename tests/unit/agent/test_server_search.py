@@ -38,7 +38,7 @@ server.serve_forever()
 
 
 class OfSession(JobFinder):
-    """Says that the processes of a session belong to job 7."""
+    """A job finder that assigns the processes of a session to job 7."""
 
     def __init__(self, session: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerSe
     ("metrics", "orphaned"), [('vllm:num_requests_running{model_name="m"} 0\n', True), ("go_threads 4\n", False)]
 )
 def test_engine_is_orphaned_with_the_end_of_a_server_that_responded_as_an_engine(metrics: str, orphaned: bool) -> None:
-    """A program with other metrics, or none, is no server."""
+    """A program with other metrics, or none, is not a server."""
     with serving(metrics) as (server, engine, search):
         held = Process(engine)
         search.search()

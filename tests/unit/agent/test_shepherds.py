@@ -306,8 +306,8 @@ def test_files_that_cannot_be_closed_are_limited(
     os.close(fd)
 
 
-def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Silent connections time out; the seats per user are limited. Root has its own."""
+def test_idle_connections_are_closed_and_limited(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle connections time out; the seats per user are limited. Root has its own."""
     monkeypatch.setattr(shepherd_server, "MAX_PER_USER", 3)
     monkeypatch.setattr(shepherd_server, "peer_of", lambda sock: shepherd_server.Peer(os.getpid(), 4711, 4711))
     with agent(config) as node:
@@ -319,7 +319,7 @@ def test_silent_connections_are_closed_and_limited(config: Config, monkeypatch: 
 
 
 def test_full_seats_are_shared_by_user(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight users hold as many silent connections as allowed: shepherds of others are served, and none is dropped."""
+    """Eight users hold as many idle connections as allowed: shepherds of others are served, and none is dropped."""
     users: Iterator[int] = iter(())
     monkeypatch.setattr(shepherd_server, "MAX_CONNECTIONS", 8 * 3)
     monkeypatch.setattr(shepherd_server, "MAX_PER_USER", 3)

@@ -159,7 +159,7 @@ def test_unusable_proxy_is_an_error_of_one_line(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize("url", ["http://a\x00b/", "http://exa mple/", "http://\u2024/", "http://[::1/"])
-def test_url_that_is_none_is_an_error_of_one_line(url: str) -> None:
+def test_invalid_url_is_an_error_of_one_line(url: str) -> None:
     with pytest.raises(HttpError) as caught:
         get(url)
     assert "\n" not in str(caught.value)

@@ -93,7 +93,7 @@ def test_process_is_closed_as_garbage_at_exit(monkeypatch: pytest.MonkeyPatch) -
         os.fstat(directory)
 
 
-def test_number_of_another_process_is_refused() -> None:
+def test_pid_of_another_process_is_refused() -> None:
     """The start times differ."""
     with sleeper() as child, pytest.raises(ProcessGoneError, match="another process"):
         Process(child.pid, started=started_of(child.pid) + 1)
@@ -134,7 +134,7 @@ print("safe")
 
 
 @needs_root
-def test_process_that_got_the_number_is_not_signaled() -> None:
+def test_process_with_the_reused_pid_is_not_signaled() -> None:
     """This is the attack: the PID is reused while the first process is held."""
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSE],
@@ -145,7 +145,7 @@ def test_process_that_got_the_number_is_not_signaled() -> None:
 
 
 @needs_root
-def test_namespace_is_killed_but_for_its_first_process(tmp_path: Path) -> None:
+def test_namespace_is_killed_except_for_its_first_process(tmp_path: Path) -> None:
     """PID 1 reaps the others and survives."""
     job = Job(tmp_path / "log")
     try:
@@ -159,7 +159,7 @@ def test_namespace_is_killed_but_for_its_first_process(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_user_of_a_setuid_program_is_the_one_who_started_it() -> None:
+def test_user_of_a_setuid_program_is_its_real_user() -> None:
     """Its directory in /proc belongs to root."""
     code = "import os; os.setresgid(100, 0, 0); os.setresuid(2001, 0, 0); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -273,7 +273,7 @@ print([one.pid for one in pinned.ancestors(held)], opened)
 
 
 @needs_root
-def test_process_with_the_pid_of_a_parent_is_no_ancestor() -> None:
+def test_process_with_the_reused_pid_of_a_parent_is_not_an_ancestor() -> None:
     """The child was adopted meanwhile."""
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ADOPTED],

@@ -1,4 +1,4 @@
-"""Syntax errors in TOML: the line, its text, and a hint."""
+"""Syntax errors in TOML are reported with the line, its text, and a hint."""
 
 from __future__ import annotations
 

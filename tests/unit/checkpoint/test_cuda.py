@@ -120,7 +120,7 @@ def test_timeout_of_a_transfer_depends_on_its_size(tmp_path: Path) -> None:
     assert host_bytes(8, tmp_path) is None
 
 
-def test_helper_sees_all_gpus_and_is_no_mps_client() -> None:
+def test_helper_sees_all_gpus_and_is_not_an_mps_client() -> None:
     """The agent's environment has no influence.
 
     A request of root to a user's MPS daemon would wait for that user's jobs.

@@ -81,15 +81,15 @@ def held(device: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_fork_inherits(parent: Process, held: int) -> None:
-    """Also if the child has duplicated a descriptor, or closed or unmapped some."""
+def test_forked_worker_inherits_device_files(parent: Process, held: int) -> None:
+    """The child may have duplicated a descriptor, or closed or unmapped some."""
     for work in ("", f"os.dup({held})", f"os.close({held})", f"os.dup2({held}, 200); os.close({held})"):
         with child(work) as process:
             assert device_files.inherited(process, parent), work
 
 
 def test_file_opened_by_the_child_itself_is_not_inherited(parent: Process, held: int, device: Path) -> None:
-    """Whether it has inherited another descriptor of the same file or not."""
+    """It does not matter whether it has inherited another descriptor of the same file."""
     opened = f"os.open({str(device)!r}, os.O_RDWR)"
     for work in (opened, f"os.close({held}); {opened}", f"os.dup2({opened}, {held})"):
         with child(work) as process:
@@ -97,14 +97,14 @@ def test_file_opened_by_the_child_itself_is_not_inherited(parent: Process, held:
 
 
 def test_mapping_made_by_the_child_itself_is_not_inherited(parent: Process, held: int) -> None:
-    """Through an inherited descriptor, which may be closed."""
+    """The child mapped the file through an inherited descriptor, which may be closed now."""
     for more in ("", f"; os.close({held})"):
         with child(f"globals()['kept'] = mmap.mmap({held}, mmap.PAGESIZE){more}") as process:
             assert not device_files.inherited(process, parent)
 
 
 def test_descriptor_that_the_parent_has_closed_is_not_inherited(parent: Process, device: Path) -> None:
-    """Nothing shows where it is from."""
+    """The origin of such a descriptor is unknown."""
     fd = os.open(device, os.O_RDWR)
     with child() as process:
         assert device_files.inherited(process, parent)
@@ -113,7 +113,7 @@ def test_descriptor_that_the_parent_has_closed_is_not_inherited(parent: Process,
 
 
 def test_major_numbers_are_those_of_the_driver(tmp_path: Path) -> None:
-    """Of character devices; without a driver there are none."""
+    """They are numbers of character devices; without a driver there are none."""
     assert device_files.majors(proc=tmp_path) == frozenset()
     (tmp_path / "devices").write_text(DEVICES)
     assert device_files.majors(proc=tmp_path) == {195, 234, 507}
@@ -121,7 +121,7 @@ def test_major_numbers_are_those_of_the_driver(tmp_path: Path) -> None:
 
 
 def test_device_is_found_by_its_major_number(held: int) -> None:
-    """By descriptor; the regular file is no device."""
+    """The device of a descriptor is found; a regular file is not a device."""
     fd = os.open("/dev/null", os.O_RDONLY)
     try:
         with child() as process:
@@ -146,7 +146,7 @@ def plugin(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_plugin_is_passed_by_descriptor(plugin: Path, tmp_path: Path) -> None:
-    """Of its directory."""
+    """The descriptor is that of the plugin's directory."""
     (tmp_path / "devices").write_text(DEVICES)
     assert device_files.why_not(plugin, proc=tmp_path) is None
     with device_files.opened(plugin) as fd:
@@ -155,7 +155,7 @@ def test_plugin_is_passed_by_descriptor(plugin: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["missing", "another", "writable", "open directory", "link", "owner"])
 def test_plugin_that_others_may_change_is_not_used(plugin: Path, tmp_path: Path, what: str) -> None:
-    """CRIU would load it as root, and any other library of its directory."""
+    """CRIU would load it, and any other library in its directory, as root."""
     if what == "missing":
         plugin.unlink()
     elif what == "another":
@@ -179,7 +179,7 @@ def test_plugin_that_others_may_change_is_not_used(plugin: Path, tmp_path: Path,
 
 
 def test_doctor_checks_the_plugin(plugin: Path) -> None:
-    """With a hint if it is missing."""
+    """A missing plugin is reported with a hint."""
     assert forked_workers(plugin).status == OK
     plugin.unlink()
     found = forked_workers(plugin)

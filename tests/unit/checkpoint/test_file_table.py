@@ -138,7 +138,7 @@ def test_device_files_become_inherited_files() -> None:
     assert [message(body)[3] for body in bodies(file_table.with_regular_files(fds, {3}))] == [[1], [1], [16]]
 
 
-def test_mapped_devices_are_no_needs() -> None:
+def test_mapped_devices_are_not_listed_as_needs() -> None:
     """They are listed separately, and an external file that is not in the table is refused."""
     table = FileTable.parse(made.image(made.root(1), made.regular(2, "/bin/true"), made.regular(3, "/dev/nvidia0")))
     memory = made.memory(2, made.mapping(3, status=SHARED | BY_PLUGIN, flags=os.O_RDWR))

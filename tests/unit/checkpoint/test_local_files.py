@@ -40,7 +40,7 @@ class Place:
         return save([Process(os.getpid()).id], self.fd, places=[str(self.tmp)])
 
     def leave(self) -> list[str]:
-        """Remove the files when the job has left."""
+        """Remove the files after the job has left the node."""
         return leave(self.fd, (os.getuid(), os.getgid()), places=[str(self.tmp)])
 
     def put_back(self) -> list[str]:
@@ -102,7 +102,7 @@ def test_open_files_are_restored(place: Place) -> None:
     assert sum(path.stat().st_blocks * 512 for path in place.image.glob("local-*")) < 4 << 20
 
 
-def test_files_leave_with_their_job(place: Place) -> None:
+def test_files_are_removed_when_their_job_leaves(place: Place) -> None:
     """A job that returns has newer contents; shared memory would hold host memory meanwhile."""
     psm = place.tmp / "psm_1"
     with psm.open("w+b") as file:
@@ -128,7 +128,7 @@ def test_files_leave_with_their_job(place: Place) -> None:
 
 @pytest.mark.parametrize("change", ["content", "replaced", "open", "mapped", "none"])
 def test_file_of_another_user_is_kept(place: Place, change: str) -> None:
-    """Another job of the user may share a file: only an unchanged one that nobody uses is removed."""
+    """Another job of the user may share a file: only an unchanged one that is not in use is removed."""
     path = place.tmp / "shared"
     with path.open("w+b") as file:
         file.write(b"x" * 4096)
@@ -152,7 +152,7 @@ def test_file_of_another_user_is_kept(place: Place, change: str) -> None:
         kept.close()
 
 
-def test_both_names_of_a_file_leave(place: Place) -> None:
+def test_both_names_of_a_file_are_removed(place: Place) -> None:
     """A named semaphore has two names until it is restored."""
     first, second, remap = place.tmp / "sem.Xy", place.tmp / "sem.name", place.tmp / "link_remap.5"
     with first.open("w+b") as file:
@@ -166,7 +166,7 @@ def test_both_names_of_a_file_leave(place: Place) -> None:
     assert list(place.tmp.iterdir()) == []
 
 
-def test_failed_restore_removes_what_it_created(place: Place) -> None:
+def test_failed_restore_removes_the_files_that_it_created(place: Place) -> None:
     """Otherwise the job could not return to this node later. What was there before stays, as does a replacement."""
     with ExitStack() as stack:
         for name in ("new", "there", "replaced"):
@@ -226,7 +226,7 @@ def test_user_in_the_index_gets_no_rights(place: Place) -> None:
         place.put_back()
 
 
-def test_socket_with_a_path_upwards_is_left_out(place: Place) -> None:
+def test_socket_with_a_path_upwards_is_skipped(place: Place) -> None:
     """Its directories would be created outside of the local ones."""
     elsewhere = place.tmp.parent / "e"
     elsewhere.mkdir()
@@ -366,8 +366,8 @@ def manager(monkeypatch: pytest.MonkeyPatch) -> Iterator[Manager]:
         Path(SHM, name).unlink(missing_ok=True)
 
 
-def test_tensors_on_their_way_are_saved(place: Place, manager: Manager) -> None:
-    """With PyTorch's strategy ``file_system``, a batch in the queue of a data loader is a file that nobody has open."""
+def test_tensors_in_flight_are_saved(place: Place, manager: Manager) -> None:
+    """With PyTorch's strategy ``file_system``, a queued batch of a data loader is a file that no process has open."""
     random = os.getpid()
     paths = [manager.make(f"torch_6_{random}_{number}", b"batch %d" % number) for number in range(3)]
     paths[1].unlink()  # the other process has received it
@@ -398,7 +398,7 @@ def test_other_program_is_not_searched_for_tensors(
         assert save([process.id], place.fd, places=[SHM]) == 0
 
 
-def test_false_manager_gets_no_file_of_others(
+def test_false_manager_gets_no_files_of_other_users(
     place: Place, manager: Manager, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A user may start any program under this name. Links are not followed; too much memory fails the dump."""
@@ -491,7 +491,7 @@ def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: p
 
 
 @pytest.mark.parametrize("user", ["same", "other"])
-def test_file_on_silent_file_system_delays_no_removal(
+def test_file_on_unresponsive_file_system_delays_no_removal(
     place: Place, stalling: Callable[[Path], Stalling], user: str
 ) -> None:
     """Any user may mount one below ``/tmp``, such as sshfs or an AppImage."""

@@ -152,7 +152,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         (0, 0, 0o644, 3, False),
     ],
 )
-def test_file_is_passed_if_its_user_may_open_it_so(job: Job, case: tuple[int, int, int, int, bool]) -> None:
+def test_file_is_passed_if_its_user_may_open_it_in_that_mode(job: Job, case: tuple[int, int, int, int, bool]) -> None:
     """Owner, groups and mode decide, for the mode it is open in. The owner can open all own files."""
     owner, group, mode, flags, good = case
     path = job.file("file")

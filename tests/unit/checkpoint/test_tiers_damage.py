@@ -168,8 +168,8 @@ def test_damaged_shared_copy_is_kept_if_no_copy_is_sound(make_node: Callable[...
     assert node.where(image) == ["memory", "disk", "shared"]
 
 
-def test_copy_that_is_replaced_is_set_aside(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was unreadable for a moment. Nothing is lost if its replacement turns out to be damaged."""
+def test_replaced_copy_is_set_aside(make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporarily unreadable copy is kept in case its replacement turns out to be damaged."""
     node = make_node()
     image = node.dump()
     node.memory.remove(image)
@@ -290,7 +290,7 @@ def test_damage_of_a_brought_copy_is_not_attributed_to_its_source(make_node: Cal
     assert node.where(image) == ["memory", "shared"]
 
 
-def test_copy_that_cannot_be_verified_is_not_taken_for_a_brought_one(
+def test_copy_that_cannot_be_verified_is_not_treated_as_fetched(
     make_node: Callable[..., Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is where the copy of the shared tier would be brought to."""

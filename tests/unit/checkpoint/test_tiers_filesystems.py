@@ -214,7 +214,7 @@ def test_tiers_in_one_directory_are_refused(tmp_path: Path, mounted: Callable[..
     subprocess.run(["umount", bound], check=True)
 
 
-def test_memory_tier_that_is_not_on_tmpfs_is_left_out(tmp_path: Path) -> None:
+def test_memory_tier_that_is_not_on_tmpfs_is_not_used(tmp_path: Path) -> None:
     """The reason is reported."""
     if filesystem(tmp_path) == "tmpfs":
         pytest.skip("temporary files are on a tmpfs here")
@@ -229,7 +229,7 @@ def test_memory_tier_that_is_not_on_tmpfs_is_left_out(tmp_path: Path) -> None:
     ("kind", "size", "why"),
     [("ramfs", "", "is on ramfs, not on a tmpfs"), ("tmpfs", "0", "is on a tmpfs without a limit")],
 )
-def test_memory_tier_without_a_size_limit_is_left_out(
+def test_memory_tier_without_a_size_limit_is_not_used(
     tmp_path: Path, mounted: Callable[..., Path], kind: str, size: str, why: str
 ) -> None:
     """Every image would skip it as if it were full."""

@@ -66,7 +66,7 @@ def site(tmp_path):
     return nightly
 
 
-def test_successful_run_is_silent_and_writes_reports(site, tmp_path):
+def test_successful_run_prints_nothing_and_writes_reports(site, tmp_path):
     """sacct is queried from the start of the earliest report."""
     done = site()
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

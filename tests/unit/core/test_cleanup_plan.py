@@ -111,7 +111,7 @@ def test_job_that_opted_in_is_suspended() -> None:
 
 
 def test_orphans_are_killed_after_their_grace_if_their_start_is_known() -> None:
-    """A PID alone may be that of another process."""
+    """Without its start time, a PID may refer to another process."""
     assert verdict(orphan())[0] == "kill-process"
     assert verdict(orphan(since=NOW - timedelta(seconds=119)))[:2] == ("none", "too-early")
     unknown = orphan()
@@ -169,7 +169,7 @@ def test_owner_may_keep_an_engine_without_its_server() -> None:
     assert decide(lost(), warned_only, Ledger(), NOW).verb == "warn-user"
 
 
-def test_nodes_are_drained_and_resumed_if_a_rule_says_so() -> None:
+def test_nodes_are_drained_and_resumed_if_a_rule_requires_it() -> None:
     rule = '[[rule]]\nkinds = ["drained-kill-failed"]\naction = "resume"\n'
     rule += '[[rule]]\nkinds = ["orphan-memory"]\naction = "drain"'
     assert decide(node(), policy("", rule), Ledger(), NOW).verb == "resume"

@@ -261,7 +261,7 @@ def test_job_under_way_is_not_suspended_again() -> None:
     assert decide(POLICY, replace(JOB, busy_with="suspending"), PRESSED).code == "under-way"
 
 
-def test_dry_run_reports_what_it_would_do() -> None:
+def test_dry_run_reports_the_planned_suspension() -> None:
     decision = decide(SuspendPolicy(dry_run=True), JOB, PRESSED)
     assert not decision.act
     assert "would be suspended" in decision.text

@@ -188,7 +188,7 @@ def test_token_bucket_keeps_its_rate() -> None:
 
 
 def test_horizon_follows_the_turnover_of_the_tier() -> None:
-    """It is three tenths of the recent time in which the tier takes in as much as it holds."""
+    """It is three tenths of the recent time in which as much is written to the tier as it holds."""
     turnover = Turnover(0.0)
     assert turnover.horizon_s(100, 0.0) == 3.0
     assert turnover.horizon_s(100, 1000.0) == pytest.approx(300.0)  # the tier is not full yet

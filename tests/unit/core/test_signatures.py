@@ -45,14 +45,14 @@ def test_packaged_signatures_are_valid_and_judge_their_examples() -> None:
     assert {one.example.fits for one in tried} == {True, False}
 
 
-def test_framework_that_preallocates_and_computes_is_no_squatter() -> None:
+def test_framework_that_preallocates_and_computes_is_not_a_squatter() -> None:
     """97 % of the memory and 98.6 % utilization match no signature."""
     busy = GpuFacts({"util_pct": 98.6}, 0.0, 38.8, 40.0, 390.0, used_before=True)
     for one in FILE.signatures:
         assert not judge(one, busy, RUNNING).fits
 
 
-def test_held_memory_without_measured_activity_is_no_finding() -> None:
+def test_held_memory_without_measured_activity_is_not_a_finding() -> None:
     """Unknown activity is not idleness."""
     for peaks in ({}, {"util_pct": None}):
         verdict = judge(SIGNATURES["squatter"], dataclasses.replace(SQUATTING, peaks_pct=peaks), RUNNING)

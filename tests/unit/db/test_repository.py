@@ -341,7 +341,7 @@ def test_requeued_attempt_stays_apart_from_one_without_submit_time(repository, j
     assert [job["submit"] for job in all_jobs()] == [WAITED, T0 + HOUR]
 
 
-def test_attempt_that_came_alone_gives_its_key_to_the_previous_one(repository, jobs, all_jobs):
+def test_attempt_ingested_alone_passes_its_key_to_the_previous_one(repository, jobs, all_jobs):
     """The second attempt came first, under the common submit time; then both came, distinguished."""
     again = T0 + 2 * HOUR
     repository.upsert(jobs(ended(start=again, end=again + HOUR)))

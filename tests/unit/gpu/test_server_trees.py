@@ -96,7 +96,7 @@ def test_engine_without_its_server_is_orphaned(site: Site) -> None:
     assert (lost.port, lost.pids, lost.since) == (site.port, (site.server.pid,), 1000.0)
 
 
-def test_zombie_is_no_server(site: Site) -> None:
+def test_zombie_is_not_a_server(site: Site) -> None:
     """Its parent may wait for it much later, as in the recording of vLLM."""
     trees, holder = site.trees(), site.holder()
     trees.update([site.port], [holder])
@@ -115,7 +115,7 @@ def test_engine_of_a_stopped_or_slow_server_is_not_orphaned(site: Site, number: 
 
 
 def test_server_that_was_never_observed_is_unknown(site: Site) -> None:
-    """As after a restart of the agent."""
+    """This is the case after a restart of the agent."""
     holder = site.holder()
     site.end_server()
     trees = site.trees()
@@ -123,7 +123,7 @@ def test_server_that_was_never_observed_is_unknown(site: Site) -> None:
     assert trees.lost(holder.process, 7) is None
 
 
-def test_program_that_never_responded_as_an_engine_is_no_server(site: Site) -> None:
+def test_program_that_never_responded_as_an_engine_is_not_a_server(site: Site) -> None:
     """For example, a Jupyter server may end before a training program that it has started."""
     trees, holder = site.trees(), site.holder()
     trees.update([replace(site.port, inode=1)], [holder])

@@ -47,7 +47,7 @@ server.serve_forever()
 
 
 class OneJob(JobFinder):
-    """Says that the processes of a session belong to job 7."""
+    """A job finder that assigns the processes of a session to job 7."""
 
     def __init__(self, session: int, source: str = "cgroup") -> None:
         super().__init__()
@@ -288,7 +288,7 @@ def test_lengths_of_requests_are_exported_as_buckets() -> None:
 
 
 class Left(ServerTrees):
-    """Says that the server of every process has ended."""
+    """Reports that the server of every process has ended."""
 
     port = ServerPort(1, 7, 8000, "127.0.0.1:8000", "ada", (("vllm", "m", "0"),))
 
@@ -298,7 +298,7 @@ class Left(ServerTrees):
 
 @pytest.mark.parametrize(("used", "memory"), [((512.0, 256.0), ["768.0"]), ((512.0, None), [])])
 def test_orphaned_engine_is_exported_without_up(used: tuple[float | None, ...], memory: list[str]) -> None:
-    """Memory of some of its processes is no total."""
+    """The memory of some of its processes is not reported as the total."""
     on_gpu = [GpuHolder(Process(os.getpid()), 7, mib) for mib in used]
     found = engine_discovery.orphaned(Left(JobFinder()), on_gpu)
     assert sorted(exported(*found)) == [

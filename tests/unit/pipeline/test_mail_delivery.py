@@ -96,7 +96,7 @@ def test_mail_is_sent_by_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("recipient", ["-oQ/tmp@example.org", "-bs", "--", "-Xlog@example.org"])
-def test_recipient_is_no_option_of_the_mail_program(tmp_path: Path, recipient: str) -> None:
+def test_recipient_cannot_be_an_option_of_the_mail_program(tmp_path: Path, recipient: str) -> None:
     """sendmail has options that write a log or read another configuration."""
     program = tmp_path / "mail"
     program.write_text(f'#!/bin/sh\nprintf "%s|" "$@" > {tmp_path}/args\ncat >/dev/null\n')

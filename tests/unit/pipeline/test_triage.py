@@ -107,7 +107,7 @@ def test_accounting_that_does_not_respond_matters_only_without_logs(tmp_path: Pa
 
 @pytest.mark.parametrize(("name", "job"), [("77", True), ("77_3", True), ("77+1", True), ("./77", False),
                                            ("77.out", False), ("77.batch", False), ("-", False)])  # fmt: skip
-def test_job_ids_and_logs_are_told_apart(name: str, job: bool) -> None:
+def test_job_ids_are_distinguished_from_log_files(name: str, job: bool) -> None:
     assert is_job(name) is job
 
 

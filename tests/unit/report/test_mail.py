@@ -49,7 +49,7 @@ class Tags(html.parser.HTMLParser):
 
 
 def test_warning_states_evidence_and_next_action() -> None:
-    """It also tells the reader what to do."""
+    """The mail also contains instructions for the reader."""
     found = mail()
     assert found.subject == "[alpha] GPUs of job 7 are idle"
     for text in (found.text, found.html):
@@ -267,7 +267,7 @@ def test_job_with_ended_steps_is_not_called_canceled() -> None:
     assert both.subject == "[alpha] 2 of your jobs and GPUs need attention"
 
 
-def test_warning_without_further_action_says_so() -> None:
+def test_warning_without_further_action_announces_none() -> None:
     """The job is exempt from everything but warnings."""
     assert "No action will be taken." in mail(replace(action(), stays=True)).text
     assert "canceled after" in mail(action()).text

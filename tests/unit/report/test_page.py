@@ -231,7 +231,7 @@ def test_short_job_table_is_complete(result: WasteResult) -> None:
 
 
 def test_worst_jobs_come_first_with_their_timeline(result: WasteResult) -> None:
-    """There are ``top`` of them."""
+    """The table has at most ``top`` jobs."""
     context = build_context(result, title="t", top=5)
     assert context.worst is not None
     assert context.worst.rows[0][0].sort == str(result.jobs["job_id"][0])

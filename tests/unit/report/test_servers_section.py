@@ -52,7 +52,7 @@ def test_row_has_figures_and_diagnoses():
     )
 
 
-def test_dates_are_left_out_of_a_report_of_one_day():
+def test_report_of_one_day_omits_dates():
     day = datetime(2026, 11, 3, tzinfo=UTC)
     found = made(server_report(), WasteQuery(day, day + timedelta(days=1)))
     assert found.engines.rows[0][9].items[0] == "queue-unstable, 08:05:00–08:19:45, 80\xa0%"

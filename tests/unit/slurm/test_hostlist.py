@@ -1,4 +1,4 @@
-"""Hostlists: expansion, number ranges, and lists that are refused."""
+"""Expansion of hostlists, number ranges, and rejection of invalid lists."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_plain_job_is_a_batch_script() -> None:
     ],
 )
 def test_kind_is_named(facts: dict[str, Any], kind: CompatibilityRow) -> None:
-    """No other is."""
+    """No other kind is named."""
     assert found(**facts) == (kind,)
 
 
@@ -104,7 +104,7 @@ def python(command: str) -> ProcessFacts:
     ],
 )
 def test_program_of_python_is_named(command: str, kind: CompatibilityRow | None) -> None:
-    """By its module or script: the name of its process is that of the interpreter."""
+    """It is named by its module or script, because the process name is that of the interpreter."""
     assert found(more=python(command)) == (() if kind is None else (kind,))
 
 

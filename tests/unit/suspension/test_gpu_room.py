@@ -20,7 +20,7 @@ def test_room_is_checked_per_paired_gpu() -> None:
     assert memory.shortage(needs, free, {"a": "b", "b": "a"}) == "4.06 GiB are needed on b, 1 GiB are free there"
 
 
-def test_unknown_free_memory_is_no_shortage() -> None:
+def test_unknown_free_memory_is_not_a_shortage() -> None:
     """A GPU with unknown free memory is left to the driver."""
     assert memory.shortage({"a": GIB}, {"a": None}) is None
     assert memory.shortage({"a": GIB}, {}) is None

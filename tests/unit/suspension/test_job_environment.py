@@ -35,7 +35,7 @@ def shepherd() -> Iterator[Id]:
 
 
 def test_shell_gets_current_values(tmp_path: Path, shepherd: Id) -> None:
-    """Any value, unchanged; variables that are not Slurm's are left out, and so is the user's token."""
+    """Values are unchanged; the user's token and variables of others than Slurm are omitted."""
     environments = JobEnvironments(tmp_path / "environment")
     environments.write(7, os.getuid(), shepherd)
     path = tmp_path / "environment" / "7"
@@ -56,7 +56,7 @@ def test_shell_gets_current_values(tmp_path: Path, shepherd: Id) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become other users")
 def test_only_the_user_of_the_job_can_read_it(shepherd: Id) -> None:
-    """Neither the group of the file nor others; and the user cannot fill the node's memory through it."""
+    """The group of the file and others cannot read it, and the user cannot fill the node's memory through it."""
 
     def allowed(uid: int, gid: int, flag: str) -> bool:
         """Return whether ``test`` of a shell finds that a user may read (``-r``) or write (``-w``) the file."""
@@ -74,7 +74,7 @@ def test_only_the_user_of_the_job_can_read_it(shepherd: Id) -> None:
 
 
 def test_only_files_of_jobs_on_node_are_kept(tmp_path: Path, shepherd: Id) -> None:
-    """Those of ended jobs, and anything else that is left there, are removed."""
+    """Files of ended jobs, and all other files in the directory, are removed."""
     environments = JobEnvironments(tmp_path / "environment")
     environments.keep({7})
     for job in (7, 8):

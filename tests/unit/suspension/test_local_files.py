@@ -33,7 +33,7 @@ def test_created_files_are_recorded_until_the_job_leaves(world: World) -> None:
 
 
 def test_created_files_are_recorded_until_the_job_ends(world: World) -> None:
-    """Not only until the end of an attempt: the next one may be restored on this node."""
+    """The end of an attempt does not suffice, because the next one may be restored on this node."""
     agent = begun_at_c2(world)
     assert agent.restore() == Restored(2)
     recorded(agent)

@@ -40,7 +40,7 @@ def keeper(world, node):
 
 
 def lose_state(agent):
-    """Make Slurm answer as if slurmctld had been started with an empty StateSaveLocation."""
+    """Make Slurm respond as if slurmctld had been started with an empty StateSaveLocation."""
 
     def unknown(job):
         raise UnknownJobError(f"job {job}: Invalid job id specified")
@@ -58,7 +58,7 @@ def pass_time(world, agent, seconds, step=600.0):
 
 
 def test_image_outlives_slurmctld_that_lost_its_state(asleep):
-    """An empty response is no information on the job: its image, its note and its claim stay, and it resumes."""
+    """An empty response is not evidence: image, note and claim of the job stay, and it resumes."""
     world, agent = asleep
     lose_state(agent)
     pass_time(world, agent, 2 * HOUR_S)
@@ -84,7 +84,7 @@ def test_image_outlives_new_job_with_its_id(asleep):
 
 
 def test_image_of_canceled_job_is_removed_at_once(asleep):
-    """Slurm states it explicitly."""
+    """Slurm reports the cancellation explicitly."""
     world, agent = asleep
     world.state = "CANCELLED"
     pass_time(world, agent, 700)
@@ -155,7 +155,7 @@ def test_sweep_that_would_remove_most_images_stops(asleep, caplog):
     assert agent.images(shared=True) == []
 
 
-def test_sweep_stops_by_all_unknown_jobs_and_not_by_those_looked_up(asleep):
+def test_all_unknown_jobs_count_for_stopping_the_sweep(asleep):
     """One sweep looks up a limited number of jobs by ID: in a large store they are few, sweep after sweep."""
     world, agent = asleep
     more_images(agent, 2 * ASKED + 10)

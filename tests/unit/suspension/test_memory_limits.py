@@ -34,7 +34,7 @@ def spare(there: AllocatedMemory) -> SpareMemory:
 
 
 def test_limits_are_raised_and_restored(site: CgroupSite) -> None:
-    """All levels that Slurm limits, and no other; its values are back afterwards."""
+    """All levels that Slurm limits, and no other; Slurm's values are restored afterwards."""
     site.add(7, PID, 32 * GIB, 10 * GIB)
     limits = site.limits()
     assert limits.room(7, INIT) == LimitRoom(22 * GIB, None)
@@ -52,7 +52,7 @@ def test_limits_are_raised_and_restored(site: CgroupSite) -> None:
 
 
 def test_limit_with_room_is_not_raised(site: CgroupSite) -> None:
-    """Also with memory that the kernel can reclaim."""
+    """Memory that the kernel can reclaim counts as room."""
     job = site.add(7, PID, 10 * GIB, 6 * GIB)
     for place in (job, *(one for one in job.rglob("*") if one.is_dir())):
         (place / "memory.stat").write_text(f"inactive_file {GIB}\ntotal_inactive_file {2 * GIB}\n")
@@ -160,7 +160,7 @@ def test_increase_is_bounded_by_spare_memory(site: CgroupSite, free: int) -> Non
 
 
 def test_unknown_spare_memory_is_none(site: CgroupSite) -> None:
-    """Slurm does not respond."""
+    """The spare memory is unknown if Slurm does not respond."""
     site.add(7, PID, 32 * GIB, 10 * GIB)
     with pytest.raises(MemoryLimitError, match="Slurm does not tell"):
         site.limits().make_room(7, INIT, 60 * GIB, lambda there: None)
@@ -272,7 +272,7 @@ def test_failed_write_changes_nothing(site: CgroupSite) -> None:
 
 
 def test_limit_of_suspended_job_stays_raised(site: CgroupSite) -> None:
-    """Until its suspension is not in the journal any more, also under the next agent."""
+    """It stays raised until its suspension has left the journal, also under the next agent."""
     site.add(7, PID, 4 * GIB, GIB)
     site.limits().make_room(7, INIT, 8 * GIB, spare)
     limits = site.limits()
@@ -300,7 +300,7 @@ def test_suspension_that_begins_meanwhile_keeps_its_limit(site: CgroupSite) -> N
 
 
 def test_cgroup_of_a_later_attempt_is_not_changed(site: CgroupSite) -> None:
-    """It has the same path, and by chance the same value."""
+    """The cgroup has the same path and, by chance, the same limit."""
     job = site.add(7, PID, 4 * GIB, GIB)
     limits = site.limits()
     limits.make_room(7, INIT, 8 * GIB, spare)
@@ -334,7 +334,7 @@ def test_cgroup_of_a_user_is_not_changed(site: CgroupSite) -> None:
 
 
 def test_cgroups_of_others_are_not_changed(site: CgroupSite, tmp_path: Path) -> None:
-    """Another job's, one behind a link, and those of a process that has ended."""
+    """Cgroups of another job, behind a link, or of an ended process are not changed."""
     job = site.add(7, PID, 4 * GIB, GIB)
     limits = site.limits()
     assert limits.room(8, INIT) is None

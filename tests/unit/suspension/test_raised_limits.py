@@ -40,7 +40,7 @@ def watching(agent, site, seen):
 
 
 def test_limit_is_raised_while_gpu_memory_moves(world, site):
-    """And is Slurm's again once the processes have ended."""
+    """The limit is Slurm's again once the processes have ended."""
     agent, seen = Agent(world, "c1", limits=site.limits()), []
     watching(agent, site, seen)
     assert agent.suspender.refusals(agent.watched()) == []
@@ -95,7 +95,7 @@ def test_missing_spare_memory_is_refused_with_figures(world, site):
 
 
 def test_full_node_is_refused_for_its_own_reason(world, site):
-    """A higher limit would not help."""
+    """A higher limit would not solve the lack of memory."""
     agent = Agent(world, "c1", limits=site.limits())
     agent.suspender._memory._parts = replace(agent.parts, memory=lambda pid: MemoryFacts(100 * MIB))
     [refusal] = agent.suspender.refusals(agent.watched())
@@ -125,7 +125,7 @@ def test_unknown_allocation_is_refused(world, site, monkeypatch):
 
 
 def test_limit_lowered_by_slurm_is_noticed_under_the_locks(world, site, monkeypatch):
-    """The last check is made right before GPU memory moves: the job runs on."""
+    """The last check is made right before GPU memory moves: the job continues."""
     agent = Agent(world, "c1", limits=site.limits())
     site.set(7, 2 * GIB)
 
@@ -167,7 +167,7 @@ def suspended_at_c2(world, site, patch):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_limit_is_raised_for_a_restore(world, site, monkeypatch, fails):
-    """The processes return with the contents of their GPU memory; also lowered if the restore fails."""
+    """The restored processes have the contents of their GPU memory; a failed restore lowers the limit, too."""
     other, agent = suspended_at_c2(world, site, monkeypatch)
     seen = []
     restore = agent.imager.restore
@@ -200,7 +200,7 @@ def test_crash_during_a_restore_leaves_no_raised_limit(world, site, monkeypatch,
 
 
 def test_limit_stays_raised_during_sleep(world, site):
-    """Under the next agent as well; it is Slurm's again after the wake."""
+    """The next agent keeps it raised as well; after the wake it is Slurm's again."""
     site.use(7, 400 * MIB)
     node = Node(world, limits=site.limits())
     node.sleep()

@@ -145,13 +145,13 @@ def test_refused_mode_lists_allowed_ones() -> None:
     assert of_mode(Mode.INPLACE, (Mode.REQUEUE,)).text.endswith("(allowed: requeue)")
 
 
-def test_resources_of_driver_are_no_refusal() -> None:
+def test_resources_of_driver_are_not_refused() -> None:
     """Files of GPUs, and the userfaultfd of an emulated driver, are closed by the checkpoint."""
     files = ("/dev/nvidia0", "anon_inode:[userfaultfd]")
     assert told(tree=replace(TREE, processes=(ROOT, replace(USER, files=files)))) == []
 
 
-def test_forked_worker_of_cuda_process_is_no_refusal() -> None:
+def test_forked_worker_of_cuda_process_is_not_refused() -> None:
     """It has inherited its device files; a plugin that cannot be used matters only to jobs with such processes."""
     tree = with_process(files=("/dev/nvidia0",), mapped_devices=("/dev/nvidiactl",), heir_of=(100, 101), started=7)
     assert told(tree=tree) == []
@@ -178,12 +178,12 @@ def test_inplace_has_fewer_refusals() -> None:
     assert [one.code for one in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
 
 
-def test_zombie_of_root_is_no_refusal() -> None:
+def test_zombie_of_root_is_not_refused() -> None:
     """It was restored from an image and has not been waited for yet."""
     assert told(tree=with_process(state="Z", uids=(0,) * 4, namespaces={**HERE, "mnt": "mnt:[6]"})) == []
 
 
-def test_stopped_process_without_gpu_is_no_refusal() -> None:
+def test_stopped_process_without_gpu_is_not_refused() -> None:
     """A background job of a shell: it stays stopped."""
     assert told(tree=with_process(state="T")) == []
 

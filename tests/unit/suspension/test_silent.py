@@ -126,7 +126,7 @@ def test_job_is_held_if_file_server_does_not_return(world: World, shared: Stalli
 
 
 def answers(agent: Tiered) -> None:
-    """Wait until all calls left behind have returned."""
+    """Wait until all abandoned calls have returned."""
     parts = agent.parts
     calls = [parts.notes._ask, parts.ledger._ask, *(s.calls for s in parts.tiers.stores if s.calls)]
     wait_until("all has come back", lambda: not any(one.silent for one in calls))

@@ -158,7 +158,7 @@ def test_job_continues_if_no_tier_has_room(world: World, caplog: pytest.LogCaptu
 
 
 def test_full_memory_tier_is_skipped(world: World) -> None:
-    """The dump is written to the disk, and status gives the reason: this is no failure."""
+    """The dump is written to the disk, and status gives the reason: this is not a failure."""
     agent = Tiered(world, "c1", memory=10)
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()

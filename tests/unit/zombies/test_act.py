@@ -204,7 +204,7 @@ def test_opted_in_job_is_suspended(world: World) -> None:
 def test_job_that_cannot_be_suspended_is_canceled(world: World, code: str, limit: int, result: str, verb: str) -> None:
     """Within the limit on cancellations; a suspension in progress is left alone.
 
-    A job stopped by its owner is not protected; an agent that has just restarted is no reason to cancel.
+    A job stopped by its owner is not protected; a restarting agent is not a reason to cancel.
     """
     world.policy = parse_policy(MAIL + f"[limits]\ncancel = {limit}", where="z")
     world.errors["suspend"] = AnswerError(code, "does not fit into memory", hint=None, exit_code=1)

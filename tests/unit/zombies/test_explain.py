@@ -1,4 +1,4 @@
-"""The page of a job: why it is reported, or why not."""
+"""The page of a job explains why it is reported, or why it is not."""
 
 from __future__ import annotations
 

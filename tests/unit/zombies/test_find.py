@@ -185,7 +185,7 @@ def test_running_jobs_count_up_to_the_end_of_accounting(site: Site, seen: float,
 
 
 def test_unmeasured_samples_are_not_bridged(site: Site) -> None:
-    """Activity in every third sample, memory in all: idle for a minute at a time, so no squatter."""
+    """Activity in every third sample, memory in all: idle for a minute at a time, so it is not a squatter."""
     site.job(1, [lambda minute: {"util_pct": None if minute % 3 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
     assert not idle_findings(site.find())
 

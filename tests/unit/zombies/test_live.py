@@ -262,7 +262,7 @@ def test_engine_of_a_job_that_does_not_run_is_not_orphaned(tmp_path: Path, state
     assert "orphaned-engine" not in found.counts
 
 
-def test_engine_without_its_server_at_one_look_only_is_not_orphaned(tmp_path: Path) -> None:
+def test_engine_without_its_server_in_one_sample_only_is_not_orphaned(tmp_path: Path) -> None:
     """Its server may be restarted."""
     looks = [[gpu(processes=(process(job=1, source="cgroup", server=one),))] for one in (SERVER, None)]
     assert "orphaned-engine" not in find(tmp_path, Slurm((job(1),), (node(),)), looks).counts

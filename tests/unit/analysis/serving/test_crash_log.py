@@ -129,7 +129,7 @@ def test_kernel_names_the_killed_process_and_its_memory() -> None:
     assert (one.kind, one.pid, one.process, one.used) == ("job-memory-limit", 4711, "python", 5632 * 1024)
 
 
-def test_full_cache_of_sglang_gives_the_tokens() -> None:
+def test_full_cache_of_sglang_reports_the_tokens() -> None:
     """A batch that does not fit ends SGLang: its message continues on the next lines."""
     one = findings(
         "[2026-01-01 00:00:00 TP0] Prefill out of memory. Try to lower your batch size.\n"
@@ -185,7 +185,7 @@ def test_kills_of_two_processes_are_two_failures() -> None:
         "INFO cuDNN version CUDNN_STATUS_SUCCESS",
     ],
 )
-def test_ordinary_line_is_no_failure(line: str) -> None:
+def test_ordinary_line_is_not_a_failure(line: str) -> None:
     assert findings(line + "\n").failures == ()
 
 
@@ -204,7 +204,7 @@ def test_traceback_is_reduced_to_its_exception() -> None:
     assert (one.process, one.pid, found.lines) == ("Worker", 7, 9)
 
 
-def test_tracebacks_of_several_processes_in_turn_are_told_apart() -> None:
+def test_interleaved_tracebacks_are_separated_by_process() -> None:
     found = findings(
         "(EngineCore_DP0 pid=7) ERROR 11-22 21:56:23 [core.py:1] Traceback (most recent call last):\n"
         "(EngineCore_DP1 pid=8) ERROR 11-22 21:56:23 [core.py:1] Traceback (most recent call last):\n"
@@ -262,7 +262,7 @@ def test_failure_after_an_endless_traceback_is_found() -> None:
     assert only(text).line == 20_002
 
 
-def test_interruption_by_the_user_is_no_failure() -> None:
+def test_interruption_by_the_user_is_not_a_failure() -> None:
     text = 'Traceback (most recent call last):\n  File "a.py", line 1\nKeyboardInterrupt\n'
     assert findings(text).failures == ()
 
@@ -353,7 +353,7 @@ def test_recorded_start_that_was_refused_names_the_length_that_fits(shared_data:
     ]
 
 
-def test_recorded_shutdown_is_no_death_of_the_engine(shared_data: Path) -> None:
+def test_recorded_shutdown_is_not_a_failure_of_the_engine(shared_data: Path) -> None:
     """On SIGTERM vLLM also logs an EngineDeadError."""
     data = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
     assert [one.kind for one in findings(data).failures][:1] == ["shutdown"]

@@ -166,7 +166,7 @@ def test_refused_scrapes_are_an_end(serving: Path, name: str) -> None:
     assert of(found, "healthy")
 
 
-def test_late_scrapes_are_no_end(serving: Path) -> None:
+def test_late_scrapes_do_not_end_a_process(serving: Path) -> None:
     """A loaded server takes seconds to respond: scrapes that timed out and then succeeded again end nothing."""
     samples = recordings.read(serving, SHORT)
     names = [name for name in samples.columns if name not in (*IDENTITY, "time", "error", "scrape_s")]
@@ -192,7 +192,7 @@ def test_refused_scrapes_end_a_process_only_if_another_one_follows(restarted: bo
     assert len(of(found, "ended")) == ends
 
 
-def test_engine_whose_process_still_listens_may_only_hang() -> None:
+def test_engine_whose_process_still_listens_may_be_hanging() -> None:
     """This project's exporter reports an engine only while one of the job's processes listens at its address."""
     down = lambda t: t >= 2400  # noqa: E731
     samples = synthetic(
@@ -485,7 +485,7 @@ def test_request_that_is_started_again_and_again() -> None:
     assert "again and again" in only(found, "request-too-large").summary
 
 
-def test_long_prefill_is_no_stall() -> None:
+def test_long_prefill_is_not_a_stall() -> None:
     """An engine that often pauses for two minutes does not stall when it pauses for three."""
     moves = lambda t: float(int(t // 120) * 100) if t < 3000 else 2500.0 + 100 * (t >= 3180)  # noqa: E731
     found = health(synthetic(3600, running=1.0, waiting=0.0, kv_usage=0.6, generation_tokens=moves, finished=0.0))
@@ -512,7 +512,7 @@ def test_idle_engine_with_its_cost() -> None:
     assert not of(found, "healthy")
 
 
-def test_sleeping_engine_is_no_squatter() -> None:
+def test_sleeping_engine_is_not_a_squatter() -> None:
     found = health(
         synthetic(7200, running=0.0, waiting=0.0, asleep=True, generation_tokens=500.0),
         EngineContext(gpus=gpus(7200, fb_used_mib=80000.0, fb_total_mib=81920.0, util_pct=0.0), job_running=True),
@@ -522,7 +522,7 @@ def test_sleeping_engine_is_no_squatter() -> None:
 
 
 @pytest.mark.parametrize(("power", "text"), [(60.0, "draws little"), (650.0, "contradicts")])
-def test_squatter_signature_states_what_power_says(power: float, text: str) -> None:
+def test_squatter_signature_mentions_the_power(power: float, text: str) -> None:
     found = health(
         synthetic(7200, running=0.0, waiting=0.0, generation_tokens=500.0),
         EngineContext(
@@ -563,7 +563,7 @@ def test_throughput_lost_to_retractions() -> None:
     assert dict(only(found, "preemption-storm").figures)["lost_share"] == pytest.approx(0.93, abs=0.02)
 
 
-def test_single_batch_of_requests_is_no_overload() -> None:
+def test_single_batch_of_requests_is_not_an_overload() -> None:
     """300 requests that arrive at once wait, and are served: a burst."""
     found = health(synthetic(
         7200, running=lambda t: 16.0, waiting=lambda t: max(0.0, 300 - (t - 3600) / 8) if t >= 3600 else 0.0,
@@ -572,7 +572,7 @@ def test_single_batch_of_requests_is_no_overload() -> None:
     assert not of(found, "queue-unstable")
 
 
-def test_fixed_number_of_clients_is_no_overload() -> None:
+def test_fixed_number_of_clients_is_not_an_overload() -> None:
     """A closed loop keeps 40 requests waiting: saturated, not unstable."""
     rng = np.random.default_rng(3)
     found = health(synthetic(
@@ -607,7 +607,7 @@ def test_load_decides_about_stability(name: str, load: float, unstable: bool) ->
         assert bool(of(found, "queue-unstable")) == unstable, (seed, found.diagnoses)
 
 
-def test_batches_of_arrivals_are_no_overload() -> None:
+def test_batches_of_arrivals_are_not_an_overload() -> None:
     engine = ENGINES["a fifth of the cache"]
     rate = service_rate(engine)
     for seed in range(4):

@@ -38,14 +38,14 @@ def test_full_cache_preempts_the_request_admitted_last() -> None:
     assert found.kv_full_s > 0
 
 
-def test_request_larger_than_the_cache_is_left_out() -> None:
+def test_request_larger_than_the_cache_is_excluded() -> None:
     found = simulate([0.0, 0.0], [200, 5], [1, 1], PLAIN)
     assert found.never_fits == 1
     assert np.isnan(found.e2e_s[0])
     assert found.e2e_s[1] == 1.0
 
 
-def test_prefill_delays_those_that_decode_and_a_split_does_not() -> None:
+def test_prefill_delays_decoding_unless_it_is_split() -> None:
     engine = EngineModel(kv_tokens=10**6, base_s=0.01, per_request_s=0.0, per_prefill_token_s=0.001)
     arrival = np.array([0.0, 0.05, 0.1, 0.15])
     prompt, answer = np.array([1, 500, 500, 500]), np.array([40, 2, 2, 2])

@@ -90,7 +90,7 @@ def test_wrong_time_costs_no_memory_and_no_bars() -> None:
     assert requests_page.html([found], ()).count("<rect") < 300
 
 
-def test_modeled_figures_are_rounded_as_all_others() -> None:
+def test_modeled_figures_are_rounded_like_all_others() -> None:
     row = analyse("t", requests((0, 10, 7), (1 / 3, 10, 7)), EngineModel()).summary.as_dict()
     for name, value in row["modeled"]["monolithic"]["e2e_s"].items():
         assert value == round(value, 6), name

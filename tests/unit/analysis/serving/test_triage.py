@@ -30,7 +30,7 @@ def found(text: str, state: str | None = None, **more: int) -> CrashTriage:
     return triage([log(text)], job)
 
 
-def test_cause_is_what_the_others_follow_from() -> None:
+def test_cause_is_the_failure_that_explains_the_others() -> None:
     result = found(NCCL + DEAD + TORCH + DEAD)
     assert (result.kind, result.memory) == ("gpu-out-of-memory", "gpu")
     assert (result.requested, result.free, result.total) == (2 * GIB, GIB, 80 * GIB)
@@ -65,7 +65,7 @@ def test_failure_that_hung_until_the_time_limit_is_the_cause() -> None:
     assert found("", "TIMEOUT").kind == "time-limit"
 
 
-def test_handled_failure_of_a_completed_job_is_no_cause() -> None:
+def test_handled_failure_of_a_completed_job_is_not_a_cause() -> None:
     result = found(TORCH, "COMPLETED", exit_code=0)
     assert result.kind is None
     assert result.doubts
@@ -79,7 +79,7 @@ def test_failure_of_a_running_job_is_doubtful() -> None:
     assert result.confidence < found(TORCH, "FAILED").confidence
 
 
-def test_failures_of_other_jobs_in_a_log_of_slurmd_are_left_out() -> None:
+def test_failures_of_other_jobs_in_a_log_of_slurmd_are_ignored() -> None:
     other = OOM_KILL.replace("StepId=7", "StepId=8")
     assert found(other, "FAILED").kind is None
     assert found(other + TORCH, "FAILED").kind == "gpu-out-of-memory"
@@ -87,7 +87,7 @@ def test_failures_of_other_jobs_in_a_log_of_slurmd_are_left_out() -> None:
 
 
 def test_holder_is_named_by_another_message_about_the_same_memory() -> None:
-    """Slurm's message has no figures, the kernel's has."""
+    """Slurm's message has no figures, but the kernel's has."""
     kernel = (
         "Memory cgroup out of memory: Killed process 4711 (python) total-vm:9kB, anon-rss:2097152kB, file-rss:0kB\n"
     )
@@ -153,7 +153,7 @@ def test_nothing_found_is_not_a_cause() -> None:
     assert found("", "FAILED", exit_code=3).summary == "the job ended with status 3, and its logs name no failure"
 
 
-def test_retractions_alone_are_no_failure() -> None:
+def test_retractions_alone_are_not_a_failure() -> None:
     assert found("KV cache pool is full. Retract requests. #retracted_reqs: 4\n").kind is None
 
 

@@ -61,20 +61,20 @@ def test_out_of_memory_lowers_the_share_despite_preemptions() -> None:
     assert "4 GiB requested, 1 GiB free" in one.reason
 
 
-def test_without_free_memory_the_share_stays_and_the_dtype_is_named() -> None:
+def test_without_free_memory_another_dtype_is_advised_and_the_share_kept() -> None:
     tuning = tune(replace(BUSY, gpu_free_gib=2.0))
     assert "memory-share" not in settings(tuning)
     assert advice(tuning, "kv-dtype").proposed == "fp8"
 
 
-def test_unknown_gpu_memory_gives_no_share_and_says_so() -> None:
+def test_unknown_gpu_memory_is_reported_and_gives_no_share() -> None:
     tuning = tune(replace(BUSY, gpu_free_gib=None, gpu_total_gib=None))
     assert "memory-share" not in settings(tuning)
     assert "kv-dtype" not in settings(tuning)
     assert any("GPU memory" in one for one in tuning.unknown)
 
 
-def test_batch_is_lowered_to_what_the_cache_holds() -> None:
+def test_batch_is_lowered_to_the_capacity_of_the_cache() -> None:
     one = advice(tune(replace(BUSY, lost_share=0.3)), "max-running")
     assert (one.direction, one.option) == ("lower", "--max-num-seqs")
     assert one.proposed == int(100_000 // (500 + 200.5))
@@ -133,7 +133,7 @@ def test_preemptions_per_unknown_request_do_not_lower_the_batch(change: dict[str
     assert "max-running" not in settings(tuning)
 
 
-def test_answers_without_a_token_are_no_error() -> None:
+def test_responses_without_tokens_are_accepted() -> None:
     """Embeddings: a request holds its prompt only."""
     one = advice(tune(replace(BUSY, lost_share=0.3, prompt_mean=1000.0, output_mean=0.0)), "max-running")
     assert one.proposed == 100
@@ -168,7 +168,7 @@ def test_longest_request_is_that_of_all_processes_of_the_engine() -> None:
     assert observed(beyond, short).prompt_longest is None, "longer than the last bound"
 
 
-def test_length_is_lowered_to_what_was_needed() -> None:
+def test_length_is_lowered_to_the_longest_request() -> None:
     facts = replace(BUSY, max_length=131_072, prompt_longest=4000.0, output_longest=2000.0)
     one = advice(tune(facts), "max-length")
     assert one.proposed == 7680
@@ -177,7 +177,7 @@ def test_length_is_lowered_to_what_was_needed() -> None:
     assert "max-length" not in settings(tune(replace(facts, output_longest=None)))
 
 
-def test_start_that_was_refused_gives_the_length_that_fits() -> None:
+def test_refused_start_gives_the_longest_possible_length() -> None:
     small = LogFailure("kv-cache-too-small", "job.out", 1, "To serve at least one", max_length=176)
     one = advice(tune(TuningFacts(engine="vllm", seconds=0.0, failures=(small,))), "max-length")
     assert (one.direction, one.proposed) == ("lower", 176)
@@ -189,7 +189,7 @@ def test_long_length_is_written_with_all_digits() -> None:
     assert tuning.options == ("--max-model-len", "1000016")
 
 
-def test_overload_asks_for_replicas() -> None:
+def test_overload_advises_replicas() -> None:
     one = advice(tune(replace(BUSY, overload=2.0)), "replicas")
     assert (one.option, one.proposed) == (None, 3)
     assert "replicas" not in settings(tune(replace(BUSY, overload=0.9)))

@@ -31,7 +31,7 @@ def test_metrics_that_are_not_exported_are_unknown():
     assert (one.idle_gpu_hours, one.idle_gib_hours, one.gpus) == (None, None, None)
 
 
-def test_restart_is_no_uptime():
+def test_restart_does_not_count_as_uptime():
     rows = [{**row, "start_time": 0.0 if place < 40 else 9999.0} for place, row in enumerate(serving(80))]
     assert used(engine("a:1", rows)).uptime_s == 78 * STEP_S
 

@@ -91,14 +91,14 @@ def test_wildcards_in_a_file_name_are_literal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("time", ["0001-01-01 00:00:00+05:00", "9999-12-31 23:59:59-05:00", "1969-12-31 23:59:59"])
-def test_time_of_no_year_of_a_trace_is_left_out(tmp_path: Path, time: str) -> None:
+def test_time_outside_the_years_of_the_traces_is_skipped(tmp_path: Path, time: str) -> None:
     found = azure_llm.read(write(tmp_path, "2025-01-01 00:00:05,1,2", f"{time},1,2"))
     assert (found.requests.height, len(found.problems)) == (1, 1)
 
 
 @pytest.mark.parametrize("row", ["2025-01-01 00:00:07,5", "2025-01-01 00:00:07,5,6,7", "2025-01-01 00:00:07,\0,6",
                                  "2025-01-01 00:00:07,5,2147483648"])  # fmt: skip
-def test_row_of_another_shape_is_left_out_by_line(tmp_path: Path, row: str) -> None:
+def test_row_of_another_shape_is_skipped_and_reported_by_line(tmp_path: Path, row: str) -> None:
     """Too few or too many cells, a NUL byte, and a count whose sum would not fit into 64 bits."""
     path = tmp_path / "trace.csv"
     path.write_text(TEXT + row + "\n")

@@ -85,7 +85,7 @@ def test_memory_in_gb_is_distinguished_from_mib(database: Make) -> None:
 
 
 def test_missing_averages_are_unknown_and_zero_is_zero(database: Make) -> None:
-    """A missing footprint is no measurement; energy rounded to 0 kWh is not 0 W."""
+    """A missing footprint is not a measurement; energy rounded to 0 kWh is not 0 W."""
     found = clustercockpit.read(
         database(
             {"job_id": 1, "footprint": None, "energy_footprint": None},

@@ -213,7 +213,7 @@ def test_openmetrics_without_its_end(read: Read) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
-def test_truncated_compressed_file_keeps_what_was_read(read: Read, tmp_path: Path, kind: str) -> None:
+def test_readable_part_of_a_truncated_compressed_file_is_kept(read: Read, tmp_path: Path, kind: str) -> None:
     """The lines that can be decompressed, also in a file smaller than a block of the reader."""
     numbers = np.random.default_rng(1).integers(0, 1_000_000, 40_000).tolist()
     text = "".join(f"vllm:num_requests_running {number} {MS + n}\n" for n, number in enumerate(numbers)).encode()

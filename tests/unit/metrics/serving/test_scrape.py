@@ -94,7 +94,7 @@ def test_program_and_reader_agree(read: Read, text: str) -> None:
     assert [row for row in as_rows(scrape.readings(text)) if row[3]] == expected
 
 
-def test_histogram_with_too_many_buckets_is_left_out() -> None:
+def test_histogram_with_too_many_buckets_is_ignored() -> None:
     """A user chooses the bounds of a program's histograms, and each bucket is a series of the exporter."""
     name = "vllm:request_prompt_tokens_bucket"
 

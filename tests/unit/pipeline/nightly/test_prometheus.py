@@ -80,7 +80,7 @@ def test_each_run_reads_new_samples_of_engines(tmp_path: Path) -> None:
         assert (denied.part, denied.exit_code) == ("engine metrics", 2)
 
 
-def test_server_without_engines_is_no_failure(tmp_path: Path) -> None:
+def test_server_without_engines_is_not_a_failure(tmp_path: Path) -> None:
     with Repository.open(f"sqlite:///{tmp_path / 'affinode.sqlite'}") as store, serving(judge=an_hourly_gpu) as fake:
         (tmp_path / "config.toml").write_text(f'[prometheus]\nurl = "{fake.url}"\n')
         config = configuration.load(tmp_path / "config.toml", env={}, state_dir=tmp_path / "state")

@@ -128,7 +128,7 @@ def test_existing_name_with_brackets_is_not_a_pattern(tmp_path):
         expand(f"{tmp_path}/b*")
 
 
-def test_command_output_is_silent_verbose_or_json(config, tmp_path, sacct):
+def test_command_output_is_empty_verbose_or_json(config, tmp_path, sacct):
     config(out=str(tmp_path / "reports"))
     where = [
         "--config",

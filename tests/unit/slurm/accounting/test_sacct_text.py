@@ -138,7 +138,7 @@ def test_comma_after_a_tres_list_begins_the_name(cells: str, tres: int, name: st
     assert len([part for part in (found["alloc_tres"][0] or "").split(",") if part]) == tres
 
 
-def test_user_who_canceled_ends_at_the_delimiter() -> None:
+def test_name_of_the_canceling_user_ends_at_the_delimiter() -> None:
     """A name that contains the delimiter does not make the columns in between a part of the state."""
     found = parse(
         "JobID|State|NodeList|User|JobName\n1|CANCELLED by 1000|n1|ann|a|b\n2|CANCELLED by DOM\\bob|n2|bob|c|d\n"
@@ -340,7 +340,7 @@ def test_truncated_file_is_refused_or_reported(end: int) -> None:
         assert text.endswith("\n") or any("no newline" in note for note in found.notes)
 
 
-def test_header_alone_is_no_job() -> None:
+def test_header_alone_is_not_a_job() -> None:
     """sacct prints it if there are no records."""
     assert parse(HEAD).jobs.is_empty()
 

@@ -37,7 +37,7 @@ def sleeper(job: Job, freezer: LinuxFreezer) -> Member:
 
 @needs_root
 def test_forking_job_is_frozen_and_thawed(job: Job) -> None:
-    """Nothing of it runs any more, except for its PID 1; processes stopped earlier stay stopped."""
+    """No process of the job runs, except for its PID 1; processes stopped earlier stay stopped."""
     freezer = LinuxFreezer()
     sleeping = sleeper(job, freezer)
     stop(sleeping.pid)
@@ -151,7 +151,7 @@ def test_parent_in_vfork_is_frozen(tmp_path: Path) -> None:
         job.end()
 
 
-# A shell with job control, which goes on to its next command when its program has stopped.
+# A shell with job control, which continues with its next command when its program has stopped.
 INTERACTIVE = """exec bash -c '
 set -m
 sh -c "while :; do echo x; sleep 0.01; done" >>"$0"
@@ -291,7 +291,7 @@ def test_job_that_is_killed_while_frozen_leaves_no_cgroup(task_cgroup: Path, job
 
 @needs_root
 def test_job_with_cgroups_of_its_own_is_stopped_by_signals(task_cgroup: Path, job: Job) -> None:
-    """As made by a container: its processes would lose them."""
+    """Processes of a container, for example, would lose their cgroups."""
     freezer = LinuxFreezer()
     sleeping = sleeper(job, freezer)
     enter(task_cgroup, job)
@@ -475,7 +475,7 @@ def test_directory_on_another_file_system_is_rejected(tmp_path: Path) -> None:
 
 
 def test_parents_come_before_their_children() -> None:
-    """PIDs do not matter; a loop of parents, which reused PIDs can show, is no problem."""
+    """PIDs do not matter; a loop of parents, which can result from reused PIDs, is harmless."""
 
     def member(pid: int, parent: int) -> Member:
         return Member(pid, pid, parent, 0, "S", "x", 0)

@@ -95,7 +95,7 @@ def test_unread_bytes_are_counted(diag: SockDiag) -> None:
 
 
 def test_bytes_received_after_shutdown_are_counted(diag: SockDiag) -> None:
-    """It waits for the response."""
+    """The client waits for the response after it has shut down its side."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_connection(listener.getsockname()) as client:
         server, _ = listener.accept()
         with server:
@@ -220,7 +220,7 @@ def test_listener_of_another_namespace_is_found() -> None:
 
 
 def test_descriptor_of_another_kind_of_namespace_is_an_error() -> None:
-    """The message has its inode."""
+    """The error contains the inode of the namespace."""
     space = NetSpace(os.open("/proc/self/ns/uts", os.O_RDONLY))
     with pytest.raises(SockDiagError, match=rf"net:\[{space.inode}\]: cannot be opened"):
         SockDiag(space)
@@ -412,8 +412,8 @@ def test_request_during_suspension_wakes_job() -> None:
     assert sockets.meanwhile(QUIET, {}) is None
 
 
-def test_traffic_inside_job_is_no_request() -> None:
-    """A connection with both ends in the job is no request; the same one from outside is."""
+def test_traffic_inside_job_is_not_a_request() -> None:
+    """A connection with both ends in the job is not a request, but one from outside is."""
     server = Sock(4, "tcp", ESTABLISHED, 5, 8000, received=5, received_ms=9, sent_ms=20, here=b"s", there=b"c")
     client = Sock(5, "tcp", ESTABLISHED, 0, 5000, here=b"c", there=b"s")
     left = Sock(6, "unix", ESTABLISHED, 3, here=b"6", there=b"7")

@@ -243,7 +243,7 @@ def test_restore_that_fails_until_deadline_is_overdue(world):
     assert "to wake: the driver failed" in world.comment
 
 
-def test_lost_helper_is_no_failure(world, node, monkeypatch):
+def test_lost_helper_is_not_a_failure(world, node, monkeypatch):
     """The state of the interrupted step is checked, and the step is repeated if necessary."""
     node.sleep()
     node.connection()
@@ -296,7 +296,7 @@ def test_job_that_ends_during_wake_is_forgotten(world, node, monkeypatch):
 
 
 def test_memory_taken_at_the_last_moment_is_waited_for(world, node, monkeypatch):
-    """The driver is not called, which would lose the memory for good. While the job is frozen this is no failure."""
+    """The driver is not called, which would lose the memory. While the job is frozen, this is not a failure."""
     workers = node.scheduler._wakes = Later()
     node.sleep()
     node.connection()
