@@ -18,6 +18,7 @@ import polars as pl
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.analysis.samples import Index, read_index
 from slurm_affinode.analysis.segments import ranges
+from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY, percent
 
@@ -205,12 +206,12 @@ def active_before(
     active, seen = np.zeros(count, np.bool_), np.ones(count, np.bool_)
     finish = until
     while True:
-        finish_ms = int(finish.timestamp() * 1000)
+        finish_ms = epoch_ms(finish)
         left = np.flatnonzero(~active & (pairs.start < finish_ms))
         if not len(left):
             return active, seen
         begin = (finish - timedelta(milliseconds=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-        start = np.maximum(pairs.start[left], int(begin.timestamp() * 1000))
+        start = np.maximum(pairs.start[left], epoch_ms(begin))
         some = Pairs(pairs.device[left], start, np.full(len(left), finish_ms), pairs.step[left])
         day = follow(store, some, begin, finish, limit_pct, thresholds)
         active[left] = day.last_active != NEVER
@@ -228,7 +229,7 @@ def used_before(  # noqa: PLR0917
     The time since the run began (``begins``) counts: from ``since`` on by ``seen``, before it by the stored samples.
     """
     slack = np.maximum((keys.step * thresholds.max_gap_steps).astype(np.int64), UNSEEN_MS)
-    since_ms = int(since.timestamp() * 1000)
+    since_ms = epoch_ms(since)
     still = (seen.since != NEVER) & (seen.last_active == NEVER)
     found = np.where(still & (seen.since - np.maximum(begins, since_ms) <= slack), UNUSED, UNSEEN)
     older = np.flatnonzero(still & (begins < since_ms))
@@ -300,7 +301,7 @@ def _day(  # noqa: PLR0917
     rows: _Rows, pairs: Pairs, found: Trailing, at: Ints, begin: datetime, until: datetime, limit_pct: float
 ) -> None:
     """Fold the samples of some devices into their pairs."""
-    zero_ms, span = int(begin.timestamp() * 1000), int((until - begin).total_seconds() * 1000)
+    zero_ms, span = epoch_ms(begin), int((until - begin).total_seconds() * 1000)
     key = (rows.device << _SHIFT) + (rows.ms - zero_ms)
     low = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.start - zero_ms, 0, span))
     high = np.searchsorted(key, (at << _SHIFT) + np.clip(pairs.end - zero_ms, 0, span))

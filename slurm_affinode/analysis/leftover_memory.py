@@ -15,9 +15,9 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import squatters
-from slurm_affinode.analysis.runs import epoch_ms
 from slurm_affinode.analysis.squatters import MIB_PER_GIB, HeldGpus
 from slurm_affinode.base.text import span
+from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import busiest
 from slurm_affinode.model.finding import Evidence, Finding, GpuEvidence, NodeRef

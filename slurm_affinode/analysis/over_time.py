@@ -14,9 +14,9 @@ from slurm_affinode.analysis.block import Block, Pieces
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.measures import MIB_PER_GIB, MS_PER_HOUR, owner_pairs, partly_pairs
 from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
-from slurm_affinode.analysis.runs import epoch_ms
 from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints, build, ranges
 from slurm_affinode.base import times
+from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.slurm.accounting.schema import TIME
 
 HOUR_S, DAY_S = 3600, 86400

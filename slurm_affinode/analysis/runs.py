@@ -8,7 +8,7 @@ from datetime import datetime
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteQuery
-from slurm_affinode.base.times import named
+from slurm_affinode.base.times import epoch_ms, named
 from slurm_affinode.slurm import hostlist
 from slurm_affinode.slurm.accounting.schema import JOB_KEY, JOBS, conform
 
@@ -61,12 +61,6 @@ def caution(query: WasteQuery, jobs: pl.DataFrame, now: datetime) -> str:
     where = [f"{named(moment, query.zone)}{f' ({name})' if len(found) > 1 else ''}" for name, moment in found.items()]
     rest = "jobs are counted until then, and later jobs are missing"
     return f"accounting is known up to {', '.join(where)}: {rest}"
-
-
-def epoch_ms(moment: datetime) -> int:
-    """Return UTC epoch milliseconds, rounded down."""
-    seconds = moment.timestamp()
-    return int(seconds // 1) * 1000 + moment.microsecond // 1000
 
 
 def _wanted(query: WasteQuery) -> pl.Expr:

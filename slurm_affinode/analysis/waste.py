@@ -21,6 +21,7 @@ from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MAPPINGS, MEASURES, WasteQuery, WasteResult
 from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints
+from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
 
 
@@ -245,8 +246,8 @@ def _join(  # noqa: PLR0917
     cells = segments.build(
         allocations,
         taking_part=part,
-        since=job_runs.epoch_ms(query.since),
-        until=job_runs.epoch_ms(query.until),
+        since=epoch_ms(query.since),
+        until=epoch_ms(query.until),
         cut_device=np.repeat(active, buckets.count),
         cut_time=np.tile(buckets.starts, len(active)),
     )

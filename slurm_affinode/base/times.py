@@ -13,6 +13,7 @@ from typing import Literal
 from slurm_affinode.base.errors import AffinodeError
 
 _FIRST_YEAR, _LAST_YEAR = 1900, 2999
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhdw])+")
 _SPAN_PART = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
@@ -85,6 +86,11 @@ def named(moment: datetime, zone: tzinfo | None) -> str:
 def utc(moment: datetime, timespec: Literal["auto", "seconds", "milliseconds"] = "seconds") -> str:
     """Return ``2026-11-01T07:00:00Z``: for JSON, and for names and messages that programs may read."""
     return moment.astimezone(UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
+def epoch_ms(moment: datetime) -> int:
+    """Return the milliseconds since 1970, rounded down."""
+    return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def twice(local: datetime) -> bool:

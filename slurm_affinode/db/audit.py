@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, and_, delete, func, insert, or_, select, update
 
 from slurm_affinode.base.text import counted
-from slurm_affinode.base.times import named
+from slurm_affinode.base.times import epoch_ms, named
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.db.engine import reading, write
 from slurm_affinode.db.journal import storable
@@ -87,9 +87,9 @@ class ZombieLog:
         table = zombie_audit.c
         query = select(zombie_audit).order_by(table.id.desc())
         if since is not None:
-            query = query.where(table.at_ms >= _ms(since))
+            query = query.where(table.at_ms >= epoch_ms(since))
         if until is not None:
-            query = query.where(table.at_ms < _ms(until))
+            query = query.where(table.at_ms < epoch_ms(until))
         if job is not None:
             same = table.job == job
             # The ID of an array or of a heterogeneous job also finds its tasks or components.
@@ -108,7 +108,7 @@ class ZombieLog:
 
     def count_before(self, moment: datetime) -> int:
         """Count the records before ``moment``."""
-        query = select(func.count()).select_from(zombie_audit).where(zombie_audit.c.at_ms < _ms(moment))
+        query = select(func.count()).select_from(zombie_audit).where(zombie_audit.c.at_ms < epoch_ms(moment))
         with reading(self._engine) as connection:
             return int(connection.execute(query).scalar() or 0)
 
@@ -117,7 +117,7 @@ class ZombieLog:
 
         Warnings, keeps and settled claims of that time are deleted as well, even if no record is that old.
         """
-        limit = _ms(before)
+        limit = epoch_ms(before)
 
         def work(connection: Connection) -> int:
             gone = connection.execute(delete(zombie_audit).where(zombie_audit.c.at_ms < limit)).rowcount
@@ -140,9 +140,11 @@ class ZombieLog:
         table = zombie_warnings.c
         with reading(self._engine) as connection:
             rows = connection.execute(
-                select(table.finding, table.number, table.at_ms).where(table.at_ms >= _ms(now - REMEMBERED))
+                select(table.finding, table.number, table.at_ms).where(table.at_ms >= epoch_ms(now - REMEMBERED))
             ).all()
-            kept = connection.execute(select(zombie_keeps).where(zombie_keeps.c.until_ms > _ms(now))).mappings().all()
+            kept = (
+                connection.execute(select(zombie_keeps).where(zombie_keeps.c.until_ms > epoch_ms(now))).mappings().all()
+            )
         warnings: dict[str, tuple[SentWarning, ...]] = {}
         told: dict[str, datetime] = {}
         seen: dict[str, datetime] = {}
@@ -174,11 +176,11 @@ class ZombieLog:
             for key in there:
                 mine = and_(table.finding == key, table.number == SEEN)
                 row = connection.execute(select(table.recipient).where(mine)).scalar()
-                if row is not None and _ms(now) - int(row) < UNSEEN_MS:
-                    connection.execute(update(zombie_warnings).where(mine).values(recipient=str(_ms(now))))
+                if row is not None and epoch_ms(now) - int(row) < UNSEEN_MS:
+                    connection.execute(update(zombie_warnings).where(mine).values(recipient=str(epoch_ms(now))))
                     continue
                 connection.execute(delete(zombie_warnings).where(mine))
-                first = {"finding": key, "number": SEEN, "at_ms": _ms(now), "recipient": str(_ms(now))}
+                first = {"finding": key, "number": SEEN, "at_ms": epoch_ms(now), "recipient": str(epoch_ms(now))}
                 connection.execute(insert(zombie_warnings).values(**first))
 
         write(self._engine, work)
@@ -197,7 +199,7 @@ class ZombieLog:
         def work(connection: Connection) -> bool:
             mine = and_(zombie_warnings.c.finding == bounded(key), zombie_warnings.c.number == number)
             sent = connection.execute(select(zombie_warnings.c.at_ms).where(mine)).scalar()
-            if sent is not None and (seen is None or int(sent) > _ms(seen)):
+            if sent is not None and (seen is None or int(sent) > epoch_ms(seen)):
                 return False
             return _take(connection, warning_claim(key, number), run, now, hold)
 
@@ -205,7 +207,7 @@ class ZombieLog:
 
     def settle(self, claim: str, run: str, now: datetime, until: datetime | None) -> None:
         """Mark an action as done: no repetition before ``until`` (``None``: before ``prune`` deletes it)."""
-        until_ms = FOREVER_MS + _ms(now) if until is None else _ms(until)
+        until_ms = FOREVER_MS + epoch_ms(now) if until is None else epoch_ms(until)
         mine = and_(zombie_claims.c.claim == bounded(claim, CLAIM_LENGTH), zombie_claims.c.run == run)
         write(self._engine, lambda c: c.execute(update(zombie_claims).where(mine).values(until_ms=until_ms)))
 
@@ -230,7 +232,7 @@ class ZombieLog:
             # After a repeated warning, the later ones are counted anew.
             later = and_(zombie_warnings.c.finding == finding, zombie_warnings.c.number > number)
             connection.execute(delete(zombie_warnings).where(or_(mine, later) if number > 0 else mine))
-            row = {"finding": finding, "number": number, "at_ms": _ms(at), "recipient": storable(recipient)}
+            row = {"finding": finding, "number": number, "at_ms": epoch_ms(at), "recipient": storable(recipient)}
             connection.execute(insert(zombie_warnings).values(**row))
             claim = bounded(warning_claim(key, number), CLAIM_LENGTH)
             connection.execute(delete(zombie_claims).where(zombie_claims.c.claim == claim, zombie_claims.c.run == run))
@@ -254,7 +256,8 @@ class ZombieLog:
             connection.execute(
                 insert(zombie_keeps).values(
                     cluster=storable(keep.cluster), job_id=keep.job_id, submit=int(keep.submit.timestamp()),
-                    user=storable(keep.user), why=storable(keep.why), at_ms=_ms(keep.at), until_ms=_ms(keep.until),
+                    user=storable(keep.user), why=storable(keep.why), at_ms=epoch_ms(keep.at),
+                    until_ms=epoch_ms(keep.until),
                 )
             )  # fmt: skip
             return None
@@ -279,10 +282,10 @@ def _take(connection: Connection, claim: str, run: str, now: datetime, hold: tim
     table, name = zombie_claims.c, bounded(claim, CLAIM_LENGTH)
     holder = connection.execute(select(table.until_ms).where(table.claim == name)).scalar()
     if holder is not None:
-        if int(holder) > _ms(now):
+        if int(holder) > epoch_ms(now):
             return False
         connection.execute(delete(zombie_claims).where(table.claim == name))
-    connection.execute(insert(zombie_claims).values(claim=name, run=run, until_ms=_ms(now + hold)))
+    connection.execute(insert(zombie_claims).values(claim=name, run=run, until_ms=epoch_ms(now + hold)))
     return True
 
 
@@ -295,7 +298,7 @@ def _row(entry: AuditEntry) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(entry, name) for name in _TEXTS}
     row = {name: None if value is None else storable(value) for name, value in row.items()}
     row["finding"] = None if entry.finding is None else bounded(entry.finding)
-    row["at_ms"] = _ms(entry.at)
+    row["at_ms"] = epoch_ms(entry.at)
     row["job_id"] = entry.job_id
     row["evidence"] = None if entry.evidence is None else storable(json.dumps(entry.evidence, ensure_ascii=True))
     return row
@@ -321,10 +324,6 @@ def _keep(row: dict[str, Any]) -> Keep:
         at=_moment(row["at_ms"]),
         until=_moment(row["until_ms"]),
     )
-
-
-def _ms(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
 
 
 def _moment(milliseconds: int) -> datetime:

@@ -24,7 +24,7 @@ import polars as pl
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.base.config import Config, PrometheusConfig
 from slurm_affinode.base.errors import AffinodeError, InputError
-from slurm_affinode.base.times import named, parse_span_s, parse_when, shown, utc
+from slurm_affinode.base.times import epoch_ms, named, parse_span_s, parse_when, shown, utc
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, Upserted
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics import aliases
@@ -358,7 +358,7 @@ def question(settings: PrometheusConfig, since: datetime, until: datetime) -> Qu
     step_ms = None if settings.step is None else round(parse_span_s(settings.step) * 1000)
     if step_ms is not None and step_ms < 100:
         raise AffinodeError(f"a step of {settings.step} is too short", hint="write for example --step 30s")
-    return Question(_epoch_ms(since), _epoch_ms(until), parse_matchers(settings.match), step_ms)
+    return Question(epoch_ms(since), epoch_ms(until), parse_matchers(settings.match), step_ms)
 
 
 def ingest_prometheus(
@@ -475,12 +475,8 @@ def borrowed(
 def look(settings: PrometheusConfig, options: ReadOptions, now: datetime, client: Client | None = None) -> Present:
     """Query the server and return its GPU metrics. Raises ``AffinodeError``."""
     server = client or Client(Server.of(settings), attempts=2)
-    server.instant("vector(1)", _epoch_ms(now))
+    server.instant("vector(1)", epoch_ms(now))
     return Present(server.server.url, discover(server, question(settings, now - _RECENT, now), options).names)
-
-
-def _epoch_ms(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from slurm_affinode.analysis import squatters
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
 from slurm_affinode.core.signatures import Signature
 from slurm_affinode.core.signatures import judge as judge_gpu
@@ -185,7 +186,7 @@ def _timeline(  # noqa: PLR0917
     """Return the slots filled with the samples of a GPU."""
     slots = grid(begin, finish, step_ms)
     each = (finish - begin).total_seconds() * 1000 / len(slots)
-    start_ms = int(begin.timestamp() * 1000)
+    start_ms = epoch_ms(begin)
     busiest = pl.max_horizontal(percent(name, floors_pct).mean() for name in ACTIVITY)
     frame = (
         history.scan(begin, finish)

@@ -22,7 +22,7 @@ from slurm_affinode.analysis.idle_windows import NEVER, Pairs, Trailing
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import span
-from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.times import epoch_ms, parse_span_s
 from slurm_affinode.core.signatures import GpuFacts
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY
@@ -311,9 +311,9 @@ def past(  # noqa: PLR0917
             if row is not None:
                 rows[job.job_id, gpu.key] = len(devices)
                 devices.append(row[0])
-                starts.append(int(job.start.timestamp() * 1000))
+                starts.append(epoch_ms(job.start))
                 steps.append(int(row[1] or 0))
-    end_ms = int(end.timestamp() * 1000) + 1
+    end_ms = epoch_ms(end) + 1
     count = len(devices)
     pairs = Pairs(
         pl.Series(devices, dtype=pl.UInt64).to_numpy(), np.array(starts, np.int64),

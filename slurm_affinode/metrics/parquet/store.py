@@ -11,11 +11,12 @@ import os
 import secrets
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import polars as pl
 
+from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet import manifest, writer
 from slurm_affinode.metrics.parquet.parts import Part, PartFiles, PartWriter, merge_lazy, scan_rows
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
@@ -66,8 +67,8 @@ class SampleStore:
         return self._parts(self._manifest(), since, until)
 
     def _parts(self, current: manifest.StoreManifest, since: datetime | None, until: datetime | None) -> list[Part]:
-        low = -(2**63) if since is None else _epoch_ms(since)
-        high = 2**63 if until is None else _epoch_ms(until)
+        low = -(2**63) if since is None else epoch_ms(since)
+        high = 2**63 if until is None else epoch_ms(until)
         return [
             Part(day, part_files(self.root, day, entry, self.table), entry, single=len(entries) == 1)
             for day, entries in current.days.items()
@@ -186,7 +187,3 @@ class SampleStore:
                 manifest.save(self.root, current)
                 writer.sweep_orphans(self.root, current)
         return gone
-
-
-def _epoch_ms(moment: datetime) -> int:
-    return (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)

@@ -1,7 +1,7 @@
 """Prometheus exposition text and OpenMetrics from dcgm-exporter and other exporters; a file may have many scrapes.
 
 Timestamps are milliseconds in the text format and seconds in OpenMetrics; other writers use micro- or nanoseconds.
-The unit is derived from the magnitude (``local_time.epoch_ms``). Polars splits the lines; each distinct label set is
+The unit is derived from the magnitude (``local_time.to_epoch_ms``). Polars splits the lines; each distinct label set is
 parsed once. Formats: prometheus.io, "Exposition formats"; OpenMetrics 1.0.
 """
 
@@ -17,7 +17,7 @@ from slurm_affinode.base.errors import InputError
 from slurm_affinode.metrics.aliases import Alias
 from slurm_affinode.metrics.readers.common import Identifier, ReadingNotes, ReadOptions, measured, shows_percent
 from slurm_affinode.metrics.readers.lines import LineBlock
-from slurm_affinode.metrics.readers.local_time import epoch_ms
+from slurm_affinode.metrics.readers.local_time import to_epoch_ms
 from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, LongForm
 from slurm_affinode.metrics.schema import TIME
 
@@ -207,7 +207,7 @@ class ExpositionReader:
 
     def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         last = block.open_line or 0
-        known = known.with_columns(epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
+        known = known.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
         self._reject(known.filter(bad), block, "has an invalid timestamp")
         known = known.filter(~bad)

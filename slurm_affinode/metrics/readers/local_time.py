@@ -25,7 +25,7 @@ _GOES_ON = timedelta(minutes=5)
 """Samples that are further apart do not show whether the clock went back in between."""
 
 
-def epoch_ms(value: pl.Expr) -> pl.Expr:
+def to_epoch_ms(value: pl.Expr) -> pl.Expr:
     """Convert epoch times in seconds, milli-, micro- or nanoseconds, distinguished by magnitude, to milliseconds.
 
     Seconds below 1e11 reach to the year 5138; milliseconds above it start in 1973. Numbers from 2**63 on give null.
@@ -75,7 +75,7 @@ def _read(texts: pl.DataFrame) -> pl.DataFrame:
         "text",
         "naive",
         pl.when(pl.col("number").is_not_null())
-        .then(epoch_ms(pl.col("number")).cast(pl.Datetime("ms")))
+        .then(to_epoch_ms(pl.col("number")).cast(pl.Datetime("ms")))
         .otherwise(pl.col("naive") - _offset(pl.col("offset")))
         .dt.replace_time_zone("UTC")
         .alias("time"),

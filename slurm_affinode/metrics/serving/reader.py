@@ -30,7 +30,7 @@ from slurm_affinode.metrics.readers.exposition import (
     with_times,
 )
 from slurm_affinode.metrics.readers.lines import LineBlock, blocks, compression_of, head, reading
-from slurm_affinode.metrics.readers.local_time import epoch_ms
+from slurm_affinode.metrics.readers.local_time import to_epoch_ms
 from slurm_affinode.metrics.schema import TIME
 from slurm_affinode.metrics.serving.samples import ENTRIES, SCRAPES, SampleBuilder, SeriesIdentifier
 from slurm_affinode.metrics.serving.schema import SAMPLES
@@ -223,7 +223,7 @@ class EngineReader:
         return self._numbered(self._timed(known.filter(~wrong)))
 
     def _timed(self, known: pl.DataFrame) -> pl.DataFrame:
-        known = known.with_columns(epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
+        known = known.with_columns(to_epoch_ms(pl.col("stamp").cast(pl.Float64, strict=False)).alias("ms"))
         bad = pl.col("stamp").is_not_null() & (pl.col("ms").is_null() | ~pl.col("ms").is_between(0, 4e12))
         self._reject(known.filter(bad), "has an invalid timestamp")
         known = known.filter(~bad).with_columns(pl.coalesce("ms", "scraped").alias("ms"))

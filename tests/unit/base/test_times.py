@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.times import parse_span_s, parse_when
+from slurm_affinode.base.times import epoch_ms, parse_span_s, parse_when
 from slurm_affinode.cli.options import When
 
 NOW = datetime(2026, 11, 9, 12, 30, tzinfo=UTC)
@@ -89,3 +89,15 @@ def test_invalid_time_is_refused() -> None:
     with pytest.raises(AffinodeError, match="'soon' is not a time") as refused:
         parse_when("soon", now=NOW)
     assert "7d" in (refused.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("moment", "milliseconds"),
+    [
+        (datetime(1970, 1, 1, 0, 0, 1, 1999, tzinfo=UTC), 1001),
+        (datetime(1969, 12, 31, 23, 59, 59, 999_500, tzinfo=UTC), -1),
+        (datetime(2026, 11, 9, 13, 30, tzinfo=ZoneInfo("Europe/Oslo")), 1_794_227_400_000),
+    ],
+)
+def test_milliseconds_are_rounded_down(moment: datetime, milliseconds: int) -> None:
+    assert epoch_ms(moment) == milliseconds
