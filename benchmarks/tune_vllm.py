@@ -3,9 +3,9 @@
     python benchmarks/tune_vllm.py --vllm VENV/bin/vllm --model tiny
 
 For each case, vLLM starts with settings that do not fit the load, serves it, and is scraped every second. The advice is
-that of ``serving tune --write`` for the scrapes and the log. vLLM starts again with the advised options after its own
-ones, and serves the same requests at the same times. Fails if no option is advised, or if preemptions or waiting
-requests do not become fewer.
+that of ``serving tune --write`` for the scrapes and the log. vLLM starts again with the command line that it prints,
+and serves the same requests at the same times. Fails if no option is advised, or if preemptions or waiting requests do
+not become fewer.
 
 MODEL is a directory with a configuration and a tokenizer; weights are random, so every request asks for a fixed number
 of tokens. Lengths and arrival times are drawn with ``--seed``. Not one of ``make bench``: vLLM takes minutes to start.
@@ -216,15 +216,13 @@ def product(*arguments: str) -> str:
 
 
 def advice(recording: Path, log: Path, state: Path, address: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the options that ``serving tune --write`` prints, and the recommendations."""
+    """Return the command line that ``serving tune --write`` prints, without the program, and the recommendations."""
     where = ("--state", str(state))
     product("ingest", "serving", *where, "--node", "local", "--address", address, str(recording))
     tune = ("serving", "tune", address, *where, "--log", str(log))
-    (line,) = product(*tune, "--write").splitlines()
     (found,) = json.loads(product(*tune, "--json"))
-    _vllm, _serve, _model, *options = shlex.split(line)
     recommendations: list[dict[str, Any]] = found["recommendations"]
-    return options, recommendations
+    return shlex.split(product(*tune, "--write"))[1:], recommendations
 
 
 def run_case(case: Case, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -237,17 +235,17 @@ def run_case(case: Case, options: argparse.Namespace, folder: Path) -> dict[str,
     ]  # fmt: skip
     requests = load(options.requests, options.rate, options.seed)
     results: dict[str, Any] = {"case": case.title, "settings": shlex.join(case.settings)}
-    advised: list[str] = []
     for name in ("before", "after"):
         log, recording = folder / f"{name}.log", folder / f"{name}.prom"
-        with serving([*command, *advised], options.port, log) as session:
+        with serving(command, options.port, log) as session:
             results[name] = measure(session, options.port, model, requests, recording)
         if name == "before":
             advised, why = advice(recording, log, folder / "state", f"127.0.0.1:{options.port}")
-            results["advice"] = shlex.join(advised)
+            results["advice"] = " ".join(f"{one['option']} {one['proposed']}" for one in why if one["option"])
             results["reasons"] = {one["option"] or one["setting"]: one["reason"] for one in why}
             if not advised:
                 raise SystemExit(f"{case.title}: no option is advised; {json.dumps(results)}")
+            command = [options.vllm, *advised]
     results["improved"] = all(results["after"][name] < results["before"][name] for name in case.figures)
     return results
 

@@ -18,7 +18,8 @@ from slurm_affinode.analysis.serving.triage import CrashTriage, LastMetrics
 from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import figure, printable, size
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.text import figure, printable, size, span
 from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import (
     Span,
@@ -103,7 +104,8 @@ Examples:
   slurm-affinode serving list --live            the last 30 minutes, as in Prometheus
 
 \b
-Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2 invalid input or no samples.
+Exit status: 0 no problem, 1 an engine has a problem at the end of the period, 2 invalid input or no samples,
+  3 Prometheus does not respond.
 """
 
 
@@ -144,7 +146,7 @@ Examples:
   slurm-affinode serving explain 4711 --live --prometheus http://prometheus:9090
 
 \b
-Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
+Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples, 3 Prometheus does not respond.
 """
 
 
@@ -275,11 +277,11 @@ def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
 _TUNE_EPILOG = """\b
 Examples:
   slurm-affinode serving tune 4711 --log slurm-4711.out
-  slurm-affinode serving tune gpu01:8000 --since 7d --write
+  slurm-affinode serving tune gpu01:8000 --since 7d --log server.log --write
   slurm-affinode serving tune gpu01:8000 --live --watch 1m
 
 \b
-Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples.
+Exit status: 0 done, 1 no engine matches, 2 invalid input or no samples, 3 Prometheus does not respond.
 """
 _STABLE = 3
 """Evaluations in a row that give the same advice before --watch prints it."""
@@ -315,28 +317,56 @@ def tune(
 
     Uses observed lengths of requests, peak KV usage, preemptions, queues, free GPU memory and, from a log, failures and
     the memory figures of the start. Each recommendation names the figures behind it and its cost. The memory share is
-    raised only if GPU memory was free and none ran out.
+    raised only if GPU memory was free and none ran out. The command line keeps the options that vLLM has logged at its
+    start.
     """
     wanted = _query_of(target, query)
-    shown: list[Any] = []
-    seen: list[list[Any]] = []
+    if watch_s is None:
+        found = _tuned(config, wanted, logs, live=live or asked)
+        _show_tuning(found, target, write=write, as_json=as_json)
+        return 0 if found else 1
+    if "-" in logs:
+        raise click.UsageError("--watch reads the logs again for each evaluation: give a file in place of -")
+    warn(f"slurm-affinode: evaluated every {span(watch_s)}; printed when {_STABLE} evaluations in a row agree")
+    shown: list[TunedEngine] | None = None
+    seen: list[list[TunedEngine]] = []
     while True:
-        with _samples(config, wanted, live=live or asked) as (store, period):
-            found = servers.tune(store, period, scan_logs(logs))
-        advice = [one.tuning.recommendations for one in found]
-        seen = [*seen[-_STABLE + 1 :], advice]
-        stable = watch_s is None or (len(seen) == _STABLE and all(one == advice for one in seen))
-        if stable and (watch_s is None or advice != shown):
-            shown = advice
-            _show_tuning(found, target, write=write, as_json=as_json)
-        if watch_s is None:
-            return 0 if found else 1
+        try:
+            found = _tuned(config, wanted, logs, live=live or asked)
+        except UnreachableError as error:  # the server may be restarted, and responds again then
+            if not seen:
+                raise
+            warn(f"slurm-affinode: {error}")
+        else:
+            seen = [*seen[-_STABLE + 1 :], found]
+            stable = len(seen) == _STABLE and all(_agree(one, found) for one in seen)
+            if stable and (shown is None or not _agree(shown, found)):
+                shown = found
+                if not write and not as_json:
+                    click.echo(f"{clock(datetime.now(UTC), seconds=True)}")
+                _show_tuning(found, target, write=write, as_json=as_json)
         time.sleep(watch_s)
+
+
+def _tuned(config: Config, wanted: ServerQuery, logs: Sequence[str], *, live: bool) -> list[TunedEngine]:
+    with _samples(config, wanted, live=live) as (store, period):
+        return servers.tune(store, period, scan_logs(logs))
+
+
+def _agree(one: Sequence[TunedEngine], two: Sequence[TunedEngine]) -> bool:
+    """Return whether the advice for the same engines is the same."""
+    return [engine.health.key for engine in one] == [engine.health.key for engine in two] and all(
+        before.tuning.agrees(after.tuning) for before, after in zip(one, two, strict=True)
+    )
 
 
 def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_json: bool) -> None:
     if as_json:
-        print_json([{"key": plain(one.health.key), "job": one.health.job, **one.tuning.as_json()} for one in found])
+        print_json([
+            {"key": plain(one.health.key), "job": one.health.job, **one.tuning.as_json(),
+             "command": one.tuning.command(one.health.key.model)}
+            for one in found
+        ])  # fmt: skip
         return
     if not found:
         warn(f"slurm-affinode: no samples of {printable(target)} in the period")
@@ -344,7 +374,9 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
         tuning, facts = one.tuning, one.tuning.facts
         line = tuning.command(one.health.key.model)
         if write:
-            if line is None:
+            if not tuning.options:
+                warn(f"slurm-affinode: {printable(_address(one.health))}: no option is recommended")
+            elif line is None:
                 warn(f"slurm-affinode: the command of {facts.engine} is not known")
             else:
                 click.echo(printable(line))
@@ -364,7 +396,7 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
             click.echo(f"  cost: {printable(item.cost)}")
         for text in tuning.unknown:
             click.echo(f"unknown: {text}")
-        if tuning.options and line is not None:
+        if line is not None:
             click.echo(f"\n{printable(line)}")
 
 

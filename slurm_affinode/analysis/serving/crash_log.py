@@ -6,8 +6,10 @@ uses bounded memory and stops at no byte, valid UTF-8 or not.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -69,7 +71,7 @@ TRIGGERS = (
     "CUDA_ERROR", "HIP error", "cudaError", "NCCL error", "NCCL WARN", "ncclSystemError", "ncclUnhandled", "ncclRemote",
     "Watchdog caught", "EngineDeadError", "EngineCore died", "core initialization failed", "To serve at least one",
     "larger than the maximum number of tokens", "No available memory for", "KV cache size", "Maximum concurrency",
-    "Overriding num_gpu_blocks",
+    "Overriding num_gpu_blocks", "non-default args",
     "Free memory on device", "slurmstepd", "slurmd", "exceeded memory limit", "annot allocate", "t allocate memory",
     "nable to allocate", "MemoryError", "bad_alloc", "killed by signal", "exited unexpectedly", "Bus error",
     "egmentation fault", "core dumped", "Killed", "NVRM: Xid", "RESOURCE_EXHAUSTED", "Retract requests",
@@ -141,7 +143,7 @@ class LogFailure:
 
 @dataclass(frozen=True, slots=True)
 class StartupFacts:
-    """Memory figures that an engine logs at its start. ``None``: not logged."""
+    """What an engine logs at its start: memory figures, model and options. ``None``: not logged."""
 
     kv_tokens: int | None = None
     """Capacity of the KV cache, in tokens."""
@@ -153,6 +155,10 @@ class StartupFacts:
     """Blocks of the KV cache that an option sets."""
     kv_blocks_free: int | None = None
     """Blocks for which there is memory, where an option sets another number."""
+    model: str | None = None
+    """Model on the command line: untrusted."""
+    options: tuple[tuple[str, ...], ...] | None = None
+    """Options that differ from the defaults, each with its values, as on a command line: untrusted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +338,9 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
 )  # fmt: skip
 _KV_SIZE = re.compile(r"KV cache size: ([\d,]{1,15}) tokens")
 _BLOCKS = re.compile(r"Overriding num_gpu_blocks=(\d{1,12}) with num_gpu_blocks_override=(\d{1,12})\b")
+_ARGUMENTS = re.compile(r"non-default args: (\{.{0,8192}\})\s*$")
+_NO_OPTIONS = frozenset({"model", "model_tag", "api_key", "hf_token"})
+"""Arguments that are no options, or secrets."""
 _CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,15}) tokens per request: ([\d.]{1,12})x")
 _RAISED = re.compile(r"^([A-Za-z_][\w.]{0,200}?)(?::\s(.*))?$")
 _HEADER = "Traceback (most recent call last)"
@@ -345,6 +354,33 @@ _ONE_REPORT = 5000
 """Lines of the kernel's report about memory that ran out, at most; it lists all processes."""
 _MOST_OPEN = 64
 """Tracebacks of different processes that are followed at the same time."""
+
+
+def _arguments(text: str) -> tuple[str | None, tuple[tuple[str, ...], ...]] | None:
+    """Return model and options from vLLM's arguments, a Python literal; ``None`` if it has values of other types."""
+    try:
+        given = ast.literal_eval(text)
+        named = {str(name): value for name, value in given.items() if value is not None}
+        options = tuple(
+            _option(f"--{name.replace('_', '-')}", value)
+            for name, value in named.items()
+            if name not in _NO_OPTIONS and re.fullmatch(r"[a-z][a-z0-9_]{0,64}", name)
+        )
+    except (ValueError, SyntaxError, TypeError, AttributeError, MemoryError, RecursionError):
+        return None
+    model = named.get("model") or named.get("model_tag")
+    return (model if isinstance(model, str) else None), options
+
+
+def _option(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, bool):
+        return (name if value else f"--no-{name[2:]}",)
+    if isinstance(value, dict):
+        return name, json.dumps(value)
+    values = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(one, str | int | float) for one in values):
+        raise TypeError(f"{name} has values of other types")
+    return (name, *map(str, values))
 
 
 def classify(text: str) -> tuple[str, dict[str, object]] | None:
@@ -485,6 +521,8 @@ class LogScanner:
                     return
 
     def _note_startup(self, text: str) -> None:
+        if (match := _ARGUMENTS.search(text)) is not None and (told := _arguments(match[1])) is not None:
+            self._startup = replace(self._startup, model=told[0], options=told[1])
         if (match := _KV_SIZE.search(text)) is not None:
             self._startup = replace(self._startup, kv_tokens=int(match[1].replace(",", "")))
         if (match := _BLOCKS.search(text)) is not None:

@@ -99,6 +99,10 @@ class TuningFacts:
     """Blocks of the KV cache that an option sets."""
     kv_blocks_free: int | None = None
     """Blocks for which there was memory at startup."""
+    model: str | None = None
+    """Model on the command line of the start."""
+    options: tuple[tuple[str, ...], ...] | None = None
+    """Options of the start that differ from the defaults, each with its values; ``None``: not logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +139,24 @@ class Tuning:
         row: dict[str, Any] = plain(self)
         return row
 
-    def command(self, model: str | None) -> str | None:
-        """Return a command line with the proposed options; ``None`` if the engine's command is not known."""
-        start = COMMANDS.get(self.facts.engine)
-        return None if start is None else shlex.join([*start, model or "MODEL", *self.options])
+    def agrees(self, other: Tuning) -> bool:
+        """Return whether both advise the same changes. Values that follow the load may differ by a tenth."""
+        return len(self.recommendations) == len(other.recommendations) and all(
+            (one.setting, one.direction) == (two.setting, two.direction) and _close(one.proposed, two.proposed)
+            for one, two in zip(self.recommendations, other.recommendations, strict=True)
+        )
+
+    def command(self, served: str | None) -> str | None:
+        """Return the command line of the engine with the proposed options in addition to those of its start.
+
+        ``served``: name of the model in the metrics, for want of its name in the log. ``None`` if no option is
+        proposed, or the engine's command is not known.
+        """
+        start, advised = COMMANDS.get(self.facts.engine), self.options
+        if start is None or not advised:
+            return None
+        kept = (part for option in self.facts.options or () if option[0] not in advised for part in option)
+        return shlex.join([*start, self.facts.model or served or "MODEL", *kept, *advised])
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -149,6 +167,12 @@ class Tuning:
             if one.option is not None and one.proposed is not None
             for text in (one.option, f"{one.proposed:.10g}" if isinstance(one.proposed, float | int) else one.proposed)
         )
+
+
+def _close(one: float | str | None, two: float | str | None) -> bool:
+    if isinstance(one, int | float) and isinstance(two, int | float):
+        return math.isclose(one, two, rel_tol=0.1)
+    return one == two
 
 
 def observe(
@@ -198,6 +222,8 @@ def observe(
         failures=tuple(failures),
         kv_blocks=start.kv_blocks,
         kv_blocks_free=start.kv_blocks_free,
+        model=start.model,
+        options=start.options,
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -15,7 +17,7 @@ from prometheus_server import prometheus
 
 from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base.config import Config, PrometheusConfig, StoreConfig
-from slurm_affinode.base.errors import InputError, NoStoreError
+from slurm_affinode.base.errors import InputError, NoStoreError, UnreachableError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.cli.serving import tuning_rows
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -197,28 +199,92 @@ def test_large_figures_have_all_their_digits() -> None:
 
 def test_command_line_alone_is_written(state: Path, log: str) -> None:
     code, text = invoke("tune", "busy:8000", "--state", str(state), "--log", log, "--write")
-    assert (code, text) == (0, "vllm serve tiny --num-gpu-blocks-override 32768\n")
+    assert (code, text) == (
+        0,
+        "vllm serve tiny --host 127.0.0.1 --port 18200 --dtype bfloat16 --max-model-len 512 --enforce-eager "
+        "--served-model-name tiny --load-format dummy --block-size 32 --max-num-seqs 16 "
+        "--num-gpu-blocks-override 32768\n",
+    )
+
+
+def test_no_command_line_is_written_without_an_advised_option(state: Path) -> None:
+    """Without the log only replicas are advised, which is no option."""
+    code, text = invoke("tune", "busy:8000", "--state", str(state), "--write")
+    assert (code, text) == (0, "slurm-affinode: busy:8000 rank 0: no option is recommended\n")
 
 
 def test_advice_as_json(state: Path) -> None:
     (row,) = json.loads(invoke("tune", "busy:8000", "--state", str(state), "--json")[1])
     assert {one["setting"] for one in row["recommendations"]} == {"replicas"}
+    assert row["command"] is None
 
 
-def test_watch_prints_advice_once_it_is_stable(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third evaluation with the same advice prints it, and no later one does."""
-    waits: list[float] = []
+def watch(monkeypatch: pytest.MonkeyPatch, waits: int, *arguments: str, between: Callable[[int], None]) -> str:
+    """Return the output of ``tune --watch``; ``between`` is called at each wait, and the last wait is interrupted."""
+    spans: list[float] = []
 
     def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 5:
+        spans.append(seconds)
+        if len(spans) == waits:
             raise KeyboardInterrupt
+        between(len(spans))
 
     monkeypatch.setattr("slurm_affinode.cli.serving.time.sleep", wait)
-    arguments = ["serving", "tune", "busy:8000", "--state", str(state), "--watch", "10s", "--write"]
-    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
-    assert waits == [10.0] * 5
-    assert result.output.count("vllm serve") == 1
+    result = CliRunner().invoke(cli, ["serving", "tune", *arguments, "--watch", "10s"], standalone_mode=False)
+    assert spans == [10.0] * waits, result.output
+    return result.output
+
+
+def test_watch_prints_advice_once_it_is_stable(state: Path, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third evaluation with the same advice prints it, and no later one does."""
+    arguments = ("busy:8000", "--state", str(state), "--log", log, "--write")
+    assert watch(monkeypatch, 2, *arguments, between=lambda _: None).count("vllm serve") == 0
+    assert watch(monkeypatch, 5, *arguments, between=lambda _: None).count("vllm serve") == 1
+
+
+def test_watch_follows_figures_that_grow(
+    shared_data: Path, log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each evaluation finds more preemptions, which changes the reason but not the advice."""
+    recording = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.prom.gz").read_bytes())
+    head, *scrapes = recording.decode().split("# scrape ")
+    where = ("--state", str(tmp_path / "state"))
+
+    def ingest(count: int) -> None:
+        path = tmp_path / f"{count}.prom"
+        path.write_text(head + "".join(f"# scrape {one}" for one in scrapes[:count]))
+        arguments = ["ingest", "serving", *where, "--node", "n1", "--address", "busy:8000", str(path)]
+        assert CliRunner().invoke(cli, arguments).exit_code in (0, 1)
+
+    ingest(140)
+    tuned = ("busy:8000", *where, "--log", log)
+    text = watch(monkeypatch, 4, *tuned, between=lambda number: ingest(140 + 10 * number))
+    assert text.count("raise --num-gpu-blocks-override") == 1
+
+
+def test_watch_survives_a_server_that_does_not_respond(state: Path, log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tune, failing = servers.tune, [False]
+
+    def flaky(*arguments: Any) -> list[servers.TunedEngine]:
+        if failing[0]:
+            raise UnreachableError("http://prometheus:9090: connection refused")
+        return tune(*arguments)
+
+    monkeypatch.setattr("slurm_affinode.cli.serving.servers.tune", flaky)
+    arguments = ("busy:8000", "--state", str(state), "--log", log, "--write")
+    text = watch(monkeypatch, 5, *arguments, between=lambda number: failing.__setitem__(0, number == 2))
+    assert (text.count("connection refused"), text.count("vllm serve")) == (1, 1)
+
+
+def test_watch_names_an_engine_without_samples(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = watch(monkeypatch, 5, "other:1", "--state", str(state), between=lambda _: None)
+    assert text.count("no samples of other:1") == 1
+
+
+def test_watch_of_standard_input_is_a_usage_error(state: Path) -> None:
+    """The second evaluation would find it at its end."""
+    with pytest.raises(click.UsageError, match="in place of -"):
+        invoke("tune", "busy:8000", "--state", str(state), "--log", "-", "--watch", "10s")
 
 
 def test_unknown_engine_is_named(state: Path) -> None:
