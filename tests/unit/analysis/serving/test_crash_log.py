@@ -357,3 +357,24 @@ def test_recorded_shutdown_is_not_a_failure_of_the_engine(shared_data: Path) -> 
     """On SIGTERM vLLM also logs an EngineDeadError."""
     data = gzip.decompress((shared_data / "serving/vllm-0.32-cpu-episode-short-prompts.log.gz").read_bytes())
     assert [one.kind for one in findings(data).failures][:1] == ["shutdown"]
+
+
+def test_options_of_the_start_are_read() -> None:
+    startup = findings(
+        "(APIServer pid=7) INFO 11-22 21:49:48 [api_utils.py:286] non-default args: {'model_tag': 'x', 'model': '/m/x', "
+        "'api_key': ['secret'], 'port': 18200, 'enforce_eager': True, 'enable_chunked_prefill': False, "
+        "'served_model_name': ['x', 'y z'], 'hf_overrides': {'a': 1}, 'seed': None}"
+    ).startup
+    assert startup.model == "/m/x"
+    assert startup.options == (
+        ("--port", "18200"), ("--enforce-eager",), ("--no-enable-chunked-prefill",), ("--served-model-name", "x", "y z"),
+        ("--hf-overrides", '{"a": 1}'),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text", ["{'model': <Model 7>}", "{'a': b'1', 'c': {1, 2}}", "{" * 5000 + "}", "{1}", "{'a': }"]
+)
+def test_options_that_cannot_be_read_are_unknown(text: str) -> None:
+    startup = findings(f"INFO non-default args: {text}").startup
+    assert (startup.model, startup.options) == (None, None)

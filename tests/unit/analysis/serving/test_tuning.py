@@ -211,6 +211,26 @@ def test_command_has_the_options_of_the_engine(engine: str, command: str | None)
     assert (found is None) == (command is None)
 
 
+def test_command_keeps_the_options_of_the_start() -> None:
+    """The advised option replaces the one of the start."""
+    told = (("--port", "8001"), ("--gpu-memory-utilization", "0.8"), ("--enforce-eager",), ("--lora", "a", "b c"))
+    found = tune(replace(BUSY, model="/models/a", options=told)).command("a")
+    assert found is not None
+    assert found.startswith("vllm serve /models/a --port 8001 --enforce-eager --lora a 'b c' --gpu-memory-utilization ")
+    assert found.count("--gpu-memory-utilization") == 1
+
+
+def test_command_without_an_advised_option_is_none() -> None:
+    assert tune(TuningFacts(engine="vllm", seconds=60.0, options=(("--port", "1"),))).command("a") is None
+
+
+@pytest.mark.parametrize(("overload", "agrees"), [(2.0, True), (1.9, True), (5.0, False), (None, False)])
+def test_advice_agrees_while_its_values_stay(overload: float | None, agrees: bool) -> None:
+    """Reasons have figures that grow; only settings, directions and values count."""
+    before, after = replace(BUSY, overload=2.0), replace(BUSY, overload=overload, preemptions=9_999.0)
+    assert tune(before).agrees(tune(after)) == agrees
+
+
 def test_advice_as_json() -> None:
     row = json.loads(json.dumps(tune(BUSY).as_json(), allow_nan=False))
     assert row["recommendations"][0]["setting"] == "memory-share"
