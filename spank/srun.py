@@ -36,7 +36,7 @@ FACTS = (
     "SLURMD_NODENAME", "SLURM_JOB_END_TIME", "SLURM_JOB_GPUS", "SLURM_JOB_NODELIST", "SLURM_JOB_START_TIME",
     "SLURM_NODELIST", "SLURM_RESTART_COUNT", "SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN",
 )  # fmt: skip
-CPU_COUNTS = ("cpus-per-task", "cpus-per-gpu")  # one excludes the other; of two variables, the first one counts
+CPU_COUNTS = ("cpus-per-task", "cpus-per-gpu")  # one excludes the other; an option replaces a variable
 GPU_COUNTS = ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task")
 FORWARDED = (signal.SIGCONT, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -57,21 +57,22 @@ OPTIONS = {
     "gpu-suspend-idle": ("", "?"), "hint": ("", ":"), "mem": ("", ":"), "mem-bind": ("", ":"), "mem-per-cpu": ("", ":"),
     "mem-per-gpu": ("", ":"), "no-kill": ("k", "?"), "oom-kill-step": ("", "?"), "oversubscribe": ("s", ""),
     "partition": ("p", ":"), "profile": ("", ":"), "propagate": ("", "?"), "qos": ("q", ":"), "slurmd-debug": ("", ":"),
-    "threads": ("T", ":"), "verbose": ("v", ""), "wckey": ("", ":"),
+    "threads": ("T", ":"), "verbose": ("v", ""), "wckey": ("", ":"), "whole": ("", ""),
 }  # fmt: skip
+SYNONYMS = {"cpu_bind": "cpu-bind", "tasks-per-node": "ntasks-per-node"}
 # The other options of srun: known for abbreviations, and left to it.
 OTHER = """
-    allow-any bb bbf bcast bcast-exclude begin bell cluster cluster-constraint clusters compress consolidate-segments
-    constraint container container-id contiguous core-spec cores-per-socket cpu-freq deadline delay-boot dependency
-    environment epilog exclude external extra extra-node-info get-user-env gid gpu-freq gpus-per-socket gres-flags
-    help het-group hold immediate interactive kill-command launcher-opts licenses mail-type mail-user mcs-label
-    mincpus mix msg-timeout multi multi-prog network nice no-allocate no-bell no-shell nodefile ntasks-per-core
-    ntasks-per-gpu ntasks-per-socket ntasks-per-tres power preserve-env priority prolog pty reboot relative
-    reservation resv-port resv-ports segment send-libs signal sockets-per-node spread spread-job spread-segments
-    stepmgr switches task-epilog task-prolog test-only thread-spec threads-per-core time time-min tmp treewidth uid
-    umask usage use-min-nodes version wait-for-switch x11
+    accel-bind allow-any autocomplete bb bbf bcast bcast-exclude begin cluster cluster-constraint clusters compress
+    consolidate-segments constraint container container-id context contiguous core-spec cores-per-socket cpu-freq
+    deadline debugger-test delay-boot dependency environment epilog exclude external external-launcher extra
+    extra-node-info gid gpu-freq gpus-per-socket gres-flags help het-group hold immediate interactive launcher-opts
+    licenses mail-type mail-user mcs-label mincpus mix msg-timeout multi multi-prog network nice no-allocate nodefile
+    ntasks-per-core ntasks-per-gpu ntasks-per-socket ntasks-per-tres pack-group power prefer preserve-env priority
+    prolog pty reboot relative reservation resv-port resv-ports segment send-libs signal sockets-per-node spread
+    spread-job spread-segments stepmgr switches task-epilog task-prolog test-only thread-spec threads-per-core time
+    time-min tmp treewidth uid umask usage use-min-nodes version wait-for-switch x11
 """.split()
-NAMES = sorted([*OPTIONS, *OTHER])
+NAMES = sorted([*OPTIONS, *SYNONYMS, *OTHER])
 SHORT = {short: name for name, (short, _) in OPTIONS.items() if short}
 ASKED = {"help": "", "usage": "", "version": "", "h": "", "V": ""}  # answered by srun, without a step
 SWITCHES = {name for name, (_, argument) in OPTIONS.items() if argument == ""}
@@ -79,8 +80,7 @@ SWITCHES = {name for name, (_, argument) in OPTIONS.items() if argument == ""}
 # Variables read as options, in the order in which srun applies them.
 VARIABLES = (
     ("SLURM_NNODES", "nodes"), ("SLURM_JOB_NUM_NODES", "nodes"), ("SLURM_NPROCS", "ntasks"), ("SLURM_NTASKS", "ntasks"),
-    ("SLURM_CPUS_PER_TASK", "cpus-per-task"), ("SRUN_CPUS_PER_TASK", "cpus-per-task"),
-    ("SLURM_CPUS_PER_GPU", "cpus-per-gpu"),
+    ("SLURM_CPUS_PER_TASK", "cpus-per-task"), ("SLURM_CPUS_PER_GPU", "cpus-per-gpu"),
     ("SLURM_NTASKS_PER_NODE", "ntasks-per-node"), ("SLURM_CPU_BIND", "cpu-bind"), ("SLURM_GPUS", "gpus"),
     ("SLURM_GPUS_PER_TASK", "gpus-per-task"), ("SLURM_STEP_GRES", "gres"), ("SLURM_TRES_PER_TASK", "tres-per-task"),
     ("SLURM_TRES_BIND", "tres-bind"), ("SLURM_GPU_BIND", "gpu-bind"), ("SLURM_KILL_BAD_EXIT", "kill-on-bad-exit"),
@@ -94,8 +94,9 @@ VARIABLES = (
 )  # fmt: skip
 # Variables that ask for something that only srun does.
 OTHER_VARIABLES = (
-    "SLURM_BCAST", "SLURM_EPILOG", "SLURM_HET_SIZE", "SLURM_HOSTFILE", "SLURM_IMMEDIATE",
-    "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_CORE", "SLURM_PROLOG", "SLURM_TASK_EPILOG", "SLURM_TASK_PROLOG",
+    "SLURM_BCAST", "SLURM_CPU_FREQ_REQ", "SLURM_EPILOG", "SLURM_GPU_FREQ", "SLURM_HET_SIZE", "SLURM_HOSTFILE",
+    "SLURM_IMMEDIATE", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_PROLOG",
+    "SLURM_RESV_PORTS", "SLURM_SIGNAL", "SLURM_SRUN_MULTI", "SLURM_TASK_EPILOG", "SLURM_TASK_PROLOG",
     "SLURM_THREADS_PER_CORE", "SLURM_TIMELIMIT", "SRUN_CONTAINER", "SRUN_CONTAINER_ID",
 )  # fmt: skip
 
@@ -208,11 +209,12 @@ def long_name(given: str) -> str:
     found = [given] if given in NAMES else [name for name in NAMES if name.startswith(given)]
     if len(found) != 1:
         raise Elsewhere(f"the option --{given}")
-    if found[0] in ASKED:
+    name = SYNONYMS.get(found[0], found[0])
+    if name in ASKED:
         raise Elsewhere
-    if found[0] not in OPTIONS:
-        raise Elsewhere(f"the option --{found[0]}")
-    return found[0]
+    if name not in OPTIONS:
+        raise Elsewhere(f"the option --{name}")
+    return name
 
 
 def parse(arguments: list[str], env: dict[str, str]) -> tuple[dict[str, str], list[str]]:
@@ -267,13 +269,13 @@ def merged(given: list[tuple[str, str]], found: dict[str, str]) -> dict[str, str
     if names & {*GPU_COUNTS}:
         for name in (*GPU_COUNTS, "gpu-bind", "tres-bind"):
             found.pop(name, None)
-    if names >= {*CPU_COUNTS}:
-        raise Elsewhere("--cpus-per-gpu with --cpus-per-task")
-    for one, other in (CPU_COUNTS, CPU_COUNTS[::-1]):
-        if one in names or (one in found and not names & {*CPU_COUNTS}):
-            found.pop(other, None)
+    if names & {*CPU_COUNTS}:
+        for name in CPU_COUNTS:
+            found.pop(name, None)
     for name, value in given:
         found[name] = value or "1" if name == "kill-on-bad-exit" else value
+    if found.keys() >= {*CPU_COUNTS}:
+        raise Elsewhere("--cpus-per-gpu with --cpus-per-task")
     return found
 
 

@@ -259,6 +259,7 @@ def test_count_of_tasks_is_read_from_the_job(site: Site) -> None:
     assert site.run("srun --cpus-per-t 1 --ntasks=2 echo x").out == "x\n" * 2
     assert site.run("srun -ln2 -- echo -n x").out.splitlines() in (["0: x", "1: x"], ["1: x", "0: x"])
     assert site.run("srun echo x", SLURM_NTASKS_PER_NODE="2").out == "x\n" * 2
+    assert site.run("srun --tasks-per-node=2 --whole --cpu_bind=none echo x").out == "x\n" * 2
     assert site.run("srun true; srun -n1 bash -c 'echo $SLURM_CPUS_ON_NODE'", SLURM_CPUS_PER_TASK="2").out == "2\n"
 
 
@@ -280,7 +281,6 @@ def test_cpus_are_counted_by_gpu(site: Site) -> None:
     assert site.run(f"srun --gpus=1 {show}", **of_job).out == "2 0\n"
     assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", **of_job).out == "1 0\n"
     assert site.run(f"srun -n1 -c3 --gpus=1 {show}", **of_job).out == "3 0\n"
-    assert site.run(f"srun -n1 --gpus=1 {show}", SRUN_CPUS_PER_TASK="3", **of_job).out == "3 0\n"
     assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", SLURM_CPUS_PER_TASK="3", **GPUS).out == "1 0\n"
 
 
@@ -323,12 +323,13 @@ def test_exit_status_is_that_of_the_worst_task(site: Site, command: str, status:
 
 
 def test_bad_exit_kills_the_step(site: Site) -> None:
+    assert site.run("srun -n2 --kill bash -c '[ $SLURM_PROCID = 0 ] && exit 4; sleep 60'").status == 143
     ended = site.run("srun -n2 -K bash -c '[ $SLURM_PROCID = 0 ] && exit 4; sleep 60'")
     assert ended.status == 143
     lines = ended.err.splitlines()
-    assert lines[:2] == ["srun: error: gpu01: task 0: Exited with exit code 4", f"srun: Terminating StepId={JOB}.0"]
-    assert lines[2].startswith(f"slurmstepd-gpu01: error: *** STEP {JOB}.0 ON gpu01 CANCELLED AT 20")
-    assert lines[3:] == ["srun: error: gpu01: task 1: Terminated", f"srun: Force Terminated StepId={JOB}.0"]
+    assert lines[:2] == ["srun: error: gpu01: task 0: Exited with exit code 4", f"srun: Terminating StepId={JOB}.1"]
+    assert lines[2].startswith(f"slurmstepd-gpu01: error: *** STEP {JOB}.1 ON gpu01 CANCELLED AT 20")
+    assert lines[3:] == ["srun: error: gpu01: task 1: Terminated", f"srun: Force Terminated StepId={JOB}.1"]
 
 
 def test_step_is_killed_some_time_after_its_first_task(site: Site) -> None:
@@ -586,8 +587,12 @@ def test_questions_are_answered_by_slurms_srun(site: Site, arguments: str) -> No
 
 
 def test_variables_select_slurms_srun(site: Site) -> None:
-    for name, value in (("SLURM_MPI_TYPE", "pmi2"), ("SLURM_TASK_PROLOG", "/x"), ("SLURM_JOB_NUM_NODES", "2")):
+    for name, value in (
+        ("SLURM_MPI_TYPE", "pmi2"), ("SLURM_TASK_PROLOG", "/x"), ("SLURM_JOB_NUM_NODES", "2"), ("SLURM_SIGNAL", "USR1"),
+    ):  # fmt: skip
         assert site.run("srun x", **{name: value}).status == 42
+    both = {"SLURM_CPUS_PER_GPU": "1", "SLURM_CPUS_PER_TASK": "1"}
+    assert site.run("srun x", **both, **GPUS).status == 42
     assert site.run("srun true", SLURM_MPI_TYPE="none").status == 0
 
 
