@@ -60,17 +60,17 @@ OPTIONS = {
     "threads": ("T", ":"), "verbose": ("v", ""), "wckey": ("", ":"), "whole": ("", ""),
 }  # fmt: skip
 SYNONYMS = {"cpu_bind": "cpu-bind", "tasks-per-node": "ntasks-per-node"}
-# The other options of srun: known for abbreviations, and left to it.
+# The other options of srun 24.11 and 26.05: known for abbreviations, and left to it.
 OTHER = """
-    accel-bind allow-any autocomplete bb bbf bcast bcast-exclude begin cluster cluster-constraint clusters compress
-    consolidate-segments constraint container container-id context contiguous core-spec cores-per-socket cpu-freq
-    deadline debugger-test delay-boot dependency environment epilog exclude external external-launcher extra
-    extra-node-info gid gpu-freq gpus-per-socket gres-flags help het-group hold immediate interactive launcher-opts
-    licenses mail-type mail-user mcs-label mincpus mix msg-timeout multi multi-prog network nice no-allocate nodefile
-    ntasks-per-core ntasks-per-gpu ntasks-per-socket ntasks-per-tres pack-group power prefer preserve-env priority
-    prolog pty reboot relative reservation resv-port resv-ports segment send-libs signal sockets-per-node spread
-    spread-job spread-segments stepmgr switches task-epilog task-prolog test-only thread-spec threads-per-core time
-    time-min tmp treewidth uid umask usage use-min-nodes version wait-for-switch x11
+    accel-bind async autocomplete bb bbf bcast bcast-exclude begin cluster cluster-constraint clusters compress
+    consolidate-segments constraint container container-id container-type context contiguous core-spec
+    cores-per-socket cpu-freq deadline debugger-test delay-boot dependency epilog exclude external-launcher extra
+    extra-node-info gpu-freq gpus-per-socket gres-flags help het-group hold ignore-signals immediate interactive
+    licenses mail-type mail-user mcs-label mem-update mincpus msg-timeout multi-prog network nice no-allocate nodefile
+    ntasks-per-core ntasks-per-gpu ntasks-per-socket ntasks-per-tres pack-group parsable prefer preserve-env priority
+    prolog pty reboot relative reservation resources resv-ports segment send-libs signal sockets-per-node spread-job
+    spread-segments stepmgr switches task-epilog task-prolog test-only thread-spec threads-per-core time time-min tmp
+    treewidth usage use-min-nodes version wait-for-children x11
 """.split()
 NAMES = sorted([*OPTIONS, *SYNONYMS, *OTHER])
 SHORT = {short: name for name, (short, _) in OPTIONS.items() if short}
