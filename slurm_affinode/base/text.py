@@ -67,6 +67,17 @@ def span(seconds: float) -> str:
     return f"{whole}s"
 
 
+def percent(fraction: float) -> str:
+    """Return ``46 %``, ``0.4 %``, ``99.7 %``; ``<0.1 %`` and ``>99.9 %`` instead of rounding to none or all."""
+    value = fraction * 100
+    if 0 < value < 0.1:
+        return "<0.1 %"
+    if 99.9 < value < 100:
+        return ">99.9 %"
+    digits = 1 if (0 < value < 10 and value != int(value)) or 99 < value < 100 else 0
+    return f"{value:.{digits}f} %"
+
+
 def figure(value: float, digits: int | None = None) -> str:
     """Return ``12,346``, ``46.3``, ``0.042``: about three significant digits, or ``digits`` after the point."""
     if digits is None:

@@ -19,7 +19,7 @@ _LOAD_WORDS = {
 
 
 def _percent(value: float | None) -> str:
-    return fmt.with_unit(fmt.number(value, digits=1), "%")
+    return fmt.quantity(value, "%", digits=1)
 
 
 def bands(result: ServingResult) -> Markup:
@@ -117,7 +117,7 @@ def over_time(result: ServingResult) -> Markup:
     idle = result.summary.mean_concurrently_idle_memory_tb
     words = Words(
         "over-time", "Memory held by the fleet",
-        f"Held idle at the same time: {fmt.with_unit(fmt.number(idle, digits=2), 'TB')} on average.",
+        f"Held idle at the same time: {fmt.quantity(idle, 'TB', digits=2)} on average.",
     )  # fmt: skip
     return lines(
         words, frame["hour"].to_list(),
@@ -135,17 +135,17 @@ def lorenz(result: ServingResult) -> Markup:
     words = Words(
         "lorenz", "Requests over base models (Lorenz curve)",
         f"Gini coefficient {fmt.number(s.popularity_gini, digits=3)}.",
-        "Models from the least to the most asked: at 90 on the lower axis, the curve shows the share of the requests "
-        "that the least asked 90 % of the models get together. Were all asked equally, it would be the straight line.",
+        "Models from the least to the most requested: at 90 on the lower axis, the curve shows the share of "
+        "requests that the least requested 90 % of the models get together. The straight line is equal popularity.",
     )  # fmt: skip
     xs = [100 * x for x, _ in result.lorenz]
     return lines(
         words, xs,
         [
             Series("Requests", [100 * y for _, y in result.lorenz], "1"),
-            Series("If all were asked equally", xs, "2"),
+            Series("If all were requested equally often", xs, "2"),
         ],
-        unit="% of requests", x_label="Base models, %, least asked first",
+        unit="% of requests", x_label="Base models, %, least requested first",
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def most_asked(result: ServingResult) -> Markup:
     frame = result.popularity
     total = sum(frame["requests"].to_list())
     top = frame.head(MOST_ASKED)
-    words = Words("most-asked", "The most asked base models", "Requests of each of the most asked base models.")
+    words = Words("most-asked", "The most requested base models", "Requests of each of the most requested base models.")
     bars = [
         Bar(
             f"{i}. {fmt.clip(visible(name), 12)}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC
+from functools import partial
 
 from markupsafe import Markup
 
@@ -14,6 +15,7 @@ from slurm_affinode.analysis.serving.fleet import ServingResult, ServingSummary
 from slurm_affinode.report import fleet_charts, render
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.context import Card
+from slurm_affinode.report.format import quantity
 
 TITLE = "GenTD26: a fleet of image-generation pods"
 _PAIRED = ("fleet", "popularity")
@@ -89,7 +91,7 @@ def context(result: ServingResult, claims: Sequence[Claim]) -> ServingPage:
 
 def _row(claim: Claim) -> ClaimRow:
     figure = _figure(claim.computed, claim)
-    detail = f"The data says {figure}." if claim.computed is not None else "The table that would tell is missing."
+    detail = f"The data says {figure}." if claim.computed is not None else "The required table is missing."
     if claim.note and claim.computed is not None:
         detail += f" {claim.note}"
     if claim.verdict == published.OTHER_RECIPE:
@@ -97,11 +99,14 @@ def _row(claim: Claim) -> ClaimRow:
     return ClaimRow(claim.text, VERDICTS[claim.verdict], detail, claim.source)
 
 
+_share = partial(fmt.percent, digits=1)
+
+
 def _figure(value: float | None, claim: Claim) -> str:
     # one digit more than published shows on which side of the rounding the figure lies
     exact = value is not None and round(value, claim.decimals) == value
     digits = claim.decimals if exact else claim.decimals + 1
-    return fmt.with_unit(fmt.number(value, digits=digits), claim.unit)
+    return quantity(value, claim.unit, digits)
 
 
 def _counts(claims: Sequence[Claim]) -> str:
@@ -109,27 +114,17 @@ def _counts(claims: Sequence[Claim]) -> str:
     borne = sum(c.verdict == published.BORNE_OUT for c in told)
     text = f"{borne} of {len(told)} published statements about the trace are borne out by it."
     unknown = len(claims) - len(told)
-    return text + (f" {unknown} cannot be told, because their table is missing." if unknown else "")
-
-
-def pct(fraction: float | None, digits: int = 1) -> str:
-    """Format a fraction as percent with a fixed number of digits."""
-    return fmt.with_unit(fmt.number(None if fraction is None else fraction * 100, digits=digits), "%")
-
-
-def unit(value: float | None, name: str, digits: int | None = None) -> str:
-    """Format a number with its unit."""
-    return fmt.with_unit(fmt.number(value, digits=digits), name)
+    return text + (f" {unknown} cannot be verified, because their table is missing." if unknown else "")
 
 
 def _answer(s: ServingSummary) -> str:
     if s.idle_memory_fraction is not None:
         return (
-            f"{pct(s.idle_memory_fraction)} of the GPU memory that the pods held over time was held while their GPU "
-            f"computed nothing: {unit(s.mean_concurrently_idle_memory_tb, 'TB', 2)} at any moment, on average."
+            f"{_share(s.idle_memory_fraction)} of the GPU memory that the pods held over time was held while their GPU "
+            f"computed nothing: {quantity(s.mean_concurrently_idle_memory_tb, 'TB', 2)} at any moment, on average."
         )
     if s.idle_sample_fraction is not None:
-        return f"The pods' GPUs computed nothing in {pct(s.idle_sample_fraction)} of the samples."
+        return f"The pods' GPUs computed nothing in {_share(s.idle_sample_fraction)} of the samples."
     return "The tables of GPU use are not in this copy of the trace."
 
 
@@ -138,8 +133,8 @@ def _lead(s: ServingSummary) -> str:
         return "Alibaba GenAI serving trace 2026."
     return (
         f"Alibaba GenAI serving trace 2026: {fmt.count(s.samples)} samples of {fmt.count(s.devices)} pods over "
-        f"{unit(s.span_h, 'h')}, {unit(s.sample_step_s, 's')} apart; about {fmt.number(s.devices_live_mean, digits=0)} "
-        "pods live at once. The capacity of the GPUs is not in the trace."
+        f"{quantity(s.span_h, 'h')}, {quantity(s.sample_step_s, 's')} apart; about "
+        f"{fmt.number(s.devices_live_mean, digits=0)} pods live at once. The capacity of the GPUs is not in the trace."
     )
 
 
@@ -150,29 +145,29 @@ def _card(label: str, text: str, sub: str = "", *, known: bool, kind: str = "", 
 def _cards(s: ServingSummary) -> tuple[Card, ...]:
     return (
         _card(
-            "Samples at exactly 0", pct(s.idle_sample_fraction), f"of {fmt.count(s.samples)}",
+            "Samples at exactly 0", _share(s.idle_sample_fraction), f"of {fmt.count(s.samples)}",
             known=s.samples is not None, kind="idle", more="Samples whose duty cycle is 0, of all samples.",
         ),
         _card(
-            "Memory-time held idle", pct(s.idle_memory_fraction),
-            f"{unit(s.idle_memory_time_gb_h, 'GB h', 0)} of {unit(s.memory_time_gb_h, 'GB h', 0)}",
+            "Memory-time held idle", _share(s.idle_memory_fraction),
+            f"{quantity(s.idle_memory_time_gb_h, 'GB h', 0)} of {quantity(s.memory_time_gb_h, 'GB h', 0)}",
             known=s.idle_memory_fraction is not None, kind="idle",
             more="Memory of the samples at 0, times the sampling interval, of the memory of all samples.",
         ),
         _card(
-            "Idle memory at once", unit(s.mean_concurrently_idle_memory_tb, "TB", 2), "mean over the sample times",
+            "Idle memory at once", quantity(s.mean_concurrently_idle_memory_tb, "TB", 2), "mean over the sample times",
             known=s.mean_concurrently_idle_memory_tb is not None,
             more="Memory held by all pods that are idle at the same time, averaged over the sample times.",
         ),
         _card(
-            "Mean duty cycle", unit(s.utilization_mean_pct, "%", 1),
-            f"median {unit(s.utilization_median_pct, '%')}", known=s.utilization_mean_pct is not None,
+            "Mean duty cycle", quantity(s.utilization_mean_pct, "%", 1),
+            f"median {quantity(s.utilization_median_pct, '%')}", known=s.utilization_mean_pct is not None,
         ),
         _card(
             "Popularity of models", fmt.number(s.popularity_gini, digits=3),
             f"Gini coefficient, {fmt.count(s.requests)} requests",
             known=s.popularity_gini is not None,
-            more="0: every base model is asked equally often; towards 1: one model gets every request.",
+            more="0: every base model is requested equally often; towards 1: one model gets every request.",
         ),
     )  # fmt: skip
 
@@ -183,7 +178,7 @@ def _findings(result: ServingResult, s: ServingSummary) -> list[tuple[str, str, 
         ("idle", "Most samples are at exactly zero", _idle(s), (chart.bands(result),)),
         ("memory", "Memory stays held while nothing computes", _memory(s), (chart.memory_bands(result),)),
         ("devices", "Per pod", _devices(s), (chart.devices(result), chart.device_percentiles(result))),
-        ("fleet", "What the fleet holds idle, by two recipes", _fleet(s), (chart.recipes(s), chart.over_time(result))),
+        ("fleet", "Idle memory of the fleet, by two recipes", _fleet(s), (chart.recipes(s), chart.over_time(result))),
         (
             "popularity", "Few models get most requests", _popularity(s),
             (chart.lorenz(result), chart.most_asked(result)),
@@ -198,9 +193,9 @@ def _idle(s: ServingSummary) -> list[str]:
     if s.samples is None:
         return ["The duty-cycle table is not in this copy of the trace."]
     return [
-        f"{pct(s.idle_sample_fraction)} of {fmt.count(s.samples)} samples are at exactly 0; "
-        f"{pct(s.above_50pct_sample_fraction)} are above 50 %. The mean is {unit(s.utilization_mean_pct, '%', 1)}, "
-        f"the median {unit(s.utilization_median_pct, '%')}."
+        f"{_share(s.idle_sample_fraction)} of {fmt.count(s.samples)} samples are at exactly 0; "
+        f"{_share(s.above_50pct_sample_fraction)} are above 50 %. The mean is "
+        f"{quantity(s.utilization_mean_pct, '%', 1)}, the median {quantity(s.utilization_median_pct, '%')}."
     ]
 
 
@@ -208,9 +203,9 @@ def _memory(s: ServingSummary) -> list[str]:
     if s.memory_mean_idle_gb is None:
         return ["Memory while idle is unknown: it needs the duty-cycle and the memory table."]
     return [
-        f"An idle sample holds {unit(s.memory_mean_idle_gb, 'GB', 1)} on average, a sample above 50 % "
-        f"{unit(s.memory_mean_busy_gb, 'GB', 1)}: idle pods keep {pct(s.memory_idle_over_busy, 0)} of what busy "
-        f"ones hold. {fmt.count(s.joined_samples)} samples have both a duty cycle and a memory value; "
+        f"An idle sample holds {quantity(s.memory_mean_idle_gb, 'GB', 1)} on average, a sample above 50 % "
+        f"{quantity(s.memory_mean_busy_gb, 'GB', 1)}: idle pods keep {_share(s.memory_idle_over_busy, digits=0)} of "
+        f"what busy ones hold. {fmt.count(s.joined_samples)} samples have both a duty cycle and a memory value; "
         f"{fmt.count(s.memory_devices)} pods are in the memory table, {fmt.count(s.devices)} in the other."
     ]
 
@@ -220,10 +215,10 @@ def _devices(s: ServingSummary) -> list[str]:
     if found is None:
         return ["The distribution over pods is unknown without the duty-cycle table."]
     return [
-        f"Half of the pods are idle for at least {pct(found['p50'])} of their samples, and a tenth for at least "
-        f"{pct(found['p90'])}. {fmt.count(s.devices_mostly_below_5pct)} of {fmt.count(s.devices)} pods spend more than "
-        f"half of their samples below 5 %; the mean duty cycle is below 20 % for "
-        f"{pct(s.devices_mean_below_20pct_fraction)} of them."
+        f"Half of the pods are idle for at least {_share(found['p50'])} of their samples, and a tenth for at least "
+        f"{_share(found['p90'])}. {fmt.count(s.devices_mostly_below_5pct)} of {fmt.count(s.devices)} pods spend more "
+        f"than half of their samples below 5 %; the mean duty cycle is below 20 % for "
+        f"{_share(s.devices_mean_below_20pct_fraction)} of them."
     ]
 
 
@@ -231,11 +226,11 @@ def _fleet(s: ServingSummary) -> list[str]:
     if s.idle_memory_fraction is None:
         return ["The fleet's idle memory is unknown: it needs the duty-cycle and the memory table."]
     return [
-        f"Summed over the idle samples: {pct(s.idle_memory_fraction)} of the memory-time "
-        f"({unit(s.idle_memory_time_gb_h, 'GB h', 0)} of {unit(s.memory_time_gb_h, 'GB h', 0)}). Summed over pods, "
-        f"each pod's memory times its idle fraction: {pct(s.idle_memory_fraction_per_device)}. The first is exact; "
-        "the second loses the link between when a pod is idle and what it holds then.",
-        f"On average {unit(s.mean_concurrently_idle_memory_tb, 'TB', 2)} are held idle at the same time.",
+        f"Summed over the idle samples: {_share(s.idle_memory_fraction)} of the memory-time "
+        f"({quantity(s.idle_memory_time_gb_h, 'GB h', 0)} of {quantity(s.memory_time_gb_h, 'GB h', 0)}). Summed over "
+        f"pods, each pod's memory times its idle fraction: {_share(s.idle_memory_fraction_per_device)}. The first is "
+        "exact; the second loses the link between when a pod is idle and what it holds then.",
+        f"On average {quantity(s.mean_concurrently_idle_memory_tb, 'TB', 2)} are held idle at the same time.",
     ]
 
 
@@ -243,8 +238,8 @@ def _popularity(s: ServingSummary) -> list[str]:
     if s.base_models is None:
         return ["Popularity is unknown without the request table."]
     return [
-        f"{fmt.count(s.base_models)} base models and {fmt.count(s.lora_adapters)} LoRA adapters are asked for. The "
-        f"most asked 5 % of the base models get {pct(s.popularity_top5pct_share)} of the requests; "
+        f"{fmt.count(s.base_models)} base models and {fmt.count(s.lora_adapters)} LoRA adapters are requested. The "
+        f"most requested 5 % of the base models get {_share(s.popularity_top5pct_share)} of the requests; "
         f"the Gini coefficient is {fmt.number(s.popularity_gini, digits=3)}."
     ]
 
@@ -253,7 +248,7 @@ def _load(s: ServingSummary) -> list[str]:
     means = s.load_latency_mean_s or {}
     words = {"base_model": "a base model", "lora": "a LoRA adapter", "controlnet": "a ControlNet",
              "pipeline": "a whole pipeline"}  # fmt: skip
-    known = [f"{text} {unit(means[key], 's', 2)}" for key, text in words.items() if means.get(key) is not None]
+    known = [f"{text} {quantity(means[key], 's', 2)}" for key, text in words.items() if means.get(key) is not None]
     if not known:
         return ["Load latency is unknown without the latency tables."]
     return [
@@ -267,19 +262,20 @@ def _requests(s: ServingSummary) -> list[str]:
         return ["The requests are unknown: this copy of the trace lacks their table."]
     return [
         f"{fmt.count(s.requests)} requests, {fmt.count(s.requests_without_lora)} without a LoRA adapter and "
-        f"{fmt.count(s.requests_with_lora)} with. Half of them take at most {unit(s.exec_time_median_s, 's')}, "
-        f"99 % at most {unit(s.exec_time_p99_s, 's')}."
+        f"{fmt.count(s.requests_with_lora)} with. Half of them take at most {quantity(s.exec_time_median_s, 's')}, "
+        f"99 % at most {quantity(s.exec_time_p99_s, 's')}."
     ]
 
 
 def _host(s: ServingSummary) -> list[str]:
     stage = s.stage_latency_mean_s or {}
     return [
-        f"Host memory in use: {pct(s.host_memory_mean_fraction)} of the pods' memory on average. Its values are "
+        f"Host memory in use: {_share(s.host_memory_mean_fraction)} of the pods' memory on average. Its values are "
         f"fractions up to {fmt.number(s.host_memory_max_fraction, digits=2)}, although the trace calls them percent.",
-        f"Mean queue: {fmt.number(s.queue_length_mean, digits=2)} requests, {unit(stage.get('queue_time'), 's', 2)} of "
-        f"waiting. Mean time of inference alone {unit(stage.get('predict'), 's')}, end to end "
-        f"{unit(stage.get('pipeline_inference'), 's')}; the two are different tables.",
+        f"Mean queue: {fmt.number(s.queue_length_mean, digits=2)} requests, "
+        f"{quantity(stage.get('queue_time'), 's', 2)} of waiting. Mean time of inference alone "
+        f"{quantity(stage.get('predict'), 's')}, end to end {quantity(stage.get('pipeline_inference'), 's')}; "
+        "the two are different tables.",
     ]
 
 
@@ -292,6 +288,6 @@ RECIPES = (
     ("Mean concurrently idle memory", "Memory of the idle samples, summed, by the number of sample times."),
     ("Percentiles", "Linear interpolation between neighbours; over pods, of each pod's fraction of samples at 0."),
     ("Gini coefficient", "G = sum((2i - n - 1) x_i) / (n sum(x_i)), requests per base model ascending."),
-    ("Top 5 %", "Requests of the ceil(0.05 n) most asked base models, of all requests that name one."),
+    ("Top 5 %", "Requests of the ceil(0.05 n) most requested base models, of all requests that name one."),
     ("Borne out", "The figure, rounded to the digits that were published, is the published number."),
 )

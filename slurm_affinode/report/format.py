@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from datetime import datetime, tzinfo
 
-from slurm_affinode.base import times
+from slurm_affinode.base import text, times
 from slurm_affinode.base.text import figure, span, visible
 
 UNKNOWN = "unknown"
@@ -20,6 +20,11 @@ def number(value: float | None, *, digits: int | None = None) -> str:
     return UNKNOWN if value is None or not math.isfinite(value) else figure(value, digits)
 
 
+def quantity(value: float | None, unit: str, digits: int | None = None) -> str:
+    """Format a number with its unit."""
+    return with_unit(number(value, digits=digits), unit)
+
+
 def count(value: float | None) -> str:
     """Format a whole number: ``12,346``."""
     return number(value, digits=0)
@@ -27,25 +32,21 @@ def count(value: float | None) -> str:
 
 def hours(value: float | None, unit: str = "h") -> str:
     """Format GPU-hours with their unit: ``1,234 h``."""
-    return with_unit(number(value), unit)
+    return quantity(value, unit)
 
 
-def with_unit(text: str, unit: str) -> str:
-    """Append ``unit`` to ``text``, unless the text is ``unknown`` or the unit is empty."""
-    return text if text == UNKNOWN or not unit else f"{text}{NBSP}{unit}"
+def with_unit(words: str, unit: str) -> str:
+    """Append ``unit`` to ``words``, unless that is ``unknown`` or the unit is empty."""
+    return words if words == UNKNOWN or not unit else f"{words}{NBSP}{unit}"
 
 
-def percent(fraction: float | None) -> str:
-    """Format a fraction 0-1 as percent: ``46 %``, ``0.4 %``; ``<0.1 %`` instead of rounding to zero."""
+def percent(fraction: float | None, *, digits: int | None = None) -> str:
+    """Format a fraction 0-1 as percent, as ``text.percent``; ``digits``: number of digits after the point."""
     if fraction is None or not math.isfinite(fraction):
         return UNKNOWN
-    value = fraction * 100
-    if 0 < value < 0.1:
-        return f"<0.1{NBSP}%"
-    if 99.9 < value < 100:
-        return f">99.9{NBSP}%"
-    digits = 1 if (0 < value < 10 and value != int(value)) or 99 < value < 100 else 0
-    return f"{value:.{digits}f}{NBSP}%"
+    if digits is not None:
+        return quantity(fraction * 100, "%", digits=digits)
+    return text.percent(fraction).replace(" ", NBSP)
 
 
 def pct(value: float | None) -> str:
@@ -67,17 +68,17 @@ def energy(kwh: float | None) -> str:
         return UNKNOWN
     for factor, unit in ((1e6, "GWh"), (1e3, "MWh")):
         if abs(kwh) >= 10 * factor or (unit == "GWh" and abs(kwh) >= factor):
-            return with_unit(number(kwh / factor), unit)
+            return quantity(kwh / factor, unit)
     if 0 < abs(kwh) < 1:
-        return with_unit(number(kwh * 1000), "Wh")
-    return with_unit(number(kwh), "kWh")
+        return quantity(kwh * 1000, "Wh")
+    return quantity(kwh, "kWh")
 
 
 def gib_hours(value: float | None) -> str:
     """Format memory-time in GiB h: ``980 GiB h``; ``12.3 TiB h`` from 10 TiB h."""
     if value is not None and abs(value) >= 10_240:
-        return with_unit(number(value / 1024), f"TiB{NBSP}h")
-    return with_unit(number(value), f"GiB{NBSP}h")
+        return quantity(value / 1024, f"TiB{NBSP}h")
+    return quantity(value, f"GiB{NBSP}h")
 
 
 def duration(seconds: float | None) -> str:
@@ -97,6 +98,6 @@ def name(value: object | None) -> str:
     return UNKNOWN if value is None else visible(value) or "(empty)"
 
 
-def clip(text: str, length: int) -> str:
-    """Truncate ``text`` to ``length`` characters, including an ellipsis."""
-    return text if len(text) <= length else text[: length - 1].rstrip() + "…"
+def clip(words: str, length: int) -> str:
+    """Truncate ``words`` to ``length`` characters, including an ellipsis."""
+    return words if len(words) <= length else words[: length - 1].rstrip() + "…"

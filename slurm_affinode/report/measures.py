@@ -54,7 +54,7 @@ def _text(value: float | None, key: str, currency: str, *, unit: bool) -> str:
     if key.endswith("_s"):
         return fmt.duration(value)
     if key.endswith("_gib"):
-        return fmt.with_unit(fmt.number(value), "GiB" if unit else "")
+        return fmt.quantity(value, "GiB" if unit else "")
     if key.startswith(("gpu_hours", "unallocated", "gap")):
         return fmt.hours(value, "GPU-h" if unit else "")
     return fmt.count(value)

@@ -98,7 +98,9 @@ def _unknown(result: WasteResult) -> str:
     most = max(reasons, key=lambda issue: issue.gpu_hours or 0.0)
     hours = min(most.gpu_hours or 0.0, unknown)
     title = most.title[0].lower() + most.title[1:]
-    return f"{fmt.percent(hours / unknown)} of the unknown GPU-hours: {title}. Data quality, below, says what helps."
+    return (
+        f"{fmt.percent(hours / unknown)} of the unknown GPU-hours: {title}. See the remedies under data quality, below."
+    )
 
 
 def _users_concentration(result: WasteResult, idle: float) -> str:
@@ -129,7 +131,7 @@ def split(result: WasteResult) -> Markup:
         share = f", {fmt.percent(value / allocated)}" if value is not None and allocated else ""
         parts.append(charts.Series(label, [value], state))
         said.append(f"{label} {fmt.hours(value, 'GPU-h')}{share}")
-    words = charts.Words("split", "Allocated GPU-hours by what the GPUs did", "; ".join(said) + ".")
+    words = charts.Words("split", "Allocated GPU-hours by activity", "; ".join(said) + ".")
     return charts.split(words, parts, value=lambda v: fmt.hours(v, "GPU-h"))
 
 
@@ -408,7 +410,7 @@ def _failures(total: Row) -> str:
 
 def _short(seconds: float | None) -> str:
     if seconds is not None and seconds < 60:
-        return fmt.with_unit(fmt.number(seconds), "s")
+        return fmt.quantity(seconds, "s")
     return fmt.duration(seconds)
 
 

@@ -22,6 +22,7 @@ from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render
 from slurm_affinode.report.charts import Series, Words, histogram, stacked_time
 from slurm_affinode.report.context import Card, Cell, Column, Table
+from slurm_affinode.report.format import quantity
 
 _MOST_BARS = 120
 """A longer trace is drawn in steps of several minutes."""
@@ -48,10 +49,6 @@ def html(results: Sequence[RequestAnalysis], notes: Sequence[str]) -> str:
     return render.page(
         "trace_requests.html.j2", title="Requests of language models", zone=UTC, sections=sections, notes=tuple(notes)
     )
-
-
-def _unit(value: float | None, unit: str, digits: int | None = None) -> str:
-    return fmt.with_unit(fmt.number(value, digits=digits), unit)
 
 
 def _section(key: str, result: RequestAnalysis) -> RequestSection:
@@ -173,8 +170,8 @@ def _model_lead(s: RequestSummary) -> tuple[str, ...]:
     return (
         f"Estimates by a queueing model over {part}: an engine with a KV cache of {fmt.count(e.kv_tokens)} tokens "
         f"and at most {fmt.count(e.max_running)} requests in a batch, whose iterations take "
-        f"{_unit(1e3 * e.base_s, 'ms')} plus {_unit(1e6 * e.per_request_s, 'µs')} per running request and "
-        f"{_unit(1e6 * e.per_prefill_token_s, 'µs')} per token of a prompt. These parameters are assumptions, not "
+        f"{quantity(1e3 * e.base_s, 'ms')} plus {quantity(1e6 * e.per_request_s, 'µs')} per running request and "
+        f"{quantity(1e6 * e.per_prefill_token_s, 'µs')} per token of a prompt. These parameters are assumptions, not "
         "measurements; prefix caching and the transfer of KV caches are not modeled.",
         f"One such engine would be overloaded in {fmt.percent(load.overloaded_share)} of the minutes. In the busiest "
         f"one, prefill alone takes {fmt.percent(load.prefill_peak)} of one engine's time, and the requests hold "
@@ -189,7 +186,7 @@ def _model(key: str, s: RequestSummary) -> Table:
         found.append((f"Phase splitting: {m.phase_split.engines}", m.phase_split))
     return Table(
         f"model-{key}",
-        "What the requests would experience (model)",
+        "Expected latency and queueing of the requests (model)",
         (
             Column(""),
             Column("Time to first token", "number", unit="s, mean"), Column("", "number", unit="s, p99"),

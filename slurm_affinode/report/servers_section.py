@@ -144,7 +144,7 @@ def _diagnoses(found: Sequence[DiagnosisCost]) -> Table:
         )
         for one in found
     )
-    return Table("server-diagnoses", "Diagnoses by kind: what they cost, and what to do", columns, rows)
+    return Table("server-diagnoses", "Diagnoses by kind, with costs and remedies", columns, rows)
 
 
 def _gpus_unknown(one: DiagnosisCost) -> str:
@@ -161,5 +161,5 @@ def _observed(one: DiagnosisCost) -> list[str]:
     if one.waiting_max is not None:
         lines.append(f"at most {fmt.count(one.waiting_max)} requests waited")
     if one.ttft_max_s is not None:
-        lines.append(f"{fmt.with_unit(fmt.number(one.ttft_max_s), 's')} to the first token")
+        lines.append(f"{fmt.quantity(one.ttft_max_s, 's')} to the first token")
     return lines

@@ -14,7 +14,7 @@ import numpy as np
 from slurm_affinode.analysis.serving.episodes import lasting, runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, Floats, moment
-from slurm_affinode.base.text import figure
+from slurm_affinode.base.text import figure, percent, span
 from slurm_affinode.model.serving import Diagnosis
 
 MIN_LEVEL, MAX_LEVEL = 0.5, 0.97
@@ -109,7 +109,7 @@ def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: in
     preempted = series.sum_of("preemptions", max(first - 1, 0), last)
     share = float(capacity.kv_full[first : last + 1].mean())
     level = capacity.full_level
-    because = "" if capacity.demand is None else f", as a running request holds {capacity.demand:.0%} of it"
+    because = "" if capacity.demand is None else f", as a running request holds {percent(capacity.demand)} of it"
     proof = [
         evidence("kv", mean, "", None if level is None else f"from {level:.2f}", 0.4,
                  "KV usage is unknown" if mean is None else
@@ -122,7 +122,7 @@ def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: in
                  "preemptions are unknown" if preempted is None else f"{figure(preempted)} preemptions",
                  met=(preempted or 0) > 0),
         evidence("time", float(series.time[last] - series.time[first]), "s", None, 0.1,
-                 f"full in {share:.0%} of the samples", met=share >= 0.5),
+                 f"full in {percent(share)} of the samples", met=share >= 0.5),
     ]  # fmt: skip
     text = "The KV cache is effectively full"
     text += "" if mean is None else f" (usage {mean:.2f} on average, {peak:.2f} at most)"
@@ -182,21 +182,21 @@ def _storm(series: EngineSeries, first: int, last: int, count: float, length: fl
     if not (costly or slower or often):
         return None
     proof = [
-        evidence("preemptions", count / length, "per s", None, 0.4, f"{figure(count)} preemptions in {length:.0f} s"
+        evidence("preemptions", count / length, "per s", None, 0.4, f"{figure(count)} preemptions in {span(length)}"
                  + ("" if each is None else f", {each:.1f} for each request completed")),
         evidence("recomputation", None if repeated is None else repeated * 100, "%",
-                 f"at least {RECOMPUTED_SHARE:.0%}", 0.3,
+                 f"at least {percent(RECOMPUTED_SHARE)}", 0.3,
                  "the size of preempted requests is unknown" if repeated is None
-                 else f"repeated prefill is at least {repeated:.0%} of the tokens processed", met=costly),
-        evidence("throughput", None if lost is None else lost * 100, "%", f"at least {LOST_SHARE:.0%}", 0.3,
+                 else f"repeated prefill is at least {percent(repeated)} of the tokens processed", met=costly),
+        evidence("throughput", None if lost is None else lost * 100, "%", f"at least {percent(LOST_SHARE)}", 0.3,
                  "no comparable time without preemption: the loss of throughput is unknown" if lost is None or not usual
                  else f"{rate:.0f} output tokens/s; {usual:.0f} in the comparable time without preemption", met=slower),
     ]  # fmt: skip
     doubt = ""
     if lost is not None and lost < LOST_SHARE:
         doubt = "throughput has not fallen measurably: the cost is latency and repeated prefill"
-    summary = f"{figure(count)} preemptions in {length:.0f} s"
-    summary += "" if repeated is None else f"; repeated prefill is about {repeated:.0%} of the work"
+    summary = f"{figure(count)} preemptions in {span(length)}"
+    summary += "" if repeated is None else f"; repeated prefill is about {percent(repeated)} of the work"
     summary += (
         "" if not slower or rate is None or usual is None else f"; output fell from {usual:.0f} to {rate:.0f} tokens/s"
     )
@@ -256,11 +256,11 @@ def swapping(series: EngineSeries, capacity: Capacity) -> list[Diagnosis]:
         peak = series.peak_of("swapped", first, last)
         proof = [
             evidence("swaps", float(rises + falls), "", "several", 0.6,
-                     f"the amount swapped rose {rises} times and fell {falls} times in {length:.0f} s"),
-            evidence("kv", full * 100, "%", "at least 50 %", 0.4, f"the KV cache was full in {full:.0%} of the samples",
-                     met=full >= 0.5),
+                     f"the amount swapped rose {rises} times and fell {falls} times in {span(length)}"),
+            evidence("kv", full * 100, "%", "at least 50 %", 0.4,
+                     f"the KV cache was full in {percent(full)} of the samples", met=full >= 0.5),
         ]  # fmt: skip
-        summary = f"Requests moved between GPU and host memory at least {rises + falls} times in {length:.0f} s."
+        summary = f"Requests moved between GPU and host memory at least {rises + falls} times in {span(length)}."
         found.append(diagnosis("swap-thrashing", moment(series.time[first]), moment(series.time[last]), proof, summary,
                                figures={"moves": float(rises + falls), "swapped_max": peak}))  # fmt: skip
     return found

@@ -17,7 +17,7 @@ from slurm_affinode.analysis.serving import capacity, liveness, memory, queue
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, of_process, responds_in_turn, streams
-from slurm_affinode.base.text import figure
+from slurm_affinode.base.text import figure, percent
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey
 
@@ -132,8 +132,9 @@ def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis
         lasting = float(np.mean(series.value("waiting")[first : last + 1] > 0))
         proof = [
             evidence("scrapes", float(last - first + 1), "", None, 0.3, f"{last - first + 1} scrapes succeeded"),
-            evidence("queue", waiting, "requests", "empty most of the time", 0.4, "the queue is unknown"
-                     if waiting is None else f"requests waited in {lasting:.0%} of the samples, at most {waiting:g}",
+            evidence("queue", waiting, "requests", "empty most of the time", 0.4,
+                     "the queue is unknown" if waiting is None
+                     else f"requests waited in {percent(lasting)} of the samples, at most {waiting:g}",
                      met=lasting < 0.5),
             evidence("kv", usage, "", None, 0.15, "KV usage is unknown" if usage is None else
                      f"KV usage is {usage:.2f} at most"),

@@ -16,6 +16,7 @@ from slurm_affinode.analysis.serving.capacity import Capacity
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import ADVICE, diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, moment
+from slurm_affinode.base.text import percent, span
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE
 from slurm_affinode.model.serving import Diagnosis, EngineEvent
 
@@ -84,7 +85,7 @@ def _stuck(series: EngineSeries, capacity: Capacity, first: int, last: int, limi
     )
     state = "" if not len(usage) else f"; KV usage {float(np.min(usage)):.2f} to {float(np.max(usage)):.2f}"
     proof = [
-        evidence("time", length, "s", f"at least {limit:.0f} s", 0.4, f"no request made progress for {length:.0f} s"),
+        evidence("time", length, "s", f"at least {span(limit)}", 0.4, f"no request made progress for {span(length)}"),
         evidence("progress", 0.0 if counters else None, "tokens", "none", 0.3,
                  "no token was processed and no request ended" if counters else "no counter of tokens or requests"),
         evidence("held", (running or 0.0) + (waiting or 0.0), "requests", "above 0", 0.1,
@@ -100,13 +101,13 @@ def _stuck(series: EngineSeries, capacity: Capacity, first: int, last: int, limi
         how = "is started again and again" if loop else "is not started although the KV cache is nearly empty"
         return diagnosis(
             "request-too-large", begin, end, proof,
-            f"For {length:.0f} s a request {how}, and none makes progress{state}.",
+            f"For {span(length)} a request {how}, and none makes progress{state}.",
             figures=figures, certainty=0.9 if loop else 0.8,
             doubt="" if loop else "a scheduler that hangs looks the same",
         )  # fmt: skip
     where = "while the KV cache stays full" if full and (running or 0) == 0 else "although requests are held"
     return diagnosis(
-        "stalled", begin, end, proof, f"No progress for {length:.0f} s {where}{state}.", figures=figures,
+        "stalled", begin, end, proof, f"No progress for {span(length)} {where}{state}.", figures=figures,
         doubt="" if counters else "there is no counter of tokens: only the empty batch shows it",
     )  # fmt: skip
 
@@ -194,10 +195,10 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
             proof = [
                 evidence("log", None, "", "out of memory", 0.6, "no log and no event of Slurm is known"),
                 evidence("memory", gpu_share * 100, "%", "at its maximum", 0.4,
-                         f"{gpu_share:.0%} of the GPU memory was held before the end"),
+                         f"{percent(gpu_share)} of the GPU memory was held before the end"),
             ]  # fmt: skip
             found.append(diagnosis("out-of-memory", moment(begin), moment(end), proof,
-                                   f"The engine ended under load with {gpu_share:.0%} of the GPU memory held.",
+                                   f"The engine ended under load with {percent(gpu_share)} of the GPU memory held.",
                                    certainty=0.6, doubt="healthy engines reserve as much"))  # fmt: skip
     # An error is logged on many lines: one diagnosis of a kind.
     others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
@@ -225,7 +226,7 @@ def _out_of_memory(series: EngineSeries, begin: float, end: float, event: Engine
     advice = ADVICE["out-of-memory"] if on_gpu else "Ask Slurm for more host memory, or lower the server's use of it."
     if on_gpu and share is not None:
         proof.append(
-            evidence("share", share * 100, "%", None, 0.0, f"the engine may allocate {share:.0%} of the memory")
+            evidence("share", share * 100, "%", None, 0.0, f"the engine may allocate {percent(share)} of the memory")
         )
     return diagnosis("out-of-memory", moment(begin), moment(end), proof,
                      f"The engine ran out of {'GPU' if on_gpu else 'host'} memory.", advice=advice)  # fmt: skip

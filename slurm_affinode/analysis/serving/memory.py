@@ -11,7 +11,7 @@ import polars as pl
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import Bools, EngineSeries, Floats, moment
-from slurm_affinode.base.text import size
+from slurm_affinode.base.text import percent, size, span
 from slurm_affinode.model.serving import Diagnosis
 
 SIGNATURE_MEMORY, SIGNATURE_UTILIZATION = 0.95, 5.0
@@ -104,13 +104,13 @@ def _unused(  # noqa: PLR0917
     hours = count * length / 3600 if count else None
     held = _mean(gpus.held_gib, first, last) if gpus is not None else None
     gib_hours = None if held is None else held * length / 3600
-    summary = f"No requests for {length / 60:.0f} min" if kind == "idle" else f"Asleep for {length / 60:.0f} min"
+    summary = f"No requests for {span(length)}" if kind == "idle" else f"Asleep for {span(length)}"
     summary += "" if hours is None else f": {hours:.2f} GPU-hours"
     summary += "" if gib_hours is None else f", {gib_hours:.1f} GiB-hours ({held:.1f} GiB held)"
     weight = 0.3 if kind == "idle" else 0.0
     proof = [
-        evidence("time", length, "s", f"at least {idle_s:.0f} s" if kind == "idle" else None, 0.7,
-                 f"no request ran or waited for {length:.0f} s" if kind == "idle" else f"asleep for {length:.0f} s"),
+        evidence("time", length, "s", f"at least {span(idle_s)}" if kind == "idle" else None, 0.7,
+                 f"no request ran or waited for {span(length)}" if kind == "idle" else f"asleep for {span(length)}"),
         evidence("memory", held, "GiB", "above 0", weight, "GPU memory was not measured" if held is None else
                  f"{held:.1f} GiB of GPU memory held on average", met=(held or 0) > 0.5),
     ]  # fmt: skip
@@ -138,13 +138,13 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
         length = float(series.time[last] - series.time[first])
         if length < idle_s:
             continue
-        share, use = _mean(gpus.share, first, last), _mean(gpus.utilization, first, last)
+        share, use = _mean(gpus.share, first, last) or 0.0, _mean(gpus.utilization, first, last)
         power = _mean(gpus.power_w, first, last)
         hours = gpus.count * length / 3600
         held = _mean(gpus.held_gib, first, last)
         served = series.sum_of("generation_tokens", first, last)
         proof = [
-            evidence("memory", (share or 0) * 100, "%", "at least 95 %", 0.4, f"{share:.1%} of the GPU memory is held"),
+            evidence("memory", share * 100, "%", "at least 95 %", 0.4, f"{percent(share)} of the GPU memory is held"),
             evidence("compute", use, "%", "below 5 %", 0.4, f"utilization is {use:.1f} % on average"),
             evidence("state", None if running_job is None else "running", "", "running", 0.2,
                      "the state of the job is unknown" if running_job is None else "the job runs"),
@@ -168,7 +168,7 @@ def signature(series: EngineSeries, gpus: GpuState | None, idle_s: float, runnin
             doubts.append(f"the engine generated {served:.0f} tokens in this time")
         found.append(diagnosis(
             "squatter-signature", moment(series.time[first]), moment(series.time[last]), proof,
-            f"{share:.0%} of the GPU memory is held at {use:.1f} % utilization for {length / 60:.0f} min "
+            f"{percent(share)} of the GPU memory is held at {use:.1f} % utilization for {span(length)} "
             f"({hours:.2f} GPU-hours).",
             figures={"gpu_hours": hours, "gib_hours": None if held is None else held * length / 3600, "power_w": power},
             doubt="; ".join(doubts), certainty=0.5 if served else 1.0,
@@ -204,7 +204,7 @@ def leaks(series: EngineSeries) -> list[Diagnosis]:
         rate = grown / hours
         proof = [
             evidence("growth", grown / 2**20, "MiB", "at least 10 % and 64 MiB", 0.4,
-                     f"memory rose from {size(int(begin))} to {size(int(floors[-1]))} in {hours:.2g} h"),
+                     f"memory rose from {size(int(begin))} to {size(int(floors[-1]))} in {span(hours * 3600)}"),
             evidence("steadiness", float(lasting), "of 7", "at least 6", 0.4,
                      f"it rose steadily in {lasting} of {_BLOCKS - 1} parts of the period, in the last ones as well"),
             evidence("uncollectable", stuck, "objects", "above 0", 0.2, "uncollectable objects are unknown"
