@@ -265,16 +265,17 @@ def merged(given: list[tuple[str, str]], found: dict[str, str]) -> dict[str, str
 
     Raises ``Elsewhere``.
     """
-    names = {name for name, _ in given}
-    if names & {*GPU_COUNTS}:
+    options = {name: value or "1" if name == "kill-on-bad-exit" else value for name, value in given}
+    if options.keys() & {*GPU_COUNTS}:
         for name in (*GPU_COUNTS, "gpu-bind", "tres-bind"):
             found.pop(name, None)
-    if names & {*CPU_COUNTS}:
+    if options.keys() & {*CPU_COUNTS} or "cpu" in of_tres(options.get("tres-per-task", "")):
         for name in CPU_COUNTS:
             found.pop(name, None)
-    for name, value in given:
-        found[name] = value or "1" if name == "kill-on-bad-exit" else value
-    if found.keys() >= {*CPU_COUNTS}:
+        parts = found.get("tres-per-task", "").split(",")
+        found["tres-per-task"] = ",".join(part for part in parts if not part.startswith("cpu"))
+    found.update(options)
+    if found.get("cpus-per-gpu") and (found.get("cpus-per-task") or "cpu" in of_tres(found.get("tres-per-task", ""))):
         raise Elsewhere("--cpus-per-gpu with --cpus-per-task")
     return found
 

@@ -281,7 +281,10 @@ def test_cpus_are_counted_by_gpu(site: Site) -> None:
     assert site.run(f"srun --gpus=1 {show}", **of_job).out == "2 0\n"
     assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", **of_job).out == "1 0\n"
     assert site.run(f"srun -n1 -c3 --gpus=1 {show}", **of_job).out == "3 0\n"
-    assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", SLURM_CPUS_PER_TASK="3", **GPUS).out == "1 0\n"
+    by_task = {"SLURM_CPUS_PER_TASK": "3", "SLURM_TRES_PER_TASK": "cpu=3", **GPUS}
+    assert site.run(f"srun --gpus=1 --cpus-per-gpu=1 {show}", **by_task).out == "1 0\n"
+    assert site.run(f"srun -n1 --cpus-per-gpu=1 {show}", **by_task).out == "2 0,1\n"
+    assert site.run(f"srun -n1 --tres-per-task=cpu:3 {show}", **of_job).out == "3 0,1\n"
 
 
 # --- exit status and messages
