@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from waste_cases import HOUR, Analysed, Jobs, Rows, every
 
 from slurm_affinode.analysis.result import WasteResult
+
+from .waste_cases import HOUR, Analysed, Jobs, Rows, every
 
 
 def of_node(samples: Rows, gpus: int, times: list[float], **values: Any) -> list[dict[str, Any]]:

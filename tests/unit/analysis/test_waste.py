@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
 
 from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, Thresholds, WasteResult
+
+from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
 
 
 def seconds(result: WasteResult, word: str) -> float:

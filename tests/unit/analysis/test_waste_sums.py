@@ -12,13 +12,14 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
 
 from slurm_affinode.analysis import waste
 from slurm_affinode.analysis.result import GROUPINGS, MEASURES, WasteQuery
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS
+
+from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
 
 YEAR = 365.25 * 24 * HOUR
 Case = tuple[list[dict[str, Any]], pl.DataFrame]

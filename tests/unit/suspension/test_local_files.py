@@ -6,7 +6,6 @@ import json
 import os
 
 import pytest
-from agent_sequences import begun_at_c2, recovered
 from agent_site import Crash, Slurm, World, make_job
 from agent_world import Agent
 
@@ -14,6 +13,8 @@ from slurm_affinode.checkpoint import local_files
 from slurm_affinode.checkpoint.created_files import FileIdentity
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.suspension.shepherd import Restored
+
+from .agent_sequences import begun_at_c2, recovered
 
 
 def recorded(agent: Agent) -> list[int]:

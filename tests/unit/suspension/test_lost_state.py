@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
-from agent_sequences import check, go_on_at_c2, ledger, recovered
 from agent_site import STEPS, Crash, World, make_job
 from agent_world import KEEP_UNKNOWN_S, Agent
 
@@ -16,6 +15,8 @@ from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.sweep import ASKED
 from slurm_affinode.suspension.wake import JobWaker
+
+from .agent_sequences import check, go_on_at_c2, ledger, recovered
 
 HOUR_S = 3600.0
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cgroup_site import GIB, LIMIT, MIB, CgroupSite
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint.inspection import SpareMemory
 from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError, MemoryLimits
+
+from .cgroup_site import GIB, LIMIT, MIB, CgroupSite
 
 PID = 4_200_000
 INIT = Id(PID, 1)
@@ -162,7 +163,7 @@ def test_increase_is_bounded_by_spare_memory(site: CgroupSite, free: int) -> Non
 def test_unknown_spare_memory_is_none(site: CgroupSite) -> None:
     """The spare memory is unknown if Slurm does not respond."""
     site.add(7, PID, 32 * GIB, 10 * GIB)
-    with pytest.raises(MemoryLimitError, match="Slurm does not tell"):
+    with pytest.raises(MemoryLimitError, match="Slurm does not report"):
         site.limits().make_room(7, INIT, 60 * GIB, lambda there: None)
     assert site.values(7) == [32 * GIB] * 2
 

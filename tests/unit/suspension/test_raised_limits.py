@@ -6,10 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from agent_sequences import check, recovered
 from agent_site import Crash, Slurm
 from agent_world import Agent
-from cgroup_site import GIB, MIB, CgroupSite
 from inplace_site import Node, asleep, awake, failing
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts
@@ -18,6 +16,9 @@ from slurm_affinode.model.suspension import Phase
 from slurm_affinode.slurm.interface import ControllerDownError
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.shepherd import Hold, Restored
+
+from .agent_sequences import check, recovered
+from .cgroup_site import GIB, MIB, CgroupSite
 
 SMALL = 500 * MIB
 
@@ -121,7 +122,7 @@ def test_unknown_allocation_is_refused(world, site, monkeypatch):
     monkeypatch.setattr(Slurm, "nodes", down)
     agent = Agent(world, "c1", limits=site.limits())
     [refusal] = agent.suspender.refusals(agent.watched())
-    assert "Slurm does not tell how much memory of the node it has allocated" in refusal.text
+    assert "Slurm does not report how much memory of the node is allocated" in refusal.text
 
 
 def test_limit_lowered_by_slurm_is_noticed_under_the_locks(world, site, monkeypatch):
@@ -135,7 +136,7 @@ def test_limit_lowered_by_slurm_is_noticed_under_the_locks(world, site, monkeypa
 
     done = agent.suspend(look)
     assert done.failure is not None
-    assert done.failure.startswith("its GPU memory (1 MiB) does not fit below its memory limit: Slurm does not tell")
+    assert done.failure.startswith("its GPU memory (1 MiB) does not fit below its memory limit: Slurm does not report")
     assert "checkpoint" not in world.effect_log
     assert world.running()
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from agent_site import STEPS, World, make_job
-from agent_tiers import Tiered, again_at, asleep
 
 from slurm_affinode.base.timeouts import NoAnswerError
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.shepherd import Hold, Restored
+
+from .agent_tiers import Tiered, again_at, asleep
 
 
 def silent(agent: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 from agent_site import SUBMIT, Slurm, make_job
 from agent_world import Agent, FakeProcesses
 
@@ -16,6 +15,8 @@ from slurm_affinode.slurm.interface import NotPermittedError
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.shepherd import Hold, Restored, Start
+
+from .agent_sequences import begun_at_c2, check, go_on_at_c2, ledger, recovered
 
 
 def test_lock_timeout_leaves_job_running(world):
@@ -60,7 +61,7 @@ def test_job_requeued_meanwhile_is_not_reported_as_running(world):
     def requeued():
         agent.parts.processes.machine.init = None
         agent.parts.processes.machine.processes.clear()
-        return "its processes are gone"
+        return "its processes have ended"
 
     assert agent.suspend(requeued).failure
     assert not (world.comment or "").startswith("runs on")
@@ -87,7 +88,7 @@ def test_job_preempted_during_dump_is_queued(world):
 
 def test_busy_job_is_unlocked(world):
     done = Agent(world, "c1").suspend(lambda: "GPU 0 at 40 %")
-    assert done.failure == "it is not idle any more: GPU 0 at 40 %"
+    assert done.failure == "it is no longer idle: GPU 0 at 40 %"
     assert world.effect_log == ["lock", "continue", "unlock"]
     check(world)
 
@@ -181,11 +182,11 @@ def test_journal_of_another_release_is_not_changed(world, caplog):
     path.write_text('{"version":2,"phase":"dumped","time":1.0,"facts":{}}\n')
     agent = recovered(world)
     assert [line.message for line in caplog.records if line.levelname == "ERROR"] == [
-        f"{path}: line 1 is of another release of slurm-affinode (version 2, not 1): its job is left alone"
+        f"{path}: line 1 was written by another release of slurm-affinode (version 2, not 1): its job is left alone"
     ]
     assert path.exists()
     assert world.effect_log == []
-    with pytest.raises(Refused, match="its journal cannot be read: line 1 is of another release"):
+    with pytest.raises(Refused, match="its journal cannot be read: line 1 was written by another release"):
         agent.suspend(key=JobKey("alpha", 7, round(SUBMIT.timestamp())))
 
 

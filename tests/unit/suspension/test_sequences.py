@@ -6,7 +6,6 @@ import errno
 import os
 
 import pytest
-from agent_sequences import check, go_on_at_c2, ledger, recovered
 from agent_site import STEPS, Crash
 from agent_world import Agent
 
@@ -14,6 +13,8 @@ from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.shepherd import Restored, Start
+
+from .agent_sequences import check, go_on_at_c2, ledger, recovered
 
 SUSPEND_EFFECTS = ["lock", "checkpoint", "dump", "requeue", "kill"]
 RESTORE_EFFECTS = ["criu restore", "restore", "unlock"]

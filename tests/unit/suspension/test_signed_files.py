@@ -11,7 +11,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from agent_sequences import go_on_at_c2
 from agent_site import STEPS, World
 from agent_world import KEY, Agent
 
@@ -25,6 +24,8 @@ from slurm_affinode.suspension.shared_state import Note, Notes, StartPlan
 from slurm_affinode.suspension.shepherd import Restored
 from slurm_affinode.suspension.sweep import Absences
 from slurm_affinode.suspension.wake import Lease
+
+from .agent_sequences import go_on_at_c2
 
 NOTE = Note("alpha", 7, 5, 0, 1, 1000, "c1", 1, 1.0, "idle", 1, 2, 3, "auto")
 RUN = LiveRun(JobKey("alpha", 7, 9), 1000, 1)

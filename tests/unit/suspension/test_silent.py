@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import pytest
 from agent_site import World, make_job
-from agent_tiers import Tiered, again_at, asleep
 from stalling import Stalling
 from waiting import DEADLINE_S, wait_until
 
@@ -21,6 +20,8 @@ from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.shepherd import Hold, Restored
+
+from .agent_tiers import Tiered, again_at, asleep
 
 from agent_world import KEY  # isort: skip
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from agent_site import STEPS, Process, World
-from agent_tiers import Tiered, again_at, asleep, read_only, read_only_store
 from agent_world import FakeImager
 
 from slurm_affinode.checkpoint.image_writer import ImageWriter
@@ -20,6 +19,8 @@ from slurm_affinode.suspension.prefetch import Prefetcher
 from slurm_affinode.suspension.shared_state import NO_NOTE
 from slurm_affinode.suspension.shepherd import Hold, Restored
 from slurm_affinode.suspension.wake import JobWaker
+
+from .agent_tiers import Tiered, again_at, asleep, read_only, read_only_store
 
 
 @pytest.mark.parametrize("tier", ["memory", "disk", "shared"])

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from agent_site import World, make_job
-from agent_tiers import Tiered, again_at, asleep, read_only
 
 from slurm_affinode.checkpoint.interface import Image, ImageDamaged
 from slurm_affinode.checkpoint.retention import Copy
@@ -22,6 +21,8 @@ from slurm_affinode.suspension.shared_state import StartPlan
 from slurm_affinode.suspension.shepherd import Restored
 from slurm_affinode.suspension.sweep import Absence
 from slurm_affinode.suspension.wake import JobWaker
+
+from .agent_tiers import Tiered, again_at, asleep, read_only
 
 
 def test_image_is_fetched_before_job_starts(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ import stat
 from dataclasses import replace
 
 import pytest
-from agent_sequences import recovered
 from agent_site import World, make_job
 from agent_world import KEY, Agent
 
@@ -23,6 +22,8 @@ from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.ledger import SuspensionLedger
 from slurm_affinode.suspension.shared_state import Note, Notes
 from slurm_affinode.suspension.wake import Free, Lease, waited_for
+
+from .agent_sequences import recovered
 
 NODE = Node(
     name="c2", state="MIXED", flags=frozenset(), reason=None, reason_user=None, reason_time=None,

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from zombie_history import Site
-from zombie_world import World, running
 
 from slurm_affinode.db.repository import Repository
+
+from .zombie_history import Site
+from .zombie_world import World, running
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import pytest
 from agent_stand_ins import NODE
 from cleanup_samples import RULE, TWICE, warned
 from zombie_samples import HOSTILE, NOW, gpu, job, lost, orphan, squatter
-from zombie_world import IDLE, MAIL, World, act, due, running
 
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.base.errors import UnreachableError
@@ -26,6 +25,8 @@ from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, Unknown
 from slurm_affinode.zombies.act import OptedIn, execute, opted_in, parts
 from slurm_affinode.zombies.audit import looked
 from slurm_affinode.zombies.mail import tell
+
+from .zombie_world import IDLE, MAIL, World, act, due, running
 
 
 def test_idle_job_is_canceled_mailed_and_recorded(world: World) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import polars as pl
 import pytest
-from zombie_live_site import NOW, Slurm, find, gpu, job, node, process
 
 from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.core.cleanup_plan import decide, plan
@@ -21,6 +20,8 @@ from slurm_affinode.model.cleanup import Ledger
 from slurm_affinode.model.finding import Finding
 from slurm_affinode.slurm.accounting.schema import conform
 from slurm_affinode.zombies.nodes import LiveGpu
+
+from .zombie_live_site import NOW, Slurm, find, gpu, job, node, process
 
 SUSPEND = '[[rule]]\ndiagnoses = ["idle"]\naction = "suspend"\nmin_score = 0.5\ngrace = "30m"\n'
 

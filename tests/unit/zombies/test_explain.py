@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from zombie_history import Site, computes, squats, unmeasured
 
 from slurm_affinode.zombies import explain
+
+from .zombie_history import Site, computes, squats, unmeasured
 
 
 def test_page_explains_why_job_is_not_reported(site: Site) -> None:

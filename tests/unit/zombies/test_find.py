@@ -7,12 +7,13 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from zombie_history import END, Site, computes, idle_findings, squats, unmeasured, unused, used_once
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.model.finding import plain
 from slurm_affinode.zombies import find
 from slurm_affinode.zombies.find import Request
+
+from .zombie_history import END, Site, computes, idle_findings, squats, unmeasured, unused, used_once
 
 
 def test_squatter_is_found_and_busy_job_is_not(site: Site) -> None:
@@ -195,6 +196,6 @@ def test_score_of_mostly_unknown_job_is_limited(site: Site) -> None:
     site.job(1, [lambda minute: {"util_pct": None if minute < 300 else 0.0, "fb_used_mib": 79_000.0}], hours=6)
     (one,) = idle_findings(site.find())
     (measured,) = (row for row in one.evidence if row.dimension == "measured")
-    assert measured.text.startswith("17 % of the GPU time")
+    assert measured.text.startswith("17 % of the examined GPU time")
     assert one.score == pytest.approx(1 / 3, abs=0.01)
     assert one.held_gpu_hours == pytest.approx(1, abs=0.02)

@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from zombie_history import END, Site, Values, computes
+
+from .zombie_history import END, Site, Values, computes
 
 
 def leaves(site: Site, number: int, node: str, after: Values, *, label: str | None = None, **more: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from fake_http import Answer, serving
-from zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
 
 from slurm_affinode.base.config import Config, StoreConfig, ZombiesConfig
 from slurm_affinode.base.errors import UnreachableError
@@ -21,6 +20,8 @@ from slurm_affinode.model.finding import NodeRef, ProcessRef
 from slurm_affinode.zombies import explain, nodes, orphans
 from slurm_affinode.zombies import find as findings
 from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
+
+from .zombie_live_site import NOW, Slurm, client, eyes, find, gpu, job, node, process, waiting
 
 
 def explained(tmp_path: Path, looks: list[list[LiveGpu]], *, by: str = "agent", **options: Any) -> Explanation:
@@ -142,7 +143,7 @@ def test_indistinguishable_jobs_on_shared_gpu_are_not_reported(tmp_path: Path) -
         for util in (90.0, 0.0)
     )  # fmt: skip
     assert busy.findings == ()
-    assert any("1, 2 did on shared GPUs cannot be told apart" in note for note in busy.notes)
+    assert any("1, 2: activity on shared GPUs is unknown" in note for note in busy.notes)
     # On an idle GPU all jobs are idle; the memory of the second one is still unknown.
     assert {(one.job.id, one.kind) for one in idle.findings} == {("1", "squatter"), ("2", "idle-allocation")}
     own_word = process(job=1, source="environment", sm_pct=0.0, memory_pct=0.0)
@@ -232,7 +233,7 @@ def test_live_explain_shows_the_orphaned_engines_of_the_job(tmp_path: Path) -> N
     left = process(job=1, source="cgroup", server=SERVER, used_mib=2048.0)
     page = explained(tmp_path, [[gpu(util=90.0, processes=(left,))]], window_s=5.0)
     assert [(one.kind, one.source) for one in page.findings] == [("orphaned-engine", "live")]
-    assert page.answer == "The server of an inference engine is gone, and its process still holds GPU memory."
+    assert page.answer == "The server of an inference engine has ended, but its process still holds GPU memory."
     other = process(job=2, source="cgroup", server=SERVER, used_mib=2048.0)
     assert explained(tmp_path, [[gpu(util=90.0, processes=(other,))]], window_s=5.0).findings == ()
 

@@ -6,7 +6,8 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from zombie_live_site import Slurm, find, gpu, job, node, waiting
+
+from .zombie_live_site import Slurm, find, gpu, job, node, waiting
 
 
 def test_jobs_pending_in_overlapping_partitions_are_counted_once(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from zombie_samples import NOW, job, orphan, squatter
-from zombie_world import MAIL, World, due
 
 from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.model.cleanup import Action
 from slurm_affinode.model.finding import Finding
 from slurm_affinode.zombies.mail import tell, tell_done
+
+from .zombie_world import MAIL, World, due
 
 
 def warning(finding: Finding | None = None, number: int = 1, verb: str = "warn-user", **settings: Any) -> Action:

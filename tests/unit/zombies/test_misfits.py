@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from zombie_history import END, Site, computes, used_once
-
 from slurm_affinode.base.config import MisfitConfig, NodeClass
+
+from .zombie_history import END, Site, computes, used_once
 
 
 def test_misfits_are_found(site: Site) -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from agent_stand_ins import NODE
 from zombie_samples import NOW, gpu, job, node, orphan, squatter
-from zombie_world import IDLE, MAIL, World, act, due, running
 
 from slurm_affinode.core.cleanup_policy import parse_policy
 from slurm_affinode.model.cleanup import Keep
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
+
+from .zombie_world import IDLE, MAIL, World, act, due, running
 
 
 @pytest.mark.parametrize(

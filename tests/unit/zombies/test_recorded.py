@@ -7,13 +7,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from zombie_history import END, Site, Values, idle_findings
-
 from slurm_affinode.base.config import Config, StoreConfig
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.zombies import explain, find
 from slurm_affinode.zombies.find import Request
+
+from .zombie_history import END, Site, Values, idle_findings
 
 
 def test_clustercockpit_only_zero_averages_are_idle(shared_data: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zombie_history import Site, Values, computes, idle_findings, squats
+from .zombie_history import Site, Values, computes, idle_findings, squats
 
 
 def share(site: Site, values: Values, *jobs: int) -> None:

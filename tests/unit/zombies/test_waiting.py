@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from zombie_history import END, Site, idle_findings, squats
+
+from .zombie_history import END, Site, idle_findings, squats
 
 
 def test_pending_jobs_that_fit_are_counted(site: Site) -> None:

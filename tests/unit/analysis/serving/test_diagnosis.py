@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import serving_recordings as recordings
 from serving_simulation import Engine, service_rate, simulate
 
 from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose_all, examine
@@ -21,6 +20,8 @@ from slurm_affinode.analysis.serving.series import EngineSeries
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineEvent, EngineHealth, EngineKey
+
+from . import serving_recordings as recordings
 
 SHORT, LLAMA = "vllm-0.32-cpu-episode-short-prompts", "llamacpp-episode"
 KILLED, DIED = "vllm-0.32-cpu-api-server-killed", "vllm-0.32-cpu-engine-died"

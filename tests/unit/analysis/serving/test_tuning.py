@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import serving_recordings as recordings
 from server_samples import engine
 
 from slurm_affinode.analysis.serving.crash_log import LogFailure, scan
@@ -19,6 +18,8 @@ from slurm_affinode.analysis.serving.series import EngineSeries, streams
 from slurm_affinode.analysis.serving.tuning import Recommendation, Tuning, TuningFacts, observe, tune
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import EngineKey
+
+from . import serving_recordings as recordings
 
 GIB = 2**30
 BUSY = TuningFacts(

@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stored_history import files, values
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.identity import device_id, with_device
@@ -20,6 +19,8 @@ from slurm_affinode.metrics.parquet.parts import read_tables
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import SampleSource
 from slurm_affinode.metrics.schema import METRICS, SAMPLES
+
+from .stored_history import files, values
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 DAY = date(2026, 11, 1)
@@ -291,7 +292,7 @@ def test_flipped_bit_in_small_tables_is_detected(store: SampleStore, samples: Sa
         whole = path.read_bytes()
         for at in range(len(whole)):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :])
-            with pytest.raises(UnreachableError, match=f"{path}: .* not what was written"):
+            with pytest.raises(UnreachableError, match=f"{path}: .* changed since it was written"):
                 read()
         path.write_bytes(whole)
         assert len(read()) == 1

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from stored_history import files, values
 
 from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableError
 from slurm_affinode.metrics.identity import with_device
@@ -18,6 +17,8 @@ from slurm_affinode.metrics.parquet import manifest, writer
 from slurm_affinode.metrics.parquet.parts import PartFiles, PartWriter
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import SampleSource
+
+from .stored_history import files, values
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 Samples = Callable[..., pl.DataFrame]
