@@ -18,7 +18,7 @@ from slurm_affinode.analysis.serving.capacity import Capacity
 from slurm_affinode.analysis.serving.episodes import Leg, close_s, legs, runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
 from slurm_affinode.analysis.serving.series import EngineSeries, Floats, Integers, moment
-from slurm_affinode.base.text import figure
+from slurm_affinode.base.text import figure, percent, span
 from slurm_affinode.model.finding import Evidence
 from slurm_affinode.model.serving import Diagnosis
 
@@ -304,7 +304,7 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
     before = "" if usual is None else f", {figure(usual)} s before"
     proof = [
         evidence("queue", growth.deviations, "sd", f"at least {SIGNIFICANT:g} standard deviations", 0.4,
-                 f"the queue grew by {growth.rise:g} requests (to {end:g}) in {length:.0f} s, "
+                 f"the queue grew by {growth.rise:g} requests (to {end:g}) in {span(length)}, "
                  f"{growth.deviations:.1f} standard deviations of its random fluctuation"),
         _limit_evidence(series, capacity, growth),
         evidence("arrivals", growth.arrivals, "per s", "more than service", 0.2,
@@ -320,7 +320,7 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
                  f"token-based estimate of the overload: {estimate[0]:.2f} ± {estimate[1]:.2f}",
                  met=estimate is not None and estimate[0] + estimate[1] > 1),
     ]  # fmt: skip
-    summary = f"The queue grew from {begin:g} to {end:g} requests in {length:.0f} s"
+    summary = f"The queue grew from {begin:g} to {end:g} requests in {span(length)}"
     summary += "" if ratio is None else f": {rates}"
     summary += "" if estimate is None else f"; estimated overload by tokens {estimate[0]:.2f} ± {estimate[1]:.2f}"
     figures = {
@@ -346,9 +346,9 @@ def _limit_evidence(series: EngineSeries, capacity: Capacity, growth: Growth) ->
     full, batch = float(capacity.kv_full[part].mean()), float(capacity.batch_full[part].mean())
     known = series.known("kv_usage") or series.known("preemptions") or capacity.batch_limit is not None
     if batch > full:
-        text = f"the batch was full in {batch:.0%} of the samples ({capacity.batch_limit:g} requests)"
+        text = f"the batch was full in {percent(batch)} of the samples ({capacity.batch_limit:g} requests)"
     elif known:
-        text = f"the KV cache was effectively full in {full:.0%} of the samples"
+        text = f"the KV cache was effectively full in {percent(full)} of the samples"
     else:
         text = "no limit of the engine is known"
     share = max(full, batch)
@@ -443,11 +443,11 @@ def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth,
         return []
     served = _served(series, first, last)
     proof = [
-        evidence("queue", fallen, "requests", f"at least {0.25:.0%} of the peak", 1.0,
-                 f"the queue fell from {peak:g} to {level[end]:g} in {length:.0f} s"),
+        evidence("queue", fallen, "requests", "at least 25 % of the peak", 1.0,
+                 f"the queue fell from {peak:g} to {level[end]:g} in {span(length)}"),
     ]  # fmt: skip
     empty = "it was empty then" if len(emptied) else f"{level[end]:g} still wait"
     figures = {"waiting_max": peak, "served_per_s": served / length if served is not None and length else None}
     return [diagnosis("recovering", moment(series.time[first]), moment(series.time[last]), proof,
-                      f"The queue fell from {peak:g} to {level[end]:g} requests in {length:.0f} s; {empty}.",
+                      f"The queue fell from {peak:g} to {level[end]:g} requests in {span(length)}; {empty}.",
                       figures=figures)]  # fmt: skip
