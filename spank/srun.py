@@ -374,6 +374,11 @@ class Step:
         self.affinity: list[int] = []
         self.gpus: list[int] = []
         self.bound = False
+        if "ntasks-per-node" in options and self.tasks > per_node:
+            say(
+                f"warning: can't honor --ntasks-per-node set to {per_node} which doesn't match the requested tasks "
+                f"{self.tasks} with the maximum number of requested nodes 1. Ignoring --ntasks-per-node."
+            )
 
     def _check(self) -> None:
         options = self.options

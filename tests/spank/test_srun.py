@@ -259,6 +259,9 @@ def test_count_of_tasks_is_read_from_the_job(site: Site) -> None:
     assert site.run("srun --cpus-per-t 1 --ntasks=2 echo x").out == "x\n" * 2
     assert site.run("srun -ln2 -- echo -n x").out.splitlines() in (["0: x", "1: x"], ["1: x", "0: x"])
     assert site.run("srun echo x", SLURM_NTASKS_PER_NODE="2").out == "x\n" * 2
+    more = site.run("srun --ntasks-per-node=1 echo x", SLURM_NTASKS="2")
+    assert more.out == "x\n" * 2
+    assert more.err.startswith("srun: warning: can't honor --ntasks-per-node set to 1 which doesn't match")
     assert site.run("srun --tasks-per-node=2 --whole --cpu_bind=none echo x").out == "x\n" * 2
     assert site.run("srun true; srun -n1 bash -c 'echo $SLURM_CPUS_ON_NODE'", SLURM_CPUS_PER_TASK="2").out == "2\n"
 
