@@ -128,12 +128,11 @@ def test_unreadable_ledgers_are_skipped_and_reported(tmp_path, closed, left):
     config = configuration.parse(f'[suspend]\nshared_store = "{tmp_path}/shared/images"\n', where="test")
     said = []
 
-    def take_in():
-        with Repository.open(f"sqlite:///{tmp_path}/state/db") as store:
-            ingest.configured(config, store, unread=said.append)
-            return [one.job_id for one in store.suspensions(BEGIN, BEGIN + timedelta(days=1))]
-
-    assert as_user(User(2001, 2001), take_in) == left
+    with Repository.open(f"sqlite:///{tmp_path}/state/db") as store:
+        for path in (tmp_path / "state").iterdir():
+            os.chown(path, 2001, 2001)
+        as_user(User(2001, 2001), lambda: ingest.configured(config, store, unread=said.append))
+        assert [one.job_id for one in store.suspensions(BEGIN, BEGIN + timedelta(days=1))] == left
     assert len(said) == 1
     assert "cannot be read: Permission denied" in said[0]
 
