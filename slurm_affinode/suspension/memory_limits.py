@@ -392,7 +392,7 @@ _NOWHERE = _Place((), (), Path("/"), Path("/"))
 def of_spare(spare: SpareMemory | None) -> str:
     """Return why the limits cannot be raised for want of memory."""
     if spare is None:
-        return "Slurm does not tell how much memory of the node it has allocated"
+        return "Slurm does not report how much memory of the node is allocated"
     return (
         f"the node can spare {size(spare.available)} ({size(spare.free)} free, less {size(spare.promised)} allocated to"
         f" other jobs, and {size(spare.reserve)} in reserve)"
@@ -457,4 +457,8 @@ def _decoded(text: str) -> _Raised:
     value = json_values.table(json_values.loads(text))
     if value.pop("version", None) != _VERSION:
         raise ValueError("its version is unknown")
-    return json_values.record(_Raised, value)
+    found = json_values.record(_Raised, value)
+    for one in found.limits:
+        if one.name not in _USAGE or not one.written or min(one.before, *one.written) < 0:
+            raise ValueError(f"{one.name!r:.60} is not a limit that was raised")
+    return found

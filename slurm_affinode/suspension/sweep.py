@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.timeouts import FileSystemCalls
@@ -72,7 +73,7 @@ class StoppedSweep:
         """Return a description in one line."""
         return (
             f"the sweep of images is stopped: Slurm does not know the jobs of {self.going} of {self.present} images in "
-            f"{self.store}; nothing is removed until it does, or an administrator confirms that these jobs are over"
+            f"{self.store}; nothing is removed until it does, or an administrator confirms that these jobs have ended"
         )
 
 
@@ -236,10 +237,12 @@ def _file(name: str) -> str:
 def _stopped_of(value: Mapping[str, Any]) -> StoppedSweep | None:
     try:
         return StoppedSweep(
-            float(value["since"]), str(value["node"]), str(value["store"]), int(value["going"]), int(value["present"]),
-            tuple(str(name) for name in value["jobs"]),
+            json_values.number(value["since"]), json_values.typed(str, value["node"]),
+            json_values.typed(str, value["store"]), json_values.whole(value["going"]),
+            json_values.whole(value["present"]),
+            tuple(json_values.typed(str, name) for name in json_values.typed(list, value["jobs"])),
         )  # fmt: skip
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError):
         return None
 
 

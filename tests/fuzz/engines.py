@@ -69,7 +69,40 @@ def _reported() -> Iterator[Check]:
     yield check
 
 
+_RESPONSE = b'HTTP/1.0 200 OK\r\nContent-Type: text/plain\r\nContent-Length: 9\r\n\r\na{b=""} 1\n'
+_HEADERS = (
+    b"\r\n\r\n",
+    b"\r\n",
+    b"Transfer-Encoding: chunked\r\n",
+    b"Content-Length: 9999999999\r\n",
+    b"HTTP/1.",
+    b"\x1b[2J",
+    b"302",
+)
+
+
+@contextlib.contextmanager
+def _responded() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        length = scrape._length(bytearray(data))
+        if length is not None and not 0 < length < 1 << 34:
+            raise Wrong(f"a response of {length} bytes")
+        try:
+            scrape.body_of(data)
+        except ValueError as error:
+            if not str(error).isprintable() or len(str(error)) > 80:
+                raise Wrong(f"{error!r} as the reason") from error
+            raise
+        return True
+
+    yield check
+
+
 TARGETS = (
+    Target(
+        "engine-response", "the response of a server of a user",
+        lambda rng: mutation.mutated(rng, _RESPONSE, _HEADERS), _responded, (ValueError,),
+    ),
     Target("engine-scrape", "metrics that a server of a user sends", _text, _scraped),
     Target(
         "engine-report", "the report of the scrape program", lambda rng: mutation.mutated_json(rng, _REPORT), _reported,

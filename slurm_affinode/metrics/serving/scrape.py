@@ -43,6 +43,7 @@ _MOST_HEAD = 16 << 10
 _LONGEST_LINE = 64 << 10
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*,?')
+_STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: |\r\n|$)")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _SHARES = ("kv_usage", "host_kv_usage", "memory_share")
 _MOST_ID = 2**32 - 2
@@ -227,12 +228,17 @@ def fetch(host: str, port: int, *, timeout_s: float = TIMEOUT_S, largest: int = 
                 break
         else:
             raise TimeoutError(f"timed out after {timeout_s:g} s")
-    head, blank, body = bytes(data).partition(b"\r\n\r\n")
-    first = head.split(b"\r\n", 1)[0].split()
-    if not blank or len(first) < 2 or not first[0].startswith(b"HTTP/1."):
+    return body_of(bytes(data))
+
+
+def body_of(data: bytes) -> str:
+    """Return the body of a whole response. Raises ``ValueError`` with the reason, in one line."""
+    head, blank, body = data.partition(b"\r\n\r\n")
+    status = _STATUS.match(head)
+    if not blank or status is None:
         raise ValueError("is not an HTTP response")
-    if first[1] != b"200":
-        raise ValueError(f"HTTP {first[1][:3].decode('ascii', 'replace')}")
+    if status[1] != b"200":
+        raise ValueError(f"HTTP {status[1].decode()}")
     if b"\r\ntransfer-encoding:" in head.lower() or b"\r\ncontent-encoding:" in head.lower():
         raise ValueError("is an encoded response, which was not requested")
     return body.decode("utf-8", "replace")

@@ -1,0 +1,169 @@
+"""Files of a node for its programs: announcements, environments of jobs, raised memory limits; and of unknown jobs.
+
+The user chooses the environment. The others are written by root, and may be damaged, or signed by a malicious node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import math
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from random import Random
+
+from fuzz.mutation import mutated, mutated_json, some, text
+from fuzz.places import directory, put
+from fuzz.runner import Check, Target, Wrong
+from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.suspension import job_environment, memory_limits, sweep
+from slurm_affinode.suspension.announcements import AnnouncementError, Announcements
+
+_KEY = b"k" * 32
+_ANNOUNCEMENT = (
+    b"version=1\njob=7\nuid=2001\npid=300\nstarted=12345\nkeeper=200\nkeeper_started=12000\n"
+    b"pid_namespace=4:4026532500\nmount_namespace=4:4026532501\nprogram=65024:131\n"
+)
+_ANNOUNCED = (b"job=7", b"job=8", b"uid=0", b"pid=1\n", b":", b"=", b"\r", b"\x0b", b"\x1c", b"\xb2", b"9" * 21)
+
+
+@contextlib.contextmanager
+def _announcements() -> Iterator[Check]:
+    """What is accepted has each value once, and says it of this job."""
+    with directory() as place:
+        announcements = Announcements(place, owner=os.geteuid())
+
+        def check(data: bytes) -> bool:
+            put(str(place / "7"), data)
+            found = announcements.of(7)
+            if found is None or found.job_id != 7:
+                raise Wrong(f"{found}")
+            lines = data.decode("ascii", "replace").splitlines()
+            for one in dataclasses.fields(found):
+                value = getattr(found, one.name)
+                values = value if isinstance(value, tuple) else (value,)
+                key = "job" if one.name == "job_id" else one.name
+                said = [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
+                if len(said) != 1 or [int(number) for number in said[0].split(":")] != list(values):
+                    raise Wrong(f"{one.name} is {value}, of {said}")
+            return True
+
+        yield check
+
+
+_VARIABLES = (
+    "SLURM_JOB_ID=7", "SLURM_JWT=eyJ", "SLURM_JOB_NAME=", "SLURMD_NODENAME=c1", "CUDA_VISIBLE_DEVICES=0,1", "PATH=/bin",
+    "SLURM_", "=", "SLURM_A B=", "SLURM", "LD_PRELOAD=/x", "SLURM_X='", "SLURM_Y=$(id)", "SLURM_e=",
+)  # fmt: skip
+
+
+def _environ(rng: Random) -> bytes:
+    """Return the environment of a process, as the kernel shows it, often changed."""
+    variables = [some(rng, _VARIABLES) + text(rng) for _ in range(some(rng, (0, 1, 2, 8)))]
+    data = b"".join(one.encode("utf-8", "surrogateescape") + b"\0" for one in variables)
+    return mutated(rng, data, (b"\0", b"=", b"'", b"\n", b"SLURM_")) if rng.random() < 0.5 else data
+
+
+@contextlib.contextmanager
+def _environments() -> Iterator[Check]:
+    """Only assignments of variables of Slurm are in the file, and each has the value of the process."""
+    names = re.compile(
+        rb"SLURM[A-Z0-9_]*|CUDA_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ROCR_VISIBLE_DEVICES|ZE_AFFINITY_MASK"
+    )
+
+    def check(data: bytes) -> bool:
+        wanted = {}
+        for entry in data.split(b"\0")[:-1]:
+            name, equals, value = entry.partition(b"=")
+            if equals and len(name) <= 85 and names.fullmatch(name) and not name.startswith(b"SLURM_JWT"):
+                wanted[name] = value
+        words = [os.fsencode(word) for word in shlex.split(os.fsdecode(job_environment.exports(data)))]
+        found = dict(word.partition(b"=")[::2] for word in words[1::2])
+        if found != wanted or words[::2] != [b"export"] * len(wanted):
+            raise Wrong(f"{words!r:.200} of {wanted!r:.200}")
+        return bool(found)
+
+    yield check
+
+
+_LIMITS = {
+    "version": 1, "boot": "0e2a", "limits": [
+        {"cgroup": "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7", "device": 26, "inode": 4711,
+         "name": "memory.max", "before": 1 << 30, "written": [1 << 30, 2 << 30]},
+    ],
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _limits() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        found = memory_limits._decoded(data.decode("utf-8", "replace"))
+        if memory_limits._decoded(json.dumps({"version": 1, **dataclasses.asdict(found)})) != found:
+            raise Wrong(f"{found} is another one when it is written and read again")
+        for one in found.limits:
+            if "/" in one.name or one.before < 0 or min(one.written, default=-1) < 0:
+                raise Wrong(f"{one} would be written")
+        return bool(found.limits)
+
+    yield check
+
+
+_ABSENT = {"since": 1700000000.5, "confirmed": False}
+_STOPPED = {"since": 1.5, "node": "c2", "store": "/s", "going": 7, "present": 8, "jobs": ["main.7", "main.8"]}
+
+
+def _unknown(rng: Random) -> bytes:
+    return some(rng, (b"unknown\n", b"stopped\n")) + mutated_json(rng, some(rng, (_ABSENT, _STOPPED)))
+
+
+@contextlib.contextmanager
+def _absences() -> Iterator[Check]:
+    """A malicious node with the key signs anything."""
+    logging.disable(logging.CRITICAL)
+    with directory() as root:
+        signer = Signer(_KEY, "c2")
+        absences = sweep.Absences(root, Signer(_KEY, "c1"), keep_s=3600.0, clock=lambda place, node: 1700003600.0)
+        absences._ask = lambda call, late=None: call()  # type: ignore[assignment]
+        (root / "unknown").mkdir()
+
+        def check(data: bytes) -> bool:
+            kind, _, body = data.partition(b"\n")
+            with contextlib.suppress(ValueError, RecursionError):
+                value = json.loads(body)
+                if isinstance(value, dict):
+                    purpose, name = (
+                        (sweep._PURPOSE, "main.7.json")
+                        if kind == b"unknown"
+                        else (sweep._STOPPED, "sweep-stopped.json")
+                    )
+                    body = signer.encode(purpose, name, value).encode()
+            place = root / "unknown" / "main.7.json" if kind == b"unknown" else root / "sweep-stopped.json"
+            put(str(place), body)
+            found, stopped = absences.all(), absences.stopped()
+            for one in found.values():
+                if not math.isfinite(one.since) or one.age_s < 0 or not isinstance(one.confirmed, bool):
+                    raise Wrong(f"{one}")
+            if stopped is not None and not (math.isfinite(stopped.since) and str(stopped)):
+                raise Wrong(f"{stopped}")
+            place.unlink()
+            return bool(found) or stopped is not None
+
+        yield check
+
+
+TARGETS = (
+    Target(
+        "announcement", "announcements of shepherds", lambda rng: mutated(rng, _ANNOUNCEMENT, _ANNOUNCED),
+        _announcements, (AnnouncementError,),
+    ),
+    Target("job-environment", "environ of a shepherd, for the programs of its job", _environ, _environments),
+    Target(
+        "memory-limits", "JOBID.json of memory-limits", lambda rng: mutated_json(rng, _LIMITS, (b"memory.high", b"-1")),
+        _limits, (ValueError,),
+    ),
+    Target("unknown-jobs", "records of unknown jobs beside the shared store", _unknown, _absences),
+)  # fmt: skip
