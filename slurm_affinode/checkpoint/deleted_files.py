@@ -179,7 +179,8 @@ def put_in_place(init: Id, directory_fd: int, owner: tuple[int, int], *, wait_s:
 
 def settle(init: Id, directory_fd: int, owner: tuple[int, int]) -> None:
     """Remove CRIU's names after a restore, unless CRIU has removed them. Never raises. ``owner``: see above."""
-    _take_away(init, directory_fd, lambda one: one.name, owner)
+    with suppress(OSError, RestoreFailed):
+        _take_away(init, _read(directory_fd)[1], lambda one: one.name, owner)
 
 
 def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
@@ -188,13 +189,8 @@ def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
     Paths are resolved below the root directory of ``init``, or of this process if that is ``None``.
     """
     with suppress(OSError, CheckpointError, ExhaustedError):
-        directory_fd = store.open_criu(image)
-        try:
-            # The index is not verified, so the owner is taken from the manifest.
-            owner = image.manifest.uid, image.manifest.gid
-            _take_away(init, directory_fd, lambda one: one.aside, owner)
-        finally:
-            os.close(directory_fd)
+        _, remaps = _parsed(store.small_file(image, INDEX, _LIMIT))
+        _take_away(init, remaps, lambda one: one.aside, (image.manifest.uid, image.manifest.gid))
 
 
 def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
@@ -278,20 +274,25 @@ def _listed(value: object) -> NamedFile:
     one = json_values.record(NamedFile, value)
     if any("/" in name or "\0" in name for name in (one.name, one.aside)) or "\0" in one.directory:
         raise ValueError(f"{one.name!r:.60} is not a name in a directory")
+    if not one.name.startswith(REMAP) and not one.name.endswith(_DELETED):
+        raise ValueError(f"{one.name!r:.60} is not a name for a dump")
+    if not one.aside.startswith(ASIDE):
+        raise ValueError(f"{one.aside!r:.60} is not a name for a suspended job")
     return one
 
 
 # ---
 
 
-def _take_away(init: Id | None, directory_fd: int, which: Callable[[NamedFile], str], owner: tuple[int, int]) -> None:
+def _take_away(
+    init: Id | None, remaps: Sequence[NamedFile], which: Callable[[NamedFile], str], owner: tuple[int, int]
+) -> None:
     def remove(root: int) -> None:
         for one in remaps:
             with suppress(OSError), _opened(root, one.directory) as parent:
                 _remove(parent, which(one), one.inode)
 
-    with suppress(OSError, RestoreFailed, ExhaustedError):
-        _, remaps = _read(directory_fd)
+    with suppress(OSError, ExhaustedError):
         if remaps:
             _below(init, owner, remove)
 

@@ -24,7 +24,7 @@ from slurm_affinode.base.text import size as gib
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import compression, root_directory
 from slurm_affinode.checkpoint.block_io import Limiter
-from slurm_affinode.checkpoint.image_verifier import NamedPages, named, same_contents, same_files
+from slurm_affinode.checkpoint.image_verifier import NamedPages, named, same_contents, same_files, small_file
 from slurm_affinode.checkpoint.image_writer import CRIU, TMP, ImageWriter, Place, begin_directory, locked
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, NoRoom, Pages, Usage
 from slurm_affinode.checkpoint.store_entries import BAD, GONE, JOB, Entries, number
@@ -434,6 +434,15 @@ class DirectoryStore:
             return root_directory.open_directory(fd, CRIU, owner=self._owner)
         except FileNotFoundError:
             raise ImageDamaged(f"{image.job}: has no {CRIU}") from None
+        finally:
+            os.close(fd)
+
+    @_PATIENTLY
+    def small_file(self, image: Image, name: str, limit: int) -> bytes:
+        """Return a file of CRIU's directory, verified. Raises ``ImageDamaged``, ``CheckpointError``."""
+        fd = self.open_criu(image)
+        try:
+            return small_file(fd, name, image.manifest, self._owner, limit)
         finally:
             os.close(fd)
 

@@ -51,7 +51,8 @@ from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user
 INDEX = "local.json"
 PLACES = ("/dev/shm", "/tmp", "/var/tmp")  # noqa: S108 - these are what it is about
 _CHUNK = 1 << 20
-_LIMIT = 16 << 20
+LIMIT = 16 << 20
+"""Of the index, in bytes."""
 _ANSWER_S = 30.0
 """Timeout for the file systems of a job's files."""
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -168,8 +169,8 @@ def _save(tree: Collection[Id], directory_fd: int, places: Sequence[str], check:
 def _encoded(index: Mapping[str, object]) -> bytes:
     """Return the contents of the index. Raises ``OSError`` if no restore would read it."""
     data = json.dumps(index).encode()
-    if len(data) > _LIMIT:
-        raise OSError(errno.E2BIG, f"their list is longer than {_LIMIT} bytes", "files of the job")
+    if len(data) > LIMIT:
+        raise OSError(errno.E2BIG, f"their list is longer than {LIMIT} bytes", "files of the job")
     return data
 
 
@@ -441,12 +442,14 @@ def names_of(index: bytes) -> set[str]:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
 
 
-def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
+def leave(
+    index: Callable[[], bytes], owner: tuple[int, int], *, places: Sequence[str] = PLACES, proc: Path = PROC
+) -> list[str]:
     """Remove the files of a dump from the node that the job has left; return their paths. Never raises.
 
-    ``directory_fd``: CRIU's directory in the image; it is not verified, so ``owner`` is the UID and GID of the job. A
-    file is removed with the owner's rights, and only if it is the one that was copied, is unchanged since, and no
-    process of the owner has it open.
+    ``index``: return the verified index of the image. ``owner``: UID and GID of the job. A file is removed with the
+    owner's rights, and only if it is the one that was copied, is unchanged since, and no process of the owner has it
+    open.
     """
     removed: list[str] = []
 
@@ -460,14 +463,10 @@ def leave(directory_fd: int, owner: tuple[int, int], *, places: Sequence[str] = 
             os.close(root)
 
     with suppress(OSError, CheckpointError, ExhaustedError, ValueError, KeyError):
-        if INDEX not in root_directory.names(directory_fd):
-            return []
-        index = json_values.table(
-            json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
-        )
+        listed = json_values.table(json_values.loads(index())).get("originals", {})
         originals = {
             path: [json_values.whole(number) for number in json_values.typed(list, identity)]
-            for path, identity in json_values.table(index.get("originals", {})).items()
+            for path, identity in json_values.table(listed).items()
             if _is_below(path, places) and "\0" not in path
         }
         if originals:
@@ -635,7 +634,7 @@ def _files_in(directory_fd: int, user: User) -> list[LocalFile]:
     """Return the files in the index of an image. Raises ``RestoreFailed``."""
     try:
         index = json_values.table(
-            json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=_LIMIT))
+            json_values.loads(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=LIMIT))
         )
         files = [_listed(one) for one in json_values.typed(list, index["files"])]
         _check_links(files)

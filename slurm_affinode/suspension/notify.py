@@ -5,13 +5,14 @@ None of them can fail the suspension; failures are retried or logged.
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint import local_files
 from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.local_files import INDEX, LIMIT
 from slurm_affinode.core.suspension import IN_PLACE
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import MailKind, Phase
@@ -113,11 +114,8 @@ class SuspensionOutcomes:
             return
         for store in self._parts.tiers.stores:
             with suppress(CheckpointError, OSError):
-                criu = store.open_criu(store.get(record.key.name, record.seq))
-                try:
-                    removed = local_files.leave(criu, (record.uid, record.gid))
-                finally:
-                    os.close(criu)
+                index = partial(store.small_file, store.get(record.key.name, record.seq), INDEX, LIMIT)
+                removed = local_files.leave(index, (record.uid, record.gid))
                 if removed:
                     self._parts.log.info("job %s: %d node-local files removed", record.key.job_id, len(removed))
                 return

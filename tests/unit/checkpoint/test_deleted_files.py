@@ -173,7 +173,8 @@ def test_aside_names_differ_between_attempts(place: Place, monkeypatch: pytest.M
         monkeypatch.setattr(Path, "read_text", later)
         place.dumped("a", 1)
         assert place.names() > first
-        deleted_files._take_away(ME, place.images[0], lambda one: one.aside, OWNER)
+        _, remaps = deleted_files._read(place.images[0])
+        deleted_files._take_away(ME, remaps, lambda one: one.aside, OWNER)
         assert len(place.names()) == 1
         assert not place.names() & first
 
@@ -263,6 +264,15 @@ def test_each_removed_name_of_a_file_is_restored(place: Place) -> None:
             assert place.names() > {"a (deleted)", "b (deleted)"}
             deleted_files.forget([ME], OWNER)
             assert place.names() == set()
+
+
+@pytest.mark.parametrize("change", [{"aside": "precious"}, {"name": "precious"}, {"aside": "link_remap.5"}])
+def test_other_names_than_those_of_a_dump_are_refused(place: Place, change: dict[str, str]) -> None:
+    """Root on another node can sign such a list: any file of the user could be linked, renamed or removed."""
+    one = {"directory": str(place.work), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
+    index = {"uid": OWNER[0], "gid": OWNER[1], "files": [one | change]}
+    with pytest.raises(RestoreFailed, match="is not a name for a"):
+        deleted_files.names_of(json.dumps(index).encode())
 
 
 def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,6 +198,22 @@ def test_changed_image_is_refused(store: DirectoryStore, make_image: Make, what:
     assert "cluster.123" in str(caught.value)
 
 
+def test_small_file_is_verified_before_use(store: DirectoryStore, make_image: Make) -> None:
+    """A writer of the store could have root read another list of files to be removed."""
+    image = make_image()
+    assert store.small_file(image, "pstree.img", 4) == b"tree"
+    assert store.small_file(image, "empty.img", 0) == b""
+    with pytest.raises(ImageDamaged, match="larger than 3 bytes"):
+        store.small_file(image, "pstree.img", 3)
+    (directory(store, image) / "criu" / "pstree.img").write_bytes(b"Tree")
+    with pytest.raises(ImageDamaged, match=r"criu/pstree\.img: its contents have changed"):
+        store.small_file(image, "pstree.img", 4)
+    extra = directory(store, image) / "criu" / "remaps.json"
+    extra.touch(mode=0o600)
+    with pytest.raises(ImageDamaged, match="does not belong there"):
+        store.small_file(image, "remaps.json", 4)
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     name=st.sampled_from(["manifest.json", "manifest.hmac", "out.1", "criu/pages-1.img", "criu/pstree.img"]),

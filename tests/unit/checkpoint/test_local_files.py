@@ -41,7 +41,7 @@ class Place:
 
     def leave(self) -> list[str]:
         """Remove the files after the job has left the node."""
-        return leave(self.fd, (os.getuid(), os.getgid()), places=[str(self.tmp)])
+        return leave((self.image / INDEX).read_bytes, (os.getuid(), os.getgid()), places=[str(self.tmp)])
 
     def put_back(self) -> list[str]:
         """Restore the files, as seen by this process."""
@@ -215,7 +215,7 @@ def test_user_in_the_index_gets_no_rights(place: Place) -> None:
     index.touch(mode=0o600)
     entry = {"path": f"{place.tmp}/made", "kind": "directory", "mode": 0o700}
     index.write_text(json.dumps({"uid": 0, "gid": 0, "files": [entry], "originals": {str(mine): identity}}))
-    assert leave(place.fd, (2001, 2001), places=[str(place.tmp)]) == []
+    assert leave((place.image / INDEX).read_bytes, (2001, 2001), places=[str(place.tmp)]) == []
     assert mine.exists()
     place.user = User(2001, 2001)
     with pytest.raises(RestoreFailed, match="belong to user 0, not to user 2001"):
@@ -375,7 +375,8 @@ def test_tensors_in_flight_are_saved(place: Place, manager: Manager) -> None:
     manager.make(f"torch_6_secret_{random}", b"not in its memory")
     with manager.running() as process:
         assert save([process.id], place.fd, places=[SHM]) == 14
-    assert leave(place.fd, (os.getuid(), os.getgid()), places=[SHM]) == [str(paths[0]), str(paths[2])]
+    me = (os.getuid(), os.getgid())
+    assert leave((place.image / INDEX).read_bytes, me, places=[SHM]) == [str(paths[0]), str(paths[2])]
     opened = os.open(place.image, os.O_RDONLY)
     try:
         found = put_back(
@@ -485,7 +486,7 @@ def test_holes_of_all_files_need_room(place: Place) -> None:
 
 def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """No restore of such an image would succeed."""
-    monkeypatch.setattr("slurm_affinode.checkpoint.local_files._LIMIT", 100)
+    monkeypatch.setattr("slurm_affinode.checkpoint.local_files.LIMIT", 100)
     with (place.tmp / ("x" * 100)).open("w"), pytest.raises(DumpFailed, match="list is longer than 100 bytes"):
         place.save()
 

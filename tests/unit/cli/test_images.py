@@ -40,8 +40,13 @@ def config(tmp_path: Path) -> Path:
     for name in ("local", "shared"):
         (tmp_path / name).mkdir(mode=0o700)
     store = DirectoryStore(tmp_path / "local", KEY)
+    (tmp_path / ".link_remap.1.2").write_text("kept")
+    aside = {"directory": str(tmp_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
+    removed = [aside | {"inode": (tmp_path / ".link_remap.1.2").stat().st_ino}]
     with store.begin(JobKey("alpha", 123, 5), uid=os.getuid(), estimate=0) as writer:
-        Path(f"/proc/self/fd/{writer.criu_fd}/pages-1.img").write_bytes(b"memory" * 1000)
+        criu = Path(f"/proc/self/fd/{writer.criu_fd}")
+        (criu / "pages-1.img").write_bytes(b"memory" * 1000)
+        (criu / "remaps.json").write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": removed}))
         writer.commit(
             Manifest(
                 key=JobKey("alpha", 123, 5), seq=0, uid=os.getuid(), gid=0, node="c1", restarts=0, started_epoch=1.0,
@@ -160,14 +165,19 @@ def test_file_set_aside_for_image_is_removed_with_it(
 ) -> None:
     """It is the last name of a deleted file that the job has open; only the image refers to it."""
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
-    (tmp_path / ".link_remap.1.2").write_text("kept")
-    aside = {"directory": str(tmp_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
-    files = [aside | {"inode": (tmp_path / ".link_remap.1.2").stat().st_ino}]
-    index = tmp_path / "local" / "alpha.123" / "0001" / "criu" / "remaps.json"
-    index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": files}))
-    index.chmod(0o600)
     run("prune", *how, "--config", config)
     assert not (tmp_path / ".link_remap.1.2").exists()
+
+
+def test_changed_list_of_files_removes_nothing(config: Path, tmp_path: Path) -> None:
+    """A writer of the store could otherwise have any file of the user removed."""
+    index = tmp_path / "local" / "alpha.123" / "0001" / "criu" / "remaps.json"
+    (tmp_path / ".link_remap.8.9").write_text("of another job of the user")
+    value = json.loads(index.read_text())
+    value["files"][0] |= {"aside": ".link_remap.8.9", "inode": (tmp_path / ".link_remap.8.9").stat().st_ino}
+    index.write_text(json.dumps(value))
+    run("prune", "123", "--yes", "--config", config)
+    assert (tmp_path / ".link_remap.8.9").exists()
 
 
 def test_images_of_ended_jobs_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
