@@ -1,6 +1,6 @@
 """Suspensions and restores in worker threads, so that sampling continues meanwhile.
 
-Restores are shared fairly among users: stalled work of one user does not block the others.
+Users take turns, and stalled restores of one user do not block those of others.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Work:
         if notice is None or notice.before_s == 0:
             if not self._take(job.job_id, SUSPENDING, gpus):
                 return False
-            self._queue(job).post(self._suspend, job, why, look_again, promising)
+            self._queue(job).post(self._suspend, job, why, look_again, promising, user=job.uid)
             return True
         if not self._take(job.job_id, SIGNALLED, gpus):
             return False
@@ -198,7 +198,7 @@ class Work:
                 else WorkOutcome(self._now(), False, "its script has ended", "gone")
             )
         try:
-            return self._queue(job).submit(self._act, job, why, look_again).result()
+            return self._queue(job).submit(self._act, job, why, look_again, user=job.uid).result()
         except CancelledError:
             return self._stopped()
 

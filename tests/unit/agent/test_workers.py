@@ -69,6 +69,26 @@ def test_refusals_are_computed_once(notice: Notice | None) -> None:
     assert (suspender.computed, link.sent) == (1, [])
 
 
+def test_users_suspend_in_turn() -> None:
+    """By default, one job at a time is suspended: bob's does not wait for all those of alice, which may take long."""
+    began: list[int] = []
+    go = threading.Event()
+
+    def suspend(job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
+        began.append(job.job_id)
+        go.wait(DEADLINE_S)
+        raise Refused(Refusal("busy", "it is busy"))
+
+    work = Work(SimpleNamespace(suspender=SimpleNamespace(suspend=suspend)), Workers(), 1)  # type: ignore[arg-type]
+    for job_id, uid in ((1, ALICE), (2, ALICE), (3, ALICE), (4, BOB)):
+        job = WatchedJob(job_id, uid, uid, 0, SuspendOption(), 1, 1, 2, FakeLink(), 0.0)
+        assert work.suspend(job, "idle 15m", lambda: None)
+    wait_until("the first one begins", lambda: began)
+    go.set()
+    wait_until("all are refused", lambda: all(work.outcome(job_id) for job_id in range(1, 5)))
+    assert began == [1, 2, 4, 3]
+
+
 def test_restore_does_not_wait_for_stalled_restores_of_another_user(stalled: Stalled) -> None:
     """Eight jobs of alice stall, for example on a FIFO; bob's job is restored at once."""
 
