@@ -254,22 +254,30 @@ def print_table(
     *,
     title: str | None = None,
     right: Sequence[str] = (),
+    whole: Sequence[str] = (),
 ) -> None:
     """Print a table. Cells are plain text, never markup, so that a hostile name is shown literally.
 
-    Control characters in cells are replaced: a job name must not control the terminal.
+    Control characters in cells are replaced: a job name must not control the terminal. The words in columns
+    ``whole`` are not broken on a terminal of at least 80 columns.
     """
     from rich.console import Console  # noqa: PLC0415 - what answers in JSON starts in half the time without rich
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        table.add_column(
+            column, justify="right" if column in right else "left", overflow="fold",
+            no_wrap=column in whole and console.width >= _USUAL_WIDTH,
+        )  # fmt: skip
     for row in rows:
         table.add_row(*(Text(printable("" if cell is None else str(cell))) for cell in row))
-    console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
     console.print(table)
+
+
+_USUAL_WIDTH = 80
 
 
 def warn(message: str) -> None:

@@ -19,7 +19,7 @@ from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.text import figure, printable, size, span
+from slurm_affinode.base.text import figure, percent, printable, size, span
 from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import (
     Span,
@@ -43,7 +43,7 @@ from slurm_affinode.pipeline.triage import is_job, scan_logs
 from slurm_affinode.report.output import write_files
 
 _COMMANDS = {
-    "list": ("slurm_affinode.cli.serving:list_", "List engines and what is wrong with them"),
+    "list": ("slurm_affinode.cli.serving:list_", "List engines and their problems"),
     "explain": ("slurm_affinode.cli.serving:explain", "Show the diagnoses of engines with their evidence"),
     "tune": ("slurm_affinode.cli.serving:tune", "Recommend settings of an engine, with the figures behind them"),
     "triage": ("slurm_affinode.cli.serving:triage", "Find out why a job failed, from its logs and accounting"),
@@ -131,7 +131,9 @@ def list_(*, config: Config, live: bool, asked: bool, as_json: bool, **query: An
     else:
         rows = [_row(one) for one in engines]
         if rows:
-            print_table(("engine", "model", "address", "job", "user", "now", "since", "worst"), rows)
+            print_table(
+                ("engine", "model", "address", "job", "user", "now", "since", "worst"), rows, whole=("now", "worst")
+            )
         else:
             click.echo("no engine matches")
         click.echo(f"\nExamined: {clock(found.since)} to {clock(found.until)}")
@@ -238,8 +240,19 @@ def _row(health: EngineHealth) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _name(health: EngineHealth) -> str:
+    return " ".join(filter(None, (health.key.engine, health.key.model)))
+
+
 def _address(health: EngineHealth) -> str:
     return health.key.address + ("" if health.key.rank is None else f" rank {health.key.rank}")
+
+
+def _end(one: Diagnosis) -> str:
+    """Return the end of a diagnosis, without the date if it is that of its begin."""
+    since, until = clock(one.since, seconds=True), clock(one.until, seconds=True)
+    day, _, time_of_day = until.partition(" ")
+    return time_of_day if since.startswith(day) else until
 
 
 def _met(item: Evidence) -> str:
@@ -251,18 +264,18 @@ def _met(item: Evidence) -> str:
 def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
     job = "" if health.job is None else f", job {health.job}"
     user = "" if health.user is None else f" of {health.user}"
-    click.echo(printable(f"{health.key.engine} {health.key.model or ''} at {_address(health)}{job}{user}"))
+    click.echo(printable(f"{_name(health)} at {_address(health)}{job}{user}"))
     failed = f", {health.failed:,} of them failed" if health.failed else ""
     span = f"{clock(health.since, seconds=True)} to {clock(health.until, seconds=True)}"
     click.echo(f"{span}: {health.samples:,} scrapes{failed}\n")
     rows = [
-        (clock(one.since, seconds=True), clock(one.until, seconds=True), one.kind, f"{one.confidence:.0%}", one.summary)
+        (clock(one.since, seconds=True), _end(one), one.kind, percent(one.confidence), one.summary)
         for one in health.diagnoses
     ]
     if not rows:
         click.echo("No diagnosis: the samples do not show requests, memory or progress.")
         return
-    print_table(("from", "to", "diagnosis", "confidence", "summary"), rows, right=("confidence",))
+    print_table(("from", "to", "diagnosis", "confidence", "summary"), rows, right=("confidence",), whole=("diagnosis",))
     for one in health.diagnoses:
         if one.severity == "none" and not everything:
             continue
@@ -383,7 +396,7 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
             continue
         if place:
             click.echo()
-        click.echo(printable(f"{facts.engine} {one.health.key.model or ''} at {_address(one.health)}"))
+        click.echo(printable(f"{_name(one.health)} at {_address(one.health)}"))
         print_table(("observed", "value"), tuning_rows(facts))
         click.echo()
         if not tuning.recommendations:
@@ -411,15 +424,16 @@ def tuning_rows(facts: TuningFacts) -> list[tuple[str, str]]:
         free = f"{_figure(facts.gpu_free_gib)} of {_figure(facts.gpu_total_gib, ' GiB')}"
     return [
         ("requests completed", _figure(facts.requests)),
-        ("prompt, mean and longest", f"{_figure(facts.prompt_mean)}, {_figure(facts.prompt_longest, ' tokens')}"),
-        ("answer, mean and longest", f"{_figure(facts.output_mean)}, {_figure(facts.output_longest, ' tokens')}"),
+        ("prompt tokens, mean and longest", f"{_figure(facts.prompt_mean)}, {_figure(facts.prompt_longest)}"),
+        ("answer tokens, mean and longest", f"{_figure(facts.output_mean)}, {_figure(facts.output_longest)}"),
         ("KV cache", _figure(facts.kv_tokens, " tokens")),
         ("KV usage, peak and while requests wait", f"{_figure(facts.kv_peak)}, {_figure(facts.kv_when_waiting)}"),
         ("running and waiting, peaks", f"{_figure(facts.running_peak)}, {_figure(facts.waiting_peak)}"),
         ("preemptions", _figure(facts.preemptions)),
         ("least free GPU memory", free),
-        ("failures in the logs", ", ".join(dict.fromkeys(one.kind for one in facts.failures)) or "none"),
-    ]
+        ("failures in the logs", "unknown: no log given" if facts.failures is None else
+         ", ".join(dict.fromkeys(one.kind for one in facts.failures)) or "none"),
+    ]  # fmt: skip
 
 
 def _figure(value: float | None, unit: str = "") -> str:
@@ -480,7 +494,7 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         if result.cause is not None and result.cause.max_length is not None:
             rows.append(("longest request that fits", f"{result.cause.max_length:,} tokens"))
         rows += [(f"held by {name}", size(round(held))) for name, held in result.holders]
-        rows.append(("confidence", f"{result.confidence:.0%}"))
+        rows.append(("confidence", percent(result.confidence)))
     job = result.job
     if job is not None:
         end = "" if job.end is None else f", ended {clock(job.end)}"

@@ -265,7 +265,7 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
 
     Raises ``NoStoreError`` without stored samples of engines.
     """
-    failures = [one for log in logs for one in log.failures]
+    failures = [one for log in logs for one in log.failures] if logs else None
     startup = next((log.startup for log in logs if log.startup != StartupFacts()), None)
     with _selected(config, query) as (_, _, samples, gpus):
         found = []

@@ -18,7 +18,7 @@ from slurm_affinode.analysis.serving.capacity import LOST_SHARE, Capacity, estim
 from slurm_affinode.analysis.serving.crash_log import LogFailure, StartupFacts
 from slurm_affinode.analysis.serving.queue import second_moment
 from slurm_affinode.analysis.serving.series import EngineSeries
-from slurm_affinode.base.text import size
+from slurm_affinode.base.text import percent, size
 from slurm_affinode.model.finding import plain
 from slurm_affinode.model.serving import Diagnosis
 
@@ -86,6 +86,8 @@ class TuningFacts:
     output_longest: float | None = None
     overload: float | None = None
     """Arrivals by service in the worst episode of queue instability."""
+    unstable: bool = False
+    """The queue was unstable."""
     kv_limited: bool = False
     """The KV cache was full while requests waited, or requests were preempted."""
     batch_limited: bool = False
@@ -94,7 +96,8 @@ class TuningFacts:
     """Memory of one GPU."""
     gpu_free_gib: float | None = None
     """Least free memory of one of its GPUs in the period."""
-    failures: tuple[LogFailure, ...] = ()
+    failures: tuple[LogFailure, ...] | None = None
+    """Those in the logs; ``None``: no log was given."""
     kv_blocks: int | None = None
     """Blocks of the KV cache that an option sets."""
     kv_blocks_free: int | None = None
@@ -176,7 +179,7 @@ def _close(one: float | str | None, two: float | str | None) -> bool:
 
 
 def observe(
-    series: EngineSeries, diagnoses: Sequence[Diagnosis], failures: Sequence[LogFailure] = (),
+    series: EngineSeries, diagnoses: Sequence[Diagnosis], failures: Sequence[LogFailure] | None = None,
     startup: StartupFacts | None = None, *, gpu_total_gib: float | None = None, gpu_free_gib: float | None = None,
 ) -> TuningFacts:  # fmt: skip
     """Return the figures behind the settings of an engine, from its samples, diagnoses and logs.
@@ -215,11 +218,12 @@ def observe(
         prompt_longest=_longest(series, "prompt_lengths"),
         output_longest=_longest(series, "generation_lengths"),
         overload=max(ratios, default=None),
+        unstable="queue-unstable" in kinds,
         kv_limited=full and bool({"kv-saturated", "preemption-storm"} & kinds),
         batch_limited="batch-full" in kinds,
         gpu_total_gib=gpu_total_gib,
         gpu_free_gib=gpu_free_gib,
-        failures=tuple(failures),
+        failures=None if failures is None else tuple(failures),
         kv_blocks=start.kv_blocks,
         kv_blocks_free=start.kv_blocks_free,
         model=start.model,
@@ -245,15 +249,15 @@ def tune(facts: TuningFacts) -> Tuning:
     """Return the advice for an engine, the most urgent first."""
     found: list[Recommendation] = []
     unknown: list[str] = []
-    failed = {one.kind: one for one in facts.failures}
+    failed = {one.kind: one for one in facts.failures or ()}
     found += _kv_blocks(facts)
     found += _memory_share(facts, failed, unknown)
     found += _max_length(facts, failed)
-    found += _max_running(facts, unknown)
+    found += _max_running(facts, failed, unknown)
     found += _batched_tokens(facts, failed)
     found += _kv_dtype(facts, failed)
     found += _tensor_parallel(facts, failed)
-    found += _replicas(facts)
+    found += _replicas(facts, unknown)
     if facts.kv_limited and facts.kv_tokens is None:
         unknown.append("the size of the KV cache (give the engine's log, which names it at startup)")
     return Tuning(facts, tuple(found), tuple(dict.fromkeys(unknown)))
@@ -304,6 +308,8 @@ def _memory_share(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown:
     share = facts.memory_share
     if "gpu-out-of-memory" in failed:
         return [_lower_share(facts, failed["gpu-out-of-memory"])]
+    if "gpu-memory-at-startup" in failed:
+        return [_free_share(facts, failed["gpu-memory-at-startup"])]
     too_small = (facts.kv_limited and not _more_blocks(facts)) or "no-kv-cache-memory" in failed
     if not too_small:
         return []
@@ -350,6 +356,18 @@ def _lower_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
     )  # fmt: skip
 
 
+def _free_share(facts: TuningFacts, failure: LogFailure) -> Recommendation:
+    """Advise the share that was free at a start that was refused."""
+    free, total = failure.free, failure.total
+    share = math.floor(100 * free / total) / 100 if free is not None and total else None
+    told = "" if free is None or total is None else f": {size(round(free))} of {size(round(total))}"
+    return _advice(
+        facts, "memory-share", "lower", facts.memory_share, share or None,
+        reason=f"at startup less GPU memory was free than the share{told}",
+        cost="the KV cache becomes smaller; it is better to end the process that holds the rest (nvidia-smi lists it)",
+    )  # fmt: skip
+
+
 def _max_length(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Recommendation]:
     small = failed.get("kv-cache-too-small")
     if small is not None and small.max_length is not None:
@@ -380,7 +398,15 @@ def _max_length(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> list[Re
     ]  # fmt: skip
 
 
-def _max_running(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]:
+def _max_running(facts: TuningFacts, failed: Mapping[str, LogFailure], unknown: list[str]) -> list[Recommendation]:
+    if "kv-cache-exhausted" in failed:
+        return [
+            _advice(
+                facts, "max-running", "lower", facts.max_running, None,
+                reason="the KV cache had no room for a batch that was already admitted",
+                cost="requests wait in the queue in place of ending the engine",
+            )
+        ]  # fmt: skip
     if facts.prompt_mean is None or facts.output_mean is None:
         if facts.preemptions or facts.batch_limited:
             unknown.append("lengths of requests, from which the largest batch follows")
@@ -404,8 +430,8 @@ def _max_running(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]
             _advice(
                 facts, "max-running", "lower", facts.max_running, fits,
                 reason=f"{facts.preemptions:,.0f} preemptions with up to {facts.running_peak:g} requests at a time "
-                f"cost {facts.lost_share:.0%} of the output rate; {fits} requests fill the KV cache: they hold "
-                f"{held:,.0f} tokens each on average",
+                f"cost {percent(facts.lost_share or 0.0)} of the output rate; {fits} requests fill the KV cache: they "
+                f"hold {held:,.0f} tokens each on average",
                 cost="requests wait in the queue in place of being preempted, and throughput may fall a little: "
                 "prefer a larger KV cache where that is possible",
             )
@@ -417,7 +443,7 @@ def _max_running(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]
             _advice(
                 facts, "max-running", "raise", facts.max_running, proposed,
                 reason=f"up to {facts.waiting_peak or 0:g} requests waited for a place in the batch, while "
-                f"{facts.kv_when_waiting:.0%} of the KV cache was used; {fits} mean requests would fill it",
+                f"{percent(facts.kv_when_waiting or 0.0)} of the KV cache was used; {fits} mean requests would fill it",
                 cost="more time between tokens for every request",
             )
         ]  # fmt: skip
@@ -465,7 +491,17 @@ def _tensor_parallel(facts: TuningFacts, failed: Mapping[str, LogFailure]) -> li
     ]  # fmt: skip
 
 
-def _replicas(facts: TuningFacts) -> list[Recommendation]:
+def _replicas(facts: TuningFacts, unknown: list[str]) -> list[Recommendation]:
+    if facts.overload is None and facts.unstable:
+        unknown.append("arrivals by service (the engine exports no counter of requests): it gives the replicas")
+        waited = "" if facts.waiting_peak is None else f", up to {facts.waiting_peak:g} requests"
+        return [
+            _advice(
+                facts, "replicas", "raise", 1, None,
+                reason=f"more requests arrived than were served, and the queue grew{waited}",
+                cost="the GPUs of each engine, or fewer if other changes make one engine faster",
+            )
+        ]  # fmt: skip
     if facts.overload is None or facts.overload <= 1:
         return []
     count = max(2, math.ceil(facts.overload / TARGET_LOAD))
@@ -473,7 +509,7 @@ def _replicas(facts: TuningFacts) -> list[Recommendation]:
         _advice(
             facts, "replicas", "raise", 1, count,
             reason=f"in the worst episode {facts.overload:.2f} times as many requests arrived as were served; {count} "
-            f"engines would be loaded to {facts.overload / count:.0%}",
+            f"engines would be loaded to {percent(facts.overload / count)}",
             cost=f"{count} times the GPUs, or fewer if other changes make one engine faster",
         )
     ]  # fmt: skip

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base.config import Config, PrometheusConfig, StoreConfig
 from slurm_affinode.base.errors import InputError, NoStoreError, UnreachableError
 from slurm_affinode.cli.main import cli
+from slurm_affinode.cli.options import print_table
 from slurm_affinode.cli.serving import tuning_rows
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.pipeline import servers
@@ -187,6 +190,7 @@ def test_advice_names_what_is_unknown(state: Path) -> None:
     code, text = invoke("tune", "busy:8000", "--state", str(state))
     assert code == 0
     assert "unknown: free GPU memory" in text
+    assert "unknown: no log given" in text
 
 
 def test_large_figures_have_all_their_digits() -> None:
@@ -285,6 +289,31 @@ def test_watch_of_standard_input_is_a_usage_error(state: Path) -> None:
     """The second evaluation would find it at its end."""
     with pytest.raises(click.UsageError, match="in place of -"):
         invoke("tune", "busy:8000", "--state", str(state), "--log", "-", "--watch", "10s")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("width", "whole"), [(80, True), (24, False)])
+def test_columns_stay_whole_on_a_terminal_that_is_wide_enough(
+    width: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a narrower one they are broken, and nothing is cut off."""
+    monkeypatch.setattr("sys.stdout", Terminal())
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    print_table(("address", "worst"), [("gpu01.example.org:8000" * 4, "preemption-storm")], whole=("worst",))
+    text = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert ("preemption-storm" in text) == whole
+    assert all(text.count(letter) >= "preemption-storm".count(letter) for letter in set("preemption-storm"))
+
+
+def test_end_of_a_diagnosis_has_the_date_only_if_it_differs(state: Path) -> None:
+    _, text = invoke("explain", "busy:8000", "--state", str(state))
+    (line,) = [line for line in text.splitlines() if "recovering  " in line and line[0].isdigit()]
+    assert line.split()[2].count(":") == 2
 
 
 def test_unknown_engine_is_named(state: Path) -> None:

@@ -79,7 +79,7 @@ def test_batch_is_lowered_to_the_capacity_of_the_cache() -> None:
     one = advice(tune(replace(BUSY, lost_share=0.3)), "max-running")
     assert (one.direction, one.option) == ("lower", "--max-num-seqs")
     assert one.proposed == int(100_000 // (500 + 200.5))
-    assert "cost 30% of the output rate" in one.reason
+    assert "cost 30 % of the output rate" in one.reason
 
 
 @pytest.mark.parametrize("change", [{"preemptions": 100.0, "lost_share": 0.3}, {"lost_share": 0.1}])
@@ -194,6 +194,29 @@ def test_overload_advises_replicas() -> None:
     one = advice(tune(replace(BUSY, overload=2.0)), "replicas")
     assert (one.option, one.proposed) == (None, 3)
     assert "replicas" not in settings(tune(replace(BUSY, overload=0.9)))
+
+
+def test_overload_of_unknown_size_asks_for_replicas_without_a_number() -> None:
+    """llama.cpp has no counter of requests: the queue grew, by how much too fast is unknown."""
+    found = tune(TuningFacts(engine="llamacpp", seconds=120.0, waiting_peak=459.0, unstable=True))
+    one = advice(found, "replicas")
+    assert (one.direction, one.proposed) == ("raise", None)
+    assert "459" in one.reason
+    assert "arrivals by service" in found.unknown[-1]
+
+
+def test_start_refused_for_want_of_free_memory_lowers_the_share() -> None:
+    """Preemptions ask for more memory, but another process holds it."""
+    refused = LogFailure("gpu-memory-at-startup", "job.out", 1, "", free=42.5 * GIB, total=80.0 * GIB)
+    one = advice(tune(replace(BUSY, failures=(refused,))), "memory-share")
+    assert (one.direction, one.proposed) == ("lower", 0.53)
+    assert "42.5 GiB of 80 GiB" in one.reason
+
+
+def test_batch_without_room_in_the_cache_lowers_the_batch() -> None:
+    exhausted = LogFailure("kv-cache-exhausted", "job.out", 1, "")
+    one = advice(tune(replace(BUSY, engine="sglang", failures=(exhausted,))), "max-running")
+    assert (one.direction, one.option, one.proposed) == ("lower", "--max-running-requests", None)
 
 
 def test_quiet_engine_gets_no_advice() -> None:
