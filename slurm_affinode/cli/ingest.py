@@ -48,8 +48,8 @@ from slurm_affinode.metrics.serving import reader as serving
 from slurm_affinode.metrics.serving.ingest import EngineTotals
 from slurm_affinode.pipeline import ingest
 from slurm_affinode.pipeline.ingest import LedgerIntake
-from slurm_affinode.slurm import commands, times
-from slurm_affinode.slurm.accounting import allocations, sacct
+from slurm_affinode.slurm import times
+from slurm_affinode.slurm.accounting import allocations, sacct, sacct_command
 from slurm_affinode.slurm.accounting.allocations import RecordedAllocations
 from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.accounting.schema import Accounting
@@ -784,9 +784,9 @@ def _run_sacct(
             since = ingest.default_since(repository, now=until, overlap=overlap)
     if since >= until:
         raise click.UsageError(f"--since {utc(since)} is not before --until {utc(until)}")
-    content = commands.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
+    content = sacct_command.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
     name = f"sacct {utc(since)}..{utc(until)}"
-    result = _one(_Source(name, content), replace(how, delimiter=commands.DELIMITER), repository, quiet=True)
+    result = _one(_Source(name, content), replace(how, delimiter=sacct_command.DELIMITER), repository, quiet=True)
     if repository is not None:
         answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
         ingest.reached(repository, min(until, now), answered)

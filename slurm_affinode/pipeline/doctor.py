@@ -37,11 +37,12 @@ from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.pipeline import ingest
-from slurm_affinode.slurm import commands, scontrol
+from slurm_affinode.slurm import scontrol
+from slurm_affinode.slurm.accounting import sacct_command
 from slurm_affinode.slurm.client import Availability
 from slurm_affinode.slurm.client import examine as examine_access
-from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.commands_client import CommandsClient
+from slurm_affinode.slurm.interface import Runner, complaint
 from slurm_affinode.slurm.pyslurm_client import start_worker
 from slurm_affinode.slurm.times import site_zone, zone_name
 
@@ -265,7 +266,7 @@ def _database(run: Runner) -> Check:
     except AffinodeError as error:
         return Check("slurmdbd", UNREACHABLE, str(error), error.hint)
     if done.returncode != 0:
-        return Check("slurmdbd", UNREACHABLE, f"does not respond: {commands.complaint(done)}", hint)
+        return Check("slurmdbd", UNREACHABLE, f"does not respond: {complaint(done)}", hint)
     names = done.stdout.decode("utf-8", "replace").split()
     return Check("slurmdbd", OK, f"responds; clusters: {', '.join(names) or '(none)'}")
 
@@ -425,12 +426,12 @@ def _prometheus(config: Config, now: datetime) -> Check:
 
 
 def _sacct(run: Runner) -> Check:
-    fields = commands.sacct_fields(run)
+    fields = sacct_command.sacct_fields(run)
     # A cheap query: the current cluster's jobs of a single moment.
     done = run(["sacct", "-n", "-X", "-S", "now", "-E", "now", "-o", "JobID"], timeout_s=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         hint = "is slurmdbd running? sacctmgr show cluster"
-        return Check("sacct", UNREACHABLE, f"does not respond: {commands.complaint(done)}", hint)
+        return Check("sacct", UNREACHABLE, f"does not respond: {complaint(done)}", hint)
     return Check("sacct", OK, f"answers, {len(fields)} fields of use")
 
 

@@ -33,8 +33,7 @@ from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.pipeline import ingest, report, report_archive
 from slurm_affinode.pipeline.report_archive import Period, candidates
 from slurm_affinode.report.output import WrittenReport
-from slurm_affinode.slurm import commands
-from slurm_affinode.slurm.accounting import sacct
+from slurm_affinode.slurm.accounting import sacct, sacct_command
 from slurm_affinode.slurm.accounting.sacct import SacctReading
 from slurm_affinode.slurm.times import site_zone, zone_name
 
@@ -160,8 +159,8 @@ def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime)
     since = earliest if store.counts().last is None else ingest.default_since(store, now=now, overlap=overlap)
     since = min(since, now - overlap)  # with --now, the present may be in the past
     name = f"sacct {utc(since)}..{utc(now)}"
-    content = commands.run_sacct(since, now)
-    text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=commands.DELIMITER)
+    content = sacct_command.run_sacct(since, now)
+    text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=sacct_command.DELIMITER)
     ingest.reached(store, now, clusters)
     yield text
 

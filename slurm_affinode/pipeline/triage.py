@@ -25,9 +25,9 @@ from slurm_affinode.checkpoint.user_files import User, as_user
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.metrics.serving.store import engine_store
-from slurm_affinode.slurm import commands, identifiers
-from slurm_affinode.slurm.accounting import sacct
-from slurm_affinode.slurm.commands import Runner
+from slurm_affinode.slurm import identifiers
+from slurm_affinode.slurm.accounting import sacct, sacct_command
+from slurm_affinode.slurm.interface import Runner
 from slurm_affinode.slurm.times import site_zone
 
 _BLOCK = 1 << 22
@@ -172,7 +172,7 @@ def scan_logs(paths: Sequence[str], *, advance: Callable[[int], object] = lambda
 
 
 def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[str]]:
-    read = sacct.read(commands.run_sacct_of(job, run=run), where=f"sacct --jobs={job}")
+    read = sacct.read(sacct_command.run_sacct_of(job, run=run), where=f"sacct --jobs={job}")
     rows = read.jobs.sort("submit").to_dicts()
     if not rows:
         raise InputError("accounting has no such job", where=job, hint=f"see: sacct --jobs={job} --duplicates")
@@ -188,7 +188,7 @@ def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[st
             if step["submit"] == row["submit"] and step["state"] in _FAILED
         ),
     )  # fmt: skip
-    paths = list(commands.output_files(job, run=run))
+    paths = list(sacct_command.output_files(job, run=run))
     if not paths and row["work_dir"] and row["array_task_id"] is None:
         # Slurm's default name, where accounting does not record the name of the file.
         path = f"{row['work_dir']}/slurm-{row['job_id']}.out"

@@ -10,9 +10,8 @@ from slurm_affinode.base import process
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.process import Helper
 from slurm_affinode.slurm import scontrol
-from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.commands_client import CommandsClient
-from slurm_affinode.slurm.interface import BackendUnusableError, SlurmClient
+from slurm_affinode.slurm.interface import BackendUnusableError, Runner, SlurmClient
 from slurm_affinode.slurm.pyslurm_client import PyslurmClient, start_worker
 
 Backend = Literal["auto", "pyslurm", "commands"]

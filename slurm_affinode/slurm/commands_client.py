@@ -17,9 +17,8 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
 from slurm_affinode.model.cluster import Job, Node, NodeGpus, Partition, Step
 from slurm_affinode.slurm import identifiers, interface, scontrol, squeue
-from slurm_affinode.slurm.commands import Runner
 from slurm_affinode.slurm.identifiers import Target
-from slurm_affinode.slurm.interface import SignalTo
+from slurm_affinode.slurm.interface import Runner, SignalTo
 
 TIMEOUT_S = 60.0
 """Longer than the retries of Slurm's own commands at the usual MessageTimeout of 10 s."""

@@ -2,7 +2,7 @@
 
 There are two implementations: ``commands_client.CommandsClient`` (scontrol, scancel, squeue) and
 ``pyslurm_client.PyslurmClient``. Both pass on the text of ``slurm_strerror``, so one table of texts identifies the
-error. Accounting is not part of it: ``sacct.read`` and ``commands.run_sacct`` serve both.
+error. Accounting is not part of it: ``sacct.read`` and ``sacct_command.run_sacct`` serve both.
 
 Every method raises ``BadIdentifierError`` before it sends a request, ``ControllerDownError`` if slurmctld does not
 respond, and, where Slurm refuses, ``UnknownJobError``, ``UnknownNodeError``, ``NotPermittedError``,
@@ -16,13 +16,14 @@ raw ID is the number of the array: ``requeue("36")`` requeues every task of arra
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
-from slurm_affinode.base.text import one_line
+from slurm_affinode.base.process import Completed
+from slurm_affinode.base.text import last_line, one_line
 from slurm_affinode.model.cluster import Job, Node, Partition, Step
 
 _ABOUT = re.compile(
@@ -136,6 +137,21 @@ def clean(line: str) -> str:
     """Return a message of a Slurm program without the name of the program and of the job."""
     bare = _NOISE.sub("", line, count=1).strip()
     return one_line(_ABOUT.sub("", bare)) or one_line(line)
+
+
+def complaint(done: Completed) -> str:
+    """Return the last line that a Slurm program wrote to standard error, without the name of the program."""
+    return clean(last_line(done.stderr)) or "no output"
+
+
+class Runner(Protocol):
+    """``process.run``, or a fake in tests."""
+
+    def __call__(
+        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
+    ) -> Completed:
+        """Run ``argv``."""
+        ...
 
 
 SignalTo = Literal["steps", "batch", "all"]

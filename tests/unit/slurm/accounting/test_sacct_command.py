@@ -10,7 +10,7 @@ import pytest
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
-from slurm_affinode.slurm import commands
+from slurm_affinode.slurm.accounting import sacct_command
 
 
 class FakeSacct:
@@ -42,7 +42,7 @@ def test_arguments_of_sacct(recorded: Path) -> None:
     """All attempts of all users in UTC, available fields, free text last, a control character as delimiter."""
     fake = FakeSacct((recorded / "slurm-24.11" / "helpformat.txt").read_text(encoding="utf-8"))
     shell = {"SLURM_TIME_FORMAT": "relative", "SACCT_FEDERATION": "1", "SACCT_LOCAL": "1", "PATH": "/x"}
-    assert commands.run_sacct(SINCE, UNTIL, run=fake, env=shell) == b"JobID\n"
+    assert sacct_command.run_sacct(SINCE, UNTIL, run=fake, env=shell) == b"JobID\n"
     arguments = fake.calls[1]
     assert {"--duplicates", "--allusers", "--parsable2", "--delimiter=\x1f"} <= set(arguments)
     assert "--starttime=2026-01-01T10:00:00" in arguments
@@ -57,10 +57,10 @@ def test_arguments_of_sacct(recorded: Path) -> None:
 def test_clusters_can_be_selected() -> None:
     """One cluster, or all of the database."""
     fake = FakeSacct("JobID JobName AllocGRES")
-    commands.run_sacct(SINCE, UNTIL, clusters=("a", "b"), run=fake)
+    sacct_command.run_sacct(SINCE, UNTIL, clusters=("a", "b"), run=fake)
     assert "--clusters=a,b" in fake.calls[-1]
     assert "--format=JobID,AllocGRES,JobName" in fake.calls[-1]
-    commands.run_sacct(SINCE, UNTIL, all_clusters=True, run=fake)
+    sacct_command.run_sacct(SINCE, UNTIL, all_clusters=True, run=fake)
     assert "--allclusters" in fake.calls[-1]
 
 
@@ -69,7 +69,7 @@ def test_unreachable_slurmdbd_is_reported(recorded: Path) -> None:
     stderr = (recorded / "slurm-24.11" / "stderr-no-slurmdbd.txt").read_text(encoding="utf-8")
     fake = FakeSacct("JobID", stdout=b"JobID\n", stderr=stderr, returncode=1)
     with pytest.raises(UnreachableError, match="cannot reach the accounting database: Problem talking") as caught:
-        commands.run_sacct(SINCE, UNTIL, run=fake)
+        sacct_command.run_sacct(SINCE, UNTIL, run=fake)
     assert "slurmdbd" in str(caught.value.hint)
     assert caught.value.exit_code == 3
 
@@ -77,16 +77,16 @@ def test_unreachable_slurmdbd_is_reported(recorded: Path) -> None:
 def test_cluster_without_accounting_is_reported() -> None:
     fake = FakeSacct("JobID", stdout=b"", stderr="Slurm accounting storage is disabled\n", returncode=1)
     with pytest.raises(UnreachableError, match="keeps no accounting"):
-        commands.run_sacct(SINCE, UNTIL, run=fake)
+        sacct_command.run_sacct(SINCE, UNTIL, run=fake)
 
 
 def test_other_failures_have_the_last_line_of_sacct() -> None:
     fake = FakeSacct("JobID", stdout=b"", stderr="sacct: error: Invalid user id: x\n", returncode=1)
     with pytest.raises(UnreachableError, match="status 1: Invalid user id: x"):
-        commands.run_sacct(SINCE, UNTIL, run=fake)
+        sacct_command.run_sacct(SINCE, UNTIL, run=fake)
 
 
 def test_other_program_named_sacct_is_refused() -> None:
     """Its help does not list JobID."""
     with pytest.raises(UnreachableError, match="not Slurm's sacct"):
-        commands.sacct_fields(FakeSacct("usage: sacct"))
+        sacct_command.sacct_fields(FakeSacct("usage: sacct"))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
 
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
-from slurm_affinode.base.text import last_line
-from slurm_affinode.slurm import interface
 from slurm_affinode.slurm.accounting.sacct_header import WANTED
+from slurm_affinode.slurm.interface import Runner, complaint
 
 DELIMITER = "\x1f"
 """The ASCII unit separator, which cannot be typed into a name on a keyboard."""
@@ -22,16 +20,6 @@ _HELP_TIMEOUT_S = 60.0
 
 _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
 """Environment variables that would change the output."""
-
-
-class Runner(Protocol):
-    """``process.run``, or a fake in tests."""
-
-    def __call__(
-        self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
-    ) -> Completed:
-        """Run ``argv``."""
-        ...
 
 
 def sacct_fields(run: Runner = process.run, *, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
@@ -106,11 +94,6 @@ def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
     kept = {name: value for name, value in (os.environ if env is None else env).items() if name not in _SETTINGS}
     # SLURM_BITSTR_LEN=0: do not truncate the task list of a pending array after 64 characters.
     return {**kept, "TZ": "UTC", "SLURM_TIME_FORMAT": "standard", "SLURM_BITSTR_LEN": "0"}
-
-
-def complaint(done: Completed) -> str:
-    """Return the last line that a Slurm program wrote to standard error, without the name of the program."""
-    return interface.clean(last_line(done.stderr)) or "no output"
 
 
 def _sacct(run: Runner, arguments: Sequence[str], timeout_s: float, env: Mapping[str, str] | None) -> Completed:
