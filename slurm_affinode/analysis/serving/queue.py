@@ -35,6 +35,8 @@ EMPTY_SHARE = 0.05
 MODEL_ERROR = 0.1
 """Relative error of the token-based estimate itself, as published for an A100."""
 _PERIOD_S, _PERIODS = 5.0, 24
+_ARRIVALS = 5.0
+"""Requests in a period, on average. With fewer, the median of the squares is that of small integers, and too large."""
 _MEDIAN_SQUARE = 0.455
 """Median of squared deviations, relative to their variance, for a normal distribution."""
 _FEW = 5
@@ -105,7 +107,7 @@ def _backlog(series: EngineSeries) -> Floats:
 def _dispersion(series: EngineSeries, backlog: Floats) -> float:
     """Return the variance of arrivals relative to that of Poisson arrivals, at least 1: requests may come in batches.
 
-    It is estimated over the whole series, busy or not, from neighboring periods of at least 5 s.
+    It is estimated over the whole series, busy or not, from neighboring periods of at least 5 s and 5 requests.
     """
     ended = series.change("finished")
     if not np.isfinite(ended).any():
@@ -114,9 +116,10 @@ def _dispersion(series: EngineSeries, backlog: Floats) -> float:
     arrived = ended + np.concatenate([[np.nan], np.diff(held)])
     known = np.isfinite(arrived)
     total, clock = np.cumsum(np.where(known, arrived, 0.0)), np.cumsum(np.where(known, series.interval, 0.0))
-    if not len(clock) or clock[-1] < _PERIOD_S * _PARTS:
+    if not len(clock) or clock[-1] < _PERIOD_S * _PARTS or total[-1] <= 0:
         return 1.0
-    edges = np.unique(np.searchsorted(clock, np.arange(0.0, clock[-1], max(_PERIOD_S, series.step_s))))
+    period = max(_PERIOD_S, series.step_s, _ARRIVALS * float(clock[-1] / total[-1]))
+    edges = np.unique(np.searchsorted(clock, np.arange(0.0, clock[-1], period)))
     counts, spans = np.diff(total[edges]), np.diff(clock[edges])
     spans = np.where(spans > 0, spans, np.nan)
     rate = (counts[1:] + counts[:-1]) / (spans[1:] + spans[:-1])

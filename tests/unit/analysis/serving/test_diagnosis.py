@@ -608,6 +608,21 @@ def test_load_decides_about_stability(name: str, load: float, unstable: bool) ->
         assert bool(of(found, "queue-unstable")) == unstable, (seed, found.diagnoses)
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_overload_of_a_slow_engine(seed: int) -> None:
+    """It gets a few requests per minute: their small numbers do not look like arrivals in batches."""
+    engine = Engine(24_000, 4000, 800, 0.032)
+    calm = simulate(engine, 0.05, 900, seed)
+    over = simulate(engine, 1.5 * service_rate(engine), 900, seed + 50)
+    counters = [name for name in ("finished", "generation_tokens", "prompt_tokens") if name in over.columns]
+    later = over.with_columns(
+        pl.col("time").dt.offset_by("900s"), *(pl.col(name) + calm[name][-1] for name in counters)
+    )
+    found = health(pl.concat([calm.with_columns(waiting=pl.lit(0.0)), later]))
+    (one,) = of(found, "queue-unstable")
+    assert one.since >= BEGIN + timedelta(seconds=840)
+
+
 def test_batches_of_arrivals_are_not_an_overload() -> None:
     engine = ENGINES["a fifth of the cache"]
     rate = service_rate(engine)
