@@ -266,7 +266,7 @@ class ControlServer:
             except AffinodeError as error:
                 code = error.code if isinstance(error, RequestError) else _code_of(error)
                 return _refusal(code, str(error), error.hint, error.exit_code)
-        return _refusal("fault", "a fault of the agent; its log says more", None, 3)
+        return _refusal("fault", "an internal error of the agent; see its log", None, 3)
 
 
 def parse_request(payload: bytes) -> dict[str, Any]:

@@ -367,7 +367,7 @@ class Orphans:
             return NotAnOrphanError("unknown", "slurmctld does not respond: it is not known which jobs run")
         alive = next((each for each in queue.jobs if each.job_id == job), None)
         if alive is None or not alive.allocated or alive.state == "COMPLETING" or self.node not in alive.nodes:
-            return NotAnOrphanError("ended", f"job {job} does not run on {self.node} any more")
+            return NotAnOrphanError("ended", f"job {job} no longer runs on {self.node}")
         if alive.state != "RUNNING":
             return NotAnOrphanError("other-job", f"job {alive.id} is {alive.state}: its processes do not run")
         if alive.uid is not None and alive.uid != one.uid:

@@ -226,7 +226,9 @@ class Service:
         if (what := self.work.under_way().get(job_id)) is not None:  # restored, but its shepherd has no reply yet
             return RequestError("under-way", f"job {job_id} is being worked on: {what}")
         if job_id in self._with_option:
-            return RequestError("ending", f"job {job_id} is ending: its script is over", hint="see: squeue --me --all")
+            return RequestError(
+                "ending", f"job {job_id} is ending: its script has ended", hint="see: squeue --me --all"
+            )
         if job is not None and job.batch and job.batch_host not in (None, self.node):
             # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")

@@ -184,7 +184,7 @@ def _unmapped(evidence: Coverage) -> QualityIssue | None:
         "with: slurm-affinode ingest allocations FILE."
     )
     if len(blind):
-        detail += f" {len(blind):,} of them ran on nodes that the history does not have at all."
+        detail += f" {len(blind):,} of them ran on nodes without any GPU metrics."
     detail += _other_names(evidence)
     hours = _allocated_hours(runs)
     return QualityIssue("unmapped-gpus", "Runs whose GPUs are not known", detail, len(runs), hours, _names(runs))
@@ -240,7 +240,7 @@ def _gaps(evidence: Coverage) -> QualityIssue | None:
         code="gaps",
         title="Gaps in the history",
         detail="Samples of a GPU were more than the allowed number of steps apart while a job held it. The time "
-        "between is unknown, not idle. Look for an exporter or a scrape that stopped.",
+        "between is unknown, not idle. Check for an exporter or a scrape that stopped.",
         count=evidence.totals.gaps,
         gpu_hours=evidence.totals.gap_ms / MS_PER_HOUR,
     )
@@ -256,7 +256,7 @@ def _no_activity(evidence: Coverage) -> QualityIssue | None:
     return QualityIssue(
         code="no-activity-signal",
         title="Samples without any activity signal",
-        detail="These samples have neither utilization nor a profiling field, so what the GPU did is unknown. MIG "
+        detail="These samples have neither utilization nor a profiling field, so its activity is unknown. MIG "
         "instances have no utilization: enable DCGM_FI_PROF_GR_ENGINE_ACTIVE.",
         count=len(devices),
         gpu_hours=ms / MS_PER_HOUR,
@@ -310,9 +310,9 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
     return QualityIssue(
         code="never-zero",
         title="GPU models of which a signal never reads 0",
-        detail="These GPUs hold next to no memory at times, and never count as idle. Where that is noise of the "
-        "counter, set its floor in the configuration, for example [agent] floors_pct = {dram = 0.05}: what is at or "
-        "below the floor counts as 0.",
+        detail="These GPUs hold next to no memory at times, and never count as idle. If this is noise of the "
+        "counter, set its floor in the configuration, for example [agent] floors_pct = {dram = 0.05}: values up to "
+        "the floor count as 0.",
         count=len(found),
         examples=tuple(text for _, text in found[:EXAMPLES]),
     )
@@ -440,7 +440,7 @@ def _bad_records(evidence: Coverage) -> QualityIssue | None:
     return QualityIssue(
         code="bad-records",
         title="Records that could not be used",
-        detail="They were reported when they were ingested, and left out. What they would have said is missing here.",
+        detail="They were reported and skipped when they were ingested. Their data is missing here.",
         count=sum(ingest.bad for ingest in bad),
         examples=tuple(examples[:EXAMPLES]),
     )

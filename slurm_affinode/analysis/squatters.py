@@ -402,7 +402,7 @@ def _about_share(share: float | None) -> tuple[Evidence, ...]:
     """Return evidence about the measured share of the time. Below 50 %, the score is at most twice that share."""
     if share is None:
         return ()
-    text = f"{100 * share:.0f} % of the GPU time looked at was measured"
+    text = f"{100 * share:.0f} % of the examined GPU time was measured"
     if share < 0.5:
         text += ": the score is at most twice that share"
     return (Evidence("measured", 100 * share, "%", None, 0.0, text),)

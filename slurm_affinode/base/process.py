@@ -80,7 +80,7 @@ def run(
     try:
         done = _communicate(argv, stdin or b"", timeout_s, env=env, pass_fds=pass_fds, group=group)
     except FileNotFoundError as error:
-        hint = f"install the package that has {name}, or put it on PATH"
+        hint = f"install the package that contains {name}, or put it on PATH"
         if name in (*SLURM_COMMANDS, "sacctmgr"):
             hint = f"set slurm.bin_dir in the configuration to the directory that has {name}"
         raise UnreachableError(f"{name}: no such program", hint=hint) from error
@@ -107,7 +107,7 @@ def find(name: str) -> str:
             found = path.resolve(strict=True)
             _refuse_others(path)
             return str(found)
-    raise UnreachableError(f"{name}: no such program", hint=f"install the package that has {name}")
+    raise UnreachableError(f"{name}: no such program", hint=f"install the package that contains {name}")
 
 
 def _refuse_others(path: Path) -> None:

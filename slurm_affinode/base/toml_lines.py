@@ -72,23 +72,23 @@ def syntax_fault(error: tomllib.TOMLDecodeError, text: str) -> TomlFault:
 
 
 _REPAIRS = (
-    ("Cannot overwrite", "the same key stands there twice: keep one of them"),
-    ("Cannot declare", "the same table stands there twice: put its keys together; of several rules each is [[rule]]"),
-    ("Cannot mutate", "the table is complete where it was begun in braces: put the key into the braces"),
+    ("Cannot overwrite", "the key occurs twice: keep one of them"),
+    ("Cannot declare", "the table occurs twice: merge its keys; several rules are written as [[rule]] each"),
+    ("Cannot mutate", "the table is complete at its closing brace: add the key between the braces"),
     ("table declaration", "close the heading: [name]"),
     ("array declaration", "close the heading: [[name]]"),
     ("Expected '='", "a line is key = value, or the heading of a table: [name]"),
     ("Unclosed array", "close the list with ]"),
     ("nclosed inline table", "close it with }, on the same line"),
-    ("newline or end of document", "one key = value on a line; a text stands in quotes"),
-    ("Invalid value", 'a text or a span of time stands in quotes: "1h"; a list in brackets: ["a", "b"]; true, false'),
+    ("newline or end of document", "write one key = value per line; texts need quotes"),
+    ("Invalid value", 'texts and spans of time need quotes: "1h"; lists need brackets: ["a", "b"]; true, false'),
     ("Unterminated string", "close the text with its quote"),
     ("Illegal character", "close the text with its quote, on the same line"),
     ("escape", "write a backslash twice, or the text in single quotes"),
     ("backslash", "write a backslash twice, or the text in single quotes"),
 )
 """Part of a message from ``tomllib`` -> hint."""
-_REPAIR = "a line is key = value, a text stands in quotes, a table has a heading: [name] or [[name]]"
+_REPAIR = "lines have the form key = value, texts need quotes, and tables begin with [name] or [[name]]"
 
 
 def span_s(value: object) -> float | None:

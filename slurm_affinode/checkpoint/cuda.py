@@ -166,7 +166,7 @@ class Cuda:
     def _users(self, pids: Iterable[int]) -> list[tuple[int, int]]:
         asked = sorted(set(pids))
         deadline = self._deadlines.quick + 0.05 * len(asked)
-        return self._ask("users", "look for CUDA processes", deadline, pids=asked) if asked else []
+        return self._ask("users", "search for CUDA processes", deadline, pids=asked) if asked else []
 
     def state(self, pid: int) -> CudaState:
         """Return the checkpoint state of a process."""

@@ -121,7 +121,7 @@ def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machi
     there = {one.feature for one in table if one.available}
     why = None
     if major_of(version) is None:
-        why = "the driver does not tell its version"
+        why = "the driver does not report its version"
     elif not there >= _ALL_OF:
         why = next(one.why for one in table if not one.available)
     elif mig:

@@ -424,7 +424,7 @@ class DirectoryStore:
                     return root_directory.open_directory(job_fd, image.entry, owner=self._owner)
             except FileNotFoundError:
                 pass
-        raise ImageDamaged(f"{image.job}/{image.entry}: is not there any more")
+        raise ImageDamaged(f"{image.job}/{image.entry}: no longer exists")
 
     @Patiently(late=os.close)
     def open_criu(self, image: Image) -> int:

@@ -348,7 +348,7 @@ class Inheritance:
         except OSError as error:
             raise RestoreFailed(f"{one.name}: cannot be opened by its user: {error.strerror}") from None
         except BadImage as error:
-            raise RestoreFailed(f"{one.name}: cannot be made again: {error}") from None
+            raise RestoreFailed(f"{one.name}: cannot be created again: {error}") from None
         with root_directory.closed_on_error(fd):
             self._check(fd, wish)
         return fd
@@ -393,7 +393,7 @@ class Inheritance:
             return
         there = os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - of a descriptor
         if one.mode is not None and stat.S_IFMT(facts.st_mode) != stat.S_IFMT(one.mode):
-            raise RestoreFailed(f"{there}: is of another type than it was")
+            raise RestoreFailed(f"{there}: has another type than before")
         if wish.remap is None or wish.remap.kind is RemapKind.LINKED:
             if one.mode is not None and facts.st_mode != one.mode:
                 raise RestoreFailed(f"{there}: has bad mode {facts.st_mode:o} (expect {one.mode:o})")
@@ -550,7 +550,7 @@ def _wish(one: RegularFile, need: Needs, remap: Remap | None, table: FileTable) 
     if remap.kind is RemapKind.CONTENTS:
         return _Wish(one, need, one.name, remap)
     if remap.kind is not RemapKind.LINKED or remap.source not in table.regular:
-        raise RestoreFailed(f"{one.name}: was removed, and cannot be made again")
+        raise RestoreFailed(f"{one.name}: was removed, and cannot be created again")
     return _Wish(one, need, table.regular[remap.source].name, remap)
 
 

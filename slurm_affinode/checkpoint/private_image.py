@@ -111,7 +111,7 @@ class PrivateImage:
         if needed > _room(self.path):
             raise RestoreFailed(
                 f"{self.path.parent}: there is no room for {needed} bytes of memory that CRIU has to read from a "
-                "private copy, as the image is in the shared store and no tier of this node took it"
+                "private copy, as the image is in the shared store and no tier of this node has room for it"
             )
         for name, ranges in self._held.items():
             self._copy(name, ranges)

@@ -242,9 +242,9 @@ def excess(found: Credentials, given: Credentials) -> str | None:
         return f"user IDs {_list(found.uids)} in place of {_list(given.uids)}"
     allowed = given.gids | given.groups
     if not found.gids <= allowed:
-        return f"group ID {_list(found.gids - allowed)}, which its user does not have any more"
+        return f"group ID {_list(found.gids - allowed)}, which its user no longer has"
     if not found.groups <= allowed:
-        return f"group {_list(found.groups - allowed)}, which its user does not have any more"
+        return f"group {_list(found.groups - allowed)}, which its user no longer has"
     for name, bits in found.capabilities.items():
         if more := bits & ~given.capabilities.get(name, 0):
             return f"capabilities that its run was not given ({name} {more:#x})"

@@ -62,7 +62,7 @@ class Entries:
         try:
             now, then, whole = self.path.lstat(), os.fstat(self.top), os.fstatvfs(self.top)
         except OSError as error:
-            raise NoRoom(f"{self.path}: is not there any more: {error.strerror}") from None
+            raise NoRoom(f"{self.path}: no longer exists: {error.strerror}") from None
         if (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino):
             raise NoRoom(f"{self.path}: is not the file system with which the agent was started")
         if whole.f_flag & os.ST_RDONLY:
@@ -132,7 +132,7 @@ class Entries:
                 signature = root_directory.read(fd, SIGNATURE, owner=self.owner, limit=4096)
             found = manifest.decode(data, signature, self._key)
         except FileNotFoundError:
-            raise ImageDamaged(f"{label}: is not there") from None
+            raise ImageDamaged(f"{label}: does not exist") from None
         except ImageDamaged as error:
             raise type(error)(f"{label}: {error}") from None
         if (found.key.name, found.seq) != (name, seq):

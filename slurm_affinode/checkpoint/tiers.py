@@ -403,7 +403,9 @@ class Tiers:
             begun = [facts for facts, _ in to.store.begun()]
             if mine in begun and any(_age(facts) < _age(mine) for facts in begun):
                 to.store.cut(copy.image, 0)
-                self.report(mine.key, f"the tier {to.name} is full; what was there of its image makes room for another")
+                self.report(
+                    mine.key, f"the tier {to.name} is full; the partial copy of its image is removed for another one"
+                )
 
     def mend(self, name: str, seq: int) -> None:
         """Ensure a valid copy in the shared tier, from one on this node. Raises ``CheckpointError``."""
@@ -485,7 +487,7 @@ def open_tiers(
         except CheckpointError as error:
             missing.append(str(error))
     elif config.memory is not None:
-        missing.append(f"{config.memory}: is not there")
+        missing.append(f"{config.memory}: does not exist")
     places = [("disk", suspend.local_store)]
     if suspend.shared_store is not None:
         places.append(("shared", suspend.shared_store))
@@ -504,7 +506,7 @@ def open_tiers(
             missing.append(f"{path}: {error.strerror}")
             continue
         if store is None:
-            missing.append(f"{path}: is not there")
+            missing.append(f"{path}: does not exist")
             continue
         level = config.compress if shared and compression.zstd() is not None else 0
         tiers.append(Tier(name, store, shared=shared, direct=config.direct, level=level))
@@ -564,7 +566,7 @@ def _shared(path: Path, open_store: Callable[..., DirectoryStore], *, create: bo
         if create and not path.parent.is_dir():
             # Otherwise an empty directory on the node's own disk would pass for a store without images.
             raise CheckpointError(
-                f"{path.parent}: is not there",
+                f"{path.parent}: does not exist",
                 hint=f"mount its file system; if it is new: install -d -m 0700 -o root -g root {path.parent}",
             )
         return _there(path, partial(open_store, calls=calls), create=create)

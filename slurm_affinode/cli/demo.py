@@ -35,7 +35,7 @@ def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as
     DIR/report.html and DIR/summary.json.
     """
     if not synthetic and (days is not None or seed is not None):
-        raise click.UsageError("--days and --seed are of --synthetic")
+        raise click.UsageError("--days and --seed require --synthetic")
     history = (
         histories.synthetic(days=DAYS if days is None else days, seed=SEED if seed is None else seed)
         if synthetic

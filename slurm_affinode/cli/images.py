@@ -318,7 +318,7 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
             begun = [Image(facts, str(store.path)) for facts, _ in store.begun() if facts.key.job_id in wanted]
             for found in [*_chosen(store, jobs), *begun]:
                 if isinstance(found, ImageDamaged):
-                    warn(f"left, because it is damaged and its job may want to know: {found}")
+                    warn(f"kept, because it is damaged and still needed for the error message of its job: {found}")
                     continue
                 with _trouble(store, failed):
                     if not dry_run:
@@ -416,7 +416,7 @@ def _tell(
 def _tiers(config: Config) -> Iterator[Tiers]:
     """Yield the available image stores of this node, fastest first."""
     if os.geteuid() != 0 and not os.access(config.suspend.key_file, os.R_OK):
-        raise AffinodeError("only root can look into the image stores", hint="sudo slurm-affinode images ...")
+        raise AffinodeError("only root can read the image stores", hint="sudo slurm-affinode images ...")
     if not config.suspend.key_file.exists():
         raise AffinodeError(
             f"{config.suspend.key_file}: this machine has no key of images",

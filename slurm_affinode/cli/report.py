@@ -152,7 +152,7 @@ def _page_or_command(**values: Any) -> Any:
         if parameter.name and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
     ]
     if given:
-        raise click.UsageError(f"{given[0]} goes after {context.invoked_subcommand!r}, if that has such an option")
+        raise click.UsageError(f"{given[0]} belongs after {context.invoked_subcommand!r}, if that has such an option")
     return None
 
 

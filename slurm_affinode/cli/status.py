@@ -162,7 +162,7 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     if row.get("said"):
         pairs.append(("comment", row["said"]))
     if dry_run:
-        pairs.append(("agent", "dry run: it only says what it would do"))
+        pairs.append(("agent", "dry run: suspensions are only logged"))
     return pairs
 
 
@@ -203,7 +203,7 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     one = row["in_place"]
     if one["starting"]:
-        return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are looked at'}")]
+        return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are checked'}")]
     resume = f"scontrol resume {row['shown_id']}"  # the raw ID of an array task may be that of the array
     pairs = [
         ("asleep", f"in place: {_sleeps(one)}"),

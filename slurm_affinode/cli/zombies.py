@@ -122,7 +122,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
                 _print_finding(out, one)
         held = sum(one.held_gpu_hours or 0.0 for one in without_repeated_hours(found.findings))
         out.print()
-        out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Looked at {looked}."))
+        out.print(Text(f"{len(found.findings)} found, {held:,.1f} GPU-hours held idle. Examined: {looked}."))
         first = next((one for one in found.findings if one.job is not None and one.kind not in USER_KINDS), None)
         if first is not None and first.job is not None and explain is not None and not wide:
             command = f"slurm-affinode zombies explain {first.job.id}{explain}"
@@ -250,7 +250,7 @@ def print_explanation(page: Explanation) -> None:
     ran = span((page.until - page.since).total_seconds())
     where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
     gpus = counted(page.allocated_gpus or 0, "GPU")
-    out.print(Text(printable(f"{gpus} on {where}; looked at {ran}{limit}")))
+    out.print(Text(printable(f"{gpus} on {where}; examined: {ran}{limit}")))
     if not page.findings:
         out.print()
         out.print(Text(printable(page.answer), style="green" if page.answer == NOTHING else "yellow"))
@@ -343,7 +343,7 @@ def print_tried(where: Path, tried: Sequence[Tried]) -> None:
     for one in wrong:
         expected = "fit" if one.example.fits else "not fit"
         out.print(Text(printable(f"{where}:{one.example.line}: should {expected}: {one.example.says}")))
-    out.print(Text(f"{len(tried) - len(wrong)} of {len(tried)} examples are judged as they say."))
+    out.print(Text(f"{len(tried) - len(wrong)} of {len(tried)} examples have the expected outcome."))
 
 
 _LIST_EPILOG = """\b

@@ -295,7 +295,7 @@ class Session:
                 print_table(("action", "target", "kind", "user", "result", "why"), rows)
             hidden = sum(one.action.code in QUIET for one in outcomes) if not self.asked.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
-            more += f"; of {untold} people are to be told (--warn)" if untold else ""
+            more += f"; of {untold} users are to be warned (--warn)" if untold else ""
             click.echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
             for note in notes:
                 warn(note)

@@ -68,7 +68,7 @@ def show() -> int:
               help="Assume that the timer runs every SPAN")  # fmt: skip
 @click.option("--look-every", type=Span(60), default="4h", metavar="SPAN", show_default=True,
               help="Sample the stored metrics every SPAN; shorter findings may be missed")  # fmt: skip
-@click.option("--replay/--no-replay", default=True, show_default=True, help="Show what it would have done")
+@click.option("--replay/--no-replay", default=True, show_default=True, help="Show the actions of the past period")
 @json_option
 def check(
     *, config: Config, file: Path | None, since: datetime, until: datetime, every: float, look_every: float,
@@ -192,7 +192,7 @@ def history(
         )
     if len(rows) > limit:
         rows = rows[1:]
-        warn(f"older records are left out: --limit {10 * limit}, or --since")
+        warn(f"older records are omitted: --limit {10 * limit}, or --since")
     if as_json:
         print_json([dataclasses.asdict(one) for one in rows])
         return 0
@@ -276,7 +276,7 @@ def _against(job: Job, wish: exemptions.Wish, found: Policy, now: datetime) -> s
     if not job.allocated:
         return f"it does not run: it is {job.state}"
     if exemptions.asked_before(job):
-        return "it was asked to be kept before; that may be done once"
+        return "an exemption was requested before; only one is allowed for each attempt"
     try:
         exemptions.check(wish, found.keep, now)
     except AffinodeError as error:

@@ -310,7 +310,9 @@ class _Case:
         if job is not None and job.job_id in asleep and (
             finding.kind == "model-server" or (finding.kind in IDLE_KINDS and self.settings.prefer_suspend)
         ):  # fmt: skip
-            return self.none("asleep", "it sleeps in place: its owner asked for that, and others have its GPU memory")
+            return self.none(
+                "asleep", "it sleeps in place as its owner requested, and its GPU memory is free for others"
+            )
         if finding.kind in IDLE_KINDS and isinstance(finding.subject, JobAttempt) and finding.subject.running:
             action = self._job(finding.subject)
         else:
@@ -328,9 +330,9 @@ class _Case:
             return action
         working = working_now(self.policy.calendar, self.now)
         if action.verb in DESTRUCTIVE and self.settings.cancel_working_days_only and not working:
-            return self.none("working-days", f"{action.reason}; only at working times")
+            return self.none("working-days", f"{action.reason}; only during working hours")
         if action.verb not in DESTRUCTIVE and self.settings.warn_working_days_only and not working:
-            return self.none("working-days", f"{action.reason}; people are told at working times only")
+            return self.none("working-days", f"{action.reason}; users are warned during working hours only")
         job = self.finding.job
         if action.verb == "suspend" and (job is None or job.job_id not in opted_in):
             return self.none("not-opted-in", f"{action.reason}; the job was not submitted with --gpu-suspend-idle")
@@ -369,7 +371,7 @@ class _Case:
         """Return no action if the owner has exempted the job."""
         keep = self.ledger.keeps.get((self.finding.cluster, job.job_id))
         if keep is not None and self.now < keep.until and _same(job.submit, keep.submit):
-            return self.none("kept", f"{keep.user} asked to keep it until {self._clock(keep.until)}: {keep.why}")
+            return self.none("kept", f"{keep.user} requested an exemption until {self._clock(keep.until)}: {keep.why}")
         return None
 
     def _small(self, job: JobAttempt, held: int) -> Action | None:
@@ -399,7 +401,7 @@ class _Case:
             before = max((one.at for one in warnings), default=None)
             if before is not None and self._age_s(before) < self.settings.repeat_s:
                 seen = f"{idle} as far as this run saw"
-                text = f"{seen}; it was warned at {self._clock(before)}, and what it did then is unknown"
+                text = f"{seen}; it was warned at {self._clock(before)}, and its activity since then is unknown"
                 return self.none("told", text)
         if count < len(times):
             need_s = times[count] + more_s
@@ -417,7 +419,7 @@ class _Case:
             text = f"{warned}; it ends after {span(need_s)}, and {span(apart_s)} after the last warning"
             return self.none("too-early", text)
         if self.settings.do_not_cancel:
-            return self.none("do-not-cancel", f"{warned}; {self.rule.rule} says: do not cancel")
+            return self.none("do-not-cancel", f"{warned}; {self.rule.rule} forbids a cancellation")
         weak = self._weak()
         if weak is not None:
             return self.none("weak-evidence", f"{warned}; {weak}")

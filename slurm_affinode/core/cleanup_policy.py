@@ -249,7 +249,7 @@ def _exemptions(reader: _Reader, data: Any) -> tuple[Exemption, ...]:
         if isinstance(table, dict) and "until" not in table:
             reader.fault(path, "until is missing", 'write until = 2027-03-31, or until = "never"')
         if isinstance(table, dict) and "reason" not in table:
-            reader.fault(path, "reason is missing", "say why, for those who read the audit")
+            reader.fault(path, "reason is missing", "give a reason, which is recorded in the audit")
         found.append(
             Exemption(
                 match, row.get("until", NEVER), row.get("reason", ""), row.get("warnings", False),

@@ -183,7 +183,7 @@ def observe(rule: IdleRule, before: IdleState | None, sample: Sample) -> IdleSta
     broken = "" if before is None else before.broken
     if since is not None and seen is not None and not 0 <= sample.time_s - seen <= rule.max_gap_s:
         since = seen = None
-        broken = f"no sample said for more than {rule.max_gap_s:g} s that it was idle"
+        broken = f"no sample for more than {rule.max_gap_s:g} s showed it as idle"
     if verdict is Verdict.BUSY or sample.stopped:
         if since is not None or before is None:
             broken = why

@@ -316,7 +316,7 @@ def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
 
 def _not_yet(idle: IdleState | None, window_s: float) -> tuple[str, str]:
     if idle is None:
-        return "unknown", f"it was not looked at yet; after {span(window_s)} of idleness"
+        return "unknown", f"it has not been sampled yet; after {span(window_s)} of idleness"
     if idle.verdict is Verdict.BUSY:
         return "busy", f"busy ({idle.why}); after {span(idle.window_s)} without a break"
     if idle.verdict is Verdict.UNKNOWN:

@@ -252,7 +252,7 @@ def _use(rule: UseHistory, gpu: GpuFacts, limit: float) -> Evidence:
     threshold = "never above the limit" if never else "above the limit before"
     if gpu.used_before is None:
         return _unknown("use", "", threshold, rule.weight, "whether it was used before is not known")
-    text = f"it was above {limit:g} % before" if gpu.used_before else f"never above {limit:g} % in the time looked at"
+    text = f"it was above {limit:g} % before" if gpu.used_before else f"never above {limit:g} % in the examined time"
     value = "before" if gpu.used_before else "never"
     return Evidence("use", value, "", threshold, rule.weight, text, met=gpu.used_before is not never)
 
@@ -441,7 +441,7 @@ class _Reader:
         advice = self._take(row, at, "advice", _text, default="")
         for needed in ("compute", "time"):
             if needed not in row:
-                self._fault(at, f"[signature.{needed}] is missing: without it nothing says that the GPU is idle")
+                self._fault(at, f"[signature.{needed}] is missing: without it a GPU cannot be found idle")
         if None in (name, kind, least, title, advice) or parts["compute"] is None or parts["time"] is None:
             return None
         weights = {key: part.weight for key, part in parts.items() if part is not None}

@@ -97,7 +97,7 @@ def recover(phase: Phase, world: World) -> Recovery:
     """
     if world.job is JobFact.ENDED:
         kill = (RecoveryAction.KILL_TREE,) if world.tree else ()
-        return Recovery((*kill, RecoveryAction.DROP_IMAGE, RecoveryAction.CLOSE), None, "the job is over")
+        return Recovery((*kill, RecoveryAction.DROP_IMAGE, RecoveryAction.CLOSE), None, "the job has ended")
     if phase is Phase.RUNNING:
         return Recovery((RecoveryAction.CLOSE,), None, "nothing was under way")
     if phase in IN_PLACE or (world.in_place and phase in (Phase.LOCKED, Phase.PARKED)):
@@ -115,9 +115,9 @@ def _in_place(phase: Phase, world: World) -> Recovery:
     If Slurm has requeued the job, it is ending these processes: they are thawed so that they receive its signals.
     """
     if not world.tree and world.job is JobFact.UNKNOWN:
-        return Recovery((RecoveryAction.WAIT,), phase, "the processes are gone and Slurm does not respond")
+        return Recovery((RecoveryAction.WAIT,), phase, "the processes have ended and Slurm does not respond")
     if not world.tree:
-        return Recovery((RecoveryAction.LOST,), None, "the processes are gone")
+        return Recovery((RecoveryAction.LOST,), None, "the processes have ended")
     if world.job in (JobFact.QUEUED, JobFact.LATER_RUN):
         return Recovery((RecoveryAction.WAKE,), Phase.WAKING, "requeued by another party while asleep")
     if phase is Phase.FROZEN:
@@ -157,11 +157,11 @@ def _before_requeue(phase: Phase, world: World) -> Recovery:
             "requeued by another party during the suspension",
         )
     if world.job is JobFact.UNKNOWN:
-        return Recovery((RecoveryAction.WAIT,), phase, "the processes are gone and Slurm does not respond")
+        return Recovery((RecoveryAction.WAIT,), phase, "the processes have ended and Slurm does not respond")
     if phase is Phase.DUMPED and world.image:
         # The node went down right after the dump, with the process tree stopped.
-        return Recovery((), Phase.QUEUED, "the processes are gone, the image is complete")
-    return Recovery((RecoveryAction.DROP_IMAGE, RecoveryAction.LOST), None, "the processes are gone, there is no image")
+        return Recovery((), Phase.QUEUED, "the processes have ended, and the image is complete")
+    return Recovery((RecoveryAction.DROP_IMAGE, RecoveryAction.LOST), None, "the processes have ended without an image")
 
 
 def _requeueing(world: World) -> Recovery:

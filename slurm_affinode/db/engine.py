@@ -56,10 +56,10 @@ def translate(error: DBAPIError, dialect: str, where: str) -> AffinodeError:
     if state == "53100" or number in _MARIADB_FULL:
         return DiskError(f"{where}: the disk of the server is full: {said}")
     if is_transient(error):
-        return UnreachableError(f"{where}: other writers were in the way: {said}", hint="try again")
+        return UnreachableError(f"{where}: the lock is held by other writers: {said}", hint="try again")
     if error.connection_invalidated or _is_connection(error):
         return UnreachableError(f"{where}: cannot be reached: {said}", hint="is the server running, is the URL right?")
-    return AffinodeError(f"{where}: the database refused: {said}")
+    return AffinodeError(f"{where}: database error: {said}")
 
 
 def _sqlite_error(said: str, path: str, name: str) -> AffinodeError:
@@ -81,8 +81,8 @@ def _sqlite_error(said: str, path: str, name: str) -> AffinodeError:
     if "unable to open" in low:
         return UnreachableError(f"{path}: cannot be opened", hint="check that you may read and write its directory")
     if "i/o error" in low:
-        return DiskError(f"{path}: the disk gave an error: {said}")
-    return AffinodeError(f"{path}: the database refused: {said}")
+        return DiskError(f"{path}: disk error: {said}")
+    return AffinodeError(f"{path}: database error: {said}")
 
 
 def _said(error: DBAPIError) -> str:

@@ -314,7 +314,7 @@ class NvmlDriver:
     def _of(self, device: Device) -> _Open:
         found = self._all().get((device.uuid, device.mig))
         if found is None:
-            raise GpuLost(f"GPU {device.index} ({device.uuid}) is not among the GPUs of this node any more")
+            raise GpuLost(f"GPU {device.index} ({device.uuid}) is no longer a GPU of this node")
         return found
 
     def _memory(self, handle: Any) -> dict[str, float | None]:
@@ -362,7 +362,7 @@ class NvmlDriver:
         if kind == "lost":
             if one is not None:
                 self._lost.add(one.device.uuid)
-            return GpuLost(said, hint="nvidia-smi and the kernel log (dmesg) say why; it may need a reset")
+            return GpuLost(said, hint="see nvidia-smi and the kernel log (dmesg); it may need a reset")
         if kind == "unsupported":
             return NotSupported(said)
         if error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
@@ -371,7 +371,7 @@ class NvmlDriver:
             self.close()
             hint = "is NVIDIA's driver installed and loaded? nvidia-smi has to work"
             if error.value == self._nvml.NVML_ERROR_LIBRARY_NOT_FOUND and (place := _lies_in()) is not None:
-                hint = f"{_LIBRARY} is in {place}, where it is not looked for: LD_LIBRARY_PATH={place}, or ldconfig"
+                hint = f"{_LIBRARY} is in {place}, which is not searched: set LD_LIBRARY_PATH={place}, or run ldconfig"
             return DriverMissing(said, hint=hint)
         return GpuError(said)
 

@@ -22,7 +22,7 @@ KINDS: Mapping[str, str] = {
     "idle-allocation": "GPUs are allocated and not used",
     "orphan-process": "a process on a GPU belongs to no running job",
     "orphan-memory": "GPU memory is held and no job has the GPU",
-    "orphaned-engine": "the server of an inference engine is gone, and its process still holds GPU memory",
+    "orphaned-engine": "the server of an inference engine has ended, but its process still holds GPU memory",
     "model-server": "a model server of the job has a problem, by its own metrics",
     "completing": "a job does not get out of COMPLETING",
     "drained-kill-failed": "a node is drained since processes of a job could not be killed",
@@ -105,7 +105,7 @@ class Evidence:
 
     def __post_init__(self) -> None:
         if self.unknown and self.met:
-            raise ValueError(f"{self.dimension}: what is unknown cannot be met")
+            raise ValueError(f"{self.dimension}: an unknown value cannot be met")
 
     @property
     def points(self) -> float:

@@ -24,9 +24,9 @@ DIAGNOSES: Mapping[str, str] = {
     "request-too-large": "a request needs more than the whole KV cache",
     "swap-thrashing": "requests are swapped between GPU and host memory again and again",
     "stalled": "requests are held and none makes progress",
-    "out-of-memory": "the engine ended for want of memory",
-    "ended": "the server does not respond any more",
-    "orphaned-engine": "the server is gone, and its engine still holds the GPU",
+    "out-of-memory": "the engine ended because memory ran out",
+    "ended": "the server no longer responds",
+    "orphaned-engine": "the server has ended, but its engine still holds the GPU",
     "memory-leak": "host memory of the server grows without bound",
     "squatter-signature": "GPU memory is nearly full and nothing computes while the job runs",
 }

@@ -82,7 +82,7 @@ def _issues(per_run: pl.DataFrame, notes: Sequence[str], problems: Sequence[str]
             QualityIssue(
                 "bad-records",
                 "Records that could not be used as they are",
-                "Each is told with its reason.",
+                "Each one is listed with its reason.",
                 count=len(problems),
                 examples=tuple(problems[:5]),
             )

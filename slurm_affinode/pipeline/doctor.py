@@ -162,7 +162,7 @@ def _hint(can: Capabilities) -> str:
         return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
     if all(one.available for one in can.table if one.feature in (Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE)):
         return "without MIG, and with a driver that is whole (nvidia-smi), programs can use CUDA here"
-    return "the table below says what is missing; suspension needs driver 570 or newer (595 on ARM), without MIG"
+    return "the table below lists the missing features; suspension needs driver 570 or newer (595 on ARM), without MIG"
 
 
 _TIMEOUT_S = 30.0

@@ -583,6 +583,6 @@ def _allowed(unread: Callable[[str], None]) -> Iterator[None]:
         yield
     except InputError as error:
         if isinstance(error.__cause__, PermissionError):
-            unread(f"{error}: what is in it is left out; suspend.ledger may name a directory that others can read")
+            unread(f"{error}: its entries are missing; suspend.ledger may name a directory that others can read")
         elif not isinstance(error.__cause__, FileNotFoundError):
             raise

@@ -34,7 +34,7 @@ def postman(mail: MailPolicy, now: Callable[[], datetime]) -> Post:
 
     def post(digest: Digest) -> None:
         if len(silent) >= SILENT:
-            raise MailServerDownError(f"not tried, after {SILENT} without a response: {silent[-1]}")
+            raise MailServerDownError(f"skipped after {SILENT} without a response: {silent[-1]}")
         try:
             send(digest)
         except MailServerDownError as error:

@@ -56,7 +56,7 @@ def exclusive(path: Path, *, wait: bool = False) -> Iterator[None]:
             holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
             who = f" (process {holder})" if holder.isdigit() else ""
             raise UnreachableError(
-                f"another nightly run is at work{who}: it holds {path}",
+                f"another nightly run is in progress{who}: it holds {path}",
                 hint="nothing was done; give --wait to wait for it",
             ) from None
         with contextlib.suppress(OSError):  # only informational; the disk may be full

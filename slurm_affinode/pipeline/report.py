@@ -151,7 +151,7 @@ def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> Non
     try:
         ingest.configured(config, store, unread=warned)
     except (UnreachableError, DiskError) as error:  # reports are possible from a database that cannot be written
-        warned(f"{error}; suspensions that are not in it yet are left out")
+        warned(f"{error}; suspensions that are not in it yet are missing")
 
 
 def _stored(config: Config) -> History:

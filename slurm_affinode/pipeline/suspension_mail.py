@@ -28,7 +28,9 @@ def send(request: str) -> None:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path), hint="its [mail] says how mails leave") from error
+        raise InputError(
+            f"cannot be read: {error}", where=str(path), hint="its section [mail] configures the delivery of mails"
+        ) from error
     mail = parse_policy(text, where=str(path), expand=lambda names: (names,)).mail
     digest = suspension_digest(SuspensionMail(**given["event"]), mail, timezone=given.get("timezone"))
     postman(mail, lambda: datetime.now(UTC))(digest)

@@ -166,7 +166,9 @@ def _bars(  # noqa: PLR0917
          for slot, value in zip(slots, values, strict=True)],
         title,
     )  # fmt: skip
-    colours = " Idle is drawn apart from busy; gray: not measured." if unit == "%" else " Gray: not measured."
+    colours = (
+        " Idle and busy time have different colors; gray: not measured." if unit == "%" else " Gray: not measured."
+    )
     return charts.figure(charts.Words(key, title, summary), svg, numbers=numbers, note=summary + colours)
 
 

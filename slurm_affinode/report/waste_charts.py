@@ -30,8 +30,8 @@ def hours_over_time(result: WasteResult) -> Markup:
     frame, zone = result.over_time, result.query.zone
     step = "day" if result.bucket_s == _DAY_S else fmt.duration(result.bucket_s)
     help_text = (
-        "Each bar is the mean number of allocated GPUs in that span, by what they did. Idle: every activity signal at "
-        "or below the idle threshold. Unknown: no data. GPUs that no job held are not in the picture."
+        "Each bar is the mean number of allocated GPUs in that period, by activity. Idle: every activity signal at "
+        "or below the idle threshold. Unknown: no data. GPUs that no job held are not shown."
     )
     words = Words("over-time", "Allocated GPUs over time", "", help_text)
     if frame.height == 0 or not frame["gpu_hours_allocated"].sum():
@@ -115,7 +115,7 @@ def _span_h(result: WasteResult, start: datetime, end: datetime) -> float:
 def group_bars(result: WasteResult, group: str, title: str, thing: str) -> Markup:
     """Draw the allocated GPU-hours of the largest members of a grouping, by state."""
     help_text = (
-        f"The length of a bar is the allocated GPU-hours of the {thing}, its parts what the GPUs did. "
+        f"The length of a bar is the allocated GPU-hours of the {thing}, divided by activity of the GPUs. "
         "The percentage is the idle share of the allocated GPU-hours."
     )
     frame = result.groups.get(group, pl.DataFrame())
@@ -163,7 +163,7 @@ def scatter(result: WasteResult) -> Markup:
         f"at a mean utilization below 5 %, for {fmt.number(total(squatting['gpu_hours_allocated']))} GPU-hours."
     )
     left_out = result.jobs.height - frame.height
-    note = summary + (f" {fmt.count(left_out)} job runs without both figures are left out." if left_out else "")
+    note = summary + (f" {fmt.count(left_out)} job runs without both figures are not shown." if left_out else "")
     return charts.scatter(
         Words("memory-compute", title, summary, help_text),
         _points(frame),

@@ -60,7 +60,7 @@ def _pyslurm(client: PyslurmClient, site: str | None) -> Availability:
     release = release_of_library(number) if isinstance(number, int) else None
     version = f"{client.hello.get('pyslurm')} with libslurm of Slurm {release or '(unknown)'}"
     if release is None or site is None or release != site:
-        reason = f"its libslurm is of Slurm {release or '(unknown)'}, the site's Slurm is {site or '(unknown)'}"
+        reason = f"its libslurm is that of Slurm {release or '(unknown)'}, the site's Slurm is {site or '(unknown)'}"
         return Availability("pyslurm", version, reason, "build pyslurm against the site's Slurm, see docs/slurm.md")
     return Availability("pyslurm", version)
 

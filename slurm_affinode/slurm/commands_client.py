@@ -125,7 +125,7 @@ class CommandsClient:
         if " is UP" not in said:
             down = [line.strip() for line in (said + done.stderr).splitlines() if line.strip()]
             raise interface.ControllerDownError(
-                f"slurmctld does not respond: {down[0] if down else 'scontrol ping says nothing'}",
+                f"slurmctld does not respond: {down[0] if down else 'scontrol ping prints nothing'}",
                 hint="is slurmctld running, and does this machine have its slurm.conf? try: scontrol ping",
             )
 

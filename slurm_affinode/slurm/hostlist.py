@@ -89,7 +89,7 @@ def _bounds(inside: str, limit: int) -> Iterator[tuple[int, int, int]]:
             raise ValueError(f"{_shorten(item)!r} is not a number or a range")
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first:
-            raise ValueError(f"{item!r} is a range that goes backwards")
+            raise ValueError(f"{item!r} is a descending range")
         if last - first >= limit:
             raise ValueError(f"{item!r} names more than {limit:,} nodes")
         yield first, last, len(match[1])

@@ -44,7 +44,7 @@ def jobs(data: bytes, mark: str) -> Iterator[Job]:
                     return
                 raise UnreachableError(
                     "squeue did not return the requested fields",
-                    hint="slurm-affinode doctor says which Slurm is there; 24.11 and newer are known to work",
+                    hint="slurm-affinode doctor shows the release of Slurm; 24.11 and newer are supported",
                 )
             row.append(data[start:stop].decode("utf-8", "backslashreplace"))
             start = stop + len(end)

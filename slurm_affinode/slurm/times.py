@@ -134,7 +134,7 @@ def zone_name(
     _, found, name = target.partition("/zoneinfo/")
     if not found:
         raise AffinodeError(
-            f"{localtime} does not say the name of its time zone", hint="name the zone of the input: --timezone"
+            f"{localtime} does not contain the name of a time zone", hint="name the zone of the input: --timezone"
         )
     return _checked(name.removeprefix("posix/").removeprefix("right/"), f"{localtime} names no time zone")
 

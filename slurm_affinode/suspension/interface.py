@@ -86,7 +86,7 @@ class Suspender(Protocol):
         ...
 
     def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
-        """Suspend the job. Returns when its processes are gone and it is queued, or when it runs on unharmed.
+        """Suspend the job. Returns when its processes have ended and it is queued, or when it runs on unharmed.
 
         In the latter case ``failure`` of the result states the reason. Raises ``Refused``, and ``AffinodeError`` if
         nothing was begun.

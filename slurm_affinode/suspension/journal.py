@@ -176,7 +176,7 @@ class Journal:
             raise JournalError(
                 f"{self._directory}: users other than {os.geteuid()} may write to the journal "
                 f"(it belongs to user {facts.st_uid}, mode {stat.S_IMODE(facts.st_mode):04o})",
-                hint=f"look at what is in it; then: chown root:root {self._directory} && chmod 0700 {self._directory}",
+                hint=f"check its contents; then: chown root:root {self._directory} && chmod 0700 {self._directory}",
             )
 
 
@@ -203,7 +203,11 @@ def parse(data: bytes) -> tuple[list[Entry], int, str | None]:
             entries.append(_entry(value))
         except (ValueError, KeyError, TypeError) as error:
             # The step that it announced may have been taken, so the entries before it may be out of date.
-            return [], 0, f"line {number} is of another release of slurm-affinode ({error}): its job is left alone"
+            return (
+                [],
+                0,
+                f"line {number} was written by another release of slurm-affinode ({error}): its job is left alone",
+            )
         end += len(line)
     return entries, end, None
 

@@ -88,7 +88,7 @@ class SuspensionOutcomes:
         parts, record = self._parts, journal.record
         entry = record.ledger_entry(parts.node)
         if record.phase not in IN_PLACE:  # otherwise it freed its GPU memory until now
-            entry = replace(entry, failure="its processes are gone")
+            entry = replace(entry, failure="its processes have ended")
         parts.ledger.write(replace(entry, ended_ms=round(parts.now() * 1000)))
         comment(parts, record.key.job_id, messages.lost(parts.node, record.why or "by hand"))
         self._close(journal)

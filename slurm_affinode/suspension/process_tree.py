@@ -136,7 +136,7 @@ class LinuxProcesses:
             if not self.alive(init_pid, init_started):
                 raise ProcessLookupError
         except (OSError, NotContainedError):
-            raise TreeGoneError(f"the shepherd (PID {init_pid}) is not there any more") from None
+            raise TreeGoneError(f"the shepherd (PID {init_pid}) has ended") from None
         return space
 
     @staticmethod

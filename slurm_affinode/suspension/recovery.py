@@ -400,7 +400,7 @@ class JobKeeper:
         log = self._parts.log
         for _, name in swept.removed:
             unknown = name.partition("/")[0] in swept.gone
-            why = "Slurm has not known its job for long" if unknown else "its job is over, or has a newer one"
+            why = "Slurm has not known its job for long" if unknown else "its job has ended, or has a newer one"
             log.info("removed %s: %s", name, why)
         for name in sorted(swept.unknown.keys() - self._unknown.keys()):
             log.warning("%s: Slurm does not know this job; its images are kept for a time", name)

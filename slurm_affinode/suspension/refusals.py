@@ -208,7 +208,7 @@ def of_tree(
                [one for one in holders if one.is_forked_worker(cuda_users)])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
-    refuse("undumpable", "holds something that would not come back (a semaphore of eventfd(2), a file below /proc/PID)",
+    refuse("undumpable", "holds an object that cannot be restored (a semaphore of eventfd(2), a file below /proc/PID)",
            having(_WRONG))  # fmt: skip
     if tree.lost_streams:
         # CRIU finds a deleted file by its mount, which belongs to slurmstepd and not to the job.

@@ -108,7 +108,7 @@ class Requeuer:
                 self._hold(job_id)
                 return
             if fact is JobFact.ENDED:
-                raise NotRequeued("the job is over")
+                raise NotRequeued("the job has ended")
             if ending:
                 # It was canceled before the requeue, or just before it took effect: Slurm requeues only a running job.
                 endings += 1

@@ -103,7 +103,7 @@ class Note:
     @property
     def problem(self) -> str | None:
         """Why its last restore failed, and the state of its image since then, in one line."""
-        trouble = "its image was given up: it starts from its beginning" if self.given_up else self.trouble
+        trouble = "its image was abandoned: it starts from its beginning" if self.given_up else self.trouble
         if self.failure is None or trouble is None:
             return self.failure or trouble
         return trouble if self.failure in trouble else f"{self.failure}; {trouble}"
@@ -230,7 +230,7 @@ class Notes:
         if not found.signed:
             note = replace(note, given_up=False)
             if not self._vouched(note):
-                self._signer.refuse(path, "is not signed, and no image of an older release says the same")
+                self._signer.refuse(path, "is not signed, and no image of an older release agrees with it")
                 return None
         stamp = (note.submit, note.seq, note.revision)
         with self._lock:

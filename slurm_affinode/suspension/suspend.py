@@ -190,7 +190,7 @@ class JobSuspender:
             try:
                 self._lock_all(attempt)
                 if (seen := look_again()) is not None:
-                    raise AbortedError(f"it is not idle any more: {seen}")
+                    raise AbortedError(f"it is no longer idle: {seen}")
                 ending.recheck(attempt)
                 self._memory.make_room(job, attempt.facts)
                 announce(self._parts, attempt, Phase.LOCKED)

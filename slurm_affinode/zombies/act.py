@@ -131,7 +131,7 @@ def _one(action: Action, tools: Tools) -> Outcome:
     if not tools.log.claim(claim, tools.who.run, tools.now(), HOLD):
         text = f"{action.target}: another run does it, or has done it"
         return written(Outcome(action, "gone", text), tools)
-    outcome = Outcome(action, "failed", f"{action.target}: it was broken off; whether it was done is not known")
+    outcome = Outcome(action, "failed", f"{action.target}: it was interrupted; whether it was done is unknown")
     try:
         outcome = _attempt(action, tools)
     except AffinodeError as error:
@@ -184,7 +184,7 @@ def _attempt(action: Action, tools: Tools) -> Outcome:
         # Since the decision, the agent may have come back and report that the job opted in, or the job was suspended.
         known = opted_in([action], tools.ask)
         if look.job.job_id in known.asleep:
-            return Outcome(action, "spared", f"{action.target}: it sleeps in place by now", look)
+            return Outcome(action, "spared", f"{action.target}: it now sleeps in place", look)
         if look.job.job_id in known.watched:
             action = replace(action, verb="suspend", reason=f"{action.reason}; the job may be suspended")
     try:
@@ -218,7 +218,7 @@ def _kept(action: Action, tools: Tools) -> Outcome | None:
     keep = tools.log.ledger(tools.now()).keeps.get((action.finding.cluster, ref.job_id))
     if keep is None or (ref.submit is not None and int(ref.submit.timestamp()) != int(keep.submit.timestamp())):
         return None
-    return Outcome(action, "spared", f"{action.target}: {keep.user} asked to keep it: {keep.why}")
+    return Outcome(action, "spared", f"{action.target}: {keep.user} requested an exemption: {keep.why}")
 
 
 def _instead(action: Action, tools: Tools, look: Look, why: str) -> Outcome:
@@ -236,7 +236,7 @@ def _look(action: Action, tools: Tools) -> Look:
     finding = action.finding
     if action.verb == "kill-process":
         # The agent checks the process again right before it kills it.
-        return Look("still", "the agent of the node looks again")
+        return Look("still", "the agent of the node checks again")
     if action.verb == "resume":
         return tools.recheck.drained(_node(finding, tools))
     if action.verb == "drain":

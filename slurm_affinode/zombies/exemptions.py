@@ -60,7 +60,7 @@ def comment_with(comment: str | None, wish: Wish) -> str:
     mark = f"[keep until={until} why={why}]"
     made = f"{comment} {mark}" if comment else mark
     if len(made.encode()) > 1024:
-        raise AffinodeError("the reason is too long for the job's comment", hint="say it shorter")
+        raise AffinodeError("the reason is too long for the job's comment", hint="shorten the reason")
     return made
 
 
@@ -108,7 +108,7 @@ def collect(
         claim = f"keep|{cluster}|{job.job_id}|{int(job.submit.timestamp())}|{int(wish.until.timestamp())}"
         if log.claim(claim, run, now, HOLD):
             refused = record(keep, job.id, run, actor, now)
-            why = f"it was kept until {named(earlier.until, UTC)} already, and that may be done once"
+            why = f"it was kept until {named(earlier.until, UTC)} already, and only one exemption is allowed"
             log.record([replace(refused, result="refused", reason=f"{refused.reason}; {why}")])
             log.settle(claim, run, now, None)
     return taken

@@ -271,7 +271,7 @@ def explain_live(
         except NoAttemptError:
             raise NoAttemptError(
                 f"Slurm knows no job {job} that has started",
-                hint="does it still wait (squeue), or did it end a while ago? Then it is stored: leave out --live",
+                hint="is it still pending (squeue), or did it end a while ago? Then use stored data: omit --live",
             ) from None
         one = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
         if one is None or one.state != "RUNNING":

@@ -100,8 +100,8 @@ def _silent(seen: Now, wanted: Collection[str], history: SampleStore, since: dat
     told = _uses(seen)
     unknown = sum(job.job_id not in told for job in running)
     if mute and unknown:
-        notes.append(f"{mute}: unknown of {unknown} of {len(running)} jobs: the agents of their nodes do not tell "
-                     "what they use of cores and host memory")  # fmt: skip
+        notes.append(f"{mute}: unknown of {unknown} of {len(running)} jobs: the agents of their nodes do not report "
+                     "their use of cores and host memory")  # fmt: skip
     return notes
 
 
@@ -283,7 +283,7 @@ def observe(
             with slurm() as client:
                 later = client.overview()
         except AffinodeError as error:
-            notes.append(f"which jobs began and ended during the look is not known: {error}")
+            notes.append(f"jobs that began or ended during the observation are unknown: {error}")
         looks = looking.still(looks, jobs, later)
     notes += [f"{one.node} is unknown: {one.problem}" for one in looks.told if not one.by]
     notes += [f"{one.node}: processes are unknown: {one.problem}" for one in looks.told if one.by == "exporter"]
@@ -339,7 +339,7 @@ def _unseen(seen: Observed) -> Iterator[str]:
     dark = [name for name, on in parts.items() if not any(watched[gpu.key].gpu.signals_pct for gpu in on)]
     if dark:
         more = f" and {len(dark) - 3} more" if len(dark) > 3 else ""
-        yield f"what {', '.join(dark[:3])}{more} did on shared GPUs cannot be told apart: unknown"
+        yield f"{', '.join(dark[:3])}{more}: activity on shared GPUs is unknown: it is not reported per process"
 
 
 def _job(job: Job, seen: Observed) -> Finding | None:

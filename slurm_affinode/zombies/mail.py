@@ -63,12 +63,12 @@ def _mail(
             claimed.add(name)
             mine.append(action)
         else:
-            outcomes.append(Outcome(action, "gone", f"{action.target}: another run tells of it, or has told"))
+            outcomes.append(Outcome(action, "gone", f"{action.target}: another run mails it, or has mailed it"))
     try:
         outcomes += _send(user, recipients, mine, tools) if mine else ()
     except BaseException:  # the mail may have been sent
         for one in mine:
-            written(Outcome(one, "failed", f"{one.target}: it was broken off; who was told is not known"), tools)
+            written(Outcome(one, "failed", f"{one.target}: it was interrupted; who was notified is unknown"), tools)
         raise
     return [written(one, tools) for one in outcomes]
 
@@ -109,7 +109,7 @@ def _send(user: str | None, recipients: tuple[str, ...], mine: list[Action], too
             tools.log.warned(_key(action), action.number, now, ", ".join(told), tools.who.run)
             more = f" (not to {'; '.join(problems)})" if problems else ""
             what = f"warning {action.number}" if action.number else "it"
-            outcomes.append(Outcome(action, "done", f"{action.target}: {what} was told to {', '.join(told)}{more}"))
+            outcomes.append(Outcome(action, "done", f"{action.target}: {what} was mailed to {', '.join(told)}{more}"))
         else:
             tools.log.release(warning_claim(_key(action), action.number), tools.who.run)
             why = "; ".join(problems) or "the policy has no administrators (mail.admins)"
@@ -123,7 +123,7 @@ def tell_done(actions: list[Action], tools: Tools) -> None:
         return
     for (_, user, recipients), group in by_reader(actions, tools.policy).items():
         for recipient in readers(user, recipients, group, tools.policy):
-            result, text = "done", f"told {recipient} what was done"
+            result, text = "done", f"notified {recipient} of the actions"
             try:
                 tools.post(
                     digest(
@@ -132,7 +132,7 @@ def tell_done(actions: list[Action], tools: Tools) -> None:
                     )
                 )  # fmt: skip
             except Exception as error:  # also faults in the site's own templates
-                result, text = "failed", f"{recipient} was not told what was done: {error}"
+                result, text = "failed", f"{recipient} was not notified of the actions: {error}"
             first = group[0].finding
             tools.log.record([
                 AuditEntry(tools.now(), tools.who.run, tools.who.actor, "tell", result, text, cluster=first.cluster,

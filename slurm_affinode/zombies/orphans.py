@@ -134,7 +134,7 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
     if process.system or process.source == "slurmstepd":
         return None
     if process.job is not None and process.job not in known.alive:
-        return f"it is of job {process.job}, which does not run any more"
+        return f"it is of job {process.job}, which no longer runs"
     # UIDs without a name may be a container's, and then belong to any user.
     named = process.user is not None and process.user != str(process.uid)
     # The job in the environment does not count if it is another user's.
@@ -272,7 +272,7 @@ def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
         "drained-kill-failed", cluster, subject, None, None, ",".join(node.partitions) or None, None,
         (node.name,), (), node.reason_time, lasting, 1.0, evidence,
         None if count is None else count * lasting / 3600, None, None, "live", now,
-        advice="Once its processes are gone: slurm-affinode zombies clean resumes it, or scontrol update.",
+        advice="Once its processes have ended: slurm-affinode zombies clean resumes it, or scontrol update.",
         allocated_gpus=count,
     )  # fmt: skip
 

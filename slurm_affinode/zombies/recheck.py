@@ -64,19 +64,19 @@ class Recheck:
         if job.job_id != ref.job_id or (
             job.submit is not None and ref.submit is not None and _s(job.submit) != _s(ref.submit)
         ):
-            return Look("gone", f"job {ref.id} is another run by now", job)
+            return Look("gone", f"job {ref.id} has started another attempt", job)
         if not job.allocated or job.state == "COMPLETING":
             return Look("gone", f"job {ref.id} is {job.state} by now", job)
         if job.state != "RUNNING":
-            return Look("unknown", f"job {ref.id} is {job.state} by now: what its GPUs do says nothing of it", job)
+            return Look("unknown", f"job {ref.id} is {job.state}, so the activity of its GPUs is not its own", job)
         if finding.user is not None and job.user != finding.user:
-            return Look("unknown", f"job {ref.id} is of {job.user}, and not of {finding.user}", job)
+            return Look("unknown", f"job {ref.id} belongs to {job.user}, not to {finding.user}", job)
         return self._idle(finding, job)
 
     def _idle(self, finding: Finding, job: Job) -> Look:
         flagged = finding.flagged_gpus
         if not flagged:
-            return Look("unknown", "no GPU is named that could be looked at again", job)
+            return Look("unknown", "no GPU is named that could be checked again", job)
         seen: list[dict[str, Any]] = []
         for number in range(self.looks):
             if number:
@@ -93,14 +93,14 @@ class Recheck:
                     seen.append({"node": node, "gpu": gpu.gpu, "reading": look.evidence, "verdict": look.verdict})
                     if look.verdict != "still":
                         return Look(look.verdict, look.text, job, seen)
-        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.looks} looks", job, seen)
+        return Look("still", f"{counted(len(flagged), 'GPU')} still idle in {self.looks} samples", job, seen)
 
     def _gpu(self, gpu: GpuEvidence, answer: Mapping[str, Any], job: Job) -> Look:
         name = f"GPU {gpu.gpu} on {gpu.node}"
         row = _row(gpu, answer)
         reading = None if row is None else row.get("reading")
         if row is None or not isinstance(reading, dict):
-            why = "is not there" if row is None else str(row.get("fault") or "cannot be read")
+            why = "is missing" if row is None else str(row.get("fault") or "cannot be read")
             return Look("unknown", f"{name} {why}")
         if gpu.shared:
             return self._part(name, row, job)
@@ -125,7 +125,7 @@ class Recheck:
         own = [one for one in row.get("processes") or () if one["job"] == job.job_id and one["source"] != "environment"]
         told = [one for one in own if one.get("sm_pct") is not None and one.get("memory_pct") is not None]
         if not own or len(told) < len(own):
-            return Look("unknown", f"what the job does on {name}, which is shared, cannot be told apart")
+            return Look("unknown", f"the activity of the job on {name}, which is shared, is unknown")
         signals = {key: max(float(one[key]) for one in own) for key in ("sm_pct", "memory_pct")}
         busy = max(signals.values())
         if busy > self.idle_pct:
@@ -197,9 +197,9 @@ class Recheck:
         try:
             jobs = self.slurm.overview()
         except AffinodeError as error:
-            return Look("unknown", f"which jobs run is not known: {error}")
+            return Look("unknown", f"the running jobs are unknown: {error}")
         if orphan(one, jobs, subject.node) is None:
-            return Look("gone", f"process {subject.pid} is, or may be, of a job by now")
+            return Look("gone", f"process {subject.pid} belongs, or may belong, to a job now")
         return Look("still", f"process {subject.pid} is still there")
 
     def _by_slurm(self, name: str) -> Look:
@@ -211,7 +211,7 @@ class Recheck:
         if KILL_FAILED not in (node.reason or "").lower():
             return Look("gone", f"{name} is drained for another reason: {node.reason}")
         if (node.reason or "").strip().lower() != KILL_FAILED or not self._of_slurm(node.reason_user):
-            return Look("unknown", f"{name} is drained by {node.reason_user or 'somebody'}, who wrote: {node.reason}")
+            return Look("unknown", f"{name} is drained by {node.reason_user or 'an unknown user'} for: {node.reason}")
         return Look("still", f"{name} is clean", evidence={"reason": node.reason})
 
     def _clean(self, name: str) -> Look:

@@ -59,7 +59,7 @@ def test_special_file_in_place_of_a_file_is_refused_unopened(attack: Callable[..
     attack("victim", "file")
     attack("dump")
     attack("swap", "file", what)
-    with pytest.raises(DriveError, match="is of another type than it was"):
+    with pytest.raises(DriveError, match="has another type than before"):
         attack("restore_victim")
     assert attack("root_events") == []
     assert attack("members") == []

@@ -113,7 +113,7 @@ def test_orphaned_engine_without_a_rule_is_reported_to_its_owner(cluster: Cluste
     done = zombies(cluster, "clean", *ENGINES, "--warn", "--yes")
     assert about(done, job) == [("warn-user", "done")]
     text = cluster.exec("login", "sh", "-c", f"cat {STATE}/mail-alice*")
-    assert "inference engine is gone" in " ".join(text.split())
+    assert "inference engine has ended" in " ".join(text.split())
     assert json.dumps(about(zombies(cluster, "clean", *ENGINES, "--warn", "--yes", "--all"), job)).count("spared") == 1
     assert sum(len(gpu.pids) for gpu in cluster.gpus("c1")) == 2
 

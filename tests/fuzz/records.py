@@ -192,7 +192,7 @@ def _notes() -> Iterator[Check]:
             beside._revisions.clear()
             found = beside.all()
             if not any(one.job_id == 8 for one in found):
-                raise Wrong("the note of another job is not there")
+                raise Wrong("the note of another job does not exist")
             for one in found:
                 _sound(one)
                 _ = (one.key, one.problem)

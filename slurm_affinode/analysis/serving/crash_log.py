@@ -43,7 +43,7 @@ KINDS: Mapping[str, tuple[str | None, int, str]] = {
     "worker-ended": (None, 3, "a worker process ended unexpectedly"),
     "engine-ended": (None, 4, "the engine behind the server ended"),
     "shutdown": (None, 4, "the server was shut down by a signal"),
-    "retraction": ("kv-cache", 5, "the engine took requests out of the batch since the KV cache was full"),
+    "retraction": ("kv-cache", 5, "the engine removed requests from the batch because the KV cache was full"),
 }
 """Kind -> the memory that ran out, its rank, its meaning. Of the failures of a job, one of the lowest rank is the
 cause, and the others follow from it."""

@@ -242,7 +242,7 @@ def _samples(trace: GenTrace, name: str, notes: list[str]) -> pl.DataFrame | Non
     named = frame.drop_nulls("pod")
     unique = named.unique(["pod", "time_s"], keep="last", maintain_order=True)
     if frame.height > named.height:
-        notes.append(f"{name}: {frame.height - named.height} rows without a pod left out")
+        notes.append(f"{name}: {frame.height - named.height} rows without a pod skipped")
     if named.height > unique.height:
         notes.append(f"{name}: {named.height - unique.height} rows repeat a pod and time; each is counted once")
     return unique

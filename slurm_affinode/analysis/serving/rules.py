@@ -37,8 +37,8 @@ RULES: Mapping[str, str] = {
     "ended": "Scrapes fail for several intervals and do not succeed again with the same process. A refused connection "
     "counts after three scrapes; a timeout, which a loaded server causes as well, only after far longer than the "
     "slowest scrape that succeeded.",
-    "orphaned-engine": "A process that was below the server is still on a GPU of the running job, but the processes of "
-    "the server have ended, and nothing listens at its port any more.",
+    "orphaned-engine": "A process started by the server still uses a GPU of the running job, but the processes of "
+    "the server have ended, and nothing listens at its port.",
     "memory-leak": "The smallest memory of the server process in each eighth of the period rises steadily, in the last "
     "part as well, by at least a tenth and 64 MiB, and not with the number of requests held.",
     "squatter-signature": "At least 95 % of the GPU memory is held, utilization is below 5 %, and the job runs, for at "
@@ -53,7 +53,7 @@ SIGNATURE_NOTE = (
 """Remark shown with the diagnosis ``squatter-signature``, for users."""
 
 ADVICE: Mapping[str, str] = {
-    "idle": "End the engine, put it to sleep, or let it be suspended while no requests arrive.",
+    "idle": "End the engine, use its sleep mode, or allow its suspension while no requests arrive.",
     "kv-saturated": "Give the KV cache more memory (memory share, quantization, more GPUs), or shorten the requests.",
     "batch-full": "Raise the limit of running requests if memory permits, or add a replica.",
     "queue-unstable": "Limit or shed requests, or add a replica: the queue does not get shorter at this arrival rate.",
@@ -68,7 +68,7 @@ ADVICE: Mapping[str, str] = {
     "ended": "Look into the engine's log; restart the engine or end the job.",
     "orphaned-engine": "Terminate the remaining processes, as a clean-up policy can, or end the job: no request "
     "can reach them.",
-    "memory-leak": "Restart the server before host memory is exhausted, and look for requests that are never released.",
+    "memory-leak": "Restart the server before host memory is exhausted, and check for requests that are not released.",
     "squatter-signature": "End the engine, or let it be suspended while no requests arrive.",
 }
 """Kind of diagnosis -> what to do, for users."""

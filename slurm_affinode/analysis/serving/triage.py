@@ -236,7 +236,7 @@ def _doubts(
 ) -> Sequence[str]:
     doubts = []
     if job is not None and job.state == "COMPLETED" and any(one.rank == 0 for one in failures):
-        doubts.append("the logs tell of memory that ran out, and the job completed all the same")
+        doubts.append("the logs report that memory ran out, but the job completed")
     if job is not None and job.running and cause is not None:
         doubts.append("the job has not ended: the program may have handled the failure")
     if kind == "job-memory-limit" and job is not None and job.max_rss_bytes and job.memory_bytes:
@@ -254,7 +254,7 @@ def _doubts(
         )
     others = sorted({MEMORIES[one.memory] for one in failures if one.memory and cause and one.memory != cause.memory})
     if others and kind is not None and KINDS[kind][1] == 0:
-        doubts.append(f"the logs also tell of {' and '.join(others)}")
+        doubts.append(f"the logs also report {' and '.join(others)}")
     return doubts
 
 
@@ -300,7 +300,7 @@ def _advice(
             known = "" if job is None or job.memory_bytes is None else f" (it has {size(job.memory_bytes)})"
             advice = [f"request more host memory with --mem{known}"]
             if any(one.kind in ("worker-ended", "shared-memory") for one in failures):
-                advice.append("or use fewer data loader workers: each has its own copy of what it changes")
+                advice.append("or use fewer data loader workers: each has its own copy of the memory that it changes")
             return [*advice, "files in /dev/shm and on tmpfs count as memory of the job, too"]
         case "node-out-of-memory":
             return ["constrain memory by cgroups (ConstrainRAMSpace=yes), so that no job takes the memory of others"]

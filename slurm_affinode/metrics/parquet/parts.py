@@ -161,7 +161,7 @@ def _content(path: Path, digest: str | None, table: SampleTable) -> bytes:
     except OSError as error:
         raise damaged(path, one_line(error), table) from error
     if digest is not None and manifest.digest(content) != digest:
-        raise damaged(path, "its content is not what was written", table)
+        raise damaged(path, "its contents have changed since it was written", table)
     return content
 
 

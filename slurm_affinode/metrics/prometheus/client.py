@@ -92,7 +92,7 @@ class Client:
 
     def _strange(self) -> RefusedError:
         return RefusedError(
-            f"{self.server.url}: answers JSON that is none of Prometheus",
+            f"{self.server.url}: responds with JSON that is not from Prometheus",
             hint="the URL of the server is needed, without /api/v1, for example http://prometheus:9090",
         )
 
@@ -172,7 +172,7 @@ class Client:
             )
         if status in (413, 422, 504) or told.get("errorType") == "timeout" or "maximum resolution" in error:
             return TooMuchError(
-                f"{name}: HTTP {status}{said or ': asked for too much'}", hint="ask for less with --match"
+                f"{name}: HTTP {status}{said or ': the query is too large'}", hint="restrict it with --match"
             )
         if status in _AGAIN:
             return _TransientError(f"{name}: HTTP {status}{said}", wait_s=_retry_after(headers))
@@ -196,15 +196,15 @@ class Client:
 
 _HINTS: Mapping[Fault, str] = {
     "certificate": "give --ca-file FILE (or prometheus.ca_file) with the certificate of the authority that signed it",
-    "tls": "is it TLS that it speaks (https), and does it want a client certificate (--cert-file, --key-file)?",
-    "connection": "does Prometheus run there, and does a firewall or a proxy (http_proxy, no_proxy) stand between?",
+    "tls": "does it use TLS (https), and does it require a client certificate (--cert-file, --key-file)?",
+    "connection": "does Prometheus run there, and is there a firewall or a proxy (http_proxy, no_proxy) in between?",
     "timeout": "prometheus.timeout allows more time",
-    "size": "ask for less with --match",
+    "size": "restrict it with --match",
 }
 _WORDS = {
-    401: "wants credentials, or refuses those given",
+    401: "requires credentials, or rejects those given",
     403: "does not allow it",
-    407: "the proxy wants credentials",
+    407: "the proxy requires credentials",
 }
 _AUTHENTICATE = (
     "give --token-file FILE (or prometheus.token_file, or SLURM_AFFINODE_PROMETHEUS_TOKEN), "

@@ -78,7 +78,7 @@ def read(path: Path) -> RequestTrace:
     if good.is_empty():
         raise InputError("no row with a time and two counts of tokens", where=where)
     bad.sort()
-    problems = [f"{where}: line {line}: no time or no count of tokens; left out" for line in bad[:_SHOWN]]
+    problems = [f"{where}: line {line}: no time or no count of tokens; skipped" for line in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         problems.append(f"{where}: {len(bad) - _SHOWN:,} more such lines")
     return RequestTrace(path.name.split(".")[0], good, good.height + len(bad), tuple(problems))

@@ -263,7 +263,7 @@ def _counts(jobs: Sequence[_Job]) -> list[str]:
     if several:
         notes.append(f"Jobs with several GPUs: {several}; each GPU is given the mean over the job's GPUs.")
     if unnamed:
-        notes.append(f"GPUs without an address in the table: {unnamed}; each is kept apart from all others.")
+        notes.append(f"GPUs without an address in the table: {unnamed}; each counts as a separate device.")
     if unmeasured:
         notes.append(f"GPU jobs without an average utilization: {unmeasured}; all their time is unknown.")
     if rounded:

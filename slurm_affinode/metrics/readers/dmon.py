@@ -84,7 +84,7 @@ class DmonReader:
         if entity in _OTHERS:
             return None
         if entity not in _ENTITIES:
-            self._reject(number, f"is of an unknown entity: {entity}", last=last)
+            self._reject(number, f"has an unknown entity: {entity}", last=last)
             return None
         values = _VALUE.findall(rest)
         if len(values) > len(self._names):

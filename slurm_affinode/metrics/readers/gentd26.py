@@ -291,7 +291,7 @@ def read(paths: Iterable[Path], *, on_file: Callable[[Path], None] = lambda _: N
     metrics = {name: _metric(found[name][0], notes) for name in METRIC_TABLES if name in found}
     requests = _requests(found[REQUESTS][0], notes) if REQUESTS in found else None
     notes += [
-        f"{_published(name)} is not there: {what} unknown" for name, what in NEEDED_FOR.items() if name not in found
+        f"{_published(name)} does not exist: {what} unknown" for name, what in NEEDED_FOR.items() if name not in found
     ]
     return GenTrace(metrics, requests, {name: table.where for name, (table, _) in found.items()}, tuple(notes))
 
@@ -356,7 +356,7 @@ def _metric(table: TraceTable, notes: list[str]) -> pl.DataFrame:
     ).with_columns(pl.when(pl.col("pod").is_in(_NO_POD)).then(None).otherwise(pl.col("pod")).alias("pod"))
     complete = frame.drop_nulls(["time_s", "value"])
     if complete.height < frame.height:
-        notes.append(f"{table.name}.csv: {frame.height - complete.height} rows without a time or a value left out")
+        notes.append(f"{table.name}.csv: {frame.height - complete.height} rows without a time or a value skipped")
     return complete
 
 

@@ -18,7 +18,7 @@ _CLOCK = (
     r"^(\d{4})[-/](\d{1,2})[-/](\d{1,2})"
     r"(?:[T ]\s*(\d{1,2}):(\d{2})(?::(\d{2}))?(?:[.,](\d{1,9}))?\s*(Z|z|UTC|GMT|[+-]\d{2}(?::?\d{2})?)?)?$"
 )
-TWICE = "local times that exist twice were told apart by their order (the first is summer time)"
+TWICE = "local times that occur twice were distinguished by their order (the first is summer time)"
 NEVER = "local times that do not exist (clocks went forward) were read with the offset from before"
 _BACK_LEAST, _BACK_MOST = timedelta(minutes=10), timedelta(hours=2)
 _GOES_ON = timedelta(minutes=5)

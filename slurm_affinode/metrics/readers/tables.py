@@ -35,8 +35,8 @@ _SCALE = {"kib": 1 / 2**10, "mib": 1.0, "gib": 2.0**10, "tib": 2.0**20, "kb": 1 
           "b": 1 / 2**20, "w": 1.0, "watt": 1.0, "watts": 1.0, "mw": 1e-3}  # fmt: skip
 _SHOWN = 60
 _RATIO = (
-    "values of the utilization are between 0 and 1 and none is above: they were taken as percent; if it is a ratio, "
-    "say util_pct:ratio of that column in gpu_history.columns of the configuration"
+    "values of the utilization are between 0 and 1 and none is above: they were read as percent; if it is a ratio, "
+    "set util_pct:ratio for that column in gpu_history.columns of the configuration"
 )
 _RECENT = timedelta(hours=3)
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -85,7 +85,7 @@ def layout(header: Sequence[str], notes: ReadingNotes, options: ReadOptions) -> 
         raise InputError(
             f"no column is a GPU metric: {', '.join(name.strip() for name in header)[:200]}",
             where=notes.name,
-            hint="say what the columns are in gpu_history.columns of the configuration",
+            hint="name the columns in gpu_history.columns of the configuration",
         )
     return Layout(values, parts, time, metric, value)
 

@@ -140,7 +140,7 @@ class SampleBuilder:
         """Return the numbers of a series, one for each column read from it, or the reason why it cannot be used."""
         self._label_bytes += sum(len(one) + len(text) for one, text in labels.items()) + 200
         if len(self._series) >= MOST_SERIES or self._label_bytes > MOST_LABEL_BYTES:
-            return f"is left out: there are more than {MOST_SERIES:,} series, or their labels are too long"
+            return f"is skipped: there are more than {MOST_SERIES:,} series, or their labels are too long"
         if name.startswith(EXPORTED):
             return self._of_exporter(name, labels)
         found: list[int] = []
@@ -404,7 +404,7 @@ class SampleBuilder:
             return
         if seen.is_empty():
             self._notes.problem(
-                None, f"{len(failed):,} failed scrapes are left out: no scrape shows which engine it is", strict=False
+                None, f"{len(failed):,} failed scrapes are skipped: no scrape identifies the engine", strict=False
             )
             return
         failed = failed.join_asof(seen, on="time", strategy="backward")

@@ -224,12 +224,11 @@ def _notes(blocks: list[CellBlock], records: pl.DataFrame, unfinished: int | Non
         (
             stand_ins,
             f"{_counted(stand_ins, 'record', 'records')} of array tasks without a raw ID (no JobIDRaw column): they "
-            "get negative stand-ins, and GPU labels cannot name them",
+            "get negative substitutes, which GPU labels cannot name",
         ),
         (
             no_end,
-            f"{_counted(no_end, 'run is', 'runs are')} over, but neither End nor Elapsed says since when: counted as "
-            "running",
+            f"{_counted(no_end, 'run is', 'runs are')} over, but without End and Elapsed: counted as running",
         ),
         (unfinished, "the last line has no newline: the file may have been cut at a record's end"),
     ]

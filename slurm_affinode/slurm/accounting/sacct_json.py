@@ -45,7 +45,7 @@ def read(data: bytes, *, where: str, cluster: str = "default") -> tuple[pl.DataF
         text = data.decode("utf-8", "backslashreplace").replace("\\x", "\\\\x")
         notes.append("some bytes are not UTF-8 and are shown as \\xNN")
     jobs, errors = _jobs(text, where)
-    notes += [f"sacct said, so that jobs may be missing: {error}" for error in dict.fromkeys(errors)]
+    notes += [f"sacct reported an error, so jobs may be missing: {error}" for error in dict.fromkeys(errors)]
     rows: list[dict[str, Any]] = []
     problems: list[Problem] = []
     for number, job in enumerate(jobs, 1):

@@ -63,7 +63,7 @@ class SleeperChecks:
         self._unseen = {job_id: self._unseen.get(job_id, now) for job_id in owners.keys() - looks.keys()}
         for job_id, since in self._unseen.items():
             if not 0 <= now - since < _UNSEEN_S:
-                yield by_id[job_id], "the kernel does not tell what waits on its sockets"
+                yield by_id[job_id], "the kernel does not report the state of its sockets"
         for job_id, look in looks.items():
             why = sockets.meanwhile(by_id[job_id].before, look)
             if why is not None:
@@ -271,7 +271,7 @@ class InPlaceScheduler:
     def _run(self) -> None:
         while not self._stop.is_set():
             began = time.thread_time()
-            with surviving(self._parts.log, "a look at the sleeping jobs failed"):
+            with surviving(self._parts.log, "the check of the sleeping jobs failed"):
                 self.round()
             busy = self._sleepers or len(self._starters) or self._comments.due or self._waking.unfinished
             # With many sockets, rounds are less frequent.

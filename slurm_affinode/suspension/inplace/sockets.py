@@ -54,7 +54,7 @@ def at_rest(now: Look, earlier: Look, *, within_s: float) -> str | None:
             return f"bytes wait on a connection{_where(sock)}"
         waits_s = max(within_s, _ANSWERED_S) if sock.port in ports else within_s
         if came is not None and came < waits_s * 1000 and _unanswered(sock):
-            return f"what came {span(came / 1000)} ago{_where(sock)} has not been answered"
+            return f"data that arrived {span(came / 1000)} ago{_where(sock)} has not been answered"
     return None
 
 

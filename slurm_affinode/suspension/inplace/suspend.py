@@ -147,7 +147,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             waits = {**self._sockets.waits(readers), **dict.fromkeys(moving, "")}
             now = self._sockets.look(self._sockets.own(pids))
         except SockDiagError as error:
-            raise Refused(Refusal("sockets", f"requests to it could not be noticed: {error}")) from None
+            raise Refused(Refusal("sockets", f"requests to it could not be detected: {error}")) from None
         asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal("request", asks))

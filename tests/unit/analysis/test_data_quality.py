@@ -71,7 +71,7 @@ def test_run_on_node_without_metrics_is_unmapped(analysed: Analysed, samples: Ro
     found = jobs({"job_id": 1, "start": 0, "end": 7200}, {"job_id": 2, "start": 0, "end": HOUR, "node_list": "n7"})
     unmapped = issue(analysed(samples(TIMES, util_pct=50), found), "unmapped-gpus")
     assert (unmapped.count, unmapped.gpu_hours, unmapped.examples) == (1, pytest.approx(1), ("job 2 of ann on n7",))
-    assert "1 of them ran on nodes that the history does not have at all" in unmapped.detail
+    assert "1 of them ran on nodes without any GPU metrics" in unmapped.detail
 
 
 def test_unmapped_issue_names_mismatched_cluster_names(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:

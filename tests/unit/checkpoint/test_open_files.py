@@ -249,7 +249,7 @@ def test_file_of_another_type_is_refused_unopened(job: Job, what: str) -> None:
             bound.bind(str(path))
     os.chown(path, ALICE.uid, ALICE.gid)
     began = time.monotonic()
-    with pytest.raises(RestoreFailed, match=f"{path}: is of another type than it was"):
+    with pytest.raises(RestoreFailed, match=f"{path}: has another type than before"):
         job.pass_on([made.regular(FIRST, str(path), mode=FILE)])
     assert time.monotonic() - began < 5
 
@@ -454,7 +454,7 @@ def test_sparse_removed_file_is_restored_with_its_holes(job: Job) -> None:
 def test_invalid_image_of_a_removed_file_is_refused(job: Job, ghost: bytes, why: str) -> None:
     """Nothing is left of the file."""
     entry = made.regular(FIRST, str(job.work / "removed"), os.O_RDONLY, FILE)
-    with pytest.raises(RestoreFailed, match=f"cannot be made again: .*{why}"):
+    with pytest.raises(RestoreFailed, match=f"cannot be created again: .*{why}"):
         job.pass_on([entry], remap_fpath=made.image(made.remap(FIRST, 5, 1)), ghost_file_5=ghost)
     assert list(job.work.iterdir()) == []
 
@@ -490,7 +490,7 @@ def test_file_named_for_the_dump_regains_its_own_name(job: Job) -> None:
 
 def test_removed_procfs_file_is_refused(job: Job) -> None:
     """CRIU would start a process for it."""
-    with pytest.raises(RestoreFailed, match="was removed, and cannot be made again"):
+    with pytest.raises(RestoreFailed, match="was removed, and cannot be created again"):
         job.pass_on([made.regular(FIRST, "/proc/7/maps", mode=FILE)], remap_fpath=made.image(made.remap(FIRST, 7, 2)))
 
 

@@ -283,9 +283,9 @@ def test_damage_of_a_brought_copy_is_not_attributed_to_its_source(make_node: Cal
 
     def use(copy: Copy, pages: Pages) -> None:
         pages.sound(0)
-        raise ImageDamaged(f"{copy.tier.name}: is not there any more")
+        raise ImageDamaged(f"{copy.tier.name}: no longer exists")
 
-    with pytest.raises(ImageDamaged, match=r"^memory: is not there"):
+    with pytest.raises(ImageDamaged, match=r"^memory: no longer exists"):
         node.tiers.sound(node.tiers.copies(LATER)[0], use)
     assert node.where(image) == ["memory", "shared"]
 

@@ -184,7 +184,7 @@ def test_unmounted_tier_is_skipped(tmp_path: Path, mounted: Callable[..., Path])
         store.close()
     memory.rmdir()
     looked = open_tiers(config(tmp_path, memory), KEY, create=False)  # as a command does
-    assert looked.missing == (f"{memory}: is not there",)
+    assert looked.missing == (f"{memory}: does not exist",)
     for store in looked.stores:
         store.close()
 
@@ -193,7 +193,7 @@ def test_shared_store_on_an_unmounted_file_system_is_refused(tmp_path: Path) -> 
     """Its parent directory must exist: the agent reports it instead of beginning with an empty store."""
     shared = tmp_path / "mount" / "slurm-affinode" / "images"
     suspend = SuspendConfig(local_store=tmp_path / "new" / "disk", shared_store=shared)
-    with pytest.raises(CheckpointError, match="slurm-affinode: is not there") as caught:
+    with pytest.raises(CheckpointError, match="slurm-affinode: does not exist") as caught:
         open_tiers(suspend, KEY)
     assert "mount its file system" in (caught.value.hint or "")
     shared.parent.mkdir(parents=True)

@@ -308,9 +308,9 @@ def test_unread_tier_is_reported(config: Path) -> None:
     (config.parent / "shared").rmdir()
     status, text = run("verify", "--quiet", "--config", config)
     assert status == 0
-    assert f"not used: {config.parent}/shared: is not there" in text
+    assert f"not used: {config.parent}/shared: does not exist" in text
     found = json.loads(run("verify", "--json", "--config", config)[1])
-    assert found["missing"] == [f"{config.parent}/shared: is not there"]
+    assert found["missing"] == [f"{config.parent}/shared: does not exist"]
     assert "not used: " in run("prune", "123", "--dry-run", "--config", config)[1]
 
 

@@ -126,7 +126,7 @@ def test_assumed_node_and_ambiguous_times_are_reported(state: Path, tmp_path: Pa
     result = run(state, "--timezone", "Europe/Oslo", "--dry-run", path)
     assert "dry run: nothing was stored" in result.stdout
     assert "node name taken from the path: gpu01" in result.stderr
-    assert "local times that exist twice" in result.stderr
+    assert "local times that occur twice" in result.stderr
     assert not (state / "history").exists()
 
 

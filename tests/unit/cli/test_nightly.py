@@ -104,7 +104,7 @@ def test_concurrent_run_is_rejected(site, tmp_path):
     with exclusive(tmp_path / "state" / "nightly.lock"):
         done = site()
     assert done.returncode == 3
-    assert done.stderr.startswith(f"slurm-affinode: another nightly run is at work (process {os.getpid()})")
+    assert done.stderr.startswith(f"slurm-affinode: another nightly run is in progress (process {os.getpid()})")
     assert not (tmp_path / "reports").exists()
 
 

@@ -119,7 +119,7 @@ def test_missing_table_makes_its_figures_unknown(fleet: Path, tmp_path: Path, na
     assert done.exit_code == 0, done.output
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     check_schema(summary)
-    assert any("is not there" in note for note in summary["notes"])
+    assert any("does not exist" in note for note in summary["notes"])
     assert "unknown" in done.output
     if "lora" not in name:
         assert any(claim["verdict"] == "unknown" for claim in summary["published"])

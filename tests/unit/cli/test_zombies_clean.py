@@ -98,7 +98,7 @@ def test_dry_run_prints_mails(state: Path, policy: Path) -> None:
 def test_clean_reports_pending_warnings(state: Path, policy: Path) -> None:
     """Without ``--warn``, they are not in the table but counted."""
     result = run("zombies", "clean", "--state", str(state), "--slurm-backend", "commands", "--policy", str(policy))
-    assert re.search(r"^\d+ findings?, .* of [1-9]\d* people are to be told \(--warn\)$", result.stdout, re.MULTILINE)
+    assert re.search(r"^\d+ findings?, .* of [1-9]\d* users are to be warned \(--warn\)$", result.stdout, re.MULTILINE)
 
 
 def test_stale_evidence_has_its_own_code(state: Path) -> None:
@@ -218,7 +218,7 @@ class Slurm:
         ({}, 0, 0, "left alone"),
         ({}, 2002, 1, "not yours"),
         ({"state": "PENDING"}, 2001, 1, "does not run"),
-        ({"comment": "[keep until=2096-11-18T14:00:00Z why=before]"}, 2001, 1, "once"),
+        ({"comment": "[keep until=2096-11-18T14:00:00Z why=before]"}, 2001, 1, "only one"),
         ({"comment": "[keep until=2016-11-18T14:00:00Z why=in another run]"}, 2001, 0, "left alone"),
     ],
 )
@@ -252,7 +252,7 @@ def test_list_is_recorded_in_the_audit_log(state: Path) -> None:
     run("zombies", "list", "--state", str(state), "--slurm-backend", "commands")
     last = run("zombies", "history", "--state", str(state), "--json", "--limit", "1")
     assert [row["number"] for row in json.loads(last.stdout)] == [rows[-1]["number"] + 1]
-    assert "older records are left out" in last.stderr
+    assert "older records are omitted" in last.stderr
     whole = run("zombies", "history", "--state", str(state), "--json", "--limit", str(len(rows) + 1))
     assert (len(json.loads(whole.stdout)), whole.stderr) == (len(rows) + 1, "")
 

@@ -176,7 +176,7 @@ def test_next_step_is_reported_before_the_window_is_full() -> None:
     decision = decide(POLICY, replace(JOB, idle=None), PRESSED)
     assert (decision.code, decision.text) == (
         "unknown",
-        "it was not looked at yet; after 15m of idleness; "
+        "it has not been sampled yet; after 15m of idleness; "
         "then it is suspended: idle 15m, 1 job waits for its GPUs (131)",
     )
     assert decide(POLICY, replace(JOB, idle=idle(verdict=Verdict.BUSY)), PRESSED).code == "busy"

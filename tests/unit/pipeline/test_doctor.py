@@ -157,7 +157,7 @@ def test_slurm_backend_and_reasons_are_reported(site):
     older = look(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
     assert older.status == "ok"
     assert older.detail.startswith("commands (auto")
-    assert "its libslurm is of Slurm 24.11, the site's Slurm is 26.05" in older.detail
+    assert "its libslurm is that of Slurm 24.11, the site's Slurm is 26.05" in older.detail
     asked = configuration.replace(config, slurm=configuration.SlurmConfig("pyslurm"))
     assert look(asked)[0]["Slurm backend"].status == "problem"
     forced = configuration.replace(config, slurm=configuration.SlurmConfig("commands"))

@@ -72,7 +72,7 @@ def test_unreachable_server_is_not_tried_for_every_mail(monkeypatch: pytest.Monk
             post(DIGEST)
         said.append(str(caught.value))
     assert len(asked) == 3
-    assert "not tried, after 3 without a response: mail server mail.example.org:25: timed out" in said[-1]
+    assert "skipped after 3 without a response: mail server mail.example.org:25: timed out" in said[-1]
     asked.clear()
     answers[1] = smtplib.SMTPSenderRefused(550, b"not you", "a@b")
     post = postman(policy, lambda: NOW)

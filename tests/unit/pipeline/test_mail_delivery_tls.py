@@ -31,7 +31,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A self-signed certificate for 127.0.0.1, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
-        pytest.skip("openssl is not there: no certificate can be made")
+        pytest.skip("openssl is not installed: no certificate can be created")
     directory = tmp_path_factory.mktemp("tls")
     pem, key = directory / "server.pem", directory / "server.key"
     argv = (openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",

@@ -71,7 +71,7 @@ def test_read_only_database_gives_a_report_without_new_ledgers(state: Path, monk
     result = report.analyse_stored(settings, QUERY, now=NOW, warned=said.append)
     assert (result.total["gpu_hours_idle"], result.suspensions.height) == (1, 0)
     assert [line.partition(": ")[2] for line in said] == [
-        "cannot be written: it, or its directory, is read-only; suspensions that are not in it yet are left out"
+        "cannot be written: it, or its directory, is read-only; suspensions that are not in it yet are missing"
     ]
 
 

@@ -66,7 +66,7 @@ def test_costs_are_listed_with_advice():
     idle = found.diagnoses.rows[kinds.index("idle")]
     assert idle[3].text == "0.50"
     assert idle[4].items == ("37.8\xa0GiB\xa0h of GPU memory held",)
-    assert "put it to sleep" in idle[5].text
+    assert "use its sleep mode" in idle[5].text
 
 
 def test_signature_is_shown_with_the_remark_on_power():

@@ -287,7 +287,7 @@ def test_auto_uses_pyslurm_if_its_library_matches_the_release(module, monkeypatc
         with open_client("auto", run=commands, start=lambda: InProcess(module)) as client:
             assert client.backend == backend
     assert open_client("commands", run=commands).backend == "commands"
-    with pytest.raises(interface.BackendUnusableError, match="libslurm is of Slurm"):
+    with pytest.raises(interface.BackendUnusableError, match="libslurm is that of Slurm"):
         open_client("pyslurm", run=commands, start=lambda: InProcess(module))
     with pytest.raises(interface.BackendUnusableError, match="No module named 'pyslurm'"):
         open_client("pyslurm", run=commands, start=lambda: InProcess(None))

@@ -75,8 +75,8 @@ def test_record_of_another_release_is_reported_and_kept(journal, line, why):
     before = record.path.read_bytes()
     again = journal.of_job(KEY)
     assert (again.phase, again.entries, again.unreadable) == (Phase.RUNNING, [], True)
-    assert again.damage == f"line 2 is of another release of slurm-affinode ({why}): its job is left alone"
-    with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: line 2 is of another release"):
+    assert again.damage == f"line 2 was written by another release of slurm-affinode ({why}): its job is left alone"
+    with pytest.raises(JournalError, match=r"alpha\.12\.1700000000\.jsonl: line 2 was written by another release"):
         again.write(Phase.LOCKING)
     assert record.path.read_bytes() == before
 

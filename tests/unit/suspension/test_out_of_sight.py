@@ -92,7 +92,7 @@ def test_job_with_abandoned_images_starts_afresh(world: World) -> None:
     shared.remove(shared.get("alpha.7", 1))
     first.parts.notes.write(replace(note, given_up=True))
     (asleep,) = first.keeper.suspended()
-    assert asleep.failure == "its image was given up: it starts from its beginning"
+    assert asleep.failure == "its image was abandoned: it starts from its beginning"
     world.held = True
     first.waker.wake(note.key, "root")
     assert not world.held

@@ -168,7 +168,7 @@ def test_interrupted_action_is_recorded(world: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         act(world)
     [record] = world.log.history()
-    assert (record.verb, record.result, "broken off" in record.reason) == ("cancel", "failed", True)
+    assert (record.verb, record.result, "interrupted" in record.reason) == ("cancel", "failed", True)
     world.errors.clear()
     assert [one.result for one in act(world, run="r2")] == ["done"]
 

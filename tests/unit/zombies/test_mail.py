@@ -79,7 +79,7 @@ def test_interrupted_mail_is_recorded(world: World) -> None:
     with pytest.raises(KeyboardInterrupt):
         tell([warning()], world.tools(), world.log.ledger(NOW))
     [record] = world.log.history()
-    assert (record.verb, record.result, "broken off" in record.reason) == ("warn-user", "failed", True)
+    assert (record.verb, record.result, "interrupted" in record.reason) == ("warn-user", "failed", True)
 
 
 def test_mails_per_run_are_limited(world: World) -> None:

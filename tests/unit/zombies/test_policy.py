@@ -252,7 +252,7 @@ def test_keep_requests_are_collected_once_and_limited(tmp_path: Path) -> None:
         assert [(one.verb, one.result, one.run) for one in log.history()] == [
             ("keep", "done", "r"), ("keep", "refused", "r3"),
         ]  # fmt: skip
-        assert "may be done once" in log.history()[1].reason
+        assert "only one exemption is allowed" in log.history()[1].reason
 
 
 def test_keep_request_is_valid_for_one_attempt() -> None:

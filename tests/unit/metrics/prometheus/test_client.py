@@ -121,8 +121,8 @@ def test_redirect_is_not_followed() -> None:
     [
         (Answer("<!DOCTYPE html><title>Log in</title>", kind="text/html"), "a web page"),
         (Answer("404 page not found", 404, "text/plain"), "has no Prometheus API"),
-        (Answer("[1, 2]"), "none of Prometheus"),
-        (Answer('{"status": "success", "data": {"result": []}}'), "none of Prometheus"),
+        (Answer("[1, 2]"), "not from Prometheus"),
+        (Answer('{"status": "success", "data": {"result": []}}'), "not from Prometheus"),
         (Answer(json.dumps({"status": "error", "errorType": "bad_data", "error": "parse error"}), 400), "parse error"),
     ],
 )

@@ -51,7 +51,7 @@ def test_missing_table_is_noted(tmp_path: Path) -> None:
     write(tmp_path, DUTY, "timestamp_anon,value,container_ip\n1.0,0.0,p\n")
     trace = read([tmp_path])
     assert trace.requests is None
-    assert any("data_trace_processed.csv is not there" in note and "popularity" in note for note in trace.notes)
+    assert any("data_trace_processed.csv does not exist" in note and "popularity" in note for note in trace.notes)
     assert not any(DUTY in note for note in trace.notes)
 
 
@@ -92,7 +92,7 @@ def test_rows_without_value_are_dropped_and_unnamed_pods_kept(tmp_path: Path) ->
     write(tmp_path, DUTY, "\ufefftimestamp_anon, value,container_ip\r\n1.0,0.0,NULL\r\n2.0,,p\r\n3.0,7,\r\n")
     trace = read([tmp_path])
     assert trace.metrics["gpu_duty_cycle"].rows() == [(1.0, None, 0.0), (3.0, None, 7.0)]
-    assert any("1 rows without a time or a value left out" in note for note in trace.notes)
+    assert any("1 rows without a time or a value skipped" in note for note in trace.notes)
 
 
 def test_table_without_final_newline_is_noted_as_possibly_cut(tmp_path: Path) -> None:
@@ -135,4 +135,4 @@ def test_published_archives_are_read(shared_data: Path) -> None:
         "load_pipeline", "predict", "pipeline_inference", "queue_time", "queue_size",
     }  # fmt: skip
     assert trace.requests is not None
-    assert not any("is not there" in note for note in trace.notes)
+    assert not any("does not exist" in note for note in trace.notes)

@@ -306,7 +306,7 @@ def test_site_aliases_extend_the_built_in_ones(tmp_path: Path) -> None:
         ('[metrics.heat]\npercent = ["x"]', "metrics.heat"),
         ('[metrics.util_pct]\nfurlong = ["x"]', "furlong"),
         ('[metrics.util_pct]\npercent = "x"', "list of strings"),
-        ("metrics = 1", "table is needed"),
+        ("metrics = 1", "expected a table"),
         ("[", "aliases.toml"),
     ]:
         path.write_text(text)

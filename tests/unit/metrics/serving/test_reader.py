@@ -326,7 +326,7 @@ def test_failed_scrapes_before_the_engine_is_known(read: Read) -> None:
 def test_failed_scrapes_of_an_unknown_engine_are_reported(read: Read) -> None:
     found, notes = read(f"# scrape {MS} failed after 1.0s: refused\n", format="prometheus")
     assert found.is_empty()
-    assert "no scrape shows which engine it is" in notes.problems[0].reason
+    assert "no scrape identifies the engine" in notes.problems[0].reason
 
 
 def test_text_without_times_needs_a_start(read: Read) -> None:

@@ -152,7 +152,7 @@ def test_error_of_sacct_beside_jobs_is_reported() -> None:
     """The jobs count; some may be missing."""
     found = read(json.dumps({"jobs": [job()], "errors": ["gone", "gone"]}).encode(), where="in")
     assert found.jobs.height == 1
-    assert found.notes == ("sacct said, so that jobs may be missing: gone",)
+    assert found.notes == ("sacct reported an error, so jobs may be missing: gone",)
 
 
 def test_bytes_that_are_not_utf8_are_escaped() -> None:

@@ -101,7 +101,7 @@ def test_array_tasks_without_raw_ids_get_substitutes() -> None:
     assert ids[0] < 0 > ids[1]
     assert ids[2] == 13
     assert found.steps["job_id"].to_list() == [ids[1]]
-    assert "stand-ins" in found.notes[0]
+    assert "substitutes" in found.notes[0]
 
 
 def test_repeated_record_is_one_attempt_and_the_ended_one_wins() -> None:
@@ -267,7 +267,7 @@ def test_ended_attempt_with_unknown_end_is_reported() -> None:
     """It has neither End nor Elapsed, and would count until now."""
     found = parse("JobID|State|Start|End\n1|FAILED|2026-01-01T10:00:00|Unknown\n")
     assert found.jobs["end"].to_list() == [None]
-    assert found.notes[0].startswith("1 run is over, but neither End nor Elapsed")
+    assert found.notes[0].startswith("1 run is over, but without End and Elapsed")
 
 
 def test_energy_has_powers_of_1000() -> None:

@@ -51,7 +51,7 @@ def test_stale_comment_of_last_agent_is_removed(world, node):
     for comment, after in (
         ("asleep in place: idle 15m, 48 GiB in host memory // mine", "mine"),
         ("waits to wake: job 8 is ahead of it in the queue", ""),
-        ("runs on: it is not idle any more // mine", "runs on: it is not idle any more // mine"),
+        ("runs on: it is no longer idle // mine", "runs on: it is no longer idle // mine"),
         ("mine", "mine"),
     ):
         world.comment = comment

@@ -123,7 +123,7 @@ def test_request_prevents_suspension(world, node):
 def test_busy_job_is_unlocked(world, node):
     """Detected under the lock: the lock is released, and no memory has moved."""
     done = node.suspender.suspend(node.job(), "idle 15m", look_again=lambda: "GPU 0: utilization 40")
-    assert done.failure == "it is not idle any more: GPU 0: utilization 40"
+    assert done.failure == "it is no longer idle: GPU 0: utilization 40"
     assert (awake(world), node.phase()) == (True, Phase.RUNNING)
     assert [entry.failure for entry in entries(world)] == [done.failure]
     assert node.agent.parts.journal.open_journals() == []
