@@ -568,19 +568,39 @@ def open_counter(step: Step, restarts: int) -> int:
     with the ID of a step in its name is overwritten.
     """
     attempt = step.env.get("SLURM_RESTART_COUNT") or "0"
-    path = f"/tmp/.slurm-affinode-steps-{os.getuid()}-{step.job}-{attempt}"  # noqa: S108 - checked below
+    name = f".slurm-affinode-steps-{os.getuid()}-{step.job}-{attempt}"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        found = os.fstat(fd)
-        if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
-            raise Elsewhere(f"{path} belongs to another user")
+        fd = own_file(name)
         fcntl.flock(fd, fcntl.LOCK_EX)
         text = os.pread(fd, 16, 0)
     except OSError as error:
-        raise Elsewhere(f"{path}: {error.strerror}") from None
+        raise Elsewhere(f"the file {name}: {error.strerror}") from None
     first = 0 if str(restarts) == attempt else restarts * STEPS_PER_RESTART
     step.id = int(text) if text.isdigit() else first
     return fd
+
+
+def own_file(name: str) -> int:
+    """Open the user's file of this name in /tmp. If another user has taken the name, a random end is added to it."""
+    # No process of another user can open this job's namespace, and hold its lock.
+    lock = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        there = sorted(one for one in os.listdir("/tmp") if one.startswith(f"{name}."))  # noqa: S108 - checked below
+        for one in (name, *there, f"{name}.{os.urandom(8).hex()}"):
+            try:
+                fd = os.open(f"/tmp/{one}", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)  # noqa: S108
+            except OSError as error:
+                if error.errno in (errno.EACCES, errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                    continue
+                raise
+            found = os.fstat(fd)
+            if found.st_uid == os.getuid() and stat.S_ISREG(found.st_mode):
+                return fd
+            os.close(fd)
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    finally:
+        os.close(lock)
 
 
 def running() -> list[tuple[int, dict[str, str]]]:

@@ -551,16 +551,30 @@ sleep 0.5; kill -TERM $pid; wait $pid; echo $?; rm busy; wait
     assert site.run(script) == Ended("143\n", "", 0)
 
 
-def test_file_of_another_user_is_not_used(site: Site) -> None:
+@pytest.mark.parametrize("kind", ["file", "link", "fifo", "directory"])
+def test_file_of_another_user_is_not_used(site: Site, kind: str) -> None:
+    """Another user who has taken the name prevents no local step: it would keep the job from being suspended."""
     path = TMP / f".slurm-affinode-steps-0-{JOB}-0"
-    path.touch()
-    os.chown(path, 12345, 12345)
-    ended = site.run("srun echo x")
-    assert "belongs to another user needs Slurm's srun" in ended.err
-    assert ended.status == 42
-    path.unlink()
-    path.symlink_to("/etc/passwd")
-    assert site.run("srun echo x").status == 42
+    taken = [path, path.with_name(f"{path.name}.0123")]
+    for one in taken:
+        if kind == "link":
+            one.symlink_to("/etc/passwd")
+        elif kind == "fifo":
+            os.mkfifo(one)
+        elif kind == "directory":
+            one.mkdir()
+        else:
+            one.touch()
+        os.chown(one, 12345, 12345, follow_symlinks=False)
+    try:
+        show = "srun bash -c 'echo $SLURM_STEP_ID'"
+        assert site.run(f"{show}; {show}") == Ended("0\n1\n", "", 0)
+        assert site.run(f"{show} & {show}; wait").out in ("2\n3\n", "3\n2\n")
+        (own,) = (one for one in TMP.glob(f"{path.name}.*") if one not in taken)
+        assert (own.stat().st_uid, own.read_text()) == (os.getuid(), "4")
+    finally:
+        for one in taken:
+            one.rmdir() if kind == "directory" else one.unlink()
 
 
 # --- Slurm's srun
