@@ -42,7 +42,7 @@ from slurm_affinode.model.ledger import COLUMNS, KEY, TEXTS, LedgerEntry
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS
 
 
-def upsert(connection: Connection, entries: Iterable[LedgerEntry], revision: int) -> Counts:
+def _merge(connection: Connection, entries: Iterable[LedgerEntry], revision: int) -> Counts:
     """Merge ``entries`` into the stored suspensions; new and changed rows get ``revision``."""
     coming: dict[tuple[str, int, int, int], LedgerEntry] = {}
     given = 0
@@ -71,7 +71,7 @@ def _values(entry: LedgerEntry) -> dict[str, str | int | None]:
     return {name: storable(value) if name in TEXTS and value is not None else value for name, value in values.items()}
 
 
-def asleep() -> ColumnElement[bool]:
+def _asleep() -> ColumnElement[bool]:
     """Return the condition for suspensions that are neither restored nor over."""
     return and_(table.c.queued_ms.is_not(None), _over().is_(None))
 
@@ -80,46 +80,16 @@ def _over() -> ColumnElement[int]:
     return func.coalesce(table.c.restoring_ms, table.c.ended_ms)
 
 
-def overlapping(connection: Connection, since: datetime, until: datetime) -> list[LedgerEntry]:
-    """Return suspensions that began before ``until`` and were not over before ``since``, oldest first."""
-    since_ms, until_ms = floor_s(since) * 1000, ceil_s(until) * 1000
-    reaches = or_(table.c.began_ms >= since_ms, _over() >= since_ms, asleep())
-    query = select(*(table.c[name] for name in COLUMNS)).where(table.c.began_ms < until_ms, reaches)
-    rows = connection.execute(query.order_by(table.c.began_ms, table.c.cluster, table.c.job_id)).all()
-    return [LedgerEntry(*row) for row in rows]
-
-
 _SIZE = {
     "postgresql": "SELECT pg_database_size(current_database())",
     "mariadb": "SELECT SUM(data_length + index_length) FROM information_schema.tables WHERE table_schema = DATABASE()",
 }
 
 
-def query(name: str) -> str:
+def _query(name: str) -> str:
     """Return the text of ``sql/queries/NAME.sql``, without comments."""
     content = (asset_dir("sql") / "queries" / f"{name}.sql").read_text(encoding="utf-8")
     return "\n".join(line for line in content.splitlines() if not line.startswith("--"))
-
-
-def counts(connection: Connection) -> StoreCounts:
-    """Return the totals of the database."""
-    row = connection.execute(text(query("counts"))).mappings().one()
-    cluster = tables.jobs.c.cluster
-    names = tuple(connection.execute(select(cluster).distinct().order_by(cluster)).scalars())
-    latest = [int(row[name]) for name in ("last_start", "last_end") if row[name] is not None]
-    return StoreCounts(
-        jobs=int(row["jobs"]),
-        gpu_jobs=int(row["gpu_jobs"]),
-        running_jobs=int(row["running_jobs"]),
-        steps=int(row["steps"]),
-        allocation_gpus=int(row["allocation_gpus"]),
-        ingests=int(row["ingests"]),
-        reports=int(row["reports"]),
-        first=journal.moment(row["first_start"]),
-        last=journal.moment(max(latest, default=None)),
-        clusters=names,
-        size_bytes=_size_bytes(connection),
-    )
 
 
 def _size_bytes(connection: Connection) -> int:
@@ -129,42 +99,6 @@ def _size_bytes(connection: Connection) -> int:
         files = (path, path.with_name(path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
     return int(connection.execute(text(_SIZE.get(dialect, _SIZE["mariadb"]))).scalar() or 0)
-
-
-def fingerprint(connection: Connection, since: datetime, until: datetime) -> str:
-    """Return a fingerprint of the runs overlapping ``[since, until)`` and their GPUs."""
-    bounds = {"since": floor_s(since), "until": ceil_s(until)}
-    row = connection.execute(text(query("fingerprint")), bounds).one()
-    return hashlib.sha256(",".join(str(value) for value in row).encode()).hexdigest()[:16]
-
-
-def delete_runs(connection: Connection, keys: Sequence[tuple[str, int, datetime]]) -> None:
-    """Delete the runs with these keys (cluster, job ID, submit) and their steps."""
-    rows = [{"a_cluster": name, "a_job": job, "a_submit": floor_s(submit)} for name, job, submit in keys]
-    for each in (tables.steps, tables.jobs) if rows else ():
-        mine = (
-            each.c.cluster == bindparam("a_cluster"),
-            each.c.job_id == bindparam("a_job"),
-            each.c.submit == bindparam("a_submit"),
-        )
-        connection.execute(delete(each).where(*mine), rows)
-
-
-def delete_before(connection: Connection, moment: datetime) -> int:
-    """Delete records that ended before ``moment``; return the number of deleted runs."""
-    limit = floor_s(moment)
-    job, step, gpu = tables.jobs.c, tables.steps.c, tables.allocation_gpus.c
-    never_started = and_(job.end.is_(None), job.start.is_(None), job.submit < limit)
-    deleted = connection.execute(delete(tables.jobs).where(or_(job.end < limit, never_started))).rowcount
-    run = exists().where(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
-    connection.execute(delete(tables.steps).where(not_(run)))
-    any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
-    # A prolog may record GPUs before the accounting of the job is ingested, so only old rows are orphans.
-    connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
-    over = and_(tables.suspensions.c.began_ms < limit * 1000, not_(asleep()))
-    connection.execute(delete(tables.suspensions).where(over))
-    journal.delete_ingests(connection, limit)
-    return deleted
 
 
 T = TypeVar("T")
@@ -248,22 +182,28 @@ class Repository(AccountingQueries, IngestJournal):
 
     def fingerprint(self, since: datetime, until: datetime) -> str:
         """Return a fingerprint of the runs overlapping ``[since, until)`` and their GPUs."""
+        bounds = {"since": floor_s(since), "until": ceil_s(until)}
         with reading(self._engine) as connection:
-            return fingerprint(connection, since, until)
+            row = connection.execute(text(_query("fingerprint")), bounds).one()
+        return hashlib.sha256(",".join(str(value) for value in row).encode()).hexdigest()[:16]
 
     def upsert_suspensions(self, entries: Iterable[LedgerEntry]) -> Counts:
         """Ingest ledger entries, in any order. Ingesting an entry twice is a no-op."""
 
         def work(connection: Connection, revision: int) -> tuple[Counts, bool]:
-            counts = upsert(connection, entries, revision)
+            counts = _merge(connection, entries, revision)
             return counts, counts.new + counts.updated > 0
 
         return self._change(work)
 
     def suspensions(self, since: datetime, until: datetime) -> list[LedgerEntry]:
         """Return suspensions that began before ``until`` and were not over before ``since``, oldest first."""
+        since_ms, until_ms = floor_s(since) * 1000, ceil_s(until) * 1000
+        reaches = or_(table.c.began_ms >= since_ms, _over() >= since_ms, _asleep())
+        chosen = select(*(table.c[name] for name in COLUMNS)).where(table.c.began_ms < until_ms, reaches)
         with reading(self._engine) as connection:
-            return overlapping(connection, since, until)
+            rows = connection.execute(chosen.order_by(table.c.began_ms, table.c.cluster, table.c.job_id)).all()
+        return [LedgerEntry(*row) for row in rows]
 
     # upkeep ----------------------------------------------------------------------------------------------------------
 
@@ -273,21 +213,60 @@ class Repository(AccountingQueries, IngestJournal):
         These are runs that ended, or were submitted and never started, before it, with their steps and GPUs, and
         suspensions and journal entries of that time. A run that has started and not ended is kept, however old.
         """
-        return write(self._engine, lambda connection: delete_before(connection, moment))
+        limit = floor_s(moment)
+        job, step, gpu = tables.jobs.c, tables.steps.c, tables.allocation_gpus.c
+        never_started = and_(job.end.is_(None), job.start.is_(None), job.submit < limit)
+        run = exists().where(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
+        any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+
+        def work(connection: Connection) -> int:
+            deleted = connection.execute(delete(tables.jobs).where(or_(job.end < limit, never_started))).rowcount
+            connection.execute(delete(tables.steps).where(not_(run)))
+            # A prolog may record GPUs before the accounting of the job is ingested, so only old rows are orphans.
+            connection.execute(delete(tables.allocation_gpus).where(gpu.start < limit, not_(any_run)))
+            connection.execute(delete(table).where(table.c.began_ms < limit * 1000, not_(_asleep())))
+            journal.delete_ingests(connection, limit)
+            return deleted
+
+        return write(self._engine, work)
 
     def delete_runs(self, keys: Sequence[tuple[str, int, datetime]]) -> None:
         """Delete the runs with these keys (cluster, job ID, submit) and their steps."""
+        rows = [{"a_cluster": name, "a_job": job, "a_submit": floor_s(submit)} for name, job, submit in keys]
 
         def work(connection: Connection, revision: int) -> tuple[None, bool]:
-            delete_runs(connection, keys)
+            for each in (tables.steps, tables.jobs) if rows else ():
+                mine = (
+                    each.c.cluster == bindparam("a_cluster"),
+                    each.c.job_id == bindparam("a_job"),
+                    each.c.submit == bindparam("a_submit"),
+                )
+                connection.execute(delete(each).where(*mine), rows)
             return None, bool(keys)
 
         self._change(work)
 
     def counts(self) -> StoreCounts:
         """Return the totals of the database."""
+        cluster = tables.jobs.c.cluster
         with reading(self._engine) as connection:
-            return counts(connection)
+            row = connection.execute(text(_query("counts"))).mappings().one()
+            names = tuple(connection.execute(select(cluster).distinct().order_by(cluster)).scalars())
+            size_bytes = _size_bytes(connection)
+        latest = [int(row[name]) for name in ("last_start", "last_end") if row[name] is not None]
+        return StoreCounts(
+            jobs=int(row["jobs"]),
+            gpu_jobs=int(row["gpu_jobs"]),
+            running_jobs=int(row["running_jobs"]),
+            steps=int(row["steps"]),
+            allocation_gpus=int(row["allocation_gpus"]),
+            ingests=int(row["ingests"]),
+            reports=int(row["reports"]),
+            first=journal.moment(row["first_start"]),
+            last=journal.moment(max(latest, default=None)),
+            clusters=names,
+            size_bytes=size_bytes,
+        )
 
     # -----------------------------------------------------------------------------------------------------------------
 
