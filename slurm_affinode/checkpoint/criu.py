@@ -63,7 +63,7 @@ from slurm_affinode.checkpoint.user_files import User
 
 OLDEST = (4, 1)
 """Older versions fail on newer kernels or lack ``--tcp-close`` for dumps."""
-_ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
+_ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C", "HOME": "/"}
 _CHECK_S = 30.0
 _GRACE_S = 10.0
 """Time after the deadline for killing a held tree before CRIU is killed: without CRIU the tree would run."""
