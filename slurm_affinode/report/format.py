@@ -93,6 +93,13 @@ def moment(value: datetime | None, zone: tzinfo, *, seconds: bool = False) -> st
     return UNKNOWN if value is None else times.shown(value, zone, seconds=seconds)
 
 
+def period(since: datetime, until: datetime, zone: tzinfo, *, seconds: bool = False) -> str:
+    """Format a period: ``2026-11-01 08:00 to 09:30``; the date of the end only if it is another one."""
+    begin, end = moment(since, zone, seconds=seconds), moment(until, zone, seconds=seconds)
+    day, _, clock = end.partition(" ")
+    return f"{begin} to {clock if begin.startswith(day) else end}"
+
+
 def name(value: object | None) -> str:
     """Return a name (of a user, partition, node, ...) made ``visible``, or ``unknown`` if there is none."""
     return UNKNOWN if value is None else visible(value) or "(empty)"

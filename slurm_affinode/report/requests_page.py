@@ -58,7 +58,7 @@ def _section(key: str, result: RequestAnalysis) -> RequestSection:
         key=key,
         title=visible(s.name),
         lead=(
-            f"{fmt.count(s.requests)} requests from {fmt.moment(s.since, UTC)} to {fmt.moment(s.until, UTC)} "
+            f"{fmt.count(s.requests)} requests from {fmt.period(s.since, s.until, UTC)} "
             f"({fmt.duration(s.span_s)}).{images}"
         ),
         cards=_cards(s),

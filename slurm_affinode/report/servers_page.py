@@ -20,8 +20,8 @@ from slurm_affinode.report import render
 from slurm_affinode.report.charts import Band, Series, Words, empty, legend_list, time_lines
 from slurm_affinode.report.context import Card, Cell, Column, Table
 
-_FILLS = {"none": "busy", "warning": "2", "critical": "idle"}
-_LEGEND = legend_list([Series("critical", [], "idle"), Series("warning", [], "2"), Series("no problem", [], "busy")])
+_FILLS = {"none": "busy", "warning": "low", "critical": "idle"}
+_LEGEND = legend_list([Series("critical", [], "idle"), Series("warning", [], "low"), Series("no problem", [], "busy")])
 _CHARTS: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
     ("kv", "KV cache in use", "0–1", (("kv_usage", "Largest in the step"),)),
     ("requests", "Requests", "requests", (("waiting", "Waiting (most)"), ("running", "Running (mean)"))),
@@ -118,7 +118,7 @@ def _section(key: str, health: EngineHealth, frame: pl.DataFrame, zone: tzinfo) 
         title=f"{k.engine}{model} at {visible(k.address)}{rank}",
         lead=(
             f"{owner}, {job}, {gpus if health.gpus else 'GPUs unknown'}; {fmt.count(health.samples)} scrapes from "
-            f"{fmt.moment(health.since, zone)} to {fmt.moment(health.until, zone)}, {fmt.count(health.failed)} failed."
+            f"{fmt.period(health.since, health.until, zone)}, {fmt.count(health.failed)} failed."
         ),
         cards=_cards(health, frame),
         charts=_charts(key, shown, frame, zone),
@@ -185,7 +185,7 @@ def _diagnosis(key: str, one: Diagnosis, zone: tzinfo) -> DiagnosisSection:
     begin = fmt.moment(one.since, zone, seconds=seconds)
     return DiagnosisSection(
         title=one.kind,
-        when=f"{begin} to {fmt.moment(one.until, zone, seconds=seconds)}, confidence {fmt.percent(one.confidence)}",
+        when=f"{fmt.period(one.since, one.until, zone, seconds=seconds)}, confidence {fmt.percent(one.confidence)}",
         summary=visible(one.summary),
         rule=one.rule,
         advice=visible(one.advice),

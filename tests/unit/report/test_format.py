@@ -82,6 +82,14 @@ def test_time_is_shown_in_local_time() -> None:
     assert fmt.moment(None, UTC) == "unknown"
 
 
+def test_period_names_the_date_once_if_it_is_one_day() -> None:
+    """In Tokyo, 16:00 UTC is on the next day."""
+    since, until = datetime(2026, 11, 1, 8, tzinfo=UTC), datetime(2026, 11, 1, 16, tzinfo=UTC)
+    assert fmt.period(since, until, UTC) == "2026-11-01 08:00 to 16:00"
+    assert fmt.period(since, until, ZoneInfo("Asia/Tokyo")) == "2026-11-01 17:00 to 2026-11-02 01:00"
+    assert fmt.period(since, since, UTC, seconds=True) == "2026-11-01 08:00:00 to 08:00:00"
+
+
 def test_missing_name_differs_from_empty_name() -> None:
     assert fmt.name(None) == "unknown"
     assert fmt.name("") == "(empty)"
