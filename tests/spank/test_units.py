@@ -147,6 +147,19 @@ def test_shepherd_is_hardened(shepherd: Path) -> None:
     assert b"stack smashing detected" in shepherd.read_bytes()
 
 
+@pytest.mark.usefixtures("compiler")
+def test_criu_plugin_is_hardened(tmp_path: Path) -> None:
+    """CRIU loads it as root: read-only relocations, a non-executable stack, and one exported symbol."""
+    path = tmp_path / "device_files.so"
+    built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "criu-plugin")
+    assert built.returncode == 0, built.stderr
+    found = read(path.read_bytes())
+    assert (found.shared, found.relro, found.now, found.executable_stack) == (True, True, True, False)
+    assert b"__stack_chk_fail" in path.read_bytes()
+    symbols = [line.split() for line in run("nm", "--dynamic", "--defined-only", str(path)).stdout.splitlines()]
+    assert [words[-1] for words in symbols] == ["CR_PLUGIN_DESC"]
+
+
 def test_build_without_static_libc_fails(tmp_path: Path, compiler: None) -> None:
     """No shepherd is better than one into which a job can load libraries; the message says what is missing."""
     linker = tmp_path / "gcc"
