@@ -50,7 +50,7 @@ First steps:
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="slurm-affinode")
 def cli() -> None:
-    """Find the idle GPUs of a Slurm cluster, show what they cost, and take them back."""
+    """Find the idle GPUs of a Slurm cluster, show what they cost, and reclaim them."""
 
 
 _INGEST = {
