@@ -186,6 +186,18 @@ def test_modules_have_no_import_cycles() -> None:
     assert left == {}
 
 
+def test_packages_do_not_import_each_other() -> None:
+    """A package and one inside it may, as far as their modules have no cycle."""
+    pairs = {
+        (name.rpartition(".")[0], module_of(one).rpartition(".")[0])
+        for name in modules()
+        for one in own(name)
+        if part(name) != SUPPORT  # the configuration has types of the model
+    }
+    beside = {(a, b) for a, b in pairs if not within(a, b) and not within(b, a)}
+    assert {(a, b) for a, b in beside if (b, a) in beside} == set()
+
+
 def test_contributing_documents_the_same_layers() -> None:
     """CONTRIBUTING.md lists the same layers, from top to bottom."""
     line = re.search(r"`(cli -> [^`]*)`", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
