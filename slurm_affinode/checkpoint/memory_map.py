@@ -25,6 +25,8 @@ from slurm_affinode.checkpoint.criu_images import (
 
 _LOST = 64 << 20
 """Maximum bytes that a restored tree may hold twice."""
+_MOST_RUNS = 1 << 21
+"""Of all processes. Each takes about 150 bytes of the agent's memory."""
 
 Mapping = tuple[int, int]
 """Start and end address."""
@@ -56,17 +58,21 @@ class TreeMemory:
 def fillable(directory_fd: int, inventory: Inventory) -> tuple[TreeMemory, ...]:
     """Return the memory of each process that can be filled from outside. Raises ``BadImage``.
 
-    Empty if there is none, or if filling would cost memory: CRIU restores the sharing of pages since a fork, while
-    pages filled from outside are separate for each process.
+    Empty if there is none, or if filling would cost memory: of the tree, because CRIU restores the sharing of pages
+    since a fork, while pages filled from outside are separate for each process; or of the agent, because the memory is
+    in too many pieces.
     """
     mappings = {pid: _mappings(directory_fd, pid) for pid in inventory.with_memory}
-    memories, lost = [], 0
+    memories, lost, left = [], 0, _MOST_RUNS
     for pid in inventory.with_memory:
         shared = set(mappings[pid]).intersection(mappings.get(inventory.parents[pid], ()))
         rows = image_records(directory_fd, f"pagemap-{pid}.img")
         file = f"pages-{integer(next(rows, {}), 1)}.img"
         runs = []
         for mapping, run in _runs(rows, mappings[pid]):
+            if not left:
+                return ()
+            left -= 1
             runs.append(run)
             lost += run.length if mapping in shared else 0
         memories.append(TreeMemory(pid, file, tuple(runs)))

@@ -97,6 +97,14 @@ def test_large_memory_that_processes_may_share_is_left_to_criu(
     ]
 
 
+def test_memory_in_too_many_pieces_is_left_to_criu(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that uses every other page would cost the agent a twentieth of its own size."""
+    fill(image, ROOT, [(at, 1, LAZY | PRESENT) for at in range(0, 20, 2)], [(0, 20)])
+    assert len(found(image)[0].runs) == 10
+    monkeypatch.setattr("slurm_affinode.checkpoint.memory_map._MOST_RUNS", 9, raising=False)
+    assert found(image) == ()
+
+
 def test_zombie_has_no_memory(image: Path) -> None:
     """It has no files in the image."""
     fill(image, ROOT, [(10, 2, LAZY | PRESENT)], [(10, 12)])
