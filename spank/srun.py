@@ -496,7 +496,7 @@ class Step:
             SLURM_TASKS_PER_NODE=count,
             SLURM_UMASK=f"{umask:04o}",
         )
-        if "SRUN_DEBUG" not in made and options.get("export", "ALL").split(",")[0] == "ALL":
+        if "SRUN_DEBUG" not in made and "ALL" in options.get("export", "ALL").upper().split(","):
             made["SRUN_DEBUG"] = "3"
         tres = [f"gres/gpu={self.gpus_per_task}"] if self.gpus_per_task is not None else []
         if self.cpus_per_task:
@@ -535,27 +535,36 @@ def repeated(item: str) -> list[str]:
     return [word] * (int(count) if star else 1)
 
 
+def words_of(text: str) -> list[str]:
+    """Split ``--export`` at commas outside of quotes, which remain, as srun does."""
+    words = [""]
+    quote = ""
+    for letter in text:
+        if letter == "," and not quote:
+            words.append("")
+            continue
+        if letter in ("'", '"') and quote in ("", letter):
+            quote = "" if quote else letter
+        words[-1] += letter
+    return words
+
+
 def exported(text: str, env: dict[str, str]) -> dict[str, str]:
-    """Return the variables that ``--export`` passes on."""
+    """Return the variables that ``--export`` passes on. As with srun, the environment takes precedence over values."""
     made: dict[str, str] = {}
-    items = text.split(",")
-    if text in ("ALL", ""):
-        return dict(env)
-    if items[0].upper() == "ALL":
-        made = dict(env)
-        items = items[1:]
-    for name, value in env.items():
-        if name.startswith(("SLURM_", "SLURMD_")) or name in (*GPU_LISTS, "TMPDIR"):
-            made[name] = value
-    if text.upper() in ("NONE", "NIL"):
-        return made
-    for item in items:
-        name, equals, value = item.partition("=")
-        if equals:
+    everything = False
+    for word in words_of(text):
+        name, equals, value = word.partition("=")
+        if word.upper() in ("NONE", "NIL"):
+            break
+        if word.upper() == "ALL":
+            everything = True
+        elif equals:
             made[name] = value
         elif name in env:
             made[name] = env[name]
-    return made
+    always = {name for name in env if name.startswith(("SLURM_", "SLURMD_")) or name in (*GPU_LISTS, "TMPDIR")}
+    return made | {name: env[name] for name in (env if everything else always)}
 
 
 # --- resources of steps that run at the same time
@@ -685,6 +694,14 @@ def allocate(step: Step, restarts: int) -> int:
 # --- input and output
 
 
+def is_per_task(pattern: str) -> bool:
+    """Return whether each task or node has a file of its own."""
+    if "\\" in pattern:
+        return False
+    letters = [part.lstrip("0123456789")[:1] for part in pattern.replace("%%", "").split("%")[1:]]
+    return not {"t", "n", "N"}.isdisjoint(letters)
+
+
 def expand(pattern: str, step: Step, task: int) -> str:
     """Return the name of a file for a task."""
     if "\\" in pattern:
@@ -738,7 +755,7 @@ class Streams:
         self._done = _thread.allocate_lock()
 
     def _open(self, name: str, flags: int) -> int:
-        path = os.path.join(self._directory, name)
+        path = os.path.join(os.getcwd(), name)
         if path not in self._opened:
             try:
                 try:
@@ -749,6 +766,11 @@ class Streams:
             except OSError as error:
                 raise Fault(f"Could not open {path}: {error.strerror}") from None
         return self._opened[path]
+
+    def _file(self, pattern: str, task: int) -> str:
+        """Return the path of a file: that of a task or node is in the directory of the tasks, another one in srun's."""
+        name = expand(pattern, self._step, task)
+        return os.path.join(self._directory, name) if is_per_task(pattern) else name
 
     def _null(self) -> int:
         return self._open("/dev/null", os.O_RDWR)
@@ -761,8 +783,8 @@ class Streams:
         if text.isdigit():
             return Sink(own, self._label) if int(text) == task else Sink(self._null(), False)
         mode = os.O_APPEND if self._step.options.get("open-mode", "t").startswith("a") else os.O_TRUNC | os.O_APPEND
-        name = expand(text, self._step, task)
-        shared = self._step.tasks > 1 and name == expand(text, self._step, task + 1)
+        name = self._file(text, task)
+        shared = self._step.tasks > 1 and name == self._file(text, task + 1)
         return Sink(self._open(name, os.O_WRONLY | os.O_CREAT | mode), self._relayed if shared else self._label)
 
     def _output(self, sink: Sink, task: int) -> int:
@@ -779,7 +801,7 @@ class Streams:
         if text.lower() == "none":
             return self._null()
         if text.lower() != "all":
-            return os.open(os.path.join(self._directory, expand(text, self._step, task)), os.O_RDONLY | os.O_CLOEXEC)
+            return os.open(self._file(text, task), os.O_RDONLY | os.O_CLOEXEC)
         try:
             mode = os.fstat(0).st_mode
         except OSError:
@@ -968,7 +990,7 @@ class Tasks:
         self._ended: list[tuple[int, int]] = []  # task, wait status: not yet reported
         self._first_exit = self._report_at = self._kill_at = 0.0
         self._interrupted = 0.0
-        self._stopping = False
+        self._stopping = self._aborted = False
         self._worst = (False, 0)  # by a signal, number: a signal counts more than any exit code
 
     @property
@@ -1012,7 +1034,7 @@ class Tasks:
             self._tick()
         self._report()
         self._signal(signal.SIGKILL)  # processes that they have left
-        if self._worst == (True, signal.SIGTERM):
+        if self._worst in ((True, signal.SIGTERM), (True, signal.SIGKILL)) and not self._aborted:
             self._info(f"Force Terminated StepId={self._step.name}")
 
     def _wait_until(self) -> float:
@@ -1091,6 +1113,7 @@ class Tasks:
             ended = sorted(set(range(self._step.tasks)) - set(self._pids.values()))
             self._info(f"StepId={self._step.name} {ranges(ended)}: exited")
             self._info(f"Terminating StepId={self._step.name}")
+            self._aborted = True
             self._stop(signal.SIGKILL)
         if self._kill_at and now >= self._kill_at:
             self._signal(signal.SIGKILL)

@@ -206,6 +206,10 @@ def test_tasks_have_the_environment_of_a_step(site: Site) -> None:
         ("NIL", {"SLURM_JOB_ID": str(JOB)}, {"HOME", "MINE"}),
         ("ALL,X=1", {"MINE": "yes", "X": "1", "HOME": "/"}, set()),
         ("X=1,MINE", {"MINE": "yes", "X": "1", "SLURM_JOB_ID": str(JOB)}, {"HOME"}),
+        ("X=1,all,MINE=no", {"MINE": "yes", "X": "1", "HOME": "/"}, set()),
+        ("X=1,NONE,Y=1", {"X": "1", "SLURM_JOB_ID": str(JOB)}, {"HOME", "MINE", "Y"}),
+        ("\"ALL,X='1,2'\"", {"X": "'1,2'", "MINE": "yes"}, set()),
+        ("", {"SLURM_JOB_ID": str(JOB)}, {"HOME", "MINE"}),
     ],
 )
 def test_export_selects_variables(site: Site, text: str, present: dict[str, str], absent: set[str]) -> None:
@@ -316,7 +320,8 @@ def test_cpus_are_counted_by_gpu(site: Site) -> None:
         ),
         (
             "-n2 bash -c 'sleep 0.2; [ $SLURM_PROCID = 0 ] && kill -KILL $$; exit 255'", 137,
-            "srun: error: gpu01: task 0: Killed\nsrun: error: gpu01: task 1: Exited with exit code 255\n",
+            "srun: error: gpu01: task 0: Killed\nsrun: error: gpu01: task 1: Exited with exit code 255\n"
+            f"srun: Force Terminated StepId={JOB}.0\n",
         ),
         ("bash -c 'exit 143'", 143, "srun: error: gpu01: task 0: Exited with exit code 143\n"),
         ("-Q false", 1, "srun: error: gpu01: task 0: Exited with exit code 1\n"),
@@ -465,6 +470,9 @@ def test_output_goes_to_files(site: Site) -> None:
     assert site.run("srun -n2 -o none bash -c 'echo out; echo err >&2'") == Ended("", "", 0)
     site.run("srun -n2 -o logs/%t/out echo out; srun -o logs/all echo out")
     assert {(site.root / "logs" / name).read_text() for name in ("0/out", "1/out", "all")} == {"out\n"}
+    site.run("srun -D logs -o here echo out; srun -D logs -o there.%t echo out")
+    assert (site.root / "here").exists()
+    assert (site.root / "logs" / "there.0").exists()
     failed = site.run("srun -o /dev/null/x echo out")
     assert failed.status == 1
     assert failed.err == "srun: error: slurm-affinode: Could not open /dev/null/x: Not a directory\n"
