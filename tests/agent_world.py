@@ -116,7 +116,7 @@ class FakeCuda:
         return next(p for p in self.world.nodes[self.node].processes if p.pid == pid)
 
     def capabilities(self) -> Capabilities:
-        return Capabilities("580.1", checkpoint=True, migration=True)
+        return Capabilities("580.1", checkpoint=True)
 
     def devices(self) -> tuple[str, ...]:
         return (f"GPU-{self.node}-0",)

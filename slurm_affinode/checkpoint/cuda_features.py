@@ -129,9 +129,6 @@ def capabilities_of(version: str | None, facts: DriverFacts, *, mig: bool, machi
     return Capabilities(
         version,
         checkpoint=why is None,
-        migration=why is None and Feature.MIGRATION in there,
-        ipc=why is None and Feature.IPC in there,
-        custom_storage=why is None and Feature.CUSTOM_STORAGE in there,
         why_not=why,
         cuda=cuda_text(facts.cuda),
         bindings=facts.bindings,

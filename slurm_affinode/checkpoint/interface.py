@@ -120,18 +120,12 @@ class Ability:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Checkpoint features of the driver of this node. All are false without a driver."""
+    """Checkpoint features of the driver of this node."""
 
     driver: str | None
     """Driver version, such as ``580.95.05``; ``None``: no driver, or unknown."""
     checkpoint: bool = False
     """Lock, checkpoint, restore, unlock: driver 570."""
-    migration: bool = False
-    """Restore on other GPUs with the same chip: driver 580."""
-    ipc: bool = False
-    """CUDA IPC memory of jobs started with ``cuda-checkpoint --launch-job``: driver 610."""
-    custom_storage: bool = False
-    """Checkpoint of GPU memory without staging in host memory: driver 615."""
     why_not: str | None = None
     """Reason why ``checkpoint`` is false, in one line."""
     cuda: str | None = None

@@ -126,8 +126,7 @@ def check_cuda(
             try:
                 helper.devices()  # the driver may be unusable although the library reports the features
             except CudaError as error:
-                can = replace(can, checkpoint=False, migration=False, ipc=False, custom_storage=False,
-                              why_not=str(error))  # fmt: skip
+                can = replace(can, checkpoint=False, why_not=str(error))
         return CudaReport(can, devices)
 
 

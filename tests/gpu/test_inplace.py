@@ -11,6 +11,7 @@ import pytest
 from gpu.machine import MIB, Machine, settled
 from gpu.programs import Programs
 from slurm_affinode.checkpoint.cuda import Cuda
+from slurm_affinode.checkpoint.cuda_features import refusal
 from slurm_affinode.checkpoint.interface import CudaState, CudaUnavailable, Feature
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.suspension.inplace.sockets import waits, went_on
@@ -112,8 +113,7 @@ def test_process_moves_to_another_gpu(machine: Machine, run: Programs, cuda: Cud
     program.ask("setup", mib=max(8, machine.mib // 8), seed=5)
     digest = program.ask("digest")
     uuids = cuda.devices()
-    can = cuda.capabilities()
-    if not can.migration:
+    if refusal(Feature.MIGRATION, cuda.capabilities()) is not None:
         run.suspend(program)
         with pytest.raises(CudaUnavailable, match=Feature.MIGRATION.value):
             cuda.restore(program.pid, pairs={uuids[0]: uuids[-1]})
@@ -138,8 +138,8 @@ def test_custom_storage_writes_files_of_our_own(
     machine: Machine, run: Programs, cuda: Cuda, tmp_path: Path, note: Any
 ) -> None:
     """The memory is in a file and not in the process, and is restored from the file."""
-    if not cuda.capabilities().custom_storage:
-        pytest.skip(next(one.why for one in cuda.capabilities().table if one.feature is Feature.CUSTOM_STORAGE))
+    if (why := refusal(Feature.CUSTOM_STORAGE, cuda.capabilities())) is not None:
+        pytest.skip(why)
     mib = min(machine.mib, 4096)
     storage = run.start(str(STORAGE))
     program = run.start()
