@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import AbortedError, Refused, reason
+from slurm_affinode.suspension.interface import AbortedError, Refused, cause
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import SuspensionOutcomes
@@ -225,7 +225,7 @@ class RequeueEnding(Ending[DumpAttempt]):
     def roll_back(self, attempt: DumpAttempt, error: AffinodeError | OSError) -> None:
         """See ``Ending``."""
         parts, job_id = self._parts, attempt.job.job_id
-        why = reason(error)
+        why = cause(error)
         if attempt.phase is Phase.REQUEUEING and not isinstance(error, NotRequeued):
             # Slurm may have requeued it: recovery queries Slurm first, and only recovery may decide on the job.
             parts.log.warning("job %s: %s; continued when Slurm responds", job_id, why)

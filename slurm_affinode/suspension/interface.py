@@ -34,7 +34,7 @@ class AbortedError(AffinodeError):
     """A suspension in progress was aborted; the text states the reason."""
 
 
-def reason(error: Exception) -> str:
+def cause(error: Exception) -> str:
     """Return an exception as the reason why a suspension or restore failed, in one line."""
     return str(error) if isinstance(error, AffinodeError) else f"{type(error).__name__}: {error}"
 

@@ -39,7 +39,7 @@ from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, MailKind, 
 from slurm_affinode.suspension import mail, messages, notify
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import Arrival, reason
+from slurm_affinode.suspension.interface import Arrival, cause
 from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.memory import HostMemory, shortage, visible_gpus
 from slurm_affinode.suspension.record import SuspensionFacts
@@ -156,7 +156,7 @@ class JobRestorer:
         except (AffinodeError, OSError) as error:
             self._clean(arrival)
             self._lower_limit(arrival)
-            return self._cut_short(placing, reason(error)) or self._failed(arrival, job, placing, reason(error))
+            return self._cut_short(placing, cause(error)) or self._failed(arrival, job, placing, cause(error))
         return self._complete(placing, placed.pid)
 
     # --- before the restore

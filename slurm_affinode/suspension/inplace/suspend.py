@@ -22,7 +22,7 @@ from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
-from slurm_affinode.suspension.interface import AbortedError, Refused, reason
+from slurm_affinode.suspension.interface import AbortedError, Refused, cause
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import SuspensionOutcomes, mail_owner
@@ -196,7 +196,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
     def roll_back(self, attempt: FreezeAttempt, error: AffinodeError | OSError) -> None:
         """See ``Ending``. Once memory may have moved, the job is woken when there is room."""
         parts, journal, job_id = self._parts, attempt.journal, attempt.job.job_id
-        attempt.failure = why = reason(error)
+        attempt.failure = why = cause(error)
         parts.log.warning("job %s: the suspension is rolled back: %s", job_id, why)
         if attempt.phase is not Phase.LOCKING:
             sleeper = Sleeper.of(journal)
