@@ -20,7 +20,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from slurm_affinode.base.text import size as gib
+from slurm_affinode.base import text
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import compression, root_directory
 from slurm_affinode.checkpoint.block_io import Limiter
@@ -76,13 +76,13 @@ class Budget:
         promised = self._sum()
         free = max(0, usage.free + freeable - self.reserve - promised)
         if size > free:
-            raise NoRoom(f"{self._path}: {gib(free)} free, {gib(size)} needed")
+            raise NoRoom(f"{self._path}: {text.size(free)} free, {text.size(size)} needed")
         for what, held, quota in (
             ("the store has", usage.used - freeable + promised, self.quota),
             (f"user {uid} has", usage.by_user.get(uid, 0) + self._sum(uid), self._of_user(usage)),
         ):
             if quota is not None and held + size > quota:
-                raise NoRoom(f"{self._path}: {what} {gib(held)} of {gib(quota)}, {gib(size)} needed")
+                raise NoRoom(f"{self._path}: {what} {text.size(held)} of {text.size(quota)}, {text.size(size)} needed")
 
     def _of_user(self, usage: Usage) -> int | None:
         """Return the limit for one user in bytes; ``None``: no limit."""

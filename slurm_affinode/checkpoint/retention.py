@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_affinode.base.text import size as gib
+from slurm_affinode.base import text
 from slurm_affinode.checkpoint import digest
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom
@@ -151,7 +151,7 @@ class Retention:
             rates[wanted.name] = rates[name]
             plan = make_room([one for one, _ in candidates], wanted, room, rates, grain=digest.BLOCK)
             if plan.room < need:
-                raise NoRoom(f"{tier.store.path}: {gib(max(0, room))} free, {gib(need)} needed")
+                raise NoRoom(f"{tier.store.path}: {text.size(max(0, room))} free, {text.size(need)} needed")
             self._cut(tier, plan.cuts, candidates)
 
     def relieve(self) -> None:
@@ -209,7 +209,8 @@ class Retention:
                 if held.name == cut.name:
                     with suppress(CheckpointError, OSError):
                         tier.store.cut(image, cut.keep)
-                        LOG.info("%s: %s of %s left in the tier %s", cut.name, gib(cut.keep), gib(held.size), tier.name)
+                        kept, whole = text.size(cut.keep), text.size(held.size)
+                        LOG.info("%s: %s of %s left in the tier %s", cut.name, kept, whole, tier.name)
 
     def _rates(self, tier: Tier, names: Sequence[str]) -> dict[str, float]:
         now = self._now()
