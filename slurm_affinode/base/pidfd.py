@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import select
 import signal
@@ -55,14 +56,14 @@ def _close_all(fds: list[int], close: Callable[[int], None] = os.close) -> None:
 
 
 class ExhaustedError(UnreachableError):
-    """No file descriptor or memory is left to look at a process, so nothing is known about it.
+    """No file descriptor or memory is left to examine a process, so its state is unknown.
 
     Not an ``OSError``, which callers take for the end of the process.
     """
 
 
 class ProcessGoneError(ProcessLookupError):
-    """The process has ended, or its PID belongs to another process by now."""
+    """The process has ended, or its PID now belongs to another process."""
 
 
 class NotContainedError(ValueError):
@@ -183,12 +184,15 @@ class Process:
         with _gone(self.pid):
             return os.stat(name, dir_fd=self._directory, follow_symlinks=follow)
 
-    def names(self, name: str = ".") -> list[str]:
-        """Return the names in a directory. Raises ``ProcessGoneError``, ``OSError``."""
+    def names(self, name: str = ".", most: int | None = None) -> list[str]:
+        """Return the names in a directory, the first ``most``. Raises ``ProcessGoneError``, ``OSError``."""
         fd = self.open(name, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _gone(self.pid):
-                return os.listdir(fd)  # noqa: PTH208 - a descriptor
+                if most is None:
+                    return os.listdir(fd)  # noqa: PTH208 - a descriptor
+                with os.scandir(fd) as entries:
+                    return [entry.name for entry in itertools.islice(entries, most)]
         finally:
             os.close(fd)
 
@@ -451,7 +455,7 @@ class Namespace:
         self._fds: list[int] = []
         self._finalizer = weakref.finalize(self, _close_all, self._fds)
         if proc == PROC:
-            init.check()  # a zombie has no namespaces any more
+            init.check()  # a zombie no longer has namespaces
         self.identity = init.link("ns/pid")
         if self.identity == own_identity(proc):
             raise NotContainedError(f"process {init.pid} is in this node's own PID namespace")

@@ -4,7 +4,7 @@ A server is a listening TCP socket that has responded as an inference engine. As
 below the processes that hold the socket are remembered. Such a process is orphaned once nothing listens at the port any
 more and every process that held the socket above it has ended.
 
-A process is not orphaned if its server is slow, stopped or suspended, if another process listens at the port by now, or
+A process is not orphaned if its server is slow, stopped or suspended, if another process now listens at the port, or
 if the process itself is the server. If the server ended before it was observed, it is unknown whether a process is
 orphaned; such a process is not reported.
 """
@@ -123,7 +123,7 @@ def _host(text: str) -> str | None:
 
 def sockets_of(process: Process) -> Iterator[int]:
     """Yield the inodes of the sockets that a process holds. Raises ``OSError``, ``ExhaustedError``."""
-    for name in process.names("fd")[:MOST_DESCRIPTORS]:
+    for name in process.names("fd", MOST_DESCRIPTORS):
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
             match = _SOCKET.fullmatch(process.link(f"fd/{name}"))
             if match is not None:
@@ -212,7 +212,7 @@ class ServerTrees:
             return None
         ended = not any(self._alive(one) for _, processes in servers for one in processes)
         if ended:
-            # Also if the socket is another one by now: a server may have been restarted in place of the ended one.
+            # Also if the socket is now another one: a server may have been restarted in place of the ended one.
             try:
                 there = {port for _, port in listening(proc=self._proc).values()}
             except OSError:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -35,6 +35,8 @@ from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 
 MOST_PORTS_OF_JOB = 8
 MOST_PORTS = 64
+MOST_SEARCH_S = 1.0
+"""CPU time for the descriptors of one job's processes, of which a user may have thousands."""
 AT_ONCE = 4
 """Scrapes at the same time."""
 RETRY_S = 300.0
@@ -87,26 +89,30 @@ def ports(finder: JobFinder, *, jobs: Collection[int] | None = None, proc: Path 
     """
     found: dict[int, ListeningPort] = {}
     of_job: Counter[str] = Counter()
+    spent_s: defaultdict[int, float] = defaultdict(float)
     with contextlib.suppress(OSError):
         sockets, here = listening(proc=proc), own_namespace("net", proc=proc)
         for one in processes(proc=proc):
-            for port in _of_process(one, finder, jobs, sockets, here):
+            job = finder.of(one)
+            if job is None or job.source not in TRUSTED or (jobs is not None and job.job_id not in jobs):
+                continue
+            if spent_s[job.job_id] > MOST_SEARCH_S:
+                continue
+            began_s = time.thread_time()
+            for port in _of_process(one, str(job.job_id), sockets, here):
                 # Workers of a server share its socket.
                 if port.inode not in found and of_job[port.job] < MOST_PORTS_OF_JOB and len(found) < MOST_PORTS:
                     found[port.inode] = port
                     of_job[port.job] += 1
+            spent_s[job.job_id] += time.thread_time() - began_s
     return list(found.values())
 
 
 def _of_process(
-    one: Process, finder: JobFinder, jobs: Collection[int] | None, sockets: Mapping[int, tuple[str, int]],
-    here: tuple[int, int],
-) -> Iterator[ListeningPort]:  # fmt: skip
+    one: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int]
+) -> Iterator[ListeningPort]:
     try:
-        job = finder.of(one)
-        if job is None or (jobs is not None and job.job_id not in jobs):
-            return
-        if job.source not in TRUSTED or one.namespace("net") != here:
+        if one.namespace("net") != here:
             return
         user = _user(one)
         if user is None:
@@ -114,7 +120,7 @@ def _of_process(
         for inode in sockets_of(one):
             if inode in sockets:
                 host, port = sockets[inode]
-                yield ListeningPort(one.id, inode, str(job.job_id), *user, host, port)
+                yield ListeningPort(one.id, inode, job, *user, host, port)
     except ExhaustedError:
         raise
     except OSError:

@@ -54,7 +54,10 @@ class OneJob(JobFinder):
         self._session, self._source = str(session), source
 
     def of(self, process: Process) -> JobRef | None:
-        return JobRef(7, "0", self._source) if process.stat().fields[3] == self._session else None
+        try:
+            return JobRef(7, "0", self._source) if process.stat().fields[3] == self._session else None
+        except OSError:  # it has ended
+            return None
 
 
 @pytest.fixture
@@ -94,6 +97,23 @@ def test_ports_of_a_job_are_limited(server: tuple[int, int], monkeypatch: pytest
     assert engine_discovery.ports(OneJob(server[0])) == []
 
 
+def test_search_of_a_job_is_limited(server: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user with thousands of processes, each with thousands of descriptors, does not delay the search of others."""
+    session, _ = server
+    looked: list[int] = []
+
+    def sockets_of(process: Process) -> list[int]:
+        looked.append(process.pid)
+        return []
+
+    monkeypatch.setattr(engine_discovery, "sockets_of", sockets_of)
+    assert engine_discovery.ports(OneJob(session)) == []
+    assert len(looked) == 2  # the server and its worker
+    monkeypatch.setattr(engine_discovery, "MOST_SEARCH_S", 0.0)
+    assert engine_discovery.ports(OneJob(session)) == []
+    assert len(looked) == 3
+
+
 def test_result_is_discarded_if_the_process_does_not_hold_the_socket(server: tuple[int, int]) -> None:
     """Another program may have bound the port in the meantime."""
     (port,) = engine_discovery.ports(OneJob(server[0]))
@@ -122,7 +142,7 @@ def test_stopped_server_is_scraped_once_it_runs_again(server: tuple[int, int]) -
 
 
 def test_ports_of_ended_processes_are_not_requested(server: tuple[int, int]) -> None:
-    """Another process has the PID by now, and may sleep in place."""
+    """Another process now has the PID, and may sleep in place."""
     (port,) = engine_discovery.ports(OneJob(server[0]))
     gone = replace(port, process=Id(port.process.pid, port.process.started + 1))
     requested: list[ListeningPort] = []
