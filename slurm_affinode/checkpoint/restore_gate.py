@@ -30,7 +30,7 @@ from types import TracebackType
 from typing import Self
 
 from slurm_affinode.base.pidfd import Process
-from slurm_affinode.checkpoint.criu_images import Message, image_records, integer, message, repeated
+from slurm_affinode.checkpoint.criu_images import BadImage, Message, image_records, integer, message, repeated
 from slurm_affinode.checkpoint.interface import RestoreFailed
 
 POST_RESTORE, PRE_RESUME = "post-restore", "pre-resume"
@@ -258,7 +258,9 @@ def excess(found: Credentials, given: Credentials) -> str | None:
 
 
 def _below(fields: Message, number: int) -> Message | None:
-    value = fields.get(number, [None])[0]
+    value, *others = fields.get(number, [None])
+    if others:  # CRIU merges them
+        raise BadImage(f"field {number} of the credentials is there twice")
     return message(value) if isinstance(value, bytes) else None
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import resource
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.checkpoint import restore_gate
+from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import RestoreFailed
-from slurm_affinode.checkpoint.restore_gate import Gate, work_directory
+from slurm_affinode.checkpoint.restore_gate import Credentials, Gate, work_directory
 
 from .criu_files import Field, image, message
 
@@ -227,3 +231,61 @@ def test_filter_of_all_threads_is_recorded_with_the_main_thread(tmp_path: Path) 
     assert unfiltered is not None
     assert restore_gate.excess(thread, leader) is None
     assert "seccomp" in str(restore_gate.excess(unfiltered, leader))
+
+
+GIVEN = Credentials(
+    frozenset({2001}), frozenset({2001}), frozenset({4, 6}), dict.fromkeys(("CapEff", "CapBnd"), 0b110), True, 2
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"uids": frozenset({0, 2001})}, "user IDs 0, 2001"),
+        ({"uids": frozenset({2002})}, "user IDs 2002"),
+        ({"gids": frozenset({0, 2001})}, "group ID 0,"),
+        ({"groups": frozenset({4, 27})}, "group 27,"),
+        ({"capabilities": {"CapEff": 0b1000}}, r"CapEff 0x8\)"),
+        ({"capabilities": {"CapBnd": 0b111}}, r"CapBnd 0x1\)"),
+        ({"capabilities": {"CapAmb": 0b10}}, r"CapAmb 0x2\)"),
+        ({"no_new_privs": False}, "no_new_privs"),
+        ({"seccomp": 0}, "seccomp"),
+        ({"securebits": 1 << 2}, "securebits 0x4"),
+    ],
+)
+def test_each_right_beyond_those_of_the_attempt_is_refused(change: dict[str, Any], why: str) -> None:
+    assert restore_gate.excess(GIVEN, GIVEN) is None
+    assert re.search(why, str(restore_gate.excess(replace(GIVEN, **change), GIVEN)))
+
+
+def test_fewer_rights_are_accepted() -> None:
+    """As the job has dropped them; ``SECBIT_KEEP_CAPS`` may be set by any process."""
+    less = replace(GIVEN, gids=frozenset({4}), groups=frozenset(), capabilities={"CapEff": 0, "CapBnd": 0b10})
+    assert restore_gate.excess(replace(less, securebits=1 << 4), GIVEN) is None
+    assert restore_gate.excess(GIVEN, replace(GIVEN, no_new_privs=False, seccomp=0)) is None
+
+
+def test_credentials_of_an_image_are_those_that_criu_restores(tmp_path: Path) -> None:
+    """Capabilities have two words. CRIU merges repeated fields, so that they are refused."""
+    numbers: list[Field] = [(field, 2001) for field in range(1, 9)]
+    sets: list[Field] = [(field, word) for field in (9, 10, 11, 12, 19) for word in (field, 1)]
+    creds = message(*numbers, *sets, (13, 1 << 2), (14, 4), (14, 6), (18, 1))
+    cores: dict[int, list[Field]] = {
+        2: [(5, message((10, creds), (11, 2)))],
+        3: [(5, message((10, creds))), (5, message((10, creds)))],
+        4: [(5, message((10, creds), (10, message((13, 0)))))],
+    }
+    for number, fields in cores.items():
+        (tmp_path / f"core-{number}.img").write_bytes(image(message((1, 1), (3, message((1, 1))), *fields)))
+    directory = os.open(tmp_path, os.O_RDONLY)
+    try:
+        found = restore_gate.of_image(directory, 2)
+        for number in (3, 4):
+            with pytest.raises(BadImage, match="twice"):
+                restore_gate.of_image(directory, number)
+    finally:
+        os.close(directory)
+    high = 1 << 32
+    bits = {"CapInh": high | 9, "CapPrm": high | 10, "CapEff": high | 11, "CapBnd": high | 12, "CapAmb": high | 19}
+    one = frozenset({2001})
+    assert found == Credentials(one, one, frozenset({4, 6}), bits, True, 2, 1 << 2)
