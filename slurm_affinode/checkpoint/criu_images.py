@@ -176,6 +176,9 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
             for entry in entries
             if entry.is_file(follow_symlinks=False)
         } | dict(elsewhere)
+    for name in sizes:
+        if name.startswith("creds-"):
+            raise BadImage(f"{name}: is of an older version of CRIU")
     _check_namespaces(directory_fd, [name for name in sizes if name.startswith("ids-")])
     parents: dict[int, int] = {}
     numbers: set[int] = set()

@@ -125,6 +125,13 @@ def test_image_with_namespaces_is_refused(image: tuple[Path, int], kind: int) ->
         inspect(fd)
 
 
+def test_image_with_credentials_in_a_file_of_their_own_is_refused(image: tuple[Path, int]) -> None:
+    """CRIU would take them for a process whose other files have none, and they would not be compared."""
+    (image[0] / "creds-7.img").write_bytes(criu_files.image(criu_files.message((1, 0))))
+    with pytest.raises(BadImage, match=r"creds-7\.img: is of an older version"):
+        inspect(image[1])
+
+
 @pytest.mark.parametrize("twice", ["records", "fields"])
 def test_ambiguous_namespaces_are_refused(image: tuple[Path, int], twice: str) -> None:
     path, fd = image
