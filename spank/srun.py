@@ -504,6 +504,8 @@ class Step:
             tres.append(f"cpu={self.cpus_per_task}")
         if tres:
             made["SLURM_TRES_PER_TASK"] = ",".join(tres)
+        if self.cpus_per_gpu:
+            made["SLURM_CPUS_PER_GPU"] = str(self.cpus_per_gpu)
         if options.get("job-name"):
             made["SLURM_JOB_NAME"] = options["job-name"]
         if options.get("gpus"):
@@ -1066,12 +1068,14 @@ class Tasks:
                 self._info("Quit")
             self._info("forcing job termination")
             self._stop(signal.SIGTERM)
-        elif "disable-status" in self._step.options or "quit-on-interrupt" in self._step.options:
-            self._signal(signal.SIGINT)
-        elif time.monotonic() - self._interrupted < INTERRUPT_S:
+        elif "quit-on-interrupt" in self._step.options or time.monotonic() - self._interrupted < INTERRUPT_S:
             self._info(f"sending Ctrl-C to StepId={self._step.name}")
             self._info("forcing job termination")
             self._stop(signal.SIGINT)
+        elif "disable-status" in self._step.options:
+            self._interrupted = time.monotonic()
+            self._info(f"sending Ctrl-C to StepId={self._step.name}")
+            self._signal(signal.SIGINT)
         else:
             self._interrupted = time.monotonic()
             self._info("interrupt (one more within 1 sec to abort)")

@@ -282,6 +282,7 @@ def test_as_many_tasks_start_as_their_cpus_allow(site: Site) -> None:
 
 def test_cpus_are_counted_by_gpu(site: Site) -> None:
     """``--cpus-per-gpu`` implies ``--exact``: a step has the CPUs of its GPUs."""
+    assert site.run("srun --cpus-per-gpu=1 bash -c 'echo $SLURM_CPUS_PER_GPU'", **GPUS).out == "1\n"
     show = "bash -c 'echo $SLURM_CPUS_ON_NODE $CUDA_VISIBLE_DEVICES'"
     of_job = {"SLURM_CPUS_PER_GPU": "2", **GPUS}
     assert site.run(f"srun {show}", **of_job).out == "4 0,1\n"
@@ -395,6 +396,19 @@ kill -INT $pid; sleep 0.3; kill -INT $pid; wait $pid; echo $?
         f"srun: interrupt (one more within 1 sec to abort)\nsrun: StepId={JOB}.0 task 0: running\n"
         f"srun: sending Ctrl-C to StepId={JOB}.0\nsrun: forcing job termination\n"
     )
+
+
+@pytest.mark.parametrize(("option", "forced"), [("-X", 0), ("--quit-on-interrupt", 1)])
+def test_first_interrupt_goes_to_the_tasks(site: Site, option: str, forced: int) -> None:
+    script = f"""
+srun {option} bash -c 'trap "exit 9" INT; touch ready; while :; do sleep 0.05; done' & pid=$!
+while [ ! -e ready ]; do sleep 0.05; done; rm ready
+kill -INT $pid; wait $pid; echo $?
+"""
+    ended = site.run(script)
+    assert ended.out == "9\n"
+    assert ended.err.startswith(f"srun: sending Ctrl-C to StepId={JOB}.0\n")
+    assert ended.err.count("srun: forcing job termination\n") == forced
 
 
 def test_tasks_start_with_default_signals(site: Site) -> None:
