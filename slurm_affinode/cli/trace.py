@@ -16,7 +16,7 @@ from slurm_affinode.analysis.serving.engine_model import EngineModel
 from slurm_affinode.base import config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.cli.command import group
-from slurm_affinode.cli.options import json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.options import NumberInRange, json_option, print_json, print_table, progress, warn
 from slurm_affinode.metrics.averages import NOTE
 from slurm_affinode.metrics.readers import clustercockpit as cockpit
 from slurm_affinode.metrics.readers import jobstats as summaries
@@ -131,7 +131,7 @@ _ENGINE = EngineModel()
 @json_option
 @click.option(
     "--kv-tokens",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 10**12),
     default=_ENGINE.kv_tokens,
     show_default=True,
     metavar="N",
@@ -139,7 +139,7 @@ _ENGINE = EngineModel()
 )
 @click.option(
     "--max-running",
-    type=click.IntRange(1),
+    type=click.IntRange(1, 65_536),
     default=_ENGINE.max_running,
     show_default=True,
     metavar="N",
@@ -147,7 +147,7 @@ _ENGINE = EngineModel()
 )
 @click.option(
     "--iteration-ms",
-    type=click.FloatRange(0.001),
+    type=NumberInRange(0.001, 60_000),
     default=_ENGINE.base_s * 1e3,
     show_default=True,
     metavar="MS",
@@ -155,7 +155,7 @@ _ENGINE = EngineModel()
 )
 @click.option(
     "--request-us",
-    type=click.FloatRange(0),
+    type=NumberInRange(0, 1_000_000),
     default=_ENGINE.per_request_s * 1e6,
     show_default=True,
     metavar="US",
@@ -163,7 +163,7 @@ _ENGINE = EngineModel()
 )
 @click.option(
     "--prefill-us",
-    type=click.FloatRange(0),
+    type=NumberInRange(0, 1_000_000),
     default=_ENGINE.per_prefill_token_s * 1e6,
     show_default=True,
     metavar="US",

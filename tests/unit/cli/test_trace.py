@@ -344,3 +344,12 @@ def test_parameters_of_the_engine_matter(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["trace", "azure", str(path), "--kv-tokens", "4000", "--json"])
     row = json.loads(result.stdout)["files"][0]["modeled"]
     assert (row["monolithic"]["never_fits"], row["engine"]["kv_tokens"]) == (1, 4000)
+
+
+@pytest.mark.parametrize("option", ["--iteration-ms", "--request-us", "--prefill-us"])
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_times_of_the_engine_that_are_no_numbers_are_usage_errors(tmp_path: Path, option: str, value: str) -> None:
+    path = tmp_path / "code.csv"
+    path.write_text(AZURE)
+    result = CliRunner().invoke(cli, ["trace", "azure", str(path), option, value])
+    assert (result.exit_code, option in result.output) == (2, True), result.output
