@@ -1,11 +1,14 @@
-"""Background programs of a test."""
+"""Background programs of a test, and calls in background threads."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+
+from waiting import DEADLINE_S
 
 from slurm_affinode.suspension.process_tree import LinuxProcesses
 
@@ -26,6 +29,21 @@ def running(argv: Sequence[str], log: Path, cwd: Path | None = None) -> Iterator
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+class Stalled:
+    """Calls that begin, and block until released."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self.go = threading.Event()
+
+    def call(self, name: str) -> Callable[[], None]:
+        def run() -> None:
+            self.began.append(name)
+            self.go.wait(DEADLINE_S)
+
+        return run
 
 
 def started_of(pid: int) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 from agent_world import FakeLink
+from background import Stalled
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.workers import Work
@@ -19,21 +20,6 @@ from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.shepherd import Hello, Reply, Restored
 
 ALICE, BOB = 2001, 2002
-
-
-class Stalled:
-    """Calls that begin, and block until released."""
-
-    def __init__(self) -> None:
-        self.began: list[str] = []
-        self.go = threading.Event()
-
-    def call(self, name: str) -> Callable[[], None]:
-        def run() -> None:
-            self.began.append(name)
-            self.go.wait(DEADLINE_S)
-
-        return run
 
 
 @pytest.fixture

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future
 
 import pytest
+from background import Stalled
 from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.base import threads
@@ -39,21 +40,6 @@ def test_exit_requests_are_passed_on(kind):
     """They are not errors."""
     with pytest.raises(kind), surviving(LOG, "never"):
         raise kind
-
-
-class Stalled:
-    """Calls that begin, and block until released."""
-
-    def __init__(self) -> None:
-        self.began: list[str] = []
-        self.go = threading.Event()
-
-    def call(self, name: str) -> Callable[[], None]:
-        def run() -> None:
-            self.began.append(name)
-            self.go.wait(DEADLINE_S)
-
-        return run
 
 
 @pytest.fixture
