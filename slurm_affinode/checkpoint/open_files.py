@@ -626,7 +626,7 @@ class OpenFiles:
         for fd in given:
             facts = os.fstat(fd)
             inode = facts.st_dev, facts.st_ino
-            self._rights[inode] = self._rights.get(inode, 0) | access_of(fcntl.fcntl(fd, fcntl.F_GETFL))
+            self._rights[inode] = self._rights.get(inode, 0) | _access_of(fcntl.fcntl(fd, fcntl.F_GETFL))
         self._known: set[_Key] = set()
 
     def strange(self, process: Process) -> str | None:
@@ -671,8 +671,7 @@ def _files(process: Process) -> Iterator[_Open]:
     """Yield descriptors and mapped files that have a name, each mapped file once; then executable, cwd and root."""
     for number in process.names("fd"):
         if process.link(f"fd/{number}").startswith("/"):  # "pipe:[1]" is not a path
-            flags = _flags(process, number)
-            yield _Open(f"fd/{number}", 0 if flags & os.O_PATH else access_of(flags))
+            yield _Open(f"fd/{number}", _access_of(_flags(process, number)))
     seen: set[_Key] = set()
     # Not splitlines(): a path may contain a carriage return, and the rest would be parsed as a line chosen by the user.
     for line in process.read("maps").split(b"\n"):
@@ -691,6 +690,10 @@ def _files(process: Process) -> Iterator[_Open]:
             yield _Open(mapped, how, key)
     for place in ("exe", "cwd", "root"):
         yield _Open(place, 0)
+
+
+def _access_of(flags: int) -> int:
+    return 0 if flags & os.O_PATH else access_of(flags)
 
 
 def _opened(mode: int) -> int:

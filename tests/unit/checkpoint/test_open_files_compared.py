@@ -86,6 +86,19 @@ def test_given_stream_is_accepted_in_its_open_mode(tmp_path: Path, held: ExitSta
     assert OpenFiles(ALICE, passed, [out]).strange(running(held, "", both)) == str(path)
 
 
+def test_stream_given_as_a_path_permits_no_access(tmp_path: Path, held: ExitStack) -> None:
+    """A user can open any file with ``O_PATH``, without any right to it, and pass that as the output."""
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    name, reading = os.open(path, os.O_PATH), os.open(path, os.O_RDONLY)
+    held.callback(os.close, name)
+    held.callback(os.close, reading)
+    process = running(held, "", name)
+    passed = usual(process, path)
+    assert OpenFiles(ALICE, passed, [name]).strange(process) is None
+    assert OpenFiles(ALICE, passed, [name]).strange(running(held, "", reading)) == str(path)
+
+
 def test_mapping_of_a_file_that_was_not_passed_is_found(tmp_path: Path, held: ExitStack) -> None:
     """The descriptor is closed. A file without a name was made by CRIU."""
     path = tmp_path / "file"
