@@ -3,9 +3,9 @@
 They are reopened by path and do not exist on another node. So a dump copies those that belong to the job's user, and a
 restore creates the missing ones: as that user, below the root of the job's mount namespace, following no link out of
 it. An existing file that differs is replaced if an earlier restore of the job has created it on this node
-(``created_files.py``) and no process has it open; it is then left over from an attempt that was killed. Any other one
-is not touched, and the restore is refused. For a socket only the directories are created here (``unix_sockets.py``
-creates the socket).
+(``created_files.py``) and no process of its user has it open; it is then left over from an attempt that was killed.
+Any other one is not touched, and the restore is refused. For a socket only the directories are created here
+(``unix_sockets.py`` creates the socket).
 
 A file opened under a name that is gone, with another link in the same directory, is included: ``sem_open(3)`` creates
 named semaphores that way. It gets a name for the dump (``deleted_files.give_names``), which the restore removes. If the
