@@ -129,7 +129,7 @@ def list_(*, config: Config, live: bool, asked: bool, as_json: bool, **query: An
     if as_json:
         print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in engines]})
     else:
-        rows = [_row(one) for one in engines]
+        rows = [_row(one, found.until) for one in engines]
         if rows:
             print_table(
                 ("engine", "model", "address", "job", "user", "now", "since", "worst"), rows, whole=("now", "worst")
@@ -231,11 +231,11 @@ def _urgency(health: EngineHealth) -> tuple[int, str, str]:
     )
 
 
-def _row(health: EngineHealth) -> tuple[str, ...]:
+def _row(health: EngineHealth, until: datetime) -> tuple[str, ...]:
     now, worst = _worst(health.current), _worst(health.diagnoses)
     return (
         health.key.engine, health.key.model or "", _address(health), health.job or "", health.user or "",
-        "unknown" if now is None else now.kind, "" if now is None else clock(now.since),
+        "unknown" if now is None else now.kind, "" if now is None else _on_day_of(now.since, until),
         "" if worst is None else worst.kind,
     )  # fmt: skip
 
@@ -248,11 +248,10 @@ def _address(health: EngineHealth) -> str:
     return health.key.address + ("" if health.key.rank is None else f" rank {health.key.rank}")
 
 
-def _end(one: Diagnosis) -> str:
-    """Return the end of a diagnosis, without the date if it is that of its begin."""
-    since, until = clock(one.since, seconds=True), clock(one.until, seconds=True)
-    day, _, time_of_day = until.partition(" ")
-    return time_of_day if since.startswith(day) else until
+def _on_day_of(moment: datetime, other: datetime, *, seconds: bool = False) -> str:
+    """Return a time, without the date if it is that of ``other``."""
+    day, _, time_of_day = (text := clock(moment, seconds=seconds)).partition(" ")
+    return time_of_day if clock(other).startswith(day) else text
 
 
 def _met(item: Evidence) -> str:
@@ -269,7 +268,13 @@ def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
     span = f"{clock(health.since, seconds=True)} to {clock(health.until, seconds=True)}"
     click.echo(f"{span}: {health.samples:,} scrapes{failed}\n")
     rows = [
-        (clock(one.since, seconds=True), _end(one), one.kind, percent(one.confidence), one.summary)
+        (
+            clock(one.since, seconds=True),
+            _on_day_of(one.until, one.since, seconds=True),
+            one.kind,
+            percent(one.confidence),
+            one.summary,
+        )
         for one in health.diagnoses
     ]
     if not rows:
