@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -412,6 +412,7 @@ class Criu:
             cpus: Collection[int] = ()
             if joins:
                 files = _cgroup_files(space.init, self._cgroup_root)
+                _refuse_users_cgroups(files, self._cgroup_root)
                 cgroups = [opened(file, os.O_WRONLY) for file in files if os.access(file, os.W_OK)]
                 cpus = os.sched_getaffinity(space.init.pid)
                 space.check()
@@ -428,6 +429,20 @@ class Criu:
         if text or not done.stderr.strip():
             return said
         return last_line(done.stderr)
+
+
+def _refuse_users_cgroups(files: Iterable[Path], root: Path) -> None:
+    """Raise ``RestoreFailed`` if users may change one of these cgroups, or one above it.
+
+    They could move CRIU from the cgroup of the tree that it holds and kill it, and the tree would run unchecked.
+    """
+    for file in files:
+        for place in (file, *file.parents):
+            if place == root:
+                break
+            facts = place.stat()
+            if facts.st_uid not in (0, os.geteuid()) or facts.st_mode & 0o022:
+                raise RestoreFailed(f"users other than root may change a cgroup of its shepherd: {place}")
 
 
 def cgroup_files(pid: int, root: Path = _CGROUPS, *, proc: Path = pidfd.PROC, also_ours: bool = False) -> list[Path]:

@@ -189,6 +189,38 @@ def test_tree_is_killed_before_verification_when_criu_is_killed(restore: Callabl
     assert log[:2] == ["read", "killed"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("change", ["owner of the cgroup", "owner above", "owner of the file", "mode", None])
+def test_cgroup_that_a_user_may_change_is_refused(
+    restore: Callable[..., int], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str | None
+) -> None:
+    """systemd moves processes to cgroups of their users at the request of these, who could kill CRIU there.
+
+    The tree that CRIU holds would then run before it is compared.
+    """
+    group = tmp_path / "user.slice" / "app.slice"
+    group.mkdir(parents=True)
+    procs = group / "cgroup.procs"
+    procs.touch(mode=0o644)
+    match change:
+        case "owner of the cgroup":
+            os.chown(group, 2001, 2001)
+        case "owner above":
+            os.chown(group.parent, 2001, 2001)
+        case "owner of the file":
+            os.chown(procs, 2001, 2001)
+        case "mode":
+            procs.chmod(0o664)
+    monkeypatch.setattr(criu, "_cgroup_files", lambda init, root: [procs])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    if change is None:
+        assert restore(Program(log), Answers(log)) == ROOT
+        return
+    with pytest.raises(RestoreFailed, match="users other than root may change a cgroup of its shepherd"):
+        restore(Program(log), Answers(log))
+    assert "criu" not in log
+
+
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_port_of_another_process_is_not_shared(
     restore: Callable[..., int], log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
