@@ -160,7 +160,7 @@ static void handle_message(struct shepherd *shepherd, const struct message *mess
             shepherd->answer_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
             break;
         }
-        /* The agent has an image, even if the plugin found none: do not start the script from its beginning any more. */
+        /* The agent has an image, even if the plugin found none: no longer start the script from its beginning. */
         shepherd->options.image = true;
         shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
         break;

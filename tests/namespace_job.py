@@ -87,7 +87,7 @@ class Job:
     def goes_on(self) -> None:
         """Wait until it has written more."""
         size = self.size()
-        wait_until("it goes on", self.size, lambda now: now > size)
+        wait_until("it continues", self.size, lambda now: now > size)
 
     def end(self) -> None:
         self.outer.kill()

@@ -219,7 +219,7 @@ class Daemon:
 
     def _wake(self) -> None:
         _safely(self.orchestration.waker.tick)
-        _safely(self.loop.promises.look)  # expired promises are removed even if no job waits any more
+        _safely(self.loop.promises.look)  # expired promises are removed even if no job is waiting
 
 
 class ServerSearch:

@@ -112,7 +112,7 @@ def _is_number(text: str) -> bool:
 
 def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """Have the agent wake jobs suspended in place on the job's GPUs; return those that still sleep."""
-    from slurm_affinode.base.times import parse_span_s  # noqa: PLC0415 - only where it is asked for
+    from slurm_affinode.base.times import parse_span_s  # noqa: PLC0415 - only if it is needed
 
     run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
     try:

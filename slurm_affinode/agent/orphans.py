@@ -345,7 +345,7 @@ class Orphans:
             text = f"slurmctld does not list job {lost}, which has a slurmstepd on {self.node}: has it lost its state?"
             return NotAnOrphanError("unknown", text)
         here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
-        # Even if the job runs elsewhere by now: after a requeue it may be restored from state on this node.
+        # Even if the job now runs elsewhere: after a requeue it may be restored from state on this node.
         alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
         false = alive is not None and one.source == "environment" and not self._may_be(one.uid, alive.uid)
         if alive is not None and not false:

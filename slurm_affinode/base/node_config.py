@@ -54,7 +54,7 @@ def listen_address(text: str) -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^:\[\]]*)):(\d{1,5})", text)
     if match is None or not 0 < int(match[3]) < 65536:
         raise ValueError(f"{text!r} is not HOST:PORT")
-    return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104 - nodes are asked from the login node
+    return match[1] or match[2] or "0.0.0.0", int(match[3])  # noqa: S104 - the login node sends requests to nodes
 
 
 def _listen(where: str, key: str, text: str) -> None:

@@ -243,7 +243,7 @@ class Child:
         """Send ``line`` and return the response line, both without the newline.
 
         Raises ``ChildEndedError`` if there is no response after ``timeout_s`` seconds, or if the child has ended. It is
-        not running any more then.
+        no longer running then.
         """
         deadline = time.monotonic() + timeout_s
         os.ftruncate(self._stderr.fileno(), 0)

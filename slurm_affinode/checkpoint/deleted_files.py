@@ -97,7 +97,7 @@ def give_names(tree: Collection[Id], owner: tuple[int, int]) -> None:
         for process, one in _nameless(tree):
             with suppress(OSError):
                 fd = process.open(one.link, os.O_PATH)
-                # The descriptor may refer to another file by now.
+                # The descriptor may now refer to another file.
                 if os.path.samestat(os.fstat(fd), one.facts):
                     found.append((one.directory, one.own, fd, one.facts.st_ino))
                 else:

@@ -12,7 +12,7 @@ named semaphores that way. It gets a name for the dump (``deleted_files.give_nam
 node has another link to the file, that one is removed with the dump and recreated, since two dumps may choose the same
 name.
 
-A tensor of PyTorch's sharing strategy ``file_system`` is a file that no process has open while it is on its way to
+A tensor of PyTorch's sharing strategy ``file_system`` is a file that no process has open while it is in flight to
 another process. ``torch_shm_manager``, which removes such files when their users have ended, has their names in its
 memory, and these files are included.
 

@@ -83,7 +83,7 @@ class _Crew:
     def each(self, do: Callable[[T], R], things: Iterable[T], /) -> list[R]:
         """As ``_Each``, concurrently.
 
-        Returns and raises only when no thread works on it any more, since its file descriptors are then reused.
+        Returns and raises only when no thread works on it, since its file descriptors are then reused.
         """
 
         def one(thing: T) -> R:

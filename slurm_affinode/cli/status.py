@@ -221,8 +221,8 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
             pairs.append(("", f"Slurm has suspended it; resume it first: {resume}"))
     else:
         pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
-        stopped = f"for Slurm, which has suspended it on its way back: {resume}"
-        back = stopped if one.get("suspended_by_slurm") else "no more: its memory is on its way back"
+        stopped = f"for Slurm, which has suspended it during the wake: {resume}"
+        back = stopped if one.get("suspended_by_slurm") else "no more: its memory is being restored"
         pairs.append(("waits", one["waits"] or back))
         if one["overdue"]:
             pairs.append(("overdue", "it has waited longer than the site's deadline"))

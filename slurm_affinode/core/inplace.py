@@ -232,7 +232,7 @@ def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Ar
     busy = [one for one in there if one.idle_s is None and not one.leaving]
     coming = [one for one in arriving if one.needs.get(uuid, 0)]
     if busy:
-        by = f"{_jobs(busy)} is at work"
+        by = f"{_jobs(busy)} is busy"
     else:
         by = f"{_jobs(coming)} is taking its place" if coming else "other processes hold the rest"
     return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"

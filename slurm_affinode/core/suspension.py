@@ -110,7 +110,7 @@ def recover(phase: Phase, world: World) -> Recovery:
 
 
 def _in_place(phase: Phase, world: World) -> Recovery:
-    """Recover a suspension in place. Other jobs may use the GPUs by now, so the wake is only requested.
+    """Recover a suspension in place. Other jobs may now use the GPUs, so the wake is only requested.
 
     If Slurm has requeued the job, it is ending these processes: they are thawed so that they receive its signals.
     """

@@ -18,7 +18,7 @@ class DriverMissing(GpuError):  # noqa: N818 - names what is the case
 
 
 class GpuLost(GpuError):  # noqa: N818
-    """One GPU does not respond any more (fell off the bus, needs a reset); the others do."""
+    """One GPU no longer responds (it fell off the bus, or needs a reset); the others do."""
 
 
 class NotSupported(GpuError):  # noqa: N818

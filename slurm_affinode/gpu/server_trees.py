@@ -1,8 +1,8 @@
 """Process trees of model servers: the GPU processes that a server started, and those that outlive it.
 
 A server is a listening TCP socket that has responded as an inference engine. As long as it exists, the GPU processes
-below the processes that hold the socket are remembered. Such a process is orphaned once nothing listens at the port any
-more and every process that held the socket above it has ended.
+below the processes that hold the socket are remembered. Such a process is orphaned once nothing listens at the port
+and every process that held the socket above it has ended.
 
 A process is not orphaned if its server is slow, stopped or suspended, if another process now listens at the port, or
 if the process itself is the server. If the server ended before it was observed, it is unknown whether a process is

@@ -250,7 +250,7 @@ class MemoryLimits:
         return True
 
     def _planned(self, job_id: int, limit: RaisedLimit, *, late: bool) -> RaisedLimit | None:
-        """Return the limit with the value to write next; ``None`` if it is not raised by the agent any more."""
+        """Return the limit with the value to write next; ``None`` if the agent no longer raises it."""
         try:
             with self._group(limit) as group:
                 value, used = _number(group, limit.name), _kept(group, limit.name)
@@ -390,7 +390,7 @@ _NOWHERE = _Place((), (), Path("/"), Path("/"))
 
 
 def of_spare(spare: SpareMemory | None) -> str:
-    """Return why the limits cannot be raised for want of memory."""
+    """Return why memory does not suffice to raise the limits."""
     if spare is None:
         return "Slurm does not report how much memory of the node is allocated"
     return (
@@ -443,7 +443,7 @@ def _stat(group: Cgroup) -> list[str]:
 
 
 def _gone(error: OSError) -> bool:
-    """Return whether a cgroup does not exist any more."""
+    """Return whether a cgroup no longer exists."""
     return error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENODEV)
 
 

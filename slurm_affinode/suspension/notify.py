@@ -140,7 +140,7 @@ class SuspensionOutcomes:
             if self._asleep(record.key.job_id):
                 self._copies.later(_RETRY_S, self._copy, journal)
                 return
-        # The job may be restoring by now, and its journal be in use for that.
+        # The job may be restoring now, and its journal be in use for that.
         if not self._copies.stopping.is_set() and parts.journal.of_job(record.key).phase is Phase.QUEUED:
             self._close(journal)
 

@@ -96,7 +96,7 @@ class Registry:
             self._jobs[job.job_id] = job
 
     def change(self, job_id: int, change: Callable[[WatchedJob], WatchedJob]) -> WatchedJob | None:
-        """Replace a job by ``change(job)`` and return it; ``None`` if it is not watched (any more)."""
+        """Replace a job by ``change(job)`` and return it; ``None`` if it is not, or no longer, watched."""
         with self._lock:
             job = self._jobs.get(job_id)
             if job is None:

@@ -126,7 +126,7 @@ class Requeuer:
                 except ControllerDownError as error:
                     parts.log.warning("job %s: %s", job_id, error)
                 except SlurmError as error:
-                    refused = error  # it may be queued by now: check again
+                    refused = error  # it may be queued now: check again
                     continue
             if parts.now() >= deadline:
                 raise UnresponsiveError(f"slurmctld did not respond for {parts.settings.slurm_s:g} s")

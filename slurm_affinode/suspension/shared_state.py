@@ -6,7 +6,7 @@ never restored twice). An image is complete without its note.
 
 All files are signed (``checkpoint.signatures``); others are ignored and logged. Earlier releases did not sign. An
 unsigned note counts only if its image, made by such a release too, exists and agrees, and never as a statement that the
-image was given up; an unsigned claim counts only if the image was made by such a release; an unsigned plan never does.
+image was abandoned; an unsigned claim counts only if the image was made by such a release; an unsigned plan never does.
 """
 
 from __future__ import annotations

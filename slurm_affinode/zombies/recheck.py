@@ -66,7 +66,7 @@ class Recheck:
         ):
             return Look("gone", f"job {ref.id} has started another attempt", job)
         if not job.allocated or job.state == "COMPLETING":
-            return Look("gone", f"job {ref.id} is {job.state} by now", job)
+            return Look("gone", f"job {ref.id} is now {job.state}", job)
         if job.state != "RUNNING":
             return Look("unknown", f"job {ref.id} is {job.state}, so the activity of its GPUs is not its own", job)
         if finding.user is not None and job.user != finding.user:

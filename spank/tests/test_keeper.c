@@ -14,7 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define NOBODY 65534
+#define UNPRIVILEGED 65534
 #define FORKS_OF_START 2 /* of a task before the keeper runs: the probe of the shepherd, and the shepherd */
 #define HANGS "hangs" /* name of a shepherd that does not respond */
 
@@ -92,7 +92,7 @@ static int status_of_signaled_task(shepherd *act, const char *socket, int forks,
     CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
     task = fork();
     if (task == 0) {
-        struct keeper_job job = {.job_id = 7, .name = "7", .uid = NOBODY, .gid = NOBODY, .shepherd = program,
+        struct keeper_job job = {.job_id = 7, .name = "7", .uid = UNPRIVILEGED, .gid = UNPRIVILEGED, .shepherd = program,
                                  .socket = socket, .scontrol = "/bin/false", .script = "/no/such/script",
                                  .stepd_fd = ends[1], .log = log_to_file};
         int channel = -1;
@@ -126,7 +126,7 @@ static int status_of_task(shepherd *act, const char *socket)
 
 static void become_user(void)
 {
-    CHECK(setresgid(NOBODY, NOBODY, NOBODY) == 0 && setresuid(NOBODY, NOBODY, NOBODY) == 0);
+    CHECK(setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED) == 0 && setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED) == 0);
 }
 
 static void ends(int channel)

@@ -179,18 +179,18 @@ def test_contrast_is_sufficient_in_both_schemes(open_page: Open, scheme: Any) ->
         const probe = document.createElement('i');
         probe.style.color = `var(--${name})`;
         document.body.append(probe);
-        const colour = getComputedStyle(probe).color;
+        const color = getComputedStyle(probe).color;
         probe.remove();
-        return colour;
+        return color;
     }"""
     names = ("bg", "panel", "ink", "soft", "link", "busy", "low", "idle", "c1", "c2", "c3")
-    colour = {name: page.evaluate(script, name) for name in names}
-    assert (luminance(colour["bg"]) < 0.1) == (scheme == "dark")
+    color = {name: page.evaluate(script, name) for name in names}
+    assert (luminance(color["bg"]) < 0.1) == (scheme == "dark")
     for ground in ("bg", "panel"):
         for text in ("ink", "soft", "link", "idle"):
-            assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
+            assert contrast(color[text], color[ground]) >= 4.5, (text, ground)
     for mark in ("busy", "low", "idle", "c1", "c2", "c3"):
-        assert contrast(colour[mark], colour["panel"]) >= 3, mark
+        assert contrast(color[mark], color["panel"]) >= 3, mark
 
 
 def test_print_omits_interactive_elements(open_page: Open) -> None:

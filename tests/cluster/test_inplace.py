@@ -286,7 +286,7 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
         with fault(cluster, "restore-fails"):
             asked = pool.submit(ask, cluster, server.url)
             seen = wait_until(
-                "it is told", lambda: in_place(cluster, server.job), lambda one: one is not None and one["failure"]
+                "it is reported", lambda: in_place(cluster, server.job), lambda one: one is not None and one["failure"]
             )
             assert seen is not None
             assert "move the GPU memory" in seen["failure"]

@@ -228,7 +228,7 @@ bash -c "nohup $daemon nohup $$ </dev/null >/dev/null 2>&1 & disown"
 setsid -f $daemon setsid $$ </dev/null >/dev/null 2>&1
 $daemon twice $$ </dev/null >/dev/null 2>&1
 (setsid bash -c "($daemon nested $$ </dev/null >/dev/null 2>&1 &); exec sleep 1000" </dev/null >/dev/null 2>&1 &)
-(sleep 1000 &); wait; echo waited for nobody
+(sleep 1000 &); wait; echo no child left
 until [ -e slurm-daemon-$SLURM_JOB_ID.end ]; do
   [ ! -e slurm-daemon-$SLURM_JOB_ID.late ] || ($daemon late $$ </dev/null >/dev/null 2>&1 &)
   rm -f slurm-daemon-$SLURM_JOB_ID.late
@@ -259,7 +259,7 @@ def test_daemons_are_restored(cluster: Cluster) -> None:
 
         return max(wait_until(f"{kinds} count", look, lambda seen: min(seen) > least))
 
-    cluster.wait_for_output(job, "waited for nobody")
+    cluster.wait_for_output(job, "no child left")
     most = wait_for_count(("subshell", "nohup", "setsid", "twice", "nested"), 3)
     first = cluster.job(job)["BatchHost"]
     suspend(cluster, job)

@@ -94,7 +94,7 @@ def test_promise_of_aborted_suspension_is_released(cluster: Cluster, paused: Non
     finally:
         for node in jobs:
             cluster.exec(node, "gpu-emulatorctl", "fault", "clear")
-    # The job may be running again by now.
+    # The job may be running again.
     assert sorted(cluster.job(job)["Restarts"] for job in jobs.values()) == ["0", "1"]
     wait_until(
         "no promise is left",

@@ -98,7 +98,7 @@ def test_restarted_server_protects_processes_of_the_first_one(cluster: Cluster) 
     script = f'setsid --fork python3 -c "{BESIDE.format(port=serves["port"])}" >/dev/null 2>&1'
     cluster.exec("c1", "bash", "-c", script, user="alice")
     try:
-        wait_until("it is not found any more", lambda: found(cluster), lambda rows: rows == [])
+        wait_until("it is no longer found", lambda: found(cluster), lambda rows: rows == [])
         assert about(zombies(cluster, "clean", *ENGINES, "--yes"), job) == []
         assert sum(len(gpu.pids) for gpu in cluster.gpus("c1")) == 2
     finally:

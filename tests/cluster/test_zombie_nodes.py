@@ -177,7 +177,7 @@ def test_owner_sees_findings_about_own_job(cluster: Cluster) -> None:
     cluster.wait_for_output(job, "squatting")
     words = ("slurm-affinode", "zombies", "explain", job, "--prometheus", "http://prometheus:9090", "--window", "3s")
     wait_until(
-        "the page accuses the job",
+        "the page lists the job",
         lambda: cluster.run("login", *words, "--json", user="alice").stdout,
         lambda text: bool(text) and [one["kind"] for one in json.loads(text)["findings"]] == ["squatter"],
     )

@@ -546,7 +546,7 @@ TARGETS = (
     Target("demand", "demand.json of the store", _json(_demand_state()), lambda: _file(_demand_check)),
     Target(
         "local-files",
-        "local.json of an image, put back",
+        "local.json of an image, restored",
         _json(_LOCAL, (*_PATHS, b"/tmp/q", b"/tmp/d/f2")),
         _local_files,
         (RestoreFailed,),

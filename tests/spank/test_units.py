@@ -88,7 +88,7 @@ def test_missing_headers_are_reported(tmp_path: Path) -> None:
     """Without slurm/spank.h, the build names the package to install."""
     built = run("make", "-s", "-C", str(SOURCE), f"BUILD={tmp_path}", "SLURM_CFLAGS=-nostdinc")
     assert built.returncode != 0
-    assert "slurm/spank.h is not there: install libslurm-dev" in built.stderr
+    assert "slurm/spank.h does not exist: install libslurm-dev" in built.stderr
 
 
 # --- the shepherd's program

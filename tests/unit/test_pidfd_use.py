@@ -27,7 +27,7 @@ EXCEPTIONS = {
     ("checkpoint.user_files", "setns"): "a thread of its own enters a mount namespace that is held",
     ("suspension.inplace.sock_diag", "setns"): "a thread of its own enters a network namespace that is held",
     # A thread has no descriptor, either; it is detached if it is not a thread of the held process.
-    ("suspension.process_tree", "ptrace"): "what it traced is looked at after that",
+    ("suspension.process_tree", "ptrace"): "the traced process is checked afterwards",
     ("checkpoint.criu", "os.sched_getaffinity"): "the process is found alive after that",
     ("checkpoint.page_filler", "os.sched_getaffinity"): "the CPUs of another process would only be slower",
 }

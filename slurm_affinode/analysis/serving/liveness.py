@@ -157,7 +157,7 @@ def outages(series: EngineSeries) -> list[Outage]:
 
 
 def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: float | None) -> list[Diagnosis]:
-    """Return the ends of the engine, and those for want of memory. ``gpu_share``: of GPU memory held before, 0-1."""
+    """Return the ends of the engine, and those due to lack of memory. ``gpu_share``: of GPU memory held before, 0-1."""
     found: list[Diagnosis] = []
     memory = [one for one in events if one.kind in ("gpu-out-of-memory", "host-out-of-memory")]
     told: set[int] = set()

@@ -152,7 +152,7 @@ class Tuning:
     def command(self, served: str | None) -> str | None:
         """Return the command line of the engine with the proposed options in addition to those of its start.
 
-        ``served``: name of the model in the metrics, for want of its name in the log. ``None`` if no option is
+        ``served``: name of the model in the metrics, if the log has none. ``None`` if no option is
         proposed, or the engine's command is not known.
         """
         start, advised = COMMANDS.get(self.facts.engine), self.options

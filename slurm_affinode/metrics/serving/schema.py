@@ -38,7 +38,7 @@ METRICS: dict[str, pl.DataType] = {
     # State at the time of the scrape
     "running": pl.Float64(),  # requests in the batch
     "waiting": pl.Float64(),  # requests in the queue
-    "waiting_capacity": pl.Float64(),  # of these, for want of capacity
+    "waiting_capacity": pl.Float64(),  # of these, due to lack of capacity
     "swapped": pl.Float64(),  # requests swapped to host memory
     "kv_usage": pl.Float64(),  # 0-1, share of the KV cache in use
     "host_kv_usage": pl.Float64(),  # 0-1, of the KV cache in host memory

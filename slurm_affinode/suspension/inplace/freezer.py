@@ -5,7 +5,7 @@ has to receive signals. With cgroup version 2, the processes are therefore froze
 limits remain in force, and move back when they are thawed. Version 1 is not used in this way: its freezer also blocks
 SIGKILL, and Slurm could not end the job while no agent is running.
 
-Otherwise SIGSTOP is sent until no thread runs any more: a process that was forking has left a child. A process
+Otherwise SIGSTOP is sent until no thread is running: a process that was forking has left a child. A process
 receives it only after its parent has stopped, and SIGCONT before its parent, so that a shell with job control does not
 notice the stop: it would report the job as stopped and continue with its next command.
 """

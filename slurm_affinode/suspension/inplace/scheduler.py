@@ -56,7 +56,7 @@ class SleeperChecks:
         self._unseen: dict[int, float] = {}
 
     def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
-        """Yield the jobs with a request, and its description; also those with sockets that cannot be read any more."""
+        """Yield the jobs with a request, and its description; also those with sockets that can no longer be read."""
         by_id = {one.job_id: one for one in asleep}
         owners: dict[int, Own] = {one.job_id: one.own for one in asleep if one.own}
         looks = self._sockets.looks(owners)

@@ -48,7 +48,7 @@ class Driven(Session):
     def change_file(self) -> None:
         """Append to a file that the tree has open."""
         with (self.work / "read").open("a") as file:
-            file.write("somebody else\n")
+            file.write("another user\n")
 
     def local_files(self, what: str) -> list[int]:
         """Remove or change the workload's node-local files; return the owners of the files left."""

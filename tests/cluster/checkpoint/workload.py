@@ -192,7 +192,7 @@ def sockets(_: Path) -> Iterator[Check | str]:
     port = listening.getsockname()[1]
     client = socket.create_connection(("127.0.0.1", port))
     server, _address = listening.accept()
-    client.send(b"on its way")
+    client.send(b"in flight")
     one, other = socket.socketpair()
     one.send(b"in the pair")
     datagram = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -212,7 +212,7 @@ def sockets(_: Path) -> Iterator[Check | str]:
             accepted.send(b"hello")
             hello = again.recv(10)
         found = (ends, hello, other.recv(20))
-        return "ok" if found == ([b"on its way", b"back"], b"hello", b"in the pair") else wrong(found)
+        return "ok" if found == ([b"in flight", b"back"], b"hello", b"in the pair") else wrong(found)
 
     yield check
 

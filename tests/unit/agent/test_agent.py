@@ -286,7 +286,7 @@ def test_epilog_reports_end_of_job(node: Node1, state: str, requeued: bool) -> N
     wait_until("it has left", node.daemon.registry.jobs, lambda jobs: not jobs)
     node.slurm.all[7] = job(state=state)
     ask(node, verb="epilog", job=7, uid=2001)
-    assert wait_until("the keeper is told", lambda: node.acts.ended_jobs) == [(7, requeued)]
+    assert wait_until("the keeper is notified", lambda: node.acts.ended_jobs) == [(7, requeued)]
 
 
 def test_epilog_reports_nothing_without_slurmctld(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,7 +81,7 @@ def test_slurmctld_queries_per_user_are_limited(node: Node1, monkeypatch: pytest
     assert codes(list(range(10, 35))) == ["interactive"] * 20 + ["too-often"] * 5
     assert asked == list(range(10, 30))
     assert codes([34], ROOT) == ["interactive"]
-    assert codes([34]) == ["interactive"]  # cached by now
+    assert codes([34]) == ["interactive"]  # cached meanwhile
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -162,7 +162,7 @@ def test_connection_of_ended_process_is_rejected(config: Config, monkeypatch: py
 def test_reconnected_shepherd_gets_no_reply(node: Node1) -> None:
     """The agent was restarted, or the connection lost: the job runs, and the orchestration is notified."""
     Shepherd(node.run_dir, root=2).hello()
-    wait_until("it is told", lambda: node.acts.registered_jobs, lambda jobs: jobs == [7])
+    wait_until("it is registered", lambda: node.acts.registered_jobs, lambda jobs: jobs == [7])
     assert node.watched().root == 2
 
 

@@ -97,7 +97,7 @@ def jobs() -> Callable[..., pl.DataFrame]:
 
 @pytest.fixture
 def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
-    """Run ``waste.analyse`` on rows of samples and a frame of jobs; times are seconds after T0."""
+    """Analyze rows of samples and a frame of jobs; times are seconds after T0."""
 
     def run(
         rows: list[dict[str, Any]],

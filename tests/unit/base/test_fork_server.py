@@ -130,7 +130,7 @@ def test_program_outlives_the_process_that_requested_it(tmp_path: Path) -> None:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (tmp_path / "go").touch()
         wait_until("it is done", (tmp_path / "done").exists)
-        fcntl.flock(held, fcntl.LOCK_EX)  # no process holds it any more
+        fcntl.flock(held, fcntl.LOCK_EX)  # no process holds it
     finally:
         agent.kill()
         agent.wait()

@@ -259,7 +259,7 @@ while not Path("/proc/300").exists():
     pass
 held, opened = Process(300), []
 class Late(Process):
-    # The number of the parent is given away between the look at the child and the look at the parent.
+    # The PID of the parent is reused between the inspection of the child and that of the parent.
     def __init__(self, pid, **options):
         if pid == 200 and not opened:
             opened.append(pid)

@@ -29,7 +29,7 @@ def test_tree_of_a_process_that_has_ended_is_empty() -> None:
     """Nothing is inspected."""
     with subprocess.Popen(["true"]) as ended:
         pass
-    assert TreeInspector(lambda *_: pytest.fail("it was looked at"))(ended.pid, 70).processes == ()
+    assert TreeInspector(lambda *_: pytest.fail("it was inspected"))(ended.pid, 70).processes == ()
 
 
 def test_tree_that_does_not_respond_does_not_block_others(pids: tuple[int, int]) -> None:

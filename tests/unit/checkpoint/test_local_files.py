@@ -614,7 +614,7 @@ input()
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may look at what others have open")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may inspect open files of others")
 def test_file_swapped_after_the_check_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user may resume a stopped process and replace an open file by one that only root may read."""
     place, image = tmp_path / "place", tmp_path / "image"

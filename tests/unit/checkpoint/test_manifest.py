@@ -29,8 +29,8 @@ def test_an_older_manifest_is_read(make_image: Callable[..., Image]) -> None:
 
 def test_manifest_with_an_unknown_key_is_refused(make_image: Callable[..., Image]) -> None:
     """An unknown key of a newer release may matter."""
-    with pytest.raises(ImageDamaged, match="unknown colour"):
-        decode(*written(make_image(), colour="red"), KEY)
+    with pytest.raises(ImageDamaged, match="unknown color"):
+        decode(*written(make_image(), color="red"), KEY)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.open_files import OpenFiles, watched
 from slurm_affinode.checkpoint.user_files import User
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root looks at what others have open")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root may inspect open files of others")
 ALICE = User(2001, 2001, (2001, 2077))
 HOW = {"r": os.O_RDONLY, "w": os.O_WRONLY, "rw": os.O_RDWR, "path": os.O_PATH}
 Inode = tuple[int, int]

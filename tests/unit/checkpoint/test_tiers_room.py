@@ -151,7 +151,7 @@ def test_copy_is_written_by_one_process_at_a_time(
 
 
 def test_superseded_image_of_a_job_is_dropped_first(make_node: Callable[..., Node]) -> None:
-    """No attempt restores it any more, since the job has a newer image, which stays."""
+    """No attempt will restore it, since the job has a newer image, which stays."""
     node = make_node(memory=9 * MIB)
     often, other = node.dump(1), node.dump(2)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""Named UNIX sockets, made again with the rights of their user."""
+"""Named UNIX sockets are created again with the rights of their user."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 
 from slurm_affinode.checkpoint.user_files import User, as_user, user_of
 
-only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as somebody else")
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as another user")
 ALICE = User(2001, 2001, (2001, 2077))
 
 

@@ -88,7 +88,7 @@ def test_several_jobs_make_room_if_one_is_not_enough() -> None:
 def test_holders_of_the_memory_are_named() -> None:
     """A busy job, processes outside of jobs in place, or unknown free memory."""
     working = plan([card(free_gib=10)], [Awake(3, held(70))], [], [Waiter(7, held(30))])
-    assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is at work"
+    assert working.waits[7] == "it needs 30 GiB on GPU 0, and 9.94 GiB is left there: job 3 is busy"
     foreign = plan([card(free_gib=10)], [], [], [Waiter(7, held(30))])
     assert foreign.waits[7].endswith("other processes hold the rest")
     coming = plan([card(free_gib=80)], [], [Arriving(4, held(60))], [Waiter(7, held(30))])

@@ -64,7 +64,7 @@ def test_demand_does_not_overflow_after_months() -> None:
 
 
 def test_clock_set_back_is_tolerated() -> None:
-    """After a small step time stands still; after a large correction it counts from there, even after a restart."""
+    """A small step stops the clock until it catches up; after a large correction it counts from there."""
     demand = Demand()
     demand.requested("a", 1e9)
     demand.requested("a", 1e9 - 10)

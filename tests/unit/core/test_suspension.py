@@ -69,7 +69,7 @@ def act(machine: Machine, action: RecoveryAction) -> None:
     """Perform one action of recovery."""
     match action:
         case RecoveryAction.RESUME:
-            assert not machine.job.image, "an image that can be found is older than the tree that goes on"
+            assert not machine.job.image, "an image that can be found is older than the tree that continues"
             machine.effect(tree="running")
         case RecoveryAction.DROP_IMAGE:
             assert machine.job.tree != "gone" or not machine.job.image, "the only copy of the job was removed"

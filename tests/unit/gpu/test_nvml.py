@@ -226,7 +226,7 @@ def test_no_active_process_is_an_empty_list(code):
 
 
 def test_device_of_an_earlier_listing_is_lost():
-    """A GPU was removed, or MIG instances were made again."""
+    """A GPU was removed, or MIG instances were created again."""
     driver = NvmlDriver(Binding(gpus=2))
     devices = driver.devices()
     driver.close()

@@ -1,4 +1,4 @@
-"""GPU processes are orphaned if the agent has observed their server and its end, and cannot serve any more."""
+"""GPU processes are orphaned if the agent has observed their server and its end, and can no longer serve."""
 
 from __future__ import annotations
 

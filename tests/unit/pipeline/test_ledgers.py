@@ -113,7 +113,7 @@ def test_missing_directory_is_an_error(tmp_path):
         ingest.ingest_ledgers(None, tmp_path / "absent")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody who may not read it")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not read it")
 @pytest.mark.parametrize(("closed", "left"), [("shared", []), ("shared/ledger", []), ("shared/ledger/c1.jsonl", [2])])
 def test_unreadable_ledgers_are_skipped_and_reported(tmp_path, closed, left):
     """They are in a directory of root beside the images; the rest of the report is still available."""

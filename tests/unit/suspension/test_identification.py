@@ -252,7 +252,7 @@ def test_shepherd_with_single_defect_is_rejected(scene: Scene, what: str) -> Non
 
 @needs_root
 def test_other_user_or_process_than_connected_is_rejected(scene: Scene) -> None:
-    """The connected process has ended, and its PID belongs to a shepherd by now."""
+    """The connected process has ended, and its PID now belongs to a shepherd."""
     process = scene.start()
     write(scene.announcements, scene.announced(process))
     inspector = Inspector(finder=JobFinder(cgroups=scene.directory), announcements=Announcements(scene.announcements))

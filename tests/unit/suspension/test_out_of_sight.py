@@ -73,7 +73,7 @@ def test_job_is_held_if_shared_store_is_not_mounted(world: World) -> None:
     assert isinstance(held, Hold)
     assert "is it mounted?" in held.reason
     assert "is it mounted?" in world.comment
-    again = start(world, "c2").restore()  # its comment has changed by now
+    again = start(world, "c2").restore()  # its comment has changed meanwhile
     assert isinstance(again, Hold)
     for path in sorted((world.root / "shared").rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()

@@ -18,7 +18,7 @@ from slurm_affinode.suspension import streams
 
 ME = User(os.getuid(), os.getgid())
 ALICE = User(2001, 2001, (2001, 2077))
-only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as somebody else")
+only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as another user")
 
 REQUEUE_2605 = (
     b"[2026-11-21T05:36:03.430+00:00] error: *** JOB 9 ON c1 CANCELLED AT 2026-11-21T05:36:03 DUE TO JOB REQUEUE ***\n"

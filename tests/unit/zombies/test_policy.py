@@ -261,7 +261,7 @@ def test_keep_request_is_valid_for_one_attempt() -> None:
     assert keeps.asked_before(slurm_job(7, comment=comment, submit=NOW))
     assert not keeps.asked_before(slurm_job(7, comment=comment, submit=WISH.until))
     assert not keeps.asked_before(slurm_job(7, comment="my own words", submit=NOW))
-    later = keeps.Wish(NOW + timedelta(hours=5), "once more, in another run")
+    later = keeps.Wish(NOW + timedelta(hours=5), "again, in another attempt")
     again = keeps.comment_with(comment, later)
     assert (again.count("[keep"), keeps.parse(again)) == (1, later)
     assert again.startswith("my own words [keep")

@@ -79,7 +79,7 @@ def assert_same(path: Path, frame: pl.DataFrame, *, fallback: bool) -> None:
     """Assert that the decoded values are bit-identical to ``frame``; without ``fallback``, Polars must not be used."""
     decoder, at = row_groups.Decoder(), 0
     times = frame["time"].to_physical().to_list()
-    refused = mock.Mock(side_effect=AssertionError("Polars was asked"))
+    refused = mock.Mock(side_effect=AssertionError("Polars was used"))
     with mock.patch.object(row_groups.RowGroup, "_by_polars", row_groups.RowGroup._by_polars if fallback else refused):
         for group in row_groups.of_part(path, 7, len(frame)):
             block = group.read(decoder)

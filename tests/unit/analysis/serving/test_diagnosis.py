@@ -390,7 +390,7 @@ def with_orphans(samples: pl.DataFrame, rows: list[tuple[datetime, int, float | 
 
 @pytest.mark.parametrize(("memory", "confidence"), [(20480.0, 1.0), (None, 0.7)])
 def test_killed_server_leaves_its_engine(serving: Path, memory: float | None, confidence: float) -> None:
-    """The recorded processes: the API server is killed, and EngineCore and its worker live on."""
+    """The recorded processes: the API server is killed, but EngineCore and its worker keep running."""
     rows = left(serving, memory)
     assert [count for _, count, _ in rows] == [2] * 5
     found = health(with_orphans(recordings.read(serving, KILLED), rows))

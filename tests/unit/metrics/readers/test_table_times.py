@@ -43,7 +43,7 @@ def test_clock_going_back_is_detected_by_order(read: Reader, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("before", "begin"), [((), 1), (("01:58:00",), 0), (("01:30:00",), 1)], ids=["new", "goes on", "after a break"]
+    ("before", "begin"), [((), 1), (("01:58:00",), 0), (("01:30:00",), 1)], ids=["new", "continues", "after a break"]
 )
 def test_log_started_after_the_clock_went_back(
     read: Reader, tmp_path: Path, before: tuple[str, ...], begin: int

@@ -116,7 +116,7 @@ def test_shepherd_reports_signals_and_waits_for_room(node: Node1, sleepers: Slee
     shepherd = Shepherd(node.run_dir, option="window=1,mode=inplace").hello()
     assert shepherd.hear() == "wait\nfresh=1"
     shepherd.send("signalled\nnumber=15")
-    wait_until("the signal is told of", lambda: sleepers.asked, lambda asked: asked == [(7, 15)])
+    wait_until("the signal is reported", lambda: sleepers.asked, lambda asked: asked == [(7, 15)])
 
 
 def test_requeued_job_waits_for_room(node: Node1, sleepers: Sleepers) -> None:
@@ -267,7 +267,7 @@ def test_waiting_for_room_to_start_is_not_idle(node: Node1, sleepers: Sleepers) 
         loop.tick()
     assert loop.states[7].detector.state is None
     del sleepers.asleep[7]
-    wait_until("it is looked at", lambda: loop.states[7].detector.state)
+    wait_until("it is sampled", lambda: loop.states[7].detector.state)
 
 
 def shown(row: dict[str, Any]) -> str:
@@ -290,9 +290,9 @@ def test_status_as_text() -> None:
     assert "or: slurm-affinode wake 7" in text
     assert status_command._line(row)[4:] == ("asleep 12m", "48 GiB in host memory", "wakes on a request")
     waits = {**VIEW, "asked": 1_760_000_600.0, "asked_why": "a connection waits on port 8000", "overdue": True,
-             "waits": "job 8 is at work", "failure": "the driver failed"}  # fmt: skip
+             "waits": "job 8 is busy", "failure": "the driver failed"}  # fmt: skip
     text = shown({**row, "state": "waking", "in_place": waits})
-    for part in ("a connection waits on port 8000", "job 8 is at work", "longer than the site's", "the driver failed"):
+    for part in ("a connection waits on port 8000", "job 8 is busy", "longer than the site's", "the driver failed"):
         assert part in text
     starting = {**row, "state": "starting", "in_place": {"starting": True, "asked": 1.0, "waits": "job 8 makes room"}}
     assert "job 8 makes room" in shown(starting)
@@ -303,9 +303,9 @@ def test_status_as_text() -> None:
     stopped = {**row, "in_place": {**VIEW, "suspended_by_slurm": True}}
     assert "Slurm has suspended it; resume it first: scontrol resume 7" in shown(stopped)
     back = {**row, "state": "waking", "in_place": {**waits, "waits": None}}
-    assert "its memory is on its way back" in shown(back)
+    assert "its memory is being restored" in shown(back)
     caught = {**back, "in_place": {**back["in_place"], "suspended_by_slurm": True}}
-    assert "for Slurm, which has suspended it on its way back: scontrol resume 7" in shown(caught)
+    assert "for Slurm, which has suspended it during the wake: scontrol resume 7" in shown(caught)
     task = {**row, "job_id": 9, "shown_id": "7_2"}
     assert "or: slurm-affinode wake 7_2" in shown(task)
     assert "scontrol resume 7_2" in shown({**task, "in_place": stopped["in_place"]})

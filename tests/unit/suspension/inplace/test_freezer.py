@@ -306,7 +306,7 @@ def test_job_with_cgroups_of_its_own_is_stopped_by_signals(task_cgroup: Path, jo
 
 
 def test_signal_is_not_sent_to_reused_pid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PID that belongs to another process by now, or to none, is spared."""
+    """A PID that now belongs to another process, or to none, is spared."""
     child = subprocess.Popen(("sleep", "100"))
     try:
         member = LinuxProcesses().read(child.pid)

@@ -134,7 +134,7 @@ def test_comments_do_not_delay_shutdown(world, node, monkeypatch):
     monkeypatch.setattr(node.agent.parts.slurm, "job", lambda job: (asked.append(job), silent.wait(DEADLINE_S)))
     for job_id in (8, 9, 10):
         comments.check(job_id)
-    wait_until("Slurm is asked", lambda: asked)
+    wait_until("Slurm is queried", lambda: asked)
     node.scheduler.stop()
     comments.check(11)
     silent.set()

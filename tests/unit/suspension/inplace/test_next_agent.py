@@ -237,7 +237,7 @@ def test_unresponsive_slurm_does_not_delay_wakes(world, node, monkeypatch):
     """Each query would time out, and requests would wait as long."""
     node.sleep()
     after = Node(world)
-    monkeypatch.setattr(after.agent.parts.slurm, "job", lambda job: pytest.fail("Slurm was asked"))
+    monkeypatch.setattr(after.agent.parts.slurm, "job", lambda job: pytest.fail("Slurm was queried"))
     after.recover()
     assert after.scheduler.holds(7) is Phase.FROZEN
     after.connection()

@@ -73,7 +73,7 @@ def test_jobs_without_connection_count_as_awake(world, known):
     assert (awake(world), asleep(world)) == ((True, False) if known else (False, True))
     if not known:
         assert asked[-1] == [900]
-        assert node.view()["waits"] == "it needs 48 GiB on GPU 0, and 36 GiB is left there: job 8 is at work"
+        assert node.view()["waits"] == "it needs 48 GiB on GPU 0, and 36 GiB is left there: job 8 is busy"
         others.clear()
         node.round()
         assert awake(world)
