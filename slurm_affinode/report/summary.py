@@ -108,9 +108,10 @@ _DIAGNOSIS = ("kind", "severity", "since", "until", "confidence", "summary", "ad
 
 
 def _sum(values: pl.Series) -> float | None:
-    """Return the sum of the known values; ``None`` if there is none."""
+    """Return the sum of the known values; ``None`` if there is none, or all are 0 while others are unknown."""
     known = values.drop_nulls()
-    return _plain(float(known.sum())) if len(known) else None
+    total = float(known.sum())
+    return _plain(total) if total or (len(known) and len(known) == len(values)) else None
 
 
 def _quality(result: WasteResult) -> Summary:

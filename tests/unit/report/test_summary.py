@@ -67,6 +67,18 @@ def test_summary_with_engines_matches_its_schema(
     assert kinds["idle"]["gib_hours"] == pytest.approx(found["idle_gib_hours"])
 
 
+def test_idle_time_on_unknown_gpus_is_not_zero(result: WasteResult, validator: jsonschema.Draft202012Validator) -> None:
+    """The only idle engine has unknown GPUs; the others were not idle."""
+    report = server_report((), timelines=0)
+    engines = tuple(
+        replace(one, idle_gpu_hours=None, idle_gib_hours=None) if one.idle_gpu_hours else one for one in report.engines
+    )
+    assert {one.idle_gpu_hours for one in engines} == {None, 0.0}
+    summary = summary_of(replace(result, servers=replace(report, engines=engines)))
+    validator.validate(summary)
+    assert summary["servers"]["idle_gpu_hours"] is None
+
+
 def test_schema_rejects_unknown_and_missing_keys(
     result: WasteResult, validator: jsonschema.Draft202012Validator
 ) -> None:
