@@ -14,7 +14,6 @@ from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, Tree
 from slurm_affinode.checkpoint.interface import (
     Capabilities,
     CudaState,
-    DumpResult,
     Image,
     ImageDamaged,
     InheritFd,
@@ -167,7 +166,7 @@ class FakeImager:
     def why_no_device_files(self) -> str | None:
         return None
 
-    def dump(self, tree, directory_fd: int, *, timeout_s: float) -> DumpResult:  # type: ignore[no-untyped-def]
+    def dump(self, tree, directory_fd: int, *, timeout_s: float) -> None:  # type: ignore[no-untyped-def]
         assert not self.world.kept_stopped  # CRIU stops the tree itself
         self.world.effect("dump")
         steps = next(p.steps for p in self.world.nodes[self.node].processes if p.cuda is not None)
@@ -176,7 +175,6 @@ class FakeImager:
         os.close(fd)
         for process in self.world.nodes[self.node].processes:
             process.stopped = True
-        return DumpResult(2, (2, 3), 0.1, "4.1.1")
 
     def restore(  # type: ignore[no-untyped-def]
         self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, user, created, shared, ready

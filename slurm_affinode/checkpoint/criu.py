@@ -47,7 +47,6 @@ from slurm_affinode.checkpoint.interface import (
     CheckpointError,
     DumpFailed,
     DumpNoRoom,
-    DumpResult,
     ImageDamaged,
     InheritFd,
     Pages,
@@ -157,14 +156,14 @@ class Criu:
         """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         return device_files.why_not(self._plugin)
 
-    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
+    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> None:
         """Dump the process tree to the directory and leave it stopped.
 
         ``timeout_s`` applies to freezing the tree and to the whole dump; when it expires CRIU is killed, which may
         damage the tree. Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full.
         """
         deadline = time.monotonic() + timeout_s
-        version = self.check()
+        self.check()
         space = self._space(tree.init, DumpFailed)
         arguments = [
             "dump", f"--tree={tree.root_pid_ns}",
@@ -208,8 +207,7 @@ class Criu:
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
         left_s = max(1.0, deadline - time.monotonic())
-        kept = local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd, timeout_s=left_s)
-        return DumpResult(inventory.size + kept, inventory.pids, inventory.frozen_s, version)
+        local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd, timeout_s=left_s)
 
     @contextmanager
     def _plugins(self, space: Namespace, tree: Tree) -> Iterator[tuple[int, Mapping[str, str]]]:

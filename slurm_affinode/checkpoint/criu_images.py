@@ -51,9 +51,6 @@ class Inventory:
     """PID -> PID of the parent; 0 for the root."""
     with_memory: tuple[int, ...]
     """Processes that are not zombies."""
-    size: int
-    """Total size of all files, in bytes."""
-    frozen_s: float | None
 
 
 def message(data: bytes) -> Message:
@@ -206,8 +203,7 @@ def inspect(directory_fd: int, elsewhere: Mapping[str, int] = _NONE) -> Inventor
     numbers |= set(threads)
     numbers.discard(0)
     with_memory = tuple(pid for pid in pids if f"mm-{pid}.img" in sizes)
-    size = sum(sizes.values())
-    return Inventory(pids, frozenset(numbers), tuple(threads), parents, with_memory, size, _frozen_s(directory_fd))
+    return Inventory(pids, frozenset(numbers), tuple(threads), parents, with_memory)
 
 
 def _check_namespaces(directory_fd: int, names: Iterable[str]) -> None:
@@ -265,15 +261,6 @@ def _pages(directory_fd: int, name: str, sizes: dict[str, int]) -> int:
 def page_count(entry: Message) -> int:
     """Return the number of pages of a pagemap entry: field 5 (64 bits) in newer versions of CRIU, else field 2."""
     return integer(entry, 5, integer(entry, 2, 0))
-
-
-def _frozen_s(directory_fd: int) -> float | None:
-    try:
-        row = next(image_records(directory_fd, "stats-dump"))
-        dump = row[1][0]
-        return integer(message(dump), 2) / 1e6 if isinstance(dump, bytes) else None
-    except (BadImage, StopIteration, KeyError, IndexError):
-        return None
 
 
 _PREFIX = re.compile(r"^\([\d.]+\)\s*|^\s*(?:pie: )?\d+:\s*")

@@ -209,18 +209,6 @@ class InheritFd:
     """``SavedOutput.inherit``."""
 
 
-@dataclass(frozen=True, slots=True)
-class DumpResult:
-    """Result of a dump, as read from its files."""
-
-    size: int
-    pids_ns: tuple[int, ...]
-    """PIDs of all processes in the image, root first."""
-    frozen_s: float | None
-    """Time for which the tree was frozen, in seconds, as measured by CRIU."""
-    version: str
-
-
 class Pages(Protocol):
     """The memory pages of an image, most of its data, which are read while its process tree is being restored."""
 
@@ -258,7 +246,7 @@ class Imager(Protocol):
         """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         ...
 
-    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> DumpResult:
+    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> None:
         """Dump the process tree to the directory and leave it stopped.
 
         Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full; see there for the state

@@ -330,11 +330,10 @@ def test_dump_completes_after_death_of_agent(drive: Callable[..., Drive], progra
     assert on("finish")["found"] == whole(("memory", "children"))
 
 
-def test_dump_reports_its_measurements(drive: Callable[..., Drive]) -> None:
-    """The dump returns the measurements that the ledger records."""
+def test_image_has_the_size_of_its_files(drive: Callable[..., Drive]) -> None:
+    """The memory of its processes is most of it."""
     on = drive()
     on("start", ["memory"])
     dumped = on("dump")
     assert dumped["size"] > 30 << 20
-    assert dumped["frozen_s"] > 0
     assert re.fullmatch(r"4\.\d+.*", on("version"))

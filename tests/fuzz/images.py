@@ -94,7 +94,7 @@ def _shortened(mm: bytes, pages: bytes) -> tuple[bytes, bytes]:
 @cache
 def _read_names() -> tuple[str, ...]:
     """Return the names of files to read; the process tree (``pstree.img``) occurs several times."""
-    names = [name for name in _files() if name.startswith(("pstree", "mm-", "pagemap-", "stats-dump"))]
+    names = [name for name in _files() if name.startswith(("pstree", "mm-", "pagemap-"))]
     return (*names, *["pstree.img"] * 6)
 
 

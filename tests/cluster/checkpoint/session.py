@@ -137,7 +137,7 @@ class Session:
         return {"users": len(users), "states": [self.cuda.state(pid) for pid in users]}
 
     def dump(self) -> dict[str, Any]:
-        """Dump to a verified image; return its size in bytes, number of processes, freeze time and sequence number."""
+        """Dump to a verified image; return its size in bytes, number of processes and sequence number."""
         pids = members(self.init)
         self.see_stopped()
         users = self.users()
@@ -146,18 +146,18 @@ class Session:
         with self.store.begin(JOB, uid=UID, estimate=1 << 20) as writer:
             writer.follow()
             tree = Tree(Process(self.init).id, pids[root_ns], root_ns, self.forked)
-            done = self.criu.dump(tree, writer.criu_fd, timeout_s=60)
+            self.criu.dump(tree, writer.criu_fd, timeout_s=60)
             image = writer.commit(
                 Manifest(
                     key=JOB, seq=0, uid=UID, gid=UID, node=os.uname().nodename, restarts=0,
                     started_epoch=0.0, dumped_epoch=time.time(), option=SuspendOption(),
-                    versions=Versions("0", os.uname().release, done.version), root_pid=root_ns,
+                    versions=Versions("0", os.uname().release, self.criu.check()), root_pid=root_ns,
                     cuda_pids=tuple(inner[pid] for pid in users), gpus=self.gpus(), gpu_bytes=0,
                     outputs=(), files=(),
                 )
             )  # fmt: skip
         self.store.verify(image)
-        return {"size": done.size, "pids": len(done.pids_ns), "frozen_s": done.frozen_s, "seq": image.manifest.seq}
+        return {"size": image.manifest.size, "pids": len(pids), "seq": image.manifest.seq}
 
     def share(self) -> None:
         """Move the image to the store that all nodes share; the tree on this node ends."""

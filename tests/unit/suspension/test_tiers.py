@@ -12,7 +12,7 @@ from agent_site import STEPS, Process, World
 from agent_world import FakeImager
 
 from slurm_affinode.checkpoint.image_writer import ImageWriter
-from slurm_affinode.checkpoint.interface import DumpNoRoom, DumpResult, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged, NoRoom
 from slurm_affinode.model.suspension import Manifest, Phase
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.prefetch import Prefetcher
@@ -95,9 +95,9 @@ def test_files_read_by_criu_are_verified_first(world: World) -> None:
     """CRIU does not read that copy."""
     first, dump = Tiered(world, "c1"), FakeImager.dump
 
-    def dumps(self: FakeImager, tree: Any, directory_fd: int, *, timeout_s: float) -> DumpResult:
+    def dumps(self: FakeImager, tree: Any, directory_fd: int, *, timeout_s: float) -> None:
         Path(f"/proc/self/fd/{directory_fd}/inventory.img").write_bytes(b"inventory")
-        return dump(self, tree, directory_fd, timeout_s=timeout_s)
+        dump(self, tree, directory_fd, timeout_s=timeout_s)
 
     first.imager.dump = partial(dumps, first.imager)  # type: ignore[method-assign]
     assert first.suspend().phase is Phase.QUEUED
