@@ -385,15 +385,17 @@ class JobKeeper:
             parts.log.warning("sweep: %s", error)
 
     def _forget_created(self, here: Collection[int]) -> None:
-        """Remove the records of jobs that have ended on another node. Raises ``AffinodeError``."""
-        for job_id in self._parts.created.jobs():
+        """Remove the records of jobs that have ended on another node. Raises ``AffinodeError``, ``OSError``."""
+        parts = self._parts
+        for job_id in parts.created.jobs():
             if job_id not in here:
                 try:
-                    ended = self._parts.slurm.job(job_id).ended
-                except UnknownJobError:
-                    ended = True
+                    ended = parts.slurm.job(job_id).ended
+                except UnknownJobError:  # slurmctld may have lost its state: as long as its image
+                    name = f"{parts.cluster}.{job_id}"
+                    ended = not any(name in store.jobs() for store in parts.tiers.stores)
                 if ended:
-                    self._parts.created.remove(job_id)
+                    parts.created.remove(job_id)
 
     def _tell(self, swept: Swept) -> None:
         """Log the result of a sweep, and once for each job that Slurm does not know it."""

@@ -10,6 +10,7 @@ import pytest
 from agent_site import STEPS, Crash, World, make_job
 from agent_world import KEEP_UNKNOWN_S, Agent
 
+from slurm_affinode.checkpoint.created_files import FileIdentity
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.slurm.interface import UnknownJobError
 from slurm_affinode.suspension.context import SuspendSettings
@@ -70,6 +71,16 @@ def test_image_outlives_slurmctld_that_lost_its_state(asleep):
     pass_time(world, agent, 700)
     assert agent.images(shared=True) == [1]
     go_on_at_c2(world)
+
+
+def test_record_of_created_files_outlives_slurmctld_that_lost_its_state(asleep):
+    """A later restore of the image replaces the files that a killed attempt has left behind."""
+    world, agent = asleep
+    for job_id in (7, 8):
+        agent.parts.created.of(JobKey("alpha", job_id, 5), os.getuid()).write({"psm": FileIdentity(1, "00")})
+    lose_state(agent)
+    pass_time(world, agent, HOUR_S)
+    assert agent.parts.created.jobs() == [7]  # job 8 has no image
 
 
 def test_image_outlives_new_job_with_its_id(asleep):
