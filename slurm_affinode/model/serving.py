@@ -44,6 +44,12 @@ SEVERITIES: Mapping[str, str] = {
 BY_SEVERITY = ("critical", "warning", "none")
 """The severities, most severe first."""
 
+LOADED = frozenset({
+    "kv-saturated", "batch-full", "queue-unstable", "recovering", "preemption-storm", "swap-thrashing", "stalled",
+    "request-too-large",
+})  # fmt: skip
+"""Kinds of diagnosis of an engine that holds requests."""
+
 PROBLEMS = tuple(kind for kind, severity in SEVERITIES.items() if severity != "none")
 """Kinds of diagnosis that are problems."""
 
@@ -130,9 +136,17 @@ class EngineHealth:
     failed: int
     """Scrapes that failed."""
     diagnoses: tuple[Diagnosis, ...]
+    responded: datetime | None = None
+    """The last sample without the failed scrapes."""
 
     @property
     def current(self) -> tuple[Diagnosis, ...]:
-        """Diagnoses that hold at the end of the period, most severe first."""
+        """Diagnoses that hold at the end of the period, most severe first.
+
+        If the last scrapes failed, and do not show that the server has ended, these are the diagnoses of the load that
+        held at the last response: a loaded server responds late.
+        """
         held = [one for one in self.diagnoses if one.until >= self.until]
+        if not held and self.responded is not None:
+            held = [one for one in self.diagnoses if one.kind in LOADED and one.until >= self.responded]
         return tuple(sorted(held, key=lambda one: BY_SEVERITY.index(one.severity)))

@@ -213,6 +213,9 @@ def _recomputed_share(series: EngineSeries, first: int, last: int, count: float)
     """Return the share of processed tokens that repeats a prefill, at least: a preempted request holds its prompt."""
     prompt = series.ratio_of("prompt_length", "prompt_length_count", 0, len(series) - 1)
     if prompt is None:
+        # Prompts of requests that have not ended count as well, which is little over the whole series.
+        prompt = series.ratio_of("prompt_tokens", "finished", 0, len(series) - 1)
+    if prompt is None:
         size, usage = series.peak_of("kv_tokens", first, last), series.mean_of("kv_usage", first, last)
         running = series.mean_of("running", first, last)
         prompt = size * usage / running / 2 if size and usage and running else None

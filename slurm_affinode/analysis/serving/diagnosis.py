@@ -16,8 +16,8 @@ import polars as pl
 from slurm_affinode.analysis.serving import capacity, liveness, memory, queue
 from slurm_affinode.analysis.serving.episodes import runs
 from slurm_affinode.analysis.serving.rules import diagnosis, evidence
-from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, of_process, responds_in_turn, streams
-from slurm_affinode.base.text import figure, percent
+from slurm_affinode.analysis.serving.series import EngineSeries, conform, moment, streams
+from slurm_affinode.base.text import counted, figure, percent
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey
 
@@ -74,8 +74,7 @@ def examine(
     ``samples``: its samples, in any order. Raises ``ValueError`` if there are none.
     """
     for series in streams(key, samples):
-        own = samples.filter(of_process(series.key)) if responds_in_turn(series.key) else samples
-        yield ExaminedEngine(_health(series, around, options), series, own, around.gpus)
+        yield ExaminedEngine(_health(series, around, options), series, series.samples, around.gpus)
 
 
 def _health(series: EngineSeries, around: EngineContext, options: Options) -> EngineHealth:
@@ -103,7 +102,7 @@ def _health(series: EngineSeries, around: EngineContext, options: Options) -> En
     found.sort(key=lambda one: (one.since, one.kind))
     return EngineHealth(
         series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
-        len(series.all_times), int(series.failed.sum()), tuple(found),
+        len(series.all_times), int(series.failed.sum()), tuple(found), moment(series.time[-1]) if len(series) else None,
     )  # fmt: skip
 
 
@@ -114,6 +113,8 @@ def _within(one: Diagnosis, other: Diagnosis) -> bool:
 def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis]:
     """Return the times in which no diagnosis of the load holds."""
     times = series.time
+    if series.disordered:
+        return []  # several processes respond, and cannot be distinguished
     free = np.isfinite(series.value("running")) | np.isfinite(series.progress)
     for one in found:
         if one.kind in _NOT_HEALTHY:
@@ -142,7 +143,8 @@ def _healthy(series: EngineSeries, found: Sequence[Diagnosis]) -> list[Diagnosis
                      f"time to first token is {figure(ttft)} s on average"),
         ]  # fmt: skip
         summary = "No overload"
-        summary += "" if running is None else f"; up to {running:g} requests run and {waiting or 0:g} wait"
+        summary += "" if running is None else f"; up to {counted(round(running), 'request')} running"
+        summary += "" if waiting is None else f"; up to {counted(round(waiting), 'request')} waiting"
         summary += "" if rate is None else f"; {figure(rate)} output tokens/s"
         late = int(series.failed[series.reached[first] : series.reached[last]].sum())
         healthy.append(diagnosis(

@@ -323,7 +323,9 @@ def _unstable(series: EngineSeries, capacity: Capacity, growth: Growth, until: i
                  f"token-based estimate of the overload: {estimate[0]:.2f} ± {estimate[1]:.2f}",
                  met=estimate is not None and estimate[0] + estimate[1] > 1),
     ]  # fmt: skip
+    rejected = growth.rise - (end - begin)
     summary = f"The queue grew from {begin:g} to {end:g} requests in {span(length)}"
+    summary += "" if rejected < 1 else f", and {rejected:g} were rejected"
     summary += "" if ratio is None else f": {rates}"
     summary += "" if estimate is None else f"; estimated overload by tokens {estimate[0]:.2f} ± {estimate[1]:.2f}"
     figures = {
@@ -449,8 +451,8 @@ def _recovery(series: EngineSeries, at: Integers, queue: Floats, growth: Growth,
         evidence("queue", fallen, "requests", "at least 25 % of the peak", 1.0,
                  f"the queue fell from {peak:g} to {level[end]:g} in {span(length)}"),
     ]  # fmt: skip
-    empty = "it was empty then" if len(emptied) else f"{level[end]:g} still wait"
+    left_over = "" if len(emptied) else "; it was not over then"
     figures = {"waiting_max": peak, "served_per_s": served / length if served is not None and length else None}
     return [diagnosis("recovering", moment(series.time[first]), moment(series.time[last]), proof,
-                      f"The queue fell from {peak:g} to {level[end]:g} requests in {span(length)}; {empty}.",
+                      f"The queue fell from {peak:g} to {level[end]:g} requests in {span(length)}{left_over}.",
                       figures=figures)]  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -35,8 +36,10 @@ _DISORDER = 0.1
 
 _WHOLE_MS = 1e-6
 """Milliseconds from a whole number up to which a duration counts as rounded, as in recordings."""
-_STARTED = "started "
-"""Begins the rank of a process that responds in turn with others."""
+_STARTED, _NUMBERED = "started ", "process "
+"""Begin the rank of a process that responds in turn with others: its start time, or its number if that is unknown."""
+_MOST_PROCESSES = 8
+"""Processes that respond in turn and are distinguished by their counters."""
 
 
 def moment(seconds: float) -> datetime:
@@ -52,6 +55,8 @@ class EngineSeries:
         if samples.is_empty():
             raise ValueError("an engine without samples has no diagnoses")
         self.key = key
+        self.samples = samples
+        """As given."""
         stamps = samples["time"].to_physical().to_numpy()
         if not (stamps[1:] > stamps[:-1]).all():
             samples = samples.sort("time", maintain_order=True).unique("time", keep="last", maintain_order=True)
@@ -260,36 +265,76 @@ def _last(samples: pl.DataFrame, name: str) -> str | None:
 def streams(key: EngineKey, samples: pl.DataFrame) -> Iterator[EngineSeries]:
     """Yield the series of the engine, one for each process if several processes answer in turn at one address.
 
-    Each has its own counters. Failed scrapes belong to all of them. The rank of such a process is its start time.
+    Each has its own counters. Failed scrapes belong to all of them. The rank of such a process is its start time, or a
+    number if that is unknown.
     """
     whole = EngineSeries(key, samples)
-    start = whole.value("start_time")
+    for rank, part in _in_turn(whole):
+        yield whole if rank is None else EngineSeries(replace(key, rank=rank), part)
+
+
+def _in_turn(whole: EngineSeries) -> Iterator[tuple[str | None, pl.DataFrame]]:
+    """Yield rank and samples of each process that responds in turn with others. Rank ``None``: there is only one."""
+    samples, start = whole.samples, whole.value("start_time")
     known = np.round(start[np.isfinite(start)])
-    changes = int((np.abs(np.diff(known)) > 1).sum())
-    if not changes:
-        yield whole
+    changes, distinct = int((np.abs(np.diff(known)) > 1).sum()), np.unique(known)
+    if changes > len(distinct) >= 2:
+        rounded = pl.col("start_time").round()
+        for one in distinct.tolist():
+            yield f"{_STARTED}{moment(one):%Y-%m-%dT%H:%M:%SZ}", samples.filter(rounded.is_null() | (rounded == one))
         return
-    distinct = np.unique(known)
-    if changes <= len(distinct) or len(distinct) < 2:
-        yield whole
+    numbers = None if len(known) else _by_counters(whole)
+    if numbers is None:
+        yield None, samples
         return
-    rounded = pl.col("start_time").round()
-    for one in distinct.tolist():
-        part = samples.filter(rounded.is_null() | (rounded == one))
-        rank = f"{_STARTED}{moment(one):%Y-%m-%dT%H:%M:%SZ}"
-        yield EngineSeries(EngineKey(key.cluster, key.node, key.address, key.engine, key.model, rank), part)
+    times = pl.Series((whole.time * 1000).round()).cast(pl.Int64).cast(samples["time"].dtype)
+    for number in range(1, int(numbers.max()) + 2):
+        of_others = times.filter(pl.Series(numbers != number - 1))
+        yield f"{_NUMBERED}{number}", samples.filter(~pl.col("time").is_in(of_others.implode()))
+
+
+def _by_counters(series: EngineSeries) -> Integers | None:
+    """Return the number of the process, from 0, that each successful scrape reached, by its counters, which never fall.
+
+    ``None``: there is one process, or they cannot be separated. A scrape is of the process whose counters have grown
+    least since. Before the counters fall for the first time, those of two processes look like a jump of one.
+    """
+    known = [series.value(name) for name in _RESTART if series.known(name)]
+    if not series.disordered or not known:
+        return None
+    counts = np.log1p(np.vstack(known).T)
+    found: list[list[int]] = []
+    for place, now in enumerate(counts):
+        fitting = [one for one in found if not (now < counts[one[-1]]).any()]
+        if fitting:
+            min(fitting, key=lambda one: float(np.nansum(now - counts[one[-1]]))).append(place)
+            continue
+        if len(found) == _MOST_PROCESSES:
+            return None
+        before = [_jump(counts, one, now) for one in found]
+        which = next((index for index, cut in enumerate(before) if cut), None)
+        found.append([place])
+        if which is not None:
+            found[-1], found[which] = [*found[which][: before[which]], place], found[which][before[which] :]
+    numbers = np.empty(len(counts), np.int64)
+    for number, one in enumerate(sorted(found)):
+        numbers[one] = number
+    return numbers if np.count_nonzero(np.diff(numbers)) > len(found) >= 2 else None
+
+
+def _jump(counts: Floats, places: list[int], now: Floats) -> int:
+    """Return the number of the first samples of a process that are nearer to ``now`` than to those that follow."""
+    lower = [not (counts[one] > now).any() for one in places]
+    cut = lower.index(False) if False in lower else 0
+    if not cut:
+        return 0
+    last = counts[places[cut - 1]]
+    return cut if np.nansum(now - last) < np.nansum(counts[places[cut]] - last) else 0
 
 
 def responds_in_turn(key: EngineKey) -> bool:
-    """Return whether the engine is one of several processes that respond in turn: its rank is its start time."""
-    return key.rank is not None and key.rank.startswith(_STARTED)
-
-
-def of_process(key: EngineKey) -> pl.Expr:
-    """Return the samples of a process that responds in turn with others, and the failed scrapes."""
-    started = datetime.fromisoformat((key.rank or "").removeprefix(_STARTED)).timestamp()
-    rounded = pl.col("start_time").round()
-    return rounded.is_null() | (rounded == started)
+    """Return whether the rank, which a user may choose, is that of one of several processes that respond in turn."""
+    return key.rank is not None and key.rank.startswith((_STARTED, _NUMBERED))
 
 
 def conform(samples: pl.LazyFrame) -> pl.LazyFrame:

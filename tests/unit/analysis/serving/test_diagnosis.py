@@ -18,7 +18,7 @@ from slurm_affinode.analysis.serving.queue import second_moment
 from slurm_affinode.analysis.serving.rules import RULES
 from slurm_affinode.analysis.serving.series import EngineSeries
 from slurm_affinode.metrics.serving.samples import NO_RESPONSE, NO_SERVER
-from slurm_affinode.metrics.serving.schema import IDENTITY
+from slurm_affinode.metrics.serving.schema import COUNTERS, IDENTITY
 from slurm_affinode.model.serving import DIAGNOSES, Diagnosis, EngineEvent, EngineHealth, EngineKey
 
 from . import serving_recordings as recordings
@@ -180,6 +180,18 @@ def test_late_scrapes_do_not_end_a_process(serving: Path) -> None:
     assert found.failed == 8
     assert not of(found, "ended")
     assert len(of(found, "queue-unstable")) == 1
+
+
+def test_late_scrape_at_the_end_leaves_an_overload_current(serving: Path) -> None:
+    """A loaded server responds late. Whether an idle one still is idle is unknown until it responds."""
+    overload = recordings.read(serving, SHORT).filter(pl.col("waiting").cum_max() < 300)
+    late = overload.tail(1).select(*IDENTITY, pl.col("time").dt.offset_by("5s"), error=pl.lit("timed out"))
+    found = health(pl.concat([overload, recordings.conform(late)], how="diagonal"))
+    assert "queue-unstable" in {one.kind for one in found.current}
+    assert found.responded == overload["time"][-1] < found.until
+    quiet = synthetic(3600, 15, running=0.0, waiting=0.0, generation_tokens=5.0)
+    late = quiet.tail(1).select(*IDENTITY, pl.col("time").dt.offset_by("15s"), error=pl.lit("timed out"))
+    assert not health(pl.concat([quiet, recordings.conform(late)], how="diagonal")).current
 
 
 @pytest.mark.parametrize(("restarted", "ends"), [(False, 0), (True, 1)])
@@ -353,6 +365,38 @@ def test_two_processes_behind_one_address(serving: Path) -> None:
     assert len({one.key.rank for one in found}) == 2
     for one in found:
         assert len(of(one, "queue-unstable")) == 1
+
+
+@pytest.mark.parametrize("order", [lambda n: n % 2, lambda n: n * n % 5 % 2])
+def test_two_processes_without_a_start_time(serving: Path, order: Callable[[int], int]) -> None:
+    """Only their counters tell them apart: one is overloaded, the other one is not."""
+    loaded = recordings.read(serving, SHORT).with_columns(start_time=pl.lit(None, pl.Float64))
+    counters = [name for name in sorted({*COUNTERS} - {"rejected", "preemptions", "cpu_s"}) if name in loaded.columns]
+    calm = loaded.with_columns(
+        pl.lit(1.0).alias("running"), pl.lit(0.0).alias("waiting"), pl.lit(0.1).alias("kv_usage"),
+        *(pl.int_range(pl.len()).cast(pl.Float64).alias(name) for name in counters),
+        preemptions=pl.lit(0.0), cpu_s=pl.lit(None, pl.Float64),
+    )  # fmt: skip
+    turn = pl.Series([order(n) for n in range(loaded.height)])
+    found = [one.health for one in examine(KEY, pl.concat([loaded.filter(turn == 1), calm.filter(turn == 0)]))]
+    assert [one.key.rank for one in found] == ["process 1", "process 2"]
+    overloaded = [one for one in found if of(one, "queue-unstable")]
+    assert len(overloaded) == 1
+    (other,) = [one for one in found if one not in overloaded]
+    assert {one.kind for one in other.diagnoses} == {"healthy"}
+
+
+def test_processes_that_cannot_be_told_apart_are_not_healthy() -> None:
+    draw = np.random.default_rng(1)
+    counts = {t: float(draw.integers(1000)) for t in range(0, 3600, 15)}
+    values = dict.fromkeys(("finished", "generation_tokens", "prompt_tokens"), lambda t: counts[int(t)])
+    assert not of(health(synthetic(3600, 15, running=1.0, waiting=0.0, start_time=None, **values)), "healthy")
+
+
+def test_rank_chosen_by_a_user_is_only_a_name(serving: Path) -> None:
+    samples = recordings.read(serving, LLAMA).with_columns(rank=pl.lit("started yesterday"))
+    (found,) = diagnose_all(samples.lazy())
+    assert of(found, "queue-unstable")
 
 
 # Processes and logs
@@ -553,6 +597,15 @@ def test_memory_leak() -> None:
     assert not of(health(busier), "memory-leak")
 
 
+def test_prompts_of_an_engine_without_lengths_are_those_it_processed() -> None:
+    """SGLang has no histogram of lengths unless an option asks for it."""
+    samples = synthetic(
+        1800, 15, running=20.0, waiting=5.0, kv_usage=0.99, kv_tokens=100_000.0, preemptions=lambda t: t,
+        prompt_tokens=lambda t: 2000 * t, finished=lambda t: 2 * t, generation_tokens=lambda t: 500 * t,
+    )  # fmt: skip
+    assert dict(only(health(samples), "preemption-storm").figures)["recomputed_share"] == pytest.approx(1000 / 3500)
+
+
 def test_throughput_lost_to_retractions() -> None:
     """Output falls from 429 to 30 tokens/s once requests are retracted, and does not recover."""
     storm = lambda t: max(0.0, t - 1800)  # noqa: E731
@@ -590,7 +643,9 @@ def test_rejected_requests_count_as_queued() -> None:
         7200, running=24.0, waiting=lambda t: 0.0 if t < 1800 else 100.0, kv_usage=lambda t: 0.6 if t < 1800 else 0.98,
         generation_tokens=lambda t: 900 * t, finished=lambda t: t * 4, rejected=lambda t: max(0.0, t - 1800) * 2,
     ))  # fmt: skip
-    assert dict(only(found, "queue-unstable").figures)["overload"] == pytest.approx(1.5, abs=0.1)
+    growth = only(found, "queue-unstable")
+    assert dict(growth.figures)["overload"] == pytest.approx(1.5, abs=0.1)
+    assert "were rejected" in growth.summary
 
 
 # The queue test on a synthetic engine with known load
