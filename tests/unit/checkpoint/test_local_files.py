@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import mmap
 import os
@@ -516,6 +517,35 @@ def test_file_on_unresponsive_file_system_delays_no_removal(
         fuse.go_on()
         assert found == [str(place.tmp / "psm")]
         other.communicate()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+def test_file_system_closed_to_root_prevents_no_removal(place: Place) -> None:
+    """A FUSE file system is open to the user who has mounted it, and by default not to root."""
+    with (place.tmp / "psm").open("w+b") as file:
+        file.write(b"x")
+        file.flush()
+        place.save()
+    mounted = place.tmp / "mounted"
+    mounted.mkdir()
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR)
+    except OSError:
+        pytest.skip("there is no /dev/fuse")
+    options = f"fd={server},rootmode=40000,user_id=2001,group_id=2001".encode()
+    try:
+        if ctypes.CDLL(None).mount(b"x", bytes(mounted), b"fuse.x", 0, options) != 0:
+            pytest.skip("no FUSE can be mounted")
+        opened = os.open(mounted, os.O_PATH)
+        try:
+            with pytest.raises(PermissionError):
+                os.fstat(opened)
+            assert place.leave() == [str(place.tmp / "psm")]
+        finally:
+            os.close(opened)
+            subprocess.run(["umount", "-l", mounted], check=True)
+    finally:
+        os.close(server)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
