@@ -209,6 +209,7 @@ def _as_json(health: EngineHealth) -> dict[str, Any]:
     row: dict[str, Any] = plain(health)
     return {
         **row,
+        "gpus": row["gpus"] or None,  # those of an engine are unknown, not none
         "current": [one.kind for one in health.current],
         "diagnoses": [one.as_json() for one in health.diagnoses],
     }

@@ -216,7 +216,8 @@ class TimeTick:
 def time_ticks(since: datetime, until: datetime, zone: tzinfo) -> tuple[TimeTick, ...]:
     """Return at most nine ticks in the half-open interval."""
     span_s = (until - since).total_seconds()
-    step = next((s for s in _STEPS_S if span_s / s <= _MAX_TICKS), None)
+    # Labels with seconds are longer.
+    step = next((s for s in _STEPS_S if span_s / s <= (_MAX_TICKS if s % 60 == 0 else _MAX_TICKS - 3)), None)
     found = _months(since, until, zone) if step is None else times.edges(since, until, step, zone)
     moments = [at for at in found if since <= at < until] or [since]
     every = max(1, -(-len(moments) // 4))

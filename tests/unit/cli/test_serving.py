@@ -159,7 +159,7 @@ def test_diagnoses_as_json(state: Path) -> None:
     (engine,) = row["engines"]
     assert engine["current"] == ["ended"]
     assert engine["key"]["address"] == "killed:8000"
-    assert engine["failed"] == 34
+    assert (engine["failed"], engine["gpus"]) == (34, None)
     assert {"kind", "since", "until", "evidence", "rule", "severity"} <= engine["diagnoses"][0].keys()
 
 

@@ -205,6 +205,7 @@ def test_time_ticks_are_few_ordered_and_within_the_interval(start: datetime, spa
 @pytest.mark.parametrize(
     ("hours", "labels"),
     [
+        (122 / 3600, ["1 Nov", "00:00:30", "00:01:00", "00:01:30", "00:02:00"]),
         (6, ["1 Nov", "01:00", "02:00", "03:00", "04:00", "05:00"]),
         (48, ["1 Nov", "06:00", "12:00", "18:00", "2 Nov", "06:00", "12:00", "18:00"]),
         (7 * 24, ["1 Nov", "2 Nov", "3 Nov", "4 Nov", "5 Nov", "6 Nov", "7 Nov"]),
@@ -213,7 +214,7 @@ def test_time_ticks_are_few_ordered_and_within_the_interval(start: datetime, spa
     ],
 )
 def test_time_tick_labels_fit_the_interval(hours: int, labels: list[str]) -> None:
-    """Clock times within a day, days within weeks, otherwise months."""
+    """Clock times within a day, fewer of them with seconds, days within weeks, otherwise months."""
     assert [t.label for t in time_ticks(START, START + timedelta(hours=hours), UTC)] == labels
 
 
