@@ -33,7 +33,7 @@ def comment(parts: Parts, job_id: int, own: str | None) -> None:
         if after != (before or ""):
             parts.slurm.set_comment(job_id, after)
     except AffinodeError as error:
-        parts.log.warning("job %s: its comment is not set: %s", job_id, error)
+        parts.log.warning("job %s: cannot set its comment: %s", job_id, error)
 
 
 _RETRY_S = 15.0

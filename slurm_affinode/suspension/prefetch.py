@@ -53,7 +53,7 @@ class Prefetcher:
             if work:
                 self._under_way = self._queue.submit(self._run, work)
         except (AffinodeError, OSError) as error:
-            parts.log.warning("prefetch of images: %s", error)
+            parts.log.warning("cannot prefetch images: %s", error)
 
     def _run(self, work: Sequence[Callable[[], bool]]) -> None:
         """Do the first piece of work that has an effect; failures are logged and skipped."""
@@ -62,7 +62,7 @@ class Prefetcher:
                 if one():
                     return
             except (AffinodeError, OSError) as error:
-                self._parts.log.warning("prefetch of images: %s", error)
+                self._parts.log.warning("cannot prefetch images: %s", error)
 
     def _to_mend(self, notes: Sequence[Note]) -> Iterator[Callable[[], bool]]:
         """Yield the copies of this node's images to the shared tier that are due.

@@ -89,4 +89,4 @@ class Rollback:
             try:
                 store.discard(record.key, record.seq)
             except (CheckpointError, OSError) as error:
-                self._parts.log.warning("job %s: its image is not removed: %s", record.key.job_id, error)
+                self._parts.log.warning("job %s: cannot remove its image: %s", record.key.job_id, error)

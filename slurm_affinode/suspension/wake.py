@@ -140,7 +140,7 @@ class JobWaker:
                     self._look()
                 self._tidy(mine)
             except AffinodeError as error:
-                parts.log.warning("waking: %s", error)
+                parts.log.warning("cannot wake jobs: %s", error)
 
     def _look(self) -> None:
         parts = self._parts
@@ -215,7 +215,7 @@ class JobWaker:
         except ControllerDownError:
             raise
         except AffinodeError as error:
-            self._parts.log.warning("job %s: not released: %s", listed.job_id, error)
+            self._parts.log.warning("job %s: cannot be released: %s", listed.job_id, error)
 
     def _release(self, note: Note, job: Job) -> bool:
         """Release the job if its image is available wherever it may start; return whether it is released."""
@@ -254,10 +254,10 @@ class JobWaker:
         except (CheckpointError, OSError) as error:
             if note is not None and note.given_up:
                 return True
-            self._parts.log.warning("job %s: not released: %s", job.job_id, error)
+            self._parts.log.warning("job %s: cannot be released: %s", job.job_id, error)
             return False
         if note is not None and image is not None and note.precedes(image.manifest):
-            self._parts.log.warning("job %s: not released: its note is from an earlier suspension", job.job_id)
+            self._parts.log.warning("job %s: cannot be released: its note is from an earlier suspension", job.job_id)
             return False
         if note is not None and note.given_up:
             return True

@@ -97,11 +97,11 @@ class Comments:
             if after != (before or "") and not job.ended:  # Slurm does not change the comment of an ended job
                 slurm.set_comment(job_id, after)
         except UnreachableError as error:
-            self._parts.log.info("job %s: its comment is not set yet: %s", job_id, error)
+            self._parts.log.info("job %s: cannot set its comment yet: %s", job_id, error)
             self._later(job_id, text)
             return
         except AffinodeError as error:
-            self._parts.log.info("job %s: its comment is not set: %s", job_id, error)
+            self._parts.log.info("job %s: cannot set its comment: %s", job_id, error)
         self._told(job_id, text)
 
     def check(self, job_id: int) -> None:

@@ -108,7 +108,7 @@ def test_queue_without_limit_runs_all_calls_at_once(workers: Workers, stalled: S
 
 
 def test_threads_are_reused(workers: Workers) -> None:
-    """State that a thread keeps, such as a client of Slurm, serves later calls."""
+    """State of a thread, such as a client of Slurm, is reused by later calls."""
     queue, seen = workers.queue("test", 4), set()
     for _ in range(20):
         queue.post(lambda: seen.add(threading.current_thread()))

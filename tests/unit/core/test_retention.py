@@ -21,7 +21,7 @@ def rate(demand: Demand, name: str, now_s: float) -> float:
 
 
 def test_image_never_requested_has_no_expected_demand() -> None:
-    """A forgotten image counts as never requested."""
+    """After ``forget``, an image counts as never requested."""
     demand = Demand()
     assert rate(demand, "a", 0.0) == 0
     demand.requested("a", 0.0)
