@@ -10,6 +10,7 @@ from cluster.sleepers import (
     SHARED,
     asleep,
     configured,
+    end,
     finish,
     idle_job,
     status,
@@ -132,9 +133,11 @@ def test_job_starts_afresh_after_failed_restore_if_configured(cluster: Cluster) 
     """The script finds the reason in its environment."""
     script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\necho failed=$SLURM_AFFINODE_RESTORE_FAILED\n"
     with configured(cluster, on_restore_failure="fresh"):
-        job = asleep(cluster, script + "for n in $(seq 6); do echo step number=$n; sleep 1; done\n", BY_HAND)
+        counts = "until [ -e slurm-$SLURM_JOB_ID-end.out ]; do echo step number=$((++n)); sleep 1; done\n"
+        job = asleep(cluster, script + counts, BY_HAND)
         for node in ("c1", "c2"):
             cluster.shell(node, FLIP, job, "bit")
+        end(cluster, job)
         wake(cluster, job)
         cluster.wait_for_state(job, "COMPLETED")
     assert "failed=1" in cluster.output(job)
