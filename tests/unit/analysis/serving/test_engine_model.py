@@ -101,3 +101,31 @@ def test_model_predicts_a_recorded_overload(shared_data: Path) -> None:
     assert found.preemptions.sum() == pytest.approx(1881, rel=0.15)
     assert found.waiting_max == pytest.approx(312, rel=0.25)
     assert np.median(found.e2e_s[phase == 4]) == pytest.approx(np.median(took[phase == 4]), rel=0.3)
+
+
+def test_model_predicts_a_recorded_queue_of_another_engine(shared_data: Path) -> None:
+    """Fitted to the first two phases of a real llama.cpp with four slots, the model predicts queue and latency of its
+    overload."""
+    lines = gzip.decompress((shared_data / "serving/llamacpp-episode.requests.jsonl.gz").read_bytes())
+    rows = [json.loads(line) for line in lines.splitlines()]
+    sent = sorted((row for row in rows if row.get("status") == 200), key=lambda row: row["start_ms"])
+    arrival = np.array([row["start_ms"] for row in sent]) / 1e3
+    prompt, answer = np.array([row["prompt"] for row in sent]), np.array([row["tokens"] for row in sent])
+    took, phase = np.array([row["e2e_s"] for row in sent]), np.array([row["phase"] for row in sent])
+
+    def engine(base_s: float, per_request_s: float) -> EngineModel:
+        return EngineModel(
+            kv_tokens=2048, max_running=4, base_s=base_s, per_request_s=per_request_s, per_prefill_token_s=5e-6,
+            block_size=1, max_batched_tokens=2048,
+        )  # fmt: skip
+
+    def error(base_s: float, per_request_s: float) -> float:
+        below = phase < 2
+        found = simulate(arrival[below], prompt[below], answer[below], engine(base_s, per_request_s))
+        medians = [np.median(found.e2e_s[phase[below] == n]) / np.median(took[phase == n]) for n in range(2)]
+        return float(np.abs(np.log(medians)).sum())
+
+    grid = [(base, per) for base in (0.0001, 0.0002, 0.0003) for per in (0.0001, 0.0002, 0.00025, 0.0003)]
+    found = simulate(arrival - arrival[0], prompt, answer, engine(*min(grid, key=lambda one: error(*one))))
+    assert found.waiting_max == pytest.approx(459, rel=0.15)
+    assert np.median(found.e2e_s[phase == 3]) == pytest.approx(np.median(took[phase == 3]), rel=0.15)
