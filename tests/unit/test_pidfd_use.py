@@ -57,9 +57,9 @@ OF_LIBC = {"kill", "killpg", "prlimit", "sched_setaffinity", "sched_setscheduler
 _NUMBER = re.compile(r"_?(?:SYS|NR)_+(PIDFD_\w+|T?KILL|TGKILL|PTRACE|PROCESS_\w+|KCMP|SETNS|PRLIMIT64)", re.IGNORECASE)
 PROGRAMS = {
     "chrt", "fuser", "gcore", "gdb", "ionice", "kill", "killall", "nsenter", "pgrep", "pidof", "pkill", "prlimit",
-    "renice", "skill", "strace", "taskset",
+    "renice", "skill", "strace", "taskset", "bash", "sh",
 }  # fmt: skip
-"""Programs that take a process ID, or find processes by their names."""
+"""Programs that take a process ID, find processes by their names, or run such programs."""
 ROOTS = {"PROC", "proc", "_proc"}
 """Names of variables for ``/proc``."""
 _BY_NUMBER = re.compile(r"/proc/(?:self/+)?([0-9]|\.\.|[%{<*?\[$]|$)")
@@ -318,6 +318,7 @@ def test_every_exception_is_used() -> None:
         ("run(['kill', '-9', str(pid)])", "kill"),
         ("run(('/usr/bin/pkill', '-f', name))", "pkill"),
         ("run(['taskset', '-p', str(pid)])", "taskset"),
+        ("run(['sh', '-c', f'kill {pid}'])", "sh"),
         ("fcntl.fcntl(fd, fcntl.F_SETOWN, pid)", "fcntl.F_SETOWN"),
         ("os.sched_getaffinity(pid)", "os.sched_getaffinity"),
         ("libc.kill(pid, 9)", "libc.kill"),
