@@ -23,8 +23,10 @@ class CompatibilityRow(StrEnum):
     LOCAL_STEPS = "srun in the script, steps=local"
     STEPS = "srun in the script"
     TORCHRUN = "torchrun, accelerate launch"
+    MPI = "MPI on one node (mpirun in the script)"
     RAY = "Ray on one node"
     NOTEBOOK = "notebook server (Jupyter)"
+    EDITOR = "VS Code server (code-server)"
     TERMINAL = "terminal (tmux) in a batch job"
     MONITOR = "monitor, or another program that opens GPU devices without CUDA"
     CONTAINER = "container of the user (Apptainer, Charliecloud, enroot)"
@@ -47,6 +49,10 @@ _BY_NAME = {
     "torchrun": CompatibilityRow.TORCHRUN,
     "pt_elastic": CompatibilityRow.TORCHRUN,  # the name that PyTorch gives to both launchers
     "accelerate": CompatibilityRow.TORCHRUN,
+    "mpirun": CompatibilityRow.MPI,
+    "mpiexec": CompatibilityRow.MPI,
+    "orterun": CompatibilityRow.MPI,
+    "prterun": CompatibilityRow.MPI,  # the name that Open MPI 5 gives to mpirun
     "raylet": CompatibilityRow.RAY,
     "jupyter": CompatibilityRow.NOTEBOOK,
     "tmux": CompatibilityRow.TERMINAL,
@@ -54,6 +60,8 @@ _BY_NAME = {
 """Beginning of the name of a process, or of the script or module that its Python runs -> kind."""
 _BY_MODULE = {"notebook": CompatibilityRow.NOTEBOOK, "nbclassic": CompatibilityRow.NOTEBOOK}
 """Name of a Python package that runs as a program -> kind."""
+_EDITOR = re.compile(r"(.*/)?(code-server(/.*)?|server-main\.js)")
+"""Program that Node.js runs as code-server, or as the server that Microsoft distributes."""
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _WITH_VALUE = "WX"
 """Options of Python with a value."""
@@ -98,6 +106,8 @@ def _by_names(one: ProcessFacts) -> Iterator[CompatibilityRow]:
     package = module.partition(".")[0]
     if package in _BY_MODULE:
         yield _BY_MODULE[package]
+    if any(map(_EDITOR.fullmatch, one.arguments[:2])):
+        yield CompatibilityRow.EDITOR
     for start, kind in _BY_NAME.items():
         if any(name.startswith(start) for name in (one.name, script, package)):
             yield kind

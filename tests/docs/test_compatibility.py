@@ -46,7 +46,7 @@ def test_cell_is_a_test_or_a_code(row: list[str]) -> None:
 
 
 NOT_DETECTED = {
-    "MPI, srun --pty, several nodes in one step",
+    "srun --mpi, srun --pty, several nodes in one step",
     "server at 0.0.0.0 or at the address of its host",
     "inference server (llama.cpp)",
     "server on libuv or uvloop (Node.js, vLLM)",

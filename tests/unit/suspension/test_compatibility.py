@@ -55,6 +55,9 @@ def test_plain_job_is_a_batch_script() -> None:
         ({"more": replace(SCRIPT, pid=102, name="torchrun")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="pt_elastic")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="accelerate")}, CompatibilityRow.TORCHRUN),
+        ({"more": replace(SCRIPT, pid=102, name="mpirun")}, CompatibilityRow.MPI),
+        ({"more": replace(SCRIPT, pid=102, name="mpiexec.hydra")}, CompatibilityRow.MPI),
+        ({"more": replace(SCRIPT, pid=102, name="prterun")}, CompatibilityRow.MPI),
         ({"more": replace(SCRIPT, pid=102, name="raylet")}, CompatibilityRow.RAY),
         ({"more": replace(SCRIPT, pid=102, name="jupyter-lab")}, CompatibilityRow.NOTEBOOK),
         ({"more": replace(SCRIPT, pid=102, name="tmux: server")}, CompatibilityRow.TERMINAL),
@@ -106,6 +109,23 @@ def python(command: str) -> ProcessFacts:
 def test_program_of_python_is_named(command: str, kind: CompatibilityRow | None) -> None:
     """It is named by its module or script, because the process name is that of the interpreter."""
     assert found(more=python(command)) == (() if kind is None else (kind,))
+
+
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        ("/usr/lib/code-server/lib/node /usr/lib/code-server --port 8080", CompatibilityRow.EDITOR),
+        ("/usr/lib/code-server/lib/node /usr/lib/code-server/out/node/entry", CompatibilityRow.EDITOR),
+        ("node /usr/bin/code-server", CompatibilityRow.EDITOR),
+        ("/home/a/.vscode-server/node /home/a/.vscode-server/out/server-main.js", CompatibilityRow.EDITOR),
+        ("node server.js code-server", None),
+        ("less code-server.log", None),
+    ],
+)
+def test_server_of_an_editor_is_named(command: str, kind: CompatibilityRow | None) -> None:
+    """By its command line: the name of its process is that of Node.js."""
+    process = replace(SCRIPT, pid=102, name="MainThread", arguments=tuple(command.split()))
+    assert found(more=process) == (() if kind is None else (kind,))
 
 
 def test_several_kinds_are_in_the_order_of_the_table() -> None:
