@@ -52,13 +52,16 @@ def read(path: Path) -> RequestTrace:
     """Read one file. Raises ``InputError`` if it cannot be read, is another format, or has no usable row."""
     where = str(path)
     header: list[str] | None = None
-    bad: list[int] = []
+    shown: list[int] = []
+    skipped = 0
     frames = [pl.DataFrame(schema=REQUESTS)]
 
-    def reject(line: int, why: str, data: bytes) -> None:
-        bad.append(line)
+    def skip(*lines: int) -> None:
+        nonlocal shown, skipped
+        shown = sorted((*shown, *lines))[:_SHOWN]
+        skipped += len(lines)
 
-    for block in blocks(path, where, reject=reject):
+    for block in blocks(path, where, reject=lambda line, why, data: skip(line)):
         # No cell of a trace contains a comma, so quotes have no meaning.
         text = block.lines.with_columns(pl.col("line").str.replace_all('"', "", literal=True))
         lines = text.filter(pl.col("line").str.contains(r"\S"))
@@ -70,18 +73,17 @@ def read(path: Path) -> RequestTrace:
         cells, others = columns(lines, ",", len(header))
         found = cells.select("number", *(one.alias(name) for name, one in _values(header).items()))
         usable = pl.all_horizontal(pl.col(name).is_not_null() for name in _NEEDED)
-        bad += [*others["number"], *found.filter(~usable)["number"]]
+        skip(*others["number"], *found.filter(~usable)["number"])
         frames.append(found.filter(usable).select(*REQUESTS))
     good = pl.concat(frames).sort("time", maintain_order=True)
     if header is None:
         raise InputError("is empty", where=where)
     if good.is_empty():
         raise InputError("no row with a time and two counts of tokens", where=where)
-    bad.sort()
-    problems = [f"{where}: line {line}: no time or no count of tokens; skipped" for line in bad[:_SHOWN]]
-    if len(bad) > _SHOWN:
-        problems.append(f"{where}: {len(bad) - _SHOWN:,} more such lines")
-    return RequestTrace(path.name.split(".")[0], good, good.height + len(bad), tuple(problems))
+    problems = [f"{where}: line {line}: no time or no count of tokens; skipped" for line in shown]
+    if skipped > len(shown):
+        problems.append(f"{where}: {skipped - len(shown):,} more such lines")
+    return RequestTrace(path.name.split(".")[0], good, good.height + skipped, tuple(problems))
 
 
 def _header(line: str, where: str) -> list[str]:

@@ -98,10 +98,11 @@ def test_time_outside_the_years_of_the_traces_is_skipped(tmp_path: Path, time: s
 
 @pytest.mark.parametrize("row", ["2025-01-01 00:00:07,5", "2025-01-01 00:00:07,5,6,7", "2025-01-01 00:00:07,\0,6",
                                  "2025-01-01 00:00:07,5,2147483648"])  # fmt: skip
-def test_row_of_another_shape_is_skipped_and_reported_by_line(tmp_path: Path, row: str) -> None:
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_row_of_another_shape_is_skipped_and_reported_by_line(tmp_path: Path, row: str, end: str) -> None:
     """Too few or too many cells, a NUL byte, and a count whose sum would not fit into 64 bits."""
     path = tmp_path / "trace.csv"
-    path.write_text(TEXT + row + "\n")
+    path.write_text(TEXT + row + end)
     found = azure_llm.read(path)
     assert (found.requests.height, found.rows) == (2, 3)
     assert [one.split(": ")[1] for one in found.problems] == ["line 4"]
