@@ -107,6 +107,7 @@ def test_message_of_older_torch_gives_sizes() -> None:
         ("RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)", "shared-memory", None),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/nccl-1'", "shared-memory", None),
         ("Worker proc VllmWorker-1 died unexpectedly, shutting down executor.", "worker-ended", None),
+        ("RuntimeError: Engine process (pid 7) died.", "engine-ended", None),
         ("[launcher.py:1] [shutdown] API server: shutdown triggered", "shutdown", None),
         ("(EngineCore pid=3) INFO 01-01 00:00:00 [core.py:1] [shutdown] EngineCore: trigger received signal=SIGTERM",
          "shutdown", None),
@@ -119,6 +120,10 @@ def test_message_of_older_torch_gives_sizes() -> None:
 def test_message_is_recognized(line: str, kind: str, requested: float | None) -> None:
     one = only(f"before\n{line}\nafter\n")
     assert (one.kind, one.line, one.requested) == (kind, 2, requested)
+
+
+def test_triggers_are_few_enough_for_the_fast_search() -> None:
+    assert len(crash_log.TRIGGERS) <= 64
 
 
 def test_kernel_names_the_killed_process_and_its_memory() -> None:
@@ -305,6 +310,11 @@ def test_progress_bar_in_one_line_does_not_hide_a_failure() -> None:
     bar = "".join(f"\r{percent}%" for percent in range(100))
     one = only(f"{bar}\rRuntimeError: CUDA error: out of memory\n")
     assert one.text == "RuntimeError: CUDA error: out of memory"
+
+
+def test_lines_that_end_in_carriage_returns_are_told_apart() -> None:
+    found = findings("".join(f"\r{n}%|###| CUDA error: bad {n}" for n in range(3)) + "\r" + "x" * 20_000)
+    assert [one.text for one in found.failures] == [f"{n}%|###| CUDA error: bad {n}" for n in range(3)]
 
 
 def test_line_without_end_is_bounded_and_counted() -> None:
