@@ -26,7 +26,7 @@ from slurm_affinode.report.format import quantity
 
 _MOST_BARS = 120
 """A longer trace is drawn in steps of several minutes."""
-_STEPS_S = (60, 300, 900, 3600, 6 * 3600, 86400)
+_STEPS_S = (60, 300, 900, 3600, 2 * 3600, 6 * 3600, 86400)
 
 
 @dataclass(frozen=True, slots=True)
