@@ -97,6 +97,12 @@ def test_modeled_figures_are_rounded_like_all_others() -> None:
     assert json.dumps(row["context"]["percentiles"]["p50"]) == "10"
 
 
+def test_week_is_drawn_in_steps_of_two_hours() -> None:
+    """The weekly traces have a daily pattern, which steps of six hours would hide."""
+    found = analyse("t", requests(*((hour * 3600.0, 10, 5) for hour in range(7 * 24))), EngineModel())
+    assert "in a step of 2h" in requests_page.html([found], ())
+
+
 def test_bins_count_every_request() -> None:
     draw = np.random.default_rng(1).integers(0, 40000, 500)
     found = binned(pl.Series(draw))
