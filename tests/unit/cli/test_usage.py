@@ -196,7 +196,7 @@ def test_old_names_are_not_listed() -> None:
 def test_option_of_the_page_before_a_report_command_is_an_error(state: Path) -> None:
     done = CliRunner().invoke(cli, ["report", "--since", "1d", "users", "--state", str(state)])
     assert done.exit_code == 2
-    assert "--since goes after 'users'" in done.output
+    assert "--since belongs after 'users'" in done.output
 
 
 def test_connection_options_have_their_own_section() -> None:
