@@ -367,7 +367,7 @@ def test_request_keeps_job_awake() -> None:
         (replace(LISTENER, waiting=1), "a connection waits on port 8000"),
         (replace(OPEN, waiting=7), "bytes wait on a connection on port 8000"),
         (replace(LOCAL, waiting=7), "bytes wait on a connection on a UNIX socket"),
-        (replace(OPEN, received_ms=3000, sent_ms=9000), "what came 3s ago on port 8000 has not been answered"),
+        (replace(OPEN, received_ms=3000, sent_ms=9000), "data that arrived 3s ago on port 8000 has not been answered"),
     ):
         assert sockets.at_rest(look(sock), QUIET, within_s=900) == why
     stuck = look(replace(LOCAL, waiting=7), replace(OPEN, waiting=7, received_ms=901_000, sent_ms=10))
@@ -381,7 +381,9 @@ def test_request_keeps_job_awake() -> None:
 def test_request_sent_with_its_connection_keeps_job_awake() -> None:
     """Both arrive in the same tick of the kernel's clock, from which both times count if nothing has been sent yet."""
     first = replace(OPEN, received_ms=3000, sent_ms=3000, sent=0)
-    assert sockets.at_rest(look(first), {}, within_s=900) == "what came 3s ago on port 8000 has not been answered"
+    assert (
+        sockets.at_rest(look(first), {}, within_s=900) == "data that arrived 3s ago on port 8000 has not been answered"
+    )
     for sent in (1, None):  # a response as quick as that; a kernel that does not report it
         assert sockets.at_rest(look(replace(first, sent=sent)), {}, within_s=900) is None
 
@@ -389,7 +391,7 @@ def test_request_sent_with_its_connection_keeps_job_awake() -> None:
 def test_request_longer_than_idle_window_keeps_job_awake() -> None:
     """Half a minute, on a connection to the job. A response to the job needs no response from it."""
     slow = replace(OPEN, received_ms=29_000, sent_ms=29_100)
-    why = "what came 29s ago on port 8000 has not been answered"
+    why = "data that arrived 29s ago on port 8000 has not been answered"
     assert sockets.at_rest(look(LISTENER, slow), {}, within_s=2) == why
     assert sockets.at_rest(look(LISTENER, replace(slow, received_ms=30_000)), {}, within_s=2) is None
     assert sockets.at_rest(look(LISTENER, replace(slow, port=40_000)), {}, within_s=2) is None
