@@ -49,9 +49,9 @@ def sacct(monkeypatch):
 
     def answer(since, until):
         asked.append((since, until))
-        return TEXT.replace("|", module.commands.DELIMITER).encode()
+        return TEXT.replace("|", module.sacct_command.DELIMITER).encode()
 
-    monkeypatch.setattr(module.commands, "run_sacct", answer)
+    monkeypatch.setattr(module.sacct_command, "run_sacct", answer)
     return asked
 
 
@@ -69,7 +69,7 @@ def test_sacct_is_queried_from_first_report_then_from_last_success(config, store
 def test_invalid_sacct_output_is_queried_again(config, store, sacct, monkeypatch):
     accounting = configured(config()).accounting
     list(accounting(store, EARLIEST, NOW))
-    monkeypatch.setattr(module.commands, "run_sacct", lambda since, until: sacct.append((since, until)) or b"")
+    monkeypatch.setattr(module.sacct_command, "run_sacct", lambda since, until: sacct.append((since, until)) or b"")
     with pytest.raises(AffinodeError):
         list(accounting(store, EARLIEST, NOW + timedelta(days=1)))
     with pytest.raises(AffinodeError):
