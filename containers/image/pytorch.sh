@@ -13,7 +13,7 @@ path-exclude=/usr/lib/python3/dist-packages/torch/bin/*est*
 TEXT
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq
-apt-get install -y -qq --no-install-recommends python3-torch >/dev/null
+apt-get install -y -qq --no-install-recommends python3-torch openmpi-bin python3-mpi4py >/dev/null
 rm -rf /var/lib/apt/lists/* /etc/dpkg/dpkg.cfg.d/slim
 
 # Debian builds PyTorch without libuv, which its store for ranks, and with it torchrun, needs unless told otherwise.

@@ -1,4 +1,4 @@
-"""Programs that the jobs of tests run: a language model, a terminal, a notebook server."""
+"""Programs that the jobs of tests run: a language model, a terminal, a notebook server, an editor."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.sleepers import UNTIL_FINISH
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHON = "/opt/slurm-affinode/bin/python"
@@ -17,9 +18,9 @@ START_S = 240.0
 
 
 def require_programs(cluster: Cluster) -> None:
-    """Skip the test where PyTorch, llama.cpp and Ray are not installed."""
+    """Skip the test where PyTorch, llama.cpp, Ray and code-server are not installed."""
     if cluster.release != "24.11":
-        pytest.skip("only the image with Slurm 24.11 has PyTorch, llama.cpp and Ray")
+        pytest.skip("only the image with Slurm 24.11 has PyTorch, Open MPI, llama.cpp, Ray and code-server")
 
 
 # --- a language model
@@ -192,3 +193,84 @@ def notebook_server(cluster: Cluster, *options: str) -> str:
     job = cluster.submit(*options, script=TEMPLATE)
     cluster.wait_for_output(job, "is running at")
     return job
+
+
+# --- an editor
+
+EDITOR_PORT = 8443
+EDITOR = f"""#!/bin/bash
+{PROGRAMS}/code-server --auth none --bind-addr 0.0.0.0:{EDITOR_PORT} --disable-telemetry --disable-update-check &
+{WORKLOADS}/idle_after.py --busy 0 --idle 1 {UNTIL_FINISH} --again 0.1
+kill %1
+"""
+"""code-server, and a program with GPU memory, as in a terminal of the editor."""
+# Opens sessions of VS Code's protocol, or resumes them: control messages of JSON, each below 13 bytes with its type and
+# size. Arguments: host, port, ID of each session; "new" or "known". Prints the last answer for each session.
+EDITOR_CLIENT = rf"""
+import asyncio, json, pathlib, struct, sys
+from tornado.httpclient import HTTPRequest
+from tornado.websocket import websocket_connect
+
+host, port, first, second, state = sys.argv[1:]
+product = pathlib.Path("{PROGRAMS}/../code-server/node_modules/code-server/lib/vscode/product.json")
+commit = json.loads(product.read_text())["commit"]
+header = struct.Struct(">BIII")
+CONTROL, MANAGEMENT, EXTENSION_HOST = 2, 1, 2
+
+async def answer(connection):
+    received = b""
+    while True:
+        message = await connection.read_message()
+        if message is None:
+            return {{"type": "closed"}}
+        received += message
+        while len(received) >= header.size:
+            kind, _, _, size = header.unpack_from(received)
+            if len(received) < header.size + size:
+                break
+            data, received = received[header.size : header.size + size], received[header.size + size :]
+            if kind == CONTROL:
+                return json.loads(data)
+
+async def send(connection, message):
+    data = json.dumps(message).encode()
+    await connection.write_message(header.pack(CONTROL, 0, 0, len(data)) + data, binary=True)
+
+async def session(token, kind):
+    again = str(state == "known").lower()
+    url = f"ws://{{host}}:{{port}}/?reconnectionToken={{token}}&reconnection={{again}}&skipWebSocketFrames=false"
+    connection = await websocket_connect(HTTPRequest(url))
+    await send(connection, {{"type": "auth", "auth": "0" * 20, "data": "client"}})
+    signed = (await answer(connection))["data"]
+    await send(connection, {{
+        "type": "connectionType", "commit": commit, "signedData": signed, "desiredConnectionType": kind,
+        "args": {{"language": "en", "env": {{}}}},
+    }})
+    found = await answer(connection)
+    connection.close()
+    return found
+
+async def main():
+    print(json.dumps([await session(first, MANAGEMENT), await session(second, EXTENSION_HOST)]))
+
+asyncio.run(asyncio.wait_for(main(), 60))
+"""
+SESSIONS = ("00000000-0000-4000-8000-000000000001", "00000000-0000-4000-8000-000000000002")
+"""IDs of the session of a window, and of that of its extension host."""
+
+
+def editor_server(cluster: Cluster, *options: str) -> str:
+    """Submit code-server, open the sessions of a client with it and close their connections; return the job ID."""
+    job = cluster.submit("--cpus-per-task=2", *options, script=EDITOR)
+    cluster.wait_for_output(job, "HTTP server listening on", timeout_s=START_S)
+    cluster.wait_for_output(job, "step number=1")
+    assert editor_sessions(cluster, "c1", "new") == ["ok", "started"]
+    return job
+
+
+def editor_sessions(cluster: Cluster, node: str, state: str) -> list[str]:
+    """Open the sessions of a client (``new``), or resume them (``known``); return the answers of the server."""
+    text = cluster.exec(
+        "login", PYTHON, "-c", EDITOR_CLIENT, node, str(EDITOR_PORT), *SESSIONS, state, user="alice", timeout_s=90
+    )
+    return [one.get("reason") or one.get("type", "started") for one in json.loads(text)]

@@ -18,6 +18,8 @@ from cluster.programs import (
     TOKENS,
     complete,
     connection,
+    editor_server,
+    editor_sessions,
     llama_server,
     notebook_server,
     require_programs,
@@ -96,6 +98,10 @@ KINDS = {
         f"torchrun --no-python --master-port=29501 --nproc-per-node=2 {RANKS} &\n"
         f"{PROGRAMS}/accelerate launch {TWO_RANKS} --main_process_port=29503 {RANKS} --accelerate & wait",
         processes=4, gpus=2, says=("parameters=identical",) * 4, in_status=False,  # its process name is pt_elastic
+    ),
+    "MPI on one node (mpirun in the script)": Kind(
+        f"mpirun -n 2 --bind-to none {WORKLOADS}/mpi_ranks.py --every 0.3 --until {END}", processes=2, gpus=2,
+        options=("--ntasks=2",), says=("sums=identical",) * 2,
     ),
     "Ray on one node": Kind(  # asleep for longer than one of its health checks may take
         "export RAY_health_check_timeout_ms=1000 RAY_health_check_period_ms=500\n"
@@ -183,7 +189,7 @@ def end(cluster: Cluster, job: str, processes: int = 1) -> str:
 def test_job_wakes_with_its_state(cluster: Cluster, row: str) -> None:
     """After the wake all processes continue at their next step, with the same GPU memory, and the job completes."""
     kind = KINDS[row]
-    if PROGRAMS in kind.script:
+    if PROGRAMS in kind.script or "mpirun" in kind.script:
         require_programs(cluster)
     job = cluster.submit(
         OPTION + kind.keys, *ON_GPU, f"--gres=gpu:{kind.gpus}", *kind.options, script=f"#!/bin/bash\n{kind.script}\n"
@@ -294,6 +300,18 @@ def test_notebook_server_wakes_on_request(cluster: Cluster) -> None:
     sleep_in_place(cluster, job, CELL_MIB)
     assert run_cell(cluster, found, kernel, CELL_AGAIN) == (kernel, "42 True True\n")
     wait_awake(cluster, job)
+    cluster.exec("login", "scancel", job, user="alice")
+
+
+def test_editor_wakes_on_request(cluster: Cluster) -> None:
+    """A client resumes its session with the sleeping code-server, and that of its extension host."""
+    require_programs(cluster)
+    job = editor_server(cluster, OPTION, *ON_GPU)
+    wait_until("status names it", lambda: kinds(cluster, job), lambda rows: "VS Code server (code-server)" in rows)
+    sleep_in_place(cluster, job, MEMORY_MIB)
+    assert editor_sessions(cluster, NODE, "known") == ["ok", "started"]
+    wait_awake(cluster, job)
+    assert cluster.output(job).count("Launched Extension Host Process") == 1
     cluster.exec("login", "scancel", job, user="alice")
 
 

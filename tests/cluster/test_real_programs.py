@@ -1,4 +1,4 @@
-"""Real programs as jobs: llama.cpp, data loaders of PyTorch, torchrun, accelerate and Ray.
+"""Real programs as jobs: llama.cpp, data loaders of PyTorch, torchrun, accelerate, Open MPI, Ray and code-server.
 
 They compute on CPUs while they hold memory of emulated GPUs.
 """
@@ -10,7 +10,17 @@ from itertools import pairwise
 
 import pytest
 from cluster.driver import WORKLOADS, Cluster, wait_until
-from cluster.programs import MODEL_MIB, PROGRAMS, START_S, TOKENS, complete, llama_server, require_programs
+from cluster.programs import (
+    MODEL_MIB,
+    PROGRAMS,
+    START_S,
+    TOKENS,
+    complete,
+    editor_server,
+    editor_sessions,
+    llama_server,
+    require_programs,
+)
 from cluster.sleepers import BY_HAND, finish, steps, steps_by_process, suspend, wait_asleep, wait_for_agents, wake
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(600, func_only=True)]
@@ -125,6 +135,32 @@ def test_ranks_of_pytorch_resume_on_another_node(cluster: Cluster) -> None:
     assert all(steps == list(range(1, len(steps) + 1)) for steps in steps_by_process(cluster.output(job)).values())
 
 
+def test_mpi_ranks_resume_on_another_node(cluster: Cluster) -> None:
+    """Ranks that mpirun has started on one node continue to exchange messages through shared memory."""
+    end = "/home/alice/mpi.end"
+    cluster.exec("login", "rm", "-f", end, user="alice")
+    command = f"mpirun -n 2 --bind-to none {WORKLOADS}/mpi_ranks.py --every 0.3 --until {end}; echo ended with $?"
+    options = ("--partition=gpu", "--gres=gpu:2", "--ntasks=2", "--nodelist=c1")
+    job = cluster.submit(BY_HAND, *options, wrap=command)
+    cluster.wait_for_output(job, "step number=1", timeout_s=START_S)
+    wait_until("both ranks compute", lambda: len(steps_by_process(cluster.output(job))) == 2, timeout_s=START_S)
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    before = steps_by_process(cluster.output(job))
+    move(cluster, job, "c2")
+    wait_until(
+        "both ranks continue",
+        lambda: steps_by_process(cluster.output(job)),
+        lambda ranks: all(len(steps) > len(before[pid]) + 1 for pid, steps in ranks.items()),
+    )
+    cluster.exec("login", "touch", end, user="alice")
+    output = finish(cluster, job)
+    assert output.count("sums=identical") == 2
+    assert output.count("memory=intact") == 2
+    assert "ended with 0\n" in output
+    assert all(steps == list(range(1, len(steps) + 1)) for steps in steps_by_process(output).values())
+
+
 def test_ray_resumes_on_another_node(cluster: Cluster) -> None:
     """An actor and the object store of Ray keep their state, and Ray can start new processes.
 
@@ -152,3 +188,15 @@ def test_ray_resumes_on_another_node(cluster: Cluster) -> None:
     assert max(missed) > 5
     assert "trained state=identical\n" in output
     assert "read object=identical\n" in output
+
+
+def test_editor_moves_with_its_sessions(cluster: Cluster) -> None:
+    """A client resumes its session with code-server, and that of its extension host, at the address of the new node."""
+    job = editor_server(cluster, BY_HAND, "--partition=gpu", "--gres=gpu:1", "--nodelist=c1")
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    move(cluster, job, "c2")
+    assert editor_sessions(cluster, "c2", "known") == ["ok", "started"]
+    output = finish(cluster, job)
+    assert output.count("Launched Extension Host Process") == 1
+    assert output.count("The client has reconnected") == 2
