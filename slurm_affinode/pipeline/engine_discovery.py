@@ -40,7 +40,12 @@ MOST_SEARCH_S = 1.0
 AT_ONCE = 4
 """Scrapes at the same time."""
 RETRY_S = 300.0
-"""How long a port that has no engine is left alone, and an engine that fails is still exported as down."""
+"""How long a port that has no engine is left alone at most, and an engine that fails is still exported as down."""
+FIRST_RETRY_S = 10.0
+"""How long a port is left alone after its first request, twice as long after each further one.
+
+A server that loads its model, which takes seconds to many minutes, does not respond as an engine yet.
+"""
 PROGRAM_S = scrape.TIMEOUT_S + 5.0
 """Timeout of the program, which needs time to start."""
 _MOST_GROUPS = 1024
@@ -189,8 +194,8 @@ class EngineScraper:
         self._look = look or (lambda: ports(finder, proc=proc))
         self._say, self._send, self._now, self._proc = say, send, now, proc
         self._freezer = LinuxFreezer(proc=proc)
-        self._quiet: dict[tuple[Id, int], float] = {}
-        """Port without an engine -> time from which it is scraped again."""
+        self._quiet: dict[tuple[Id, int], tuple[float, float]] = {}
+        """Port without an engine -> time from which it is scraped again, and how long it was left alone."""
         self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[FoundEngine]]] = {}
         """Port -> time of its last good scrape, and its engines then."""
         self._failing = False
@@ -210,10 +215,11 @@ class EngineScraper:
     def _found(self, there: Sequence[ListeningPort]) -> list[FoundEngine]:
         """Scrape these ports. Raises ``ExhaustedError``."""
         keys = {port.key for port in there}
-        self._quiet = {key: until for key, until in self._quiet.items() if key in keys and until > self._now()}
+        self._quiet = {key: one for key, one in self._quiet.items() if key in keys}
         self._known = {key: one for key, one in self._known.items() if key in keys}
         done = self._known if self._once else ()
-        wanted = [port for port in there if port.key not in self._quiet and port.key not in done]
+        now, due = self._now(), (0.0, 0.0)
+        wanted = [port for port in there if self._quiet.get(port.key, due)[0] <= now and port.key not in done]
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
             return [engine for found in pool.map(self._one, wanted) for engine in found]
 
@@ -244,11 +250,14 @@ class EngineScraper:
                 FoundEngine(one, f"{name}:{port.port}", port.job, _name_of(port.uid), took_s) for one in readings
             ]
             self._known[port.key] = self._now(), port, engines
+            self._quiet.pop(port.key, None)
             return engines
         last, _, engines = self._known.get(port.key, (float("-inf"), port, []))
         if self._now() - last > RETRY_S:
             self._known.pop(port.key, None)
-            self._quiet[port.key] = self._now() + RETRY_S
+            _, pause_s = self._quiet.get(port.key, (0.0, 0.0))
+            pause_s = min(RETRY_S, max(FIRST_RETRY_S, 2 * pause_s))
+            self._quiet[port.key] = self._now() + pause_s, pause_s
             return []
         return [
             replace(one, reading=replace(one.reading, values={}, buckets={}), took_s=took_s, up=False)

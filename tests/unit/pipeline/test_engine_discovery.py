@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -220,12 +221,29 @@ def script(server: tuple[int, int]) -> Script:
     return Script(port)
 
 
-def test_port_without_an_engine_is_left_alone_for_minutes(script: Script) -> None:
-    assert script.scraper.round() == script.scraper.round() == []
-    assert script.requests == 1
-    script.time += engine_discovery.RETRY_S + 1
-    script.scraper.round()
-    assert script.requests == 2
+def test_port_without_an_engine_is_requested_less_and_less_often(script: Script) -> None:
+    """At first soon, since a server that loads its model does not respond like an engine yet."""
+    requested_s = []
+    for script.time in range(3600):
+        before = script.requests
+        assert script.scraper.round() == []
+        requested_s += [script.time] * (script.requests - before)
+    pauses = [later - one for one, later in itertools.pairwise(requested_s)]
+    assert pauses[0] <= 15
+    assert pauses == sorted(pauses)
+    assert max(pauses) - engine_discovery.RETRY_S in (0, 1)
+
+
+def test_server_is_found_soon_after_it_has_loaded_its_model(script: Script) -> None:
+    """No later than twice the time that this took."""
+    for script.time in range(0, 60, 2):
+        script.scraper.round()
+    script.answer = [EngineReading("llamacpp", "m", None, {"running": 0.0})]
+    found = []
+    while not found and script.time < 3600:
+        script.time += 2
+        found = script.scraper.round()
+    assert script.time <= 130
 
 
 def test_engine_that_does_not_respond_is_down_and_then_forgotten(script: Script) -> None:
