@@ -338,7 +338,7 @@ def _mappings() -> Iterator[Check]:
                 except OSError:
                     mapped = set()
                 try:
-                    names = local_files._names_in_memory(process)
+                    names = local_files._names_in_memory(process, lambda: None)
                 except OSError:  # damaged: too much memory
                     names = []
             if damage is not None:
@@ -456,7 +456,7 @@ def _descriptors() -> Iterator[Check]:
             _expect("sockets", found, frozenset(true))
             with pidfd.Process(PID, proc=root) as process:
                 list(deleted_files._nameless_of(process))
-                list(local_files._open_files([process], local_files.PLACES))
+                list(local_files._open_files([process], local_files.PLACES, lambda: None))
                 sockets = local_files._sockets([process], local_files.PLACES)
             if not all(path.startswith("/tmp/") for path in sockets):
                 raise Wrong(f"{sockets}")
