@@ -107,10 +107,10 @@ class OrphanVerbs:
         except FileNotFoundError:
             return EpilogPolicy()
         except (OSError, ValueError) as error:
-            log.warning("%s: %s; the epilog only reports", self.policy, getattr(error, "strerror", None) or error)
+            log.warning("%s: %s; the epilog ends no process", self.policy, getattr(error, "strerror", None) or error)
             return EpilogPolicy(kill=False)
         if faults:
-            log.error("%s:%d: %s; the epilog only reports", self.policy, faults[0].line, faults[0].message)
+            log.error("%s:%d: %s; the epilog ends no process", self.policy, faults[0].line, faults[0].message)
             return EpilogPolicy(kill=False)
         return policy.epilog
 

@@ -347,13 +347,13 @@ class Service:
             # A job that is being suspended in place wakes as soon as it sleeps.
             leaving = job.option.mode is Mode.INPLACE and job.phase is not Phase.RUNNING
             if sleepers is not None and (leaving or sleepers.holds(job_id) is not None):
-                log.info("job %d: %s (uid %d) requests its wake-up", job_id, one_line(caller.name, 64), caller.uid)
+                log.info("job %d: %s (uid %d) requests to wake it", job_id, one_line(caller.name, 64), caller.uid)
                 sleepers.wake(job_id, one_line(caller.name, 64))
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
             on_its_way = f" yet ({job.phase.value}): ask again in a moment"
             state = ": it is running" if job.phase is Phase.RUNNING else on_its_way
             raise RequestError("not-suspended", f"job {job.called} is not suspended{state}")
-        log.info("job %d: %s (uid %d) requests its wake-up", job_id, one_line(caller.name, 64), caller.uid)
+        log.info("job %d: %s (uid %d) requests to wake it", job_id, one_line(caller.name, 64), caller.uid)
         released = self.orchestration.waker.wake(job.key, caller.name, admin=self.is_admin(caller))
         with self._lock:
             self._suspended = (-1e9, ())

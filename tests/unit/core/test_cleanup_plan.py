@@ -14,7 +14,7 @@ from slurm_affinode.model.cleanup import Keep, Ledger, Policy
 
 
 def test_job_is_warned_twice_and_then_canceled() -> None:
-    """Each stage comes after its time."""
+    """Each stage follows at its configured time."""
     young = squatter(idle=timedelta(minutes=59))
     assert verdict(young) == ("none", "too-early", 0)
     assert verdict(squatter(idle=timedelta(minutes=60))) == ("warn-user", "due", 1)
