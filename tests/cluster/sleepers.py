@@ -31,7 +31,7 @@ gate() {
   while [ -e "/run/criu-hold-$1-$verb" ]; do sleep 0.02; done
 }
 gate before
-criu "$@"
+/usr/local/sbin/criu "$@"
 status=$?
 gate after
 exit "$status"

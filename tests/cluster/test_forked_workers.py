@@ -26,7 +26,7 @@ PLUGIN = "/usr/local/libexec/slurm-affinode-criu"
 DEVICES = "ls -l /proc/$1/fd 2>/dev/null | grep -o '/dev/nvidia.*' | sort; grep -o '/dev/nvidia.*' /proc/$1/maps"
 """Script that prints the device files that a process has open or mapped."""
 FAILING_CRIU = r"""#!/bin/bash
-criu "$@" || exit
+/usr/local/sbin/criu "$@" || exit
 for word in "$@"; do [ "$word" != dump ] || exit 1; done
 """
 """A CRIU wrapper that exits with an error after a successful dump."""
