@@ -41,7 +41,7 @@ AT_ONCE = 4
 """Scrapes at the same time."""
 RETRY_S = 300.0
 """How long a port that has no engine is left alone at most, and an engine that fails is still exported as down."""
-FIRST_RETRY_S = 10.0
+FIRST_RETRY_S = 1.0
 """How long a port is left alone after its first request, twice as long after each further one.
 
 A server that loads its model, which takes seconds to many minutes, does not respond as an engine yet.
