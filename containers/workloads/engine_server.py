@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import gpu
 
@@ -39,6 +40,17 @@ class Handler(BaseHTTPRequestHandler):
         """Suppress the default log of requests."""
 
 
+def start_engine(memory_mib: int) -> subprocess.Popen[bytes]:
+    """Start the engine, and wait until it is on the GPU."""
+    started, starting = os.pipe()
+    argv = [Path(__file__).resolve(), "--engine", str(starting), "--memory-mib", str(memory_mib)]
+    engine = subprocess.Popen(argv, pass_fds=(starting,))  # noqa: S603 - its own program
+    os.close(starting)
+    os.read(started, 1)
+    os.close(started)
+    return engine
+
+
 def main() -> int:
     """Run the API server, or with ``--engine`` the engine."""
     parser = gpu.parser(__doc__)
@@ -53,11 +65,7 @@ def main() -> int:
         except SystemExit:
             gpu.finish(device, weights)
             raise
-    started, starting = os.pipe()
-    argv = [sys.executable, __file__, "--engine", str(starting), "--memory-mib", str(options.memory_mib)]
-    engine = subprocess.Popen(argv, pass_fds=(starting,))  # noqa: S603 - its own program
-    os.close(starting)
-    os.read(started, 1)
+    engine = start_engine(options.memory_mib)
     server = HTTPServer(("127.0.0.1", options.port), Handler)
     gpu.log("listening", port=server.server_port, engine=engine.pid)
     server.serve_forever(poll_interval=0.1)

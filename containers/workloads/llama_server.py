@@ -5,13 +5,12 @@ With ``--engine-process``, a child holds the memory, as with vLLM. It does not e
 """
 
 import argparse
-import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import gpu
 import xllamacpp
+from engine_server import start_engine
 
 
 def main() -> int:
@@ -24,8 +23,7 @@ def main() -> int:
     parser.add_argument("--engine-process", action="store_true", help="hold the GPU memory in a child process")
     options = parser.parse_args()
     if options.engine_process:
-        program = Path(__file__).with_name("engine_server.py")
-        engine = subprocess.Popen([program, "--engine", "--memory-mib", str(options.memory_mib)])  # noqa: S603
+        engine = start_engine(options.memory_mib)
         gpu.log("engine", engine=engine.pid)
         return serve(options)
     device, weights = gpu.start(options)
