@@ -57,10 +57,11 @@ _SOURCE, _PEER = 11, 12
 """Fields of ``inet_sk_entry`` (``images/sk-inet.proto``): addresses in words of 32 bits, in network byte order."""
 _PROTOCOL, _STATE, _SOURCE_PORT, _PEER_PORT, _SHUTDOWN = 5, 6, 7, 8, 19
 _TCP, _CLOSED, _BOTH_WAYS = 6, 7, 3
-_TABLES = {_TCP: ("tcp", "tcp6"), 17: ("udp", "udp6")}
+"""Values of the fields above: IPPROTO_TCP, TCP_CLOSE, and ``BOTH`` of ``sk_shutdown``."""
+_TABLES = {_TCP: ("tcp", "tcp6"), socket.IPPROTO_UDP: ("udp", "udp6")}
 """Files of ``/proc/net`` for each protocol with ports."""
 _LISTENING = "0A"
-"""Values of the fields above: IPPROTO_TCP, TCP_CLOSE, and ``BOTH`` of ``sk_shutdown``."""
+"""State of a listening socket in ``/proc/net/tcp``."""
 _STREAM = "tcp-stream-"
 """Prefix of the files of connections."""
 _MAPPED = "0000000000000000FFFF0000"

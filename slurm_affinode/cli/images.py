@@ -318,7 +318,7 @@ def _give_up(config: Config, jobs: Sequence[str], *, dry_run: bool, yes: bool, a
             begun = [Image(facts, str(store.path)) for facts, _ in store.begun() if facts.key.job_id in wanted]
             for found in [*_chosen(store, jobs), *begun]:
                 if isinstance(found, ImageDamaged):
-                    warn(f"kept, because it is damaged and still needed for the error message of its job: {found}")
+                    warn(f"kept, because it is damaged, and the next restore of its job reports that: {found}")
                     continue
                 with _trouble(store, failed):
                     if not dry_run:

@@ -181,11 +181,11 @@ def _table(data: Mapping[str, object], key: str, where: str) -> Mapping[str, obj
 
 def _dict(value: object, where: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
-        raise ConfigError(f"{where}: expected a table instead of {value!r} stands")
+        raise ConfigError(f"{where}: expected a table instead of {value!r}")
     return value
 
 
 def _strings(value: object, where: str) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise ConfigError(f"{where}: expected a list of strings instead of {value!r} stands")
+        raise ConfigError(f"{where}: expected a list of strings instead of {value!r}")
     return value

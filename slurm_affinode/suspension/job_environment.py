@@ -65,7 +65,10 @@ class JobEnvironments:
 
 
 def _readable_by(uid: int) -> bytes:
-    """Return the access control list of a file that only its owner and this user can read: acl(5)."""
+    """Return the access control list of a file that only its owner and this user can read: acl(5).
+
+    The user must not own it: an owner can make it writable, and fill the file system of /run.
+    """
     entries = (_OWNER, _READ, _NO_ID), (_USER, _READ, uid), (_GROUP, _NONE, _NO_ID), (_MASK, _READ, _NO_ID)
     return _ACL_VERSION + b"".join(_ACL_ENTRY.pack(*one) for one in (*entries, (_OTHERS, _NONE, _NO_ID)))
 

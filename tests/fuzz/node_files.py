@@ -33,7 +33,7 @@ _ANNOUNCED = (b"job=7", b"job=8", b"uid=0", b"pid=1\n", b":", b"=", b"\r", b"\x0
 
 @contextlib.contextmanager
 def _announcements() -> Iterator[Check]:
-    """What is accepted has each value once, and says it of this job."""
+    """An accepted announcement has each value once, and those of this job."""
     with directory() as place:
         announcements = Announcements(place, owner=os.geteuid())
 
