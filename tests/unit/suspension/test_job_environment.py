@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process, ProcessGoneError
 from slurm_affinode.suspension.job_environment import JobEnvironments, exports
@@ -29,7 +30,10 @@ def shepherd() -> Iterator[Id]:
         "PATH": "/bin",
     }
     process = subprocess.Popen(["/bin/sleep", "60"], env=environment)
-    yield Process(process.pid).id
+    held = Process(process.pid)
+    # The kernel lets the parent continue before the environment of the new program is set up.
+    wait_until("it has its environment", lambda: held.read("environ", 1 << 20))
+    yield held.id
     process.kill()
     process.wait()
 
