@@ -190,7 +190,8 @@ class Criu:
         except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was aborted: {error}") from None
         if done.returncode != 0:
-            raise _failed(directory_fd, f"CRIU could not dump it: {self._why(directory_fd, 'dump.log', done)}")
+            why = "the job ended" if space.init.ended() else self._why(directory_fd, "dump.log", done)
+            raise _failed(directory_fd, f"CRIU could not dump it: {why}")
         try:
             sessions.settle(directory_fd)
             inet_sockets.record(directory_fd, inet_sockets.addresses())

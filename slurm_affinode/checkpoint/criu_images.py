@@ -283,7 +283,7 @@ def failure(log: str) -> str:
         if match and match["what"].strip() and not match["what"].startswith(_EMPTY) and match["what"] not in found:
             found.append(one_line(match["what"]))
     if not found:
-        return "it did not say why"
+        return "its log has no error"
     return "; ".join(found[:2])
 
 

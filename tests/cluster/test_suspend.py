@@ -11,6 +11,7 @@ from cluster.sleepers import (
     SHARED,
     asleep,
     each_once,
+    end,
     finish,
     idle_job,
     status,
@@ -147,8 +148,10 @@ def test_output_is_unchanged_by_suspension(cluster: Cluster, mode: str) -> None:
 def test_requeue_does_not_run_traps_of_dumped_script(cluster: Cluster) -> None:
     """A script that has been dumped does not receive the SIGCONT and SIGTERM of the requeue."""
     script = "#!/bin/bash\n#SBATCH --partition=gpu --gres=gpu:1\ntrap 'date >>~/slurm-trapped.out' TERM CONT\n"
-    job = asleep(cluster, script + "for n in $(seq 8); do echo step number=$n; sleep 1; done\n", BY_HAND)
+    counts = "until [ -e slurm-$SLURM_JOB_ID-end.out ]; do echo step number=$((++n)); sleep 1; done\n"
+    job = asleep(cluster, script + counts, BY_HAND)
     wake(cluster, job)
+    end(cluster, job)
     cluster.wait_for_state(job, "COMPLETED")
     assert cluster.run("login", "test", "-e", "/home/alice/slurm-trapped.out").returncode == 1
 

@@ -162,7 +162,7 @@ def test_criu_log_is_reduced_to_one_line() -> None:
     assert failure(log) == (
         "Can't dump file 5 of that type [20666] (chr 195:0 /dev/nvidia0); Dump files (pid: 7) failed with -1"
     )
-    assert failure("") == "it did not say why"
+    assert failure("") == "its log has no error"
     assert "\n" not in failure("     7: Error (criu/x.c:1): File a has bad size 1 (expect 2)\n")
 
 
@@ -242,6 +242,15 @@ def test_failed_dump_reports_the_cause(image: tuple[Path, int]) -> None:
         made(Program(status=1)).dump(tree, image[1], timeout_s=5)
     with pytest.raises(DumpFailed, match="was aborted"):
         made(Program(error=UnreachableError("criu: timed out after 5 s"))).dump(tree, image[1], timeout_s=5)
+
+
+def test_failed_dump_of_a_job_that_ended_reports_its_end(
+    image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CRIU is killed with the PID namespace of the job, and its log has no error."""
+    monkeypatch.setattr(Process, "ended", lambda self: True)
+    with pytest.raises(DumpFailed, match="could not dump it: the job ended"):
+        made(Program(status=-9)).dump(Tree(ID, os.getpid(), 7), image[1], timeout_s=5)
 
 
 def test_dump_into_a_full_file_system_is_distinguished(
