@@ -53,7 +53,7 @@ def outcome(cluster: Cluster, job: str) -> Outcome:
         f"job {job} no longer has processes",
         lambda: cluster.run("login", "squeue", "--noheader", f"--jobs={job}").stdout,
         lambda row: not row.strip(),
-        timeout_s=90,
+        timeout_s=150,  # the shortest time limit is a minute, and slurmctld checks it every 30 s
     )
     argv = ("sacct", "--noheader", "--parsable2", "--format=JobID,State,ExitCode", f"--jobs={job}")
 
