@@ -22,6 +22,7 @@ FULL = {
     "bench_serving.py": (),
     "bench_zombies.py": ("--jobs", "100000"),
     "bench_agent.py": (),
+    "bench_stop.py": (),
     "bench_checkpoint.py": (),
     "bench_restore.py": ("--gib", "10", "--rounds", "4"),
     "bench_tiers.py": (),

@@ -25,12 +25,18 @@ from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, Tree
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, SuspendOption, Versions
+from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob
 
 MIB = 1 << 20
+OWNER = User(65534, 65534)
+"""Of the trees: root acts for no tree of its own."""
 INIT = """
 import os, subprocess, sys, time
 subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
 if len(sys.argv) > 2 and os.fork() == 0:
     os.setsid()
     for fd in (0, 1, 2):
@@ -55,9 +61,9 @@ while True:
     time.sleep(60)
 """
 FACTS = Manifest(
-    key=JobKey("bench", 1, 1), seq=0, uid=0, gid=0, node="node", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
-    option=SuspendOption(), versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(), gpu_bytes=0,
-    outputs=(), files=(),
+    key=JobKey("bench", 1, 1), seq=0, uid=OWNER.uid, gid=OWNER.gid, node="node", restarts=0, started_epoch=0.0,
+    dumped_epoch=0.0, option=SuspendOption(), versions=Versions("", "", ""), root_pid=0, cuda_pids=(), gpus=(),
+    gpu_bytes=0, outputs=(), files=(),
 )  # fmt: skip
 ORDERS = ((0, 1, 3, 2), (1, 2, 0, 3), (2, 3, 1, 0), (3, 0, 2, 1))
 """Orders in which each peer follows each other peer once (Williams, Australian Journal of Scientific Research 2, 1949):
@@ -110,11 +116,15 @@ def wait_for(path: Path) -> None:
 @contextmanager
 def namespace(work: Path, mib: int = 0) -> Iterator[int]:
     """Yield PID 1 of a new namespace; with ``mib``: with a process that has allocated this much memory."""
-    token = work / f"run-{time.monotonic_ns()}"
+    work.chmod(0o711)
+    signals = work / "signals"  # the processes report there as their user
+    signals.mkdir(exist_ok=True)
+    signals.chmod(0o777)
+    token = signals / f"run-{time.monotonic_ns()}"
     command = ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", INIT, str(token)]
     if mib:
         command += [WORK, str(mib), str(token)]
-    made = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    made = subprocess.Popen(command, stdin=subprocess.DEVNULL, cwd="/")
     try:
         wait_for(token.with_name(token.name + (".ready" if mib else ".up")))
         children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
@@ -132,15 +142,20 @@ def members(init: int) -> dict[int, int]:
 def tree_of(init: int) -> Tree:
     """Return the only process below PID 1 of a namespace."""
     ((root_ns, root),) = members(init).items()
-    return Tree(Process(init).id, root, root_ns)
+    return Tree(Process(init).id, root, root_ns, OWNER)
 
 
 def our_dump(place: Place, tree: Tree, mib: int) -> Image:
     """Dump a tree of this size; return the image: hashed, signed, synced to disk. The tree stays stopped."""
-    with place.store.begin(FACTS.key, uid=0, estimate=mib * MIB) as writer:
-        writer.follow()
-        place.criu.dump(tree, writer.criu_fd, timeout_s=600)
-        return writer.commit(replace(FACTS, root_pid=tree.root_pid_ns))
+    stop = StoppedJob(LinuxProcesses(), tree.init)
+    try:
+        stop.stop(timeout_s=60)
+        with place.store.begin(FACTS.key, uid=OWNER.uid, estimate=mib * MIB) as writer:
+            writer.follow()
+            place.criu.dump(tree, writer.criu_fd, timeout_s=600, stop=stop)
+            return writer.commit(replace(FACTS, root_pid=tree.root_pid_ns))
+    finally:
+        stop.release()
 
 
 def bare_restore(work: Path, directory: Path) -> float:
@@ -169,7 +184,7 @@ def our_restore(place: Place) -> float:
     """Restore the newest image, with all digests verified; return the seconds from the search until its tree runs."""
     with namespace(place.work) as init:
         began = time.monotonic()
-        image = place.store.find(LiveRun(replace(FACTS.key, submit_epoch=2), 0, 1))
+        image = place.store.find(LiveRun(replace(FACTS.key, submit_epoch=2), OWNER.uid, 1))
         assert image is not None
         with place.store.verifying(image) as pages:
             fd = place.store.open_criu(image)
@@ -180,7 +195,7 @@ def our_restore(place: Place) -> float:
                 root_pid_ns=image.manifest.root_pid,
                 timeout_s=600,
                 pages=pages,
-                user=User(0, 0),
+                user=OWNER,
             )
             os.close(fd)
         return time.monotonic() - began
