@@ -130,25 +130,44 @@ static bool find_namespace(pid_t pid, const char *kind, struct stat *found)
     return stat(path, found) == 0;
 }
 
-/* Returns the length of the text; 0: the child has ended. */
-static int describe(char *text, size_t size, uint32_t job_id, uid_t uid, pid_t shepherd, const struct stat *program)
+/* Writes the groups of the owner, separated by commas. False: out of memory or an error of the stream. */
+static bool write_groups(FILE *stream, const struct announcement_owner *owner)
+{
+    for (int at = 0; at < owner->group_count; at++)
+        fprintf(stream, "%s%ju", at == 0 ? "" : ",", (uintmax_t)owner->groups[at]);
+    fputc('\n', stream);
+    return ferror(stream) == 0;
+}
+
+/* Returns the text, which the caller frees, and its length. NULL: the child has ended, or there is no memory. */
+static char *describe(size_t *length, uint32_t job_id, const struct announcement_owner *owner, pid_t shepherd,
+                      const struct stat *program)
 {
     uint64_t child_started = started(shepherd);
     uint64_t own_started = started(getpid());
     struct stat pids;
     struct stat mounts;
-    int length;
+    char *text = NULL;
+    FILE *stream;
+    bool whole;
 
     if (child_started == 0 || own_started == 0 || !find_namespace(shepherd, "pid", &pids) ||
         !find_namespace(shepherd, "mnt", &mounts))
-        return 0;
-    length = snprintf(text, size,
-                      "version=1\njob=%" PRIu32 "\nuid=%ju\npid=%d\nstarted=%" PRIu64 "\nkeeper=%d\nkeeper_started=%" PRIu64
-                      "\npid_namespace=%ju:%ju\nmount_namespace=%ju:%ju\nprogram=%ju:%ju\n",
-                      job_id, (uintmax_t)uid, (int)shepherd, child_started, (int)getpid(), own_started,
-                      (uintmax_t)pids.st_dev, (uintmax_t)pids.st_ino, (uintmax_t)mounts.st_dev, (uintmax_t)mounts.st_ino,
-                      (uintmax_t)program->st_dev, (uintmax_t)program->st_ino);
-    return length < (int)size ? length : 0;
+        return NULL;
+    stream = open_memstream(&text, length);
+    if (stream == NULL)
+        return NULL;
+    fprintf(stream,
+            "version=2\njob=%" PRIu32 "\nuid=%ju\ngid=%ju\npid=%d\nstarted=%" PRIu64 "\nkeeper=%d\nkeeper_started=%" PRIu64
+            "\npid_namespace=%ju:%ju\nmount_namespace=%ju:%ju\nprogram=%ju:%ju\ngroups=",
+            job_id, (uintmax_t)owner->uid, (uintmax_t)owner->gid, (int)shepherd, child_started, (int)getpid(), own_started,
+            (uintmax_t)pids.st_dev, (uintmax_t)pids.st_ino, (uintmax_t)mounts.st_dev, (uintmax_t)mounts.st_ino,
+            (uintmax_t)program->st_dev, (uintmax_t)program->st_ino);
+    whole = write_groups(stream, owner);
+    if (fclose(stream) == 0 && whole)
+        return text;
+    free(text);
+    return NULL;
 }
 
 static bool write_file(struct announcement *made, const char *text, size_t length)
@@ -179,20 +198,25 @@ static bool write_file(struct announcement *made, const char *text, size_t lengt
     return true;
 }
 
-bool announcement_make(struct announcement *made, const char *socket, uint32_t job_id, uid_t uid, pid_t shepherd,
-                       const struct stat *program, char *error, size_t size)
+bool announcement_make(struct announcement *made, const char *socket, uint32_t job_id, const struct announcement_owner *owner,
+                       pid_t shepherd, const struct stat *program, char *error, size_t size)
 {
-    char text[TEXT_BYTES];
-    int length = describe(text, sizeof(text), job_id, uid, shepherd, program);
+    size_t length = 0;
+    char *text = describe(&length, job_id, owner, shepherd, program);
+    bool written;
 
     made->directory = -1;
-    if (length == 0)
-        return fail(error, size, "the shepherd cannot be announced: cannot read the status of process %d", (int)shepherd);
+    if (text == NULL)
+        return fail(error, size, "the shepherd cannot be announced: cannot describe process %d", (int)shepherd);
     made->directory = open_announcements(socket, error, size);
-    if (made->directory < 0)
+    if (made->directory < 0) {
+        free(text);
         return false;
+    }
     snprintf(made->name, sizeof(made->name), "%" PRIu32, job_id);
-    if (write_file(made, text, (size_t)length))
+    written = write_file(made, text, length);
+    free(text);
+    if (written)
         return true;
     fail(error, size, "the shepherd cannot be announced: " ANNOUNCEMENTS "/%s: %s", made->name, strerror(errno));
     close(made->directory);

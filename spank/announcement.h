@@ -23,9 +23,17 @@ struct announcement {
  * reason. */
 bool announcement_program(const char *path, struct stat *program, char *error, size_t size);
 
+/* The owner of a job, as Slurm has launched it: the agent acts for the job with exactly these rights. */
+struct announcement_owner {
+    uid_t uid;
+    gid_t gid;
+    const gid_t *groups;
+    int group_count;
+};
+
 /* Announces SHEPHERD, a child of this process that is not reaped yet. False: ERROR has the reason. */
-bool announcement_make(struct announcement *made, const char *socket, uint32_t job_id, uid_t uid, pid_t shepherd,
-                       const struct stat *program, char *error, size_t size);
+bool announcement_make(struct announcement *made, const char *socket, uint32_t job_id, const struct announcement_owner *owner,
+                       pid_t shepherd, const struct stat *program, char *error, size_t size);
 
 /* Removes the announcement. False: it still exists. Idempotent. */
 bool announcement_withdraw(struct announcement *made);

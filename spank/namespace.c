@@ -134,6 +134,8 @@ static bool wait_for_namespace(pid_t child, int channel, char *error, size_t siz
 static bool wait_for_place(const struct keeper_job *job, pid_t child, int channel, const struct stat *program,
                            struct announcement *announcement, char *error, size_t size)
 {
+    struct announcement_owner owner = {
+        .uid = job->uid, .gid = job->gid, .groups = job->groups, .group_count = job->group_count};
     struct pollfd polled[2] = {{.fd = job->stepd_fd, .events = POLLIN}, {.fd = channel, .events = POLLIN}};
     struct packet packet;
     int status = 0;
@@ -148,7 +150,7 @@ static bool wait_for_place(const struct keeper_job *job, pid_t child, int channe
     }
     packet = (struct packet){.kind = PACKET_PLACED};
     if (place_with_caller(child, error, size) &&
-        announcement_make(announcement, job->socket, job->job_id, job->uid, child, program, error, size)) {
+        announcement_make(announcement, job->socket, job->job_id, &owner, child, program, error, size)) {
         channel_send(job->stepd_fd, &packet);
         packet.kind = PACKET_GO;
         return channel_send(channel, &packet) || true; /* keeper_run() notices a child that has ended */

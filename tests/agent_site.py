@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+
+from job_owner import OWNER
 
 from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
@@ -173,7 +174,7 @@ def make_job(world: World, **changes: object) -> Job:
     values: dict[str, object] = dict.fromkeys(Job.__dataclass_fields__)
     running = world.state == "RUNNING"
     values |= {
-        "job_id": 7, "name": "train", "user": "alice", "uid": os.getuid(), "account": "vision", "partitions": ("gpu",),
+        "job_id": 7, "name": "train", "user": "alice", "uid": OWNER.uid, "account": "vision", "partitions": ("gpu",),
         "state": world.state, "held": world.held, "submit": SUBMIT, "start": SUBMIT if running else None,
         "node_count": 1, "requeue": True, "restarts": world.restarts, "tres_requested": {}, "tres_allocated": {},
         "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1) if running else None,

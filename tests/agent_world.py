@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 
 from agent_site import Node, Process, Slurm, World, make_job
+from job_owner import OWNER
 
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.image_store import DirectoryStore
@@ -73,7 +74,7 @@ class FakeProcesses:
         root = next((p.pid for p in self.machine.processes if p.pid_ns == 2), 0)
         parent = {2: init_pid, 3: root}
         return [
-            Member(p.pid, p.pid_ns, parent[p.pid_ns], 5, "T" if p.stopped else "S", "python", os.getuid())
+            Member(p.pid, p.pid_ns, parent[p.pid_ns], 5, "T" if p.stopped else "S", "python", OWNER.uid)
             for p in self.machine.processes
         ]
 
@@ -87,6 +88,11 @@ class FakeProcesses:
         wanted = {member.pid for member in members}
         for p in self.machine.processes:
             p.stopped = p.stopped and p.pid not in wanted
+
+    def stop_all(self, init_pid: int, init_started: int, *, timeout_s: float, but=(), strict=False):  # type: ignore[no-untyped-def]
+        members = [one for one in self.everybody(init_pid, init_started) if one.pid not in but]
+        self.stop(members)
+        return members
 
     @contextlib.contextmanager
     def hold(self, members):  # type: ignore[no-untyped-def]
@@ -166,15 +172,17 @@ class FakeImager:
     def why_no_device_files(self) -> str | None:
         return None
 
-    def dump(self, tree, directory_fd: int, *, timeout_s: float) -> None:  # type: ignore[no-untyped-def]
-        assert not self.world.kept_stopped  # CRIU stops the tree itself
+    def dump(self, tree, directory_fd: int, *, timeout_s: float, stop) -> None:  # type: ignore[no-untyped-def]
+        assert self.world.kept_stopped
+        assert all(process.stopped for process in self.world.nodes[self.node].processes)
+        stop.release()
+        assert not self.world.kept_stopped  # CRIU traces the tree itself
         self.world.effect("dump")
         steps = next(p.steps for p in self.world.nodes[self.node].processes if p.cuda is not None)
         fd = os.open("pages-1.img", os.O_WRONLY | os.O_CREAT, 0o600, dir_fd=directory_fd)
         os.write(fd, str(steps).encode())
         os.close(fd)
-        for process in self.world.nodes[self.node].processes:
-            process.stopped = True
+        stop.hold()
 
     def restore(  # type: ignore[no-untyped-def]
         self, init, directory_fd, inherit, *, root_pid_ns, timeout_s, pages, user, created, shared, ready
@@ -283,13 +291,13 @@ class Agent:
 
     def look(self, init_pid: int, root_pid: int) -> TreeFacts:
         """Return all processes, as from ``/proc``."""
-        uids = (os.getuid(),) * 4
+        uids = (OWNER.uid,) * 4
         processes = tuple(ProcessFacts(p.pid, "python", uids) for p in self.world.nodes[self.node].processes)
         return TreeFacts(init_pid, root_pid, processes)
 
     def watched(self, **changes: object) -> WatchedJob:
         job = WatchedJob(
-            job_id=7, uid=os.getuid(), gid=os.getgid(), restarts=self.world.restarts, option=SuspendOption(),
+            job_id=7, uid=OWNER.uid, gid=OWNER.gid, restarts=self.world.restarts, option=SuspendOption(),
             init_pid=self.world.nodes[self.node].init or 0, init_started=1, root=2, link=FakeLink(), since_epoch=0,
             slurm=make_job(self.world), devices=self.gpus.devices(),
         )  # fmt: skip
@@ -301,7 +309,7 @@ class Agent:
     def arrival(self) -> Arrival:
         hello = Hello(7, self.world.restarts, True, 0, SuspendOption())
         init = self.world.nodes[self.node].init or 0
-        return Arrival(hello, 7, os.getuid(), os.getgid(), init, 1, FakeLink(), ())
+        return Arrival(hello, 7, OWNER.uid, OWNER.gid, init, 1, FakeLink(), ())
 
     def restore(self):  # type: ignore[no-untyped-def]
         """Restore as the daemon does when a shepherd registers before it has started anything."""

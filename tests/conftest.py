@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-pytest_plugins = ["servers", "prometheus_server", "stalling"]
+pytest_plugins = ["servers", "prometheus_server", "stalling", "job_owner"]
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

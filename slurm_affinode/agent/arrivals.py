@@ -162,7 +162,7 @@ class Arrivals:
         return WatchedJob(
             job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, restarts=arrival.hello.restarts,
             option=arrival.hello.option, init_pid=arrival.init_pid, init_started=arrival.init_started, root=root,
-            link=link, since_epoch=self._now(),
+            link=link, since_epoch=self._now(), groups=arrival.groups,
         )  # fmt: skip
 
     def _admitted(self, job: WatchedJob) -> bool:
@@ -172,4 +172,4 @@ class Arrivals:
 
 
 def _arrival(who: Identity, hello: Hello, link: Link, fds: tuple[int, ...] = ()) -> Arrival:
-    return Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, link, fds, who.foreign)
+    return Arrival(hello, who.job_id, who.uid, who.gid, who.pid, who.started, link, fds, who.foreign, who.groups)

@@ -227,17 +227,6 @@ class Process:
         except (IndexError, ValueError):
             raise ProcessGoneError(errno.ESRCH, "it has no status", str(self.pid)) from None
 
-    def user(self) -> tuple[int, int]:
-        """Return its real UID and GID. Raises ``ProcessGoneError``, ``OSError``.
-
-        The owner of its directory has the effective ones, which are root's for a setuid program.
-        """
-        status = self.status()
-        try:
-            return int(status["Uid"].split()[0]), int(status["Gid"].split()[0])
-        except (KeyError, IndexError, ValueError):
-            raise ProcessGoneError(errno.ESRCH, "it has no status", str(self.pid)) from None
-
     def namespace(self, kind: str) -> tuple[int, int] | None:
         """Return device and inode of one of its namespaces; ``None`` if it has ended or is a zombie, which has none."""
         try:

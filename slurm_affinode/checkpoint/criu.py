@@ -39,6 +39,7 @@ from slurm_affinode.checkpoint import (
     restore_gate,
     root_directory,
     sessions,
+    task_states,
 )
 from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
@@ -51,6 +52,7 @@ from slurm_affinode.checkpoint.interface import (
     InheritFd,
     Pages,
     RestoreFailed,
+    Stop,
     Tree,
 )
 from slurm_affinode.checkpoint.memory_map import TreeMemory
@@ -156,11 +158,13 @@ class Criu:
         """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         return device_files.why_not(self._plugin)
 
-    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> None:
-        """Dump the process tree to the directory and leave it stopped.
+    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float, stop: Stop) -> None:
+        """Dump the process tree, which is stopped and held, to the directory, and leave it so.
 
-        ``timeout_s`` applies to freezing the tree and to the whole dump; when it expires CRIU is killed, which may
-        damage the tree. Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full.
+        ``timeout_s`` applies to the whole dump; when it expires CRIU is killed, which may damage the tree. CRIU traces
+        the processes itself, so ``stop`` is released while it runs. Whatever a process does in the moments before and
+        after that, the image shows, and it is checked before anything else is done. Raises ``DumpFailed``, or
+        ``DumpNoRoom`` if the file system of the directory is full.
         """
         deadline = time.monotonic() + timeout_s
         self.check()
@@ -173,9 +177,7 @@ class Criu:
             *inet_sockets.options(one for _, one in space.processes()),
         ]  # fmt: skip
         processes = [Id(one.pid, one.started) for one in space.numbers()]
-        owner = local_files.owner_of(processes)
-        if owner is not None:
-            deleted_files.give_names(processes, owner)
+        deleted_files.give_names(tree.init, processes, tree.owner)
         try:
             with ExitStack() as stack:
                 plugins, variables = (
@@ -183,10 +185,14 @@ class Criu:
                 )
                 arguments.append(f"--libdir=/proc/self/fd/{plugins}")
                 argv, fds = stack.enter_context(self._launched(space, arguments))
-                done = self._run(
-                    argv, timeout_s=timeout_s, env={**_ENVIRONMENT, **variables}, check=False,
-                    pass_fds=(*sorted({directory_fd, plugins}), *fds), group=True,
-                )  # fmt: skip
+                stop.release()
+                try:
+                    done = self._run(
+                        argv, timeout_s=timeout_s, env={**_ENVIRONMENT, **variables}, check=False,
+                        pass_fds=(*sorted({directory_fd, plugins}), *fds), group=True,
+                    )  # fmt: skip
+                finally:
+                    stop.hold()
         except (UnreachableError, OSError) as error:
             raise DumpFailed(f"the dump was aborted: {error}") from None
         if done.returncode != 0:
@@ -196,7 +202,9 @@ class Criu:
             sessions.settle(directory_fd)
             inet_sockets.record(directory_fd, inet_sockets.addresses())
             inventory = inspect(directory_fd)
-            refusal = open_files.refusal(directory_fd)
+            more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
+            refusal = more or open_files.refusal(directory_fd)
+            task_states.resume(directory_fd, inventory.with_memory, but=tree.stopped)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU reported success, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:
@@ -208,7 +216,9 @@ class Criu:
         if missing:
             raise DumpFailed(f"processes are missing in the image: {', '.join(map(str, sorted(missing)))}")
         left_s = max(1.0, deadline - time.monotonic())
-        local_files.save([Id(one.pid, one.started) for one in numbers], directory_fd, timeout_s=left_s)
+        local_files.save(
+            tree.init, [Id(one.pid, one.started) for one in numbers], directory_fd, tree.owner, timeout_s=left_s
+        )
 
     @contextmanager
     def _plugins(self, space: Namespace, tree: Tree) -> Iterator[tuple[int, Mapping[str, str]]]:
@@ -269,7 +279,7 @@ class Criu:
             _refuse_excess(space, image.fd, inventory)
             if space.members():
                 raise RestoreFailed("the job's PID namespace is not empty")
-            stack.callback(deleted_files.settle, init, image.fd, (user.uid, user.gid))
+            stack.callback(deleted_files.settle, init, image.fd, user)
             made = local_files.put_back(init, image.fd, image.open, user, created=created)
             undo = stack.enter_context(ExitStack())
             undo.callback(local_files.remove, init, made, user)
@@ -537,13 +547,11 @@ def _refuse_excess(space: Namespace, directory_fd: int, inventory: Inventory) ->
     """Raise ``RestoreFailed`` if a thread of the image has more rights than Slurm gave to this attempt."""
     given = restore_gate.of_process(space.init)
     try:
-        for number in inventory.threads:
-            found = restore_gate.of_image(directory_fd, number)
-            why = None if found is None else restore_gate.excess(found, given)
-            if why is not None:
-                raise RestoreFailed(f"process {number} would have {why}")
+        more = restore_gate.excess_in_image(directory_fd, inventory.threads, given)
     except BadImage as error:
         raise RestoreFailed(f"the image is not complete: {error}") from None
+    if more is not None:
+        raise RestoreFailed(more)
 
 
 def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:

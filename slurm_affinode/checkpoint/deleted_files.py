@@ -37,7 +37,7 @@ from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, integer, message
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed
-from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user, user_of
+from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user
 
 T = TypeVar("T")
 INDEX = "remaps.json"
@@ -78,10 +78,11 @@ class RemovedFile:
     inode: int
 
 
-def give_names(tree: Collection[Id], owner: tuple[int, int]) -> None:
+def give_names(init: Id, tree: Collection[Id], owner: User) -> None:
     """Link deleted files before a dump. Never raises: CRIU reports files that it cannot dump.
 
-    ``owner``: UID and GID of the job.
+    ``init``: PID 1 of the job's namespaces, below whose root directory paths are resolved. ``owner``: the owner of the
+    job.
     """
 
     def give(root: int) -> None:
@@ -108,16 +109,18 @@ def give_names(tree: Collection[Id], owner: tuple[int, int]) -> None:
     with suppress(OSError, ExhaustedError):
         opened = _patiently(open_all)
         if opened:
-            _below(next(iter(tree)), owner, give)
+            _below(init, owner, give)
     for _, _, fd, _ in opened:
         os.close(fd)
 
 
-def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *, but: Sequence[str] = ()) -> None:
+def set_aside(
+    init: Id, tree: Collection[Id], directory_fd: int, owner: User, *, but: Sequence[str] = ()
+) -> None:  # fmt: skip
     """Give the linked files unique names after a dump and list them in the image. The tree is stopped.
 
-    A file that cannot be renamed, because it belongs to another user, keeps its name. ``owner``: UID and GID of the
-    job. ``but``: directories to skip, with their subdirectories.
+    A file that cannot be renamed, because it belongs to another user, keeps its name. ``init``, ``owner``: as for
+    ``give_names``. ``but``: directories to skip, with their subdirectories.
     """
 
     def find() -> dict[tuple[str, str], NamedFile]:
@@ -139,26 +142,26 @@ def set_aside(tree: Collection[Id], directory_fd: int, owner: tuple[int, int], *
     def rename(root: int) -> None:
         done.extend(one for one in found.values() if _moved(root, one))
 
-    _below(next(iter(tree)), owner, rename)
+    _below(init, owner, rename)
     root_directory.write(directory_fd, INDEX, _encoded(owner, done))
 
 
-def _encoded(owner: tuple[int, int], files: Sequence[NamedFile]) -> bytes:
+def _encoded(owner: User, files: Sequence[NamedFile]) -> bytes:
     """Return the contents of the index. Raises ``OSError`` if no restore would read it."""
-    data = json.dumps({"uid": owner[0], "gid": owner[1], "files": [asdict(one) for one in files]}).encode()
+    data = json.dumps({"uid": owner.uid, "gid": owner.gid, "files": [asdict(one) for one in files]}).encode()
     if len(data) > _LIMIT:
         raise OSError(errno.E2BIG, f"their list is longer than {_LIMIT} bytes", "deleted files")
     return data
 
 
-def put_in_place(init: Id, directory_fd: int, owner: tuple[int, int], *, wait_s: float = WAIT_S) -> None:
+def put_in_place(init: Id, directory_fd: int, owner: User, *, wait_s: float = WAIT_S) -> None:
     """Link the files under CRIU's names before a restore. Raises ``RestoreFailed``.
 
-    ``owner``: UID and GID of the job, according to Slurm; root on another node could have written others to the image.
+    ``owner``: the owner of the job, according to Slurm; root on another node could have written others to the image.
     """
     (uid, _), remaps = _read(directory_fd)
-    if remaps and uid != owner[0]:
-        raise RestoreFailed(f"the image's removed files belong to user {uid}, not to user {owner[0]}")
+    if remaps and uid != owner.uid:
+        raise RestoreFailed(f"the image's removed files belong to user {uid}, not to user {owner.uid}")
     deadline = time.monotonic() + wait_s
 
     def make(root: int) -> None:
@@ -177,7 +180,7 @@ def put_in_place(init: Id, directory_fd: int, owner: tuple[int, int], *, wait_s:
             raise RestoreFailed(f"a deleted file cannot be recreated: {name}: {error.strerror}") from None
 
 
-def settle(init: Id, directory_fd: int, owner: tuple[int, int]) -> None:
+def settle(init: Id, directory_fd: int, owner: User) -> None:
     """Remove CRIU's names after a restore, unless CRIU has removed them. Never raises. ``owner``: see above."""
     with suppress(OSError, RestoreFailed):
         _take_away(init, _read(directory_fd)[1], lambda one: one.name, owner)
@@ -190,10 +193,10 @@ def gone(store: DirectoryStore, image: Image, init: Id | None = None) -> None:
     """
     with suppress(OSError, CheckpointError, ExhaustedError):
         _, remaps = _parsed(store.small_file(image, INDEX, _LIMIT))
-        _take_away(init, remaps, lambda one: one.aside, (image.manifest.uid, image.manifest.gid))
+        _take_away(init, remaps, lambda one: one.aside, User(image.manifest.uid, image.manifest.gid))
 
 
-def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
+def forget(init: Id, tree: Collection[Id], owner: User) -> None:
     """Remove the names that a dump has created before the tree resumes in place. Never raises."""
 
     def remove(root: int) -> None:
@@ -213,7 +216,7 @@ def forget(tree: Collection[Id], owner: tuple[int, int]) -> None:
     with suppress(OSError, ExhaustedError):
         found = _patiently(find)
         if found:
-            _below(next(iter(tree)), owner, remove)
+            _below(init, owner, remove)
 
 
 def ahead(tree: Collection[Id]) -> tuple[RemovedFile, ...]:
@@ -230,7 +233,7 @@ def ahead(tree: Collection[Id]) -> tuple[RemovedFile, ...]:
     return ()
 
 
-def forget_lost(named: Collection[RemovedFile], owner: tuple[int, int]) -> None:
+def forget_lost(named: Collection[RemovedFile], owner: User) -> None:
     """Do the same as ``forget`` when the tree is gone, perhaps with its node. Never raises."""
 
     def remove(root: int) -> None:
@@ -284,9 +287,7 @@ def _listed(value: object) -> NamedFile:
 # ---
 
 
-def _take_away(
-    init: Id | None, remaps: Sequence[NamedFile], which: Callable[[NamedFile], str], owner: tuple[int, int]
-) -> None:
+def _take_away(init: Id | None, remaps: Sequence[NamedFile], which: Callable[[NamedFile], str], owner: User) -> None:
     def remove(root: int) -> None:
         for one in remaps:
             with suppress(OSError), _opened(root, one.directory) as parent:
@@ -388,21 +389,17 @@ def _patiently(call: Callable[[], T], limit_s: float = _ANSWER_S) -> T:
     return FileSystemCalls(None, look_s=limit_s)(call)
 
 
-def _below(init: Id | None, owner: tuple[int, int], call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:
-    """Call with the user's rights, passing a descriptor of the root directory of ``init``, or of this process.
-
-    ``owner``: UID and GID.
-    """
+def _below(init: Id | None, owner: User, call: Callable[[int], None], *, limit_s: float = _ANSWER_S) -> None:
+    """Call with the rights of the owner, passing a descriptor of the root directory of ``init``, or of this process."""
 
     def there() -> None:
         if init is None:
-            user, root = User(*owner), os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         else:
-            user = user_of(init.pid, *owner, started=init.started)
             with Process(init.pid, started=init.started) as process:
                 root = process.open("root", os.O_PATH | os.O_DIRECTORY)
         try:
-            as_user(user, lambda: call(root))
+            as_user(owner, lambda: call(root))
         finally:
             os.close(root)
 

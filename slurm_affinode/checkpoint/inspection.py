@@ -20,6 +20,7 @@ from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import device_files
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.restore_gate import Credentials, of_threads
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 NO_LIMIT = 1 << 60
@@ -46,6 +47,7 @@ class ProcessFacts:
     uids: tuple[int, ...]
     """Real, effective, saved and file system UID."""
     tracer: int = 0
+    """Thread that traces it, unless it is one of the agent."""
     state: str = "S"
     files: tuple[str, ...] = ()
     """Targets of its descriptors, without duplicates: paths, ``socket:[...]``, ``anon_inode:[...]``."""
@@ -58,6 +60,8 @@ class ProcessFacts:
     mps: bool = False
     started: int = 0
     """Start time in ticks since boot."""
+    credentials: tuple[Credentials, ...] = field(default=(), repr=False)
+    """Of its threads, each once."""
     heir_of: tuple[int, ...] = ()
     """Ancestors from which it has all of its NVIDIA device files (``device_files.inherited``)."""
     arguments: tuple[str, ...] = field(default=(), repr=False)  # may contain passwords
@@ -240,7 +244,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         process.pid,
         status.get("Name", "?"),
         uids,
-        kernel_text.number(status.get("TracerPid")) or 0,
+        _tracer(status, proc),
         status.get("State", "S")[:1],
         files,
         _mapped_devices(process),
@@ -249,8 +253,22 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         deleted,
         _uses_mps(process, uids, proc),
         process.started,
+        _credentials(process),
         arguments=_arguments(process),
     )
+
+
+def _tracer(status: Mapping[str, str], proc: Path) -> int:
+    """Return the thread that traces a process; 0: none does. The agent itself does not count."""
+    number = kernel_text.number(status.get("TracerPid")) or 0
+    return 0 if number and (proc / "self" / "task" / str(number)).exists() else number
+
+
+def _credentials(process: Process) -> tuple[Credentials, ...]:
+    try:
+        return of_threads(process)
+    except (OSError, ValueError):
+        return ()
 
 
 def available_memory(*, proc: Path = PROC) -> int | None:

@@ -195,8 +195,12 @@ class Tree:
     init: Id
     root_pid: int
     root_pid_ns: int
+    owner: User
+    """According to Slurm."""
     forked: frozenset[Id] = frozenset()
     """Processes with device files of the NVIDIA driver that they have inherited and do not use."""
+    stopped: frozenset[int] = frozenset()
+    """Processes, by PID in the namespace, that were stopped before the suspension, and remain so after a restore."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +239,18 @@ class Pages(Protocol):
         ...
 
 
+class Stop(Protocol):
+    """The stop of all processes of a job. Nothing of the job runs while it is held."""
+
+    def hold(self) -> None:
+        """Hold the processes, whatever signal arrives. Raises ``AffinodeError`` if one cannot be held."""
+        ...
+
+    def release(self) -> None:
+        """Release them to another tracer. They stay stopped unless they receive SIGCONT."""
+        ...
+
+
 class Imager(Protocol):
     """Dumps and restores process trees that hold no GPU."""
 
@@ -246,11 +262,12 @@ class Imager(Protocol):
         """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         ...
 
-    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float) -> None:
-        """Dump the process tree to the directory and leave it stopped.
+    def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float, stop: Stop) -> None:
+        """Dump the process tree, which is stopped, to the directory, and leave it stopped.
 
-        Raises ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full; see there for the state
-        of the tree.
+        ``stop`` holds the tree. It is released only while CRIU runs, which traces the processes itself. Raises
+        ``DumpFailed``, or ``DumpNoRoom`` if the file system of the directory is full; see there for the state of the
+        tree.
         """
         ...
 

@@ -92,18 +92,20 @@ class LocalFile:
 
 
 def save(
-    tree: Collection[Id], directory_fd: int, *, places: Sequence[str] = PLACES, timeout_s: float = _ANSWER_S
+    init: Id, tree: Collection[Id], directory_fd: int, owner: User, *, places: Sequence[str] = PLACES,
+    timeout_s: float = _ANSWER_S,
 ) -> int:  # fmt: skip
     """Copy node-local files into CRIU's directory while the tree is stopped; return the bytes copied.
 
-    Raises ``DumpFailed``, also when it times out, and ``DumpNoRoom``. The user may still continue or end a process, so
-    each process is held, and the file that is copied is the one that was checked.
+    ``init``: PID 1 of the job's namespaces. ``owner``: the owner of the job, whose files are copied. Raises
+    ``DumpFailed``, also when it times out, and ``DumpNoRoom``. The user may still end a process, so each process is
+    held, and the file that is copied is the one that was checked.
     """
     check, target = time_limit(timeout_s, "files of the job"), os.dup(directory_fd)
 
     def call() -> int:
         try:
-            return _save(tree, target, places, check)
+            return _save(init, tree, target, owner, places=places, check=check)
         finally:
             os.close(target)
 
@@ -114,7 +116,9 @@ def save(
         raise DumpFailed(f"a temporary file of the job cannot be kept: {error.strerror}") from None
 
 
-def _save(tree: Collection[Id], directory_fd: int, places: Sequence[str], check: Check) -> int:
+def _save(
+    init: Id, tree: Collection[Id], directory_fd: int, owner: User, *, places: Sequence[str], check: Check
+) -> int:  # fmt: skip
     found: dict[str, LocalFile] = {}
     originals: dict[str, list[int]] = {}
     total = promised = 0
@@ -123,17 +127,17 @@ def _save(tree: Collection[Id], directory_fd: int, places: Sequence[str], check:
             held = _held(tree, stack)
             if not held:
                 return 0
-            owner = held[0].user()
-            root = held[0].open("root", os.O_PATH | os.O_DIRECTORY)
+            first = stack.enter_context(Process(init.pid, started=init.started))
+            root = first.open("root", os.O_PATH | os.O_DIRECTORY)
             stack.callback(os.close, root)
             for path in _sockets(held, places):
                 check()
-                found.update({above.path: above for above in _above(path, owner[0], root, places)})
+                found.update({above.path: above for above in _above(path, owner.uid, root, places)})
             for file, names in chain(_open_files(held, places, check), _shared_tensors(held, root, places, check)):
                 path, facts = names[0], os.fstat(file)
-                if facts.st_uid != owner[0] or found.keys() >= set(names):
+                if facts.st_uid != owner.uid or found.keys() >= set(names):
                     continue
-                for above in _above(path, owner[0], root, places):
+                for above in _above(path, owner.uid, root, places):
                     found.setdefault(above.path, above)
                 mode = stat.S_IMODE(facts.st_mode)
                 if path in found:
@@ -153,13 +157,13 @@ def _save(tree: Collection[Id], directory_fd: int, places: Sequence[str], check:
                     found.setdefault(other, LocalFile(other, "link", mode, path))
             if found:
                 files = [asdict(one) for one in found.values()]
-                index = {"uid": owner[0], "gid": owner[1], "files": files, "originals": originals}
+                index = {"uid": owner.uid, "gid": owner.gid, "files": files, "originals": originals}
                 check()
                 root_directory.write(directory_fd, INDEX, _encoded(index))
                 links = [one.path for one in found.values() if one.kind == "link"]
-                _remove_remaps(links, root, User(*owner))
+                _remove_remaps(links, root, owner)
             check()
-            deleted_files.set_aside([one.id for one in held], directory_fd, owner, but=places)
+            deleted_files.set_aside(init, [one.id for one in held], directory_fd, owner, but=places)
         except OSError as error:
             kind = DumpNoRoom if error.errno in root_directory.FULL else DumpFailed
             raise kind(f"a temporary file of the job cannot be kept: {error.strerror}: {error.filename}") from None
@@ -442,12 +446,10 @@ def names_of(index: bytes) -> set[str]:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
 
 
-def leave(
-    index: Callable[[], bytes], owner: tuple[int, int], *, places: Sequence[str] = PLACES, proc: Path = PROC
-) -> list[str]:
+def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
     """Remove the files of a dump from the node that the job has left; return their paths. Never raises.
 
-    ``index``: return the verified index of the image. ``owner``: UID and GID of the job. A file is removed with the
+    ``index``: return the verified index of the image. ``owner``: the owner of the job. A file is removed with the
     owner's rights, and only if it is the one that was copied, is unchanged since, and no process of the owner has it
     open.
     """
@@ -470,8 +472,8 @@ def leave(
             if _is_below(path, places) and "\0" not in path
         }
         if originals:
-            used = _used(places, owner[0], proc)
-            FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(User(*owner), remove))
+            used = _used(places, owner.uid, proc)
+            FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(owner, remove))
     return removed
 
 
@@ -546,14 +548,6 @@ def _known_inode(file: int) -> tuple[int, int] | None:
     return os.makedev(major, minor), number
 
 
-def owner_of(tree: Collection[Id]) -> tuple[int, int] | None:
-    """Return the UID and GID of a job's processes, or ``None`` if there are none."""
-    with ExitStack() as stack:
-        for process in _held(tree, stack):
-            return process.user()
-    return None
-
-
 def put_back(
     init: Id, directory_fd: int, contents: Callable[[str], int], user: User, *, created: CreatedFiles | None = None,
     places: Sequence[str] = PLACES, proc: Path = PROC,
@@ -567,7 +561,7 @@ def put_back(
     have written a different one to the image. ``created``: the record of the files that earlier restores have created,
     which may be replaced.
     """
-    deleted_files.put_in_place(init, directory_fd, (user.uid, user.gid))
+    deleted_files.put_in_place(init, directory_fd, user)
     if INDEX not in root_directory.names(directory_fd):
         return {}
     files = [one for one in _files_in(directory_fd, user) if _is_below(one.path, places)]

@@ -22,7 +22,7 @@ import select
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Self
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.criu_images import BadImage, Message, image_records, integer, message, repeated
 from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.user_files import User
 
 POST_RESTORE, PRE_RESUME = "post-restore", "pre-resume"
 _SCRIPT = f"""#!/bin/sh
@@ -209,6 +210,44 @@ def of_process(process: Process, thread: int | None = None) -> Credentials:
     )  # fmt: skip
 
 
+_ALL = (1 << 64) - 1
+
+
+def of_owner(owner: User) -> Credentials:
+    """Return the credentials of a process without further rights that Slurm has started for the owner of a job.
+
+    Any process may have inheritable capabilities, and a limit for others: neither is a right.
+    """
+    return Credentials(
+        frozenset((owner.uid,)), frozenset((owner.gid,)), frozenset(owner.groups), {"CapInh": _ALL, "CapBnd": _ALL},
+        no_new_privs=False, seccomp=0,
+    )  # fmt: skip
+
+
+def of_threads(process: Process) -> tuple[Credentials, ...]:
+    """Return the credentials of the threads of a process, each once. Raises ``OSError``."""
+    found: list[Credentials] = []
+    for thread in process.names("task"):
+        with suppress(FileNotFoundError):  # it has ended
+            credentials = of_process(process, int(thread))
+            if credentials not in found:
+                found.append(credentials)
+    return tuple(found)
+
+
+def excess_in_image(directory_fd: int, threads: Iterable[int], given: Credentials) -> str | None:
+    """Return which process or thread of an image has a right beyond ``given``, and which; ``None``: none has.
+
+    Raises ``BadImage``.
+    """
+    for number in threads:
+        found = of_image(directory_fd, number)
+        why = None if found is None else excess(found, given)
+        if why is not None:
+            return f"process {number} would have {why}"
+    return None
+
+
 def of_image(directory_fd: int, number: int) -> Credentials | None:
     """Return the credentials of a process or thread in an image. Raises ``BadImage``.
 
@@ -242,16 +281,16 @@ def excess(found: Credentials, given: Credentials) -> str | None:
         return f"user IDs {_list(found.uids)} in place of {_list(given.uids)}"
     allowed = given.gids | given.groups
     if not found.gids <= allowed:
-        return f"group ID {_list(found.gids - allowed)}, which its user no longer has"
+        return f"group ID {_list(found.gids - allowed)}, which its owner does not have"
     if not found.groups <= allowed:
-        return f"group {_list(found.groups - allowed)}, which its user no longer has"
+        return f"group {_list(found.groups - allowed)}, which its owner does not have"
     for name, bits in found.capabilities.items():
         if more := bits & ~given.capabilities.get(name, 0):
-            return f"capabilities that its run was not given ({name} {more:#x})"
+            return f"capabilities that it was not given ({name} {more:#x})"
     if given.no_new_privs and not found.no_new_privs:
-        return "no no_new_privs, with which its run was started"
+        return "no no_new_privs, with which it was started"
     if given.seccomp and not found.seccomp:
-        return "no seccomp filter, with which its run was started"
+        return "no seccomp filter, with which it was started"
     if found.securebits & ~_KEEP_CAPS:
         return f"securebits {found.securebits:#x}"
     return None

@@ -13,11 +13,8 @@ import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
-from slurm_affinode.base import kernel_text
-from slurm_affinode.base.pidfd import PROC, Process
 from slurm_affinode.base.threads import in_own_thread
 
 T = TypeVar("T")
@@ -33,26 +30,19 @@ _SYS_SETRESUID = {"x86_64": (117, 119), "aarch64": (147, 149), "ppc64le": (164, 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """The user with these rights."""
+    """The owner of a job, from records of root: the announcement of its shepherd, a journal or a manifest.
+
+    Never from a process, which its user can exchange at any moment.
+    """
 
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
 
-
-def user_of(pid: int, uid: int, gid: int, *, started: int | None = None, proc: Path = PROC) -> User:
-    """Return a job's user, with the groups of a process of the job.
-
-    Without groups if that process is gone or belongs to another user.
-    """
-    try:
-        with Process(pid, started=started, proc=proc) as process:
-            facts = process.status()
-    except OSError:
-        return User(uid, gid)
-    if set(facts.get("Uid", "").split()) != {str(uid)}:
-        return User(uid, gid)
-    return User(uid, gid, kernel_text.numbers(facts.get("Groups", "")))
+    @property
+    def is_root(self) -> bool:
+        """Whether it has the rights of root or of root's group. Nothing is done as root for such a job."""
+        return 0 in (self.uid, self.gid)
 
 
 def as_user(
@@ -63,15 +53,18 @@ def as_user(
     Only root can change its rights; for other users ``call`` runs unchanged. ``namespace_fd``: a mount namespace, in
     which paths are resolved meanwhile. ``effective``: set the effective IDs as well, which sockets show to their peers
     (``SO_PEERCRED``); the real IDs stay root's, so that the user can signal no thread. Raises ``OSError`` if the rights
-    cannot be set or the namespace cannot be entered; ``call`` has not run then.
+    cannot be set or the namespace cannot be entered, and ``PermissionError`` for a user or group with the rights of
+    root: what is done for a user is never done as root. ``call`` has not run then.
     """
-    if namespace_fd is None and (os.geteuid() != 0 or user.uid == 0):
+    if os.geteuid() == 0 and user.is_root:
+        raise PermissionError(errno.EPERM, "root does not act with its own rights for a user")
+    if namespace_fd is None and os.geteuid() != 0:
         return call()
 
     def run() -> T:
         if namespace_fd is not None:
             _enter(namespace_fd)
-        if os.geteuid() == 0 and user.uid != 0:
+        if os.geteuid() == 0:
             _become(user, effective=effective)
         return call()
 

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_affinode.base.pidfd import ExhaustedError, Process
+from slurm_affinode.checkpoint.user_files import MOST_ID, User
 
 DIRECTORY = "shepherds"
 """Below the directory of the sockets (``ANNOUNCEMENTS`` in ``spank/announcement.h``)."""
-_VERSION = 1
-_MAX_BYTES = 4096
+_VERSION = 2
+_MAX_BYTES = 1 << 20
+"""More than 65,536 groups need, the most that Linux permits."""
 _NAME = re.compile(r"[1-9][0-9]{0,9}")
 _VALUE = re.compile(r"[0-9]{1,20}(?::[0-9]{1,20})?")
+_GROUPS = re.compile(r"(?:[0-9]{1,10}(?:,[0-9]{1,10})*)?")
 
 
 class AnnouncementError(ValueError):
@@ -33,7 +36,8 @@ class Announcement:
     """Root's record of a job's shepherd. Namespaces and program are identified by device and inode."""
 
     job_id: int
-    uid: int
+    owner: User
+    """As Slurm has launched the job."""
     pid: int
     started: int
     """Ticks since boot."""
@@ -121,19 +125,23 @@ def _parse(text: str, where: str) -> Announcement:
     fields: dict[str, tuple[int, ...]] = {}
     for line in text.splitlines():
         key, _, value = line.partition("=")
-        if key in fields or not _VALUE.fullmatch(value):
-            raise AnnouncementError(f"{where}: {line!r} is not understood")
-        fields[key] = tuple(map(int, value.split(":")))
+        pattern, separator = (_GROUPS, ",") if key == "groups" else (_VALUE, ":")
+        if key in fields or not pattern.fullmatch(value):
+            raise AnnouncementError(f"{where}: {line!r:.80} is not understood")
+        fields[key] = tuple(map(int, value.split(separator))) if value else ()
     try:
         (version,) = fields["version"]
         if version != _VERSION:
             raise AnnouncementError(f"{where}: version {version}; this agent reads {_VERSION}")
-        numbers = [fields[key] for key in ("job", "uid", "pid", "started", "keeper", "keeper_started")]
+        if any(number > MOST_ID for key in ("uid", "gid", "groups") for number in fields[key]):
+            raise AnnouncementError(f"{where}: not the number of a user or group")
+        numbers = [fields[key] for key in ("job", "uid", "gid", "pid", "started", "keeper", "keeper_started")]
         pairs = [fields[key] for key in ("pid_namespace", "mount_namespace", "program")]
-        (job_id,), (uid,), (pid,), (started,), (keeper,), (keeper_started,) = numbers
+        (job_id,), (uid,), (gid,), (pid,), (started,), (keeper,), (keeper_started,) = numbers
         (pid_namespace, mount_namespace, program) = ((device, inode) for device, inode in pairs)
     except (KeyError, ValueError) as error:
         if isinstance(error, AnnouncementError):
             raise
         raise AnnouncementError(f"{where}: it is incomplete") from None
-    return Announcement(job_id, uid, pid, started, keeper, keeper_started, pid_namespace, mount_namespace, program)
+    owner = User(uid, gid, fields["groups"])
+    return Announcement(job_id, owner, pid, started, keeper, keeper_started, pid_namespace, mount_namespace, program)

@@ -1,6 +1,6 @@
 """The ending of a suspension with ``mode=requeue``: CRIU dumps the job, and Slurm requeues it.
 
-    dump -> image durable -> requeue -> kill
+    stop -> refusals of the stopped job -> dump -> image durable -> requeue -> kill
 
 Until the requeue, the job can continue unharmed. From then on, its verified image is the job.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +18,6 @@ from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
-from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
@@ -27,14 +25,14 @@ from slurm_affinode.suspension.interface import AbortedError, Refused, cause
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.process_tree import Member
+from slurm_affinode.suspension.process_tree import Member, StoppedJob
 from slurm_affinode.suspension.record import SuspensionFacts
-from slurm_affinode.suspension.refusals import ImageFacts, estimate
+from slurm_affinode.suspension.refusals import ImageFacts, estimate, of_criu, of_tree
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer
 from slurm_affinode.suspension.rollback import Rollback
 from slurm_affinode.suspension.streams import StreamsError
-from slurm_affinode.suspension.suspend import Attempt, Ending, announce, first_facts
+from slurm_affinode.suspension.suspend import STOP_S, Attempt, Ending, announce, first_facts
 
 _OUTPUT_BYTES = 64 << 20
 """Space reserved for the job's output; if it is larger, the dump fails and the job runs on."""
@@ -48,12 +46,12 @@ class DumpAttempt(Attempt):
     gpu_facts: tuple[GpuFact, ...]
     forked: frozenset[Id]
     """Forked workers, found while their parents still have the device files that they share."""
+    tree_bytes: int = 0
+    """Size of an image of the stopped tree."""
     trouble: str | None = None
     """A problem that was resolved on the way."""
     passed: list[str] = field(default_factory=list)
     """Tiers that did not accept the image, and why."""
-    traced: ExitStack = field(default_factory=ExitStack)
-    """Keeps the dumped processes stopped."""
 
 
 class RequeueEnding(Ending[DumpAttempt]):
@@ -73,6 +71,8 @@ class RequeueEnding(Ending[DumpAttempt]):
         """See ``Ending``."""
         if self._parts.shared is None:
             yield Refusal("no-shared-store", "the site has no shared image store (suspend.shared_store)")
+        if job.owner.is_root:
+            yield Refusal("root", "it runs with the rights of root: files are opened with those of its owner")
 
     def image(self, job: WatchedJob, tree: TreeFacts, gpu_bytes: int) -> ImageFacts:
         """See ``Ending``."""
@@ -118,32 +118,51 @@ class RequeueEnding(Ending[DumpAttempt]):
         )  # fmt: skip
         return DumpAttempt(
             job=job, journal=journal, members=members, facts=facts, root=root, gpu_facts=gpus,
+            stop=StoppedJob(parts.processes, job.init),
             forked=forked_workers(parts.look(job.init_pid, root.pid), cuda),
         )  # fmt: skip
 
     def finish(self, attempt: DumpAttempt) -> None:
         """See ``Ending``."""
         parts, job = self._parts, attempt.job
-        with attempt.traced:
-            self._dump(attempt)
-            announce(parts, attempt, Phase.REQUEUEING)
-            self._requeuer.requeue(job.job_id, job.restarts)
-            if parts.settings.notices:
-                job.say(f"suspended on {parts.node}: {messages.reason(attempt.facts.why or '')}")
-            if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
-                parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
-            if parts.limits is not None:
-                parts.limits.lower(job.job_id)
-            announce(parts, attempt, Phase.QUEUED)
-            self._outcomes.queued(attempt.journal)
+        self._stop(attempt)
+        self._dump(attempt)
+        announce(parts, attempt, Phase.REQUEUEING)
+        self._requeuer.requeue(job.job_id, job.restarts)
+        if parts.settings.notices:
+            job.say(f"suspended on {parts.node}: {messages.reason(attempt.facts.why or '')}")
+        if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
+            parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
+        if parts.limits is not None:
+            parts.limits.lower(job.job_id)
+        announce(parts, attempt, Phase.QUEUED)
+        self._outcomes.queued(attempt.journal)
+
+    def _stop(self, attempt: DumpAttempt) -> None:
+        """Stop the whole job and repeat the admission. Raises ``AbortedError``, and the errors of the stop.
+
+        What was checked before is a courtesy to the user: the processes ran on, and may be others by now. Until the
+        dump is complete or rolled back, none of them runs, so this check counts.
+        """
+        parts, job = self._parts, attempt.job
+        attempt.stop.stop(timeout_s=STOP_S)
+        tree = parts.look(job.init_pid, attempt.root.pid)
+        cuda = attempt.facts.cuda_pids or ()
+        image = self.image(job, tree, 0)
+        found = [
+            *of_criu(image, tree),
+            *of_tree(tree, cuda, job.owner, image.no_device_files, attempt.forked),
+            *([] if image.room is None else [Refusal("no-room", f"no room for the image: {image.room}")]),
+        ]
+        if found:
+            raise AbortedError(found[0].text)
+        attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES)  # includes the GPU memory by now
 
     def _dump(self, attempt: DumpAttempt) -> None:
         parts = self._parts
         job = attempt.job
-        # By now the memory of the processes includes the GPU memory.
-        image_bytes = estimate(parts.look(job.init_pid, attempt.root.pid), 0, _OUTPUT_BYTES)
         image = parts.tiers.write(
-            attempt.journal.key, partial(self._fill, attempt), uid=job.uid, estimate=image_bytes,
+            attempt.journal.key, partial(self._fill, attempt), uid=job.uid, estimate=attempt.tree_bytes,
             at_least=self._next_seq(attempt), passed=attempt.passed.append,
         )  # fmt: skip
         parts.tiers.settle(image, passed=attempt.passed.append)
@@ -157,33 +176,21 @@ class RequeueEnding(Ending[DumpAttempt]):
         removed = deleted_files.ahead([member.id for member in self._members(attempt)])
         announce(parts, attempt, Phase.DUMPING, SuspensionFacts(seq=writer.seq, removed=removed))
         writer.follow()
-        tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns, attempt.forked)
+        before = set(attempt.record.stopped_pids or ())
+        stopped = frozenset(member.pid_ns for member in self._members(attempt) if member.pid in before)
+        tree = Tree(job.init, attempt.root.pid, attempt.root.pid_ns, job.owner, attempt.forked, stopped)
         try:
-            parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s)
             # Slurm continues and ends the processes of a job that it requeues, also for others: dumped processes must
-            # not run on.
-            attempt.traced.enter_context(parts.processes.hold(self._members(attempt)))
-            outputs = parts.streams.save(
-                job.init, writer.save, user_of(job.init_pid, job.uid, job.gid, started=job.init_started)
-            )
+            # not run on, so they are held until they are killed.
+            parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s, stop=attempt.stop)
+            outputs = parts.streams.save(job.init, writer.save, job.owner)
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
             raise AbortedError(str(error)) from None
         except NoRoom as error:
-            attempt.traced.close()
             attempt.trouble = f"its image did not fit where it was dumped to first: {error}"
-            self._go_on(attempt)
+            deleted_files.forget(job.init, [member.id for member in self._members(attempt)], job.owner)
             raise
-
-    def _go_on(self, attempt: DumpAttempt) -> None:
-        """Continue the processes that the dump has stopped.
-
-        The next dump would record them as stopped, and they would remain so after a restore.
-        """
-        before = {member.pid for member in attempt.members if member.state == "T"}
-        members = self._members(attempt)
-        deleted_files.forget([m.id for m in members], (attempt.job.uid, attempt.job.gid))
-        self._parts.processes.resume(m for m in members if m.state == "T" and m.pid not in before)
 
     def _next_seq(self, attempt: DumpAttempt) -> int:
         """Return a number above that of every image of the job, in any store."""

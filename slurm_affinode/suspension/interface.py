@@ -15,6 +15,7 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.threads import Workers
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.gpu.interface import GpuDriver
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.slurm.interface import SlurmClient
@@ -64,11 +65,18 @@ class Arrival:
     """The job's standard streams, open until ``restore`` returns: for ``criu --inherit-fd``."""
     foreign: tuple[str, ...] = ()
     """Namespaces of the shepherd that are not the node's, although those of a restored process tree will be."""
+    groups: tuple[int, ...] = ()
+    """Supplementary groups of the owner."""
 
     @property
     def init(self) -> Id:
         """The shepherd's identity; its namespaces are held (``pidfd.namespace``)."""
         return Id(self.init_pid, self.init_started)
+
+    @property
+    def owner(self) -> User:
+        """The rights with which root acts for the job: those that Slurm has given to this attempt."""
+        return User(self.uid, self.gid, self.groups)
 
 
 class Suspender(Protocol):

@@ -155,8 +155,10 @@ class HostMemory:
             return None
         return None if found is None else round(found * MIB)
 
-    def make_room(self, job: WatchedJob, facts: SuspensionFacts) -> None:
+    def make_room(self, job: WatchedJob, facts: SuspensionFacts, before: Callable[[], None]) -> None:
         """Raise the memory limit of a job if its GPU memory does not fit below it. Raises ``AbortedError``.
+
+        ``before`` is called before the limit is raised, and may raise further errors.
 
         Call it right before the GPU memory moves: Slurm may have lowered the limit since the refusals were computed,
         and the processes may have allocated more since ``facts``. Raises ``GpuError``.
@@ -166,7 +168,7 @@ class HostMemory:
             return
         gpu_bytes = max(facts.gpu_bytes or 0, sum(gpu_memory(self._parts, facts.cuda_pids).values()))
         try:
-            self._raise(job_id, init, gpu_bytes + HOST_MARGIN)
+            self._raise(job_id, init, gpu_bytes + HOST_MARGIN, before)
         except MemoryLimitError as error:
             raise AbortedError(
                 f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit: {error}"
@@ -196,11 +198,12 @@ class HostMemory:
             check()
             parts.sleep(_PAUSE_S)
 
-    def _raise(self, job_id: int, init: Id, needed: int) -> None:
+    def _raise(self, job_id: int, init: Id, needed: int, before: Callable[[], None] = lambda: None) -> None:
         limits = self._parts.limits
         room = self._room(job_id, init)
         if limits is None or room is None or room.own >= needed:
             return
+        before()
         allocated = self._allocated()
         if limits.make_room(job_id, init, needed, lambda there: self._spare_of(job_id, init, allocated, there)):
             self._parts.log.info("job %s: its memory limit is raised by %s", job_id, size(limits.raised(job_id)))

@@ -115,7 +115,7 @@ class SuspensionOutcomes:
         for store in self._parts.tiers.stores:
             with suppress(CheckpointError, OSError):
                 index = partial(store.small_file, store.get(record.key.name, record.seq), INDEX, LIMIT)
-                removed = local_files.leave(index, (record.uid, record.gid))
+                removed = local_files.leave(index, record.owner)
                 if removed:
                     self._parts.log.info("job %s: %d node-local files removed", record.key.job_id, len(removed))
                 return

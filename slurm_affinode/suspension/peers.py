@@ -43,7 +43,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A shepherd identified by the kernel."""
+    """A shepherd identified by the kernel. The IDs of its owner are those that root has announced."""
 
     job_id: int
     uid: int
@@ -51,6 +51,7 @@ class Identity:
     pid: int
     started: int
     """Ticks since boot."""
+    groups: tuple[int, ...] = ()
     foreign: tuple[str, ...] = ()
     """Its network, IPC, UTS and cgroup namespaces that are not the node's."""
     process: Process | None = field(default=None, compare=False)
@@ -145,7 +146,10 @@ class Inspector:
             held = namespace(process.id, process=process, proc=self._proc)
         except NotContainedError as error:
             raise NotAShepherd(str(error)) from error
-        return Identity(job.job_id, peer.uid, peer.gid, peer.pid, process.started, foreign, held.init)
+        owner = announced.owner
+        return Identity(
+            job.job_id, owner.uid, owner.gid, peer.pid, process.started, owner.groups, foreign, held.init
+        )  # fmt: skip
 
     def _announced(self, job_id: int) -> Announcement:
         try:
@@ -252,8 +256,10 @@ class Inspector:
 def _check_announcement(process: Process, peer: Peer, announced: Announcement) -> None:
     if (announced.pid, announced.started) != (peer.pid, process.started):
         raise NotAShepherd(f"another process was announced as the shepherd of job {announced.job_id}")
-    if announced.uid != peer.uid:
-        raise NotAShepherd(f"the shepherd of job {announced.job_id} was announced for user {announced.uid}")
+    if announced.owner.uid != peer.uid:
+        raise NotAShepherd(f"the shepherd of job {announced.job_id} was announced for user {announced.owner.uid}")
+    if announced.owner.gid != peer.gid:
+        raise NotAShepherd(f"the shepherd of job {announced.job_id} was announced for group {announced.owner.gid}")
     found = process.namespace("pid"), process.namespace("mnt")
     if found != (announced.pid_namespace, announced.mount_namespace):
         raise NotAShepherd(f"process {peer.pid} is not in the namespaces that were announced")

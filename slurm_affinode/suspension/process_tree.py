@@ -13,21 +13,33 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.base import pidfd
+from slurm_affinode.base import kernel_text, pidfd
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process
+from slurm_affinode.base.text import one_line
 
-_SEIZE, _DETACH = 0x4206, 17
+_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _POLL_S = 0.01
+_SETTLE_S = 0.005
+_WAITS_S = 0.8
+"""Patience with processes that wait in the kernel while no other one changes: these are stopped meanwhile."""
+_HOLD_S = 5.0
+"""Timeout for traced threads to stop: a busy node may take long to schedule them."""
+STILL = "TtZXx"
+"""States of threads that do not run."""
 
 
 class TreeGoneError(AffinodeError):
     """The job's shepherd, and with it every process of the job, is gone."""
+
+
+class NotStoppedError(AffinodeError):
+    """A process could not be stopped in time; the text names one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +94,20 @@ class Processes(Protocol):
         """Send SIGCONT."""
         ...
 
+    def stop_all(
+        self, init_pid: int, init_started: int, *, timeout_s: float, but: Collection[int] = (), strict: bool = False
+    ) -> Sequence[Member]:
+        """Send SIGSTOP to everything in the namespace but PID 1 and ``but`` until none of it runs; return it.
+
+        ``strict``: also wait for processes that wait in the kernel. Raises ``NotStoppedError``, ``TreeGoneError``.
+        """
+        ...
+
     def hold(self, members: Iterable[Member]) -> contextlib.AbstractContextManager[None]:
-        """Keep stopped processes stopped while the context lasts, whatever signal arrives except SIGKILL."""
+        """Stop these processes while the context lasts, whatever signal arrives except SIGKILL.
+
+        Afterwards, those that had received SIGSTOP stay stopped. Raises ``NotStoppedError``.
+        """
         ...
 
     def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
@@ -92,6 +116,40 @@ class Processes(Protocol):
         ``reaped``: zombies still count as present.
         """
         ...
+
+
+class StoppedJob:
+    """The stop of the processes of one job while root acts for it: ``checkpoint.interface.Stop``.
+
+    Signals alone do not keep a process stopped: any process of its user may send SIGCONT. So each one is traced too.
+    """
+
+    def __init__(self, processes: Processes, init: Id) -> None:
+        self._processes = processes
+        self._init = init
+        self._held = contextlib.ExitStack()
+
+    def stop(self, *, timeout_s: float, but: Collection[int] = ()) -> None:
+        """Stop and hold all processes but PID 1 and ``but``. Raises ``NotStoppedError``, ``TreeGoneError``."""
+        members = self._processes.stop_all(*self._init, timeout_s=timeout_s, but=but, strict=True)
+        self._hold(members, but)
+
+    def hold(self) -> None:
+        """Hold them. Raises ``NotStoppedError``, also if there is another process than before, ``TreeGoneError``."""
+        self._hold(self._processes.everybody(*self._init), ())
+
+    def _hold(self, members: Sequence[Member], but: Collection[int]) -> None:
+        self.release()
+        self._held.enter_context(self._processes.hold(members))
+        there = {one.id for one in self._processes.everybody(*self._init) if one.pid not in but}
+        new = sorted(there - {one.id for one in members})
+        if new:
+            self.release()
+            raise NotStoppedError(f"process {new[0].pid} was started while the job was being stopped")
+
+    def release(self) -> None:
+        """Release them. Those that have received SIGSTOP stay stopped. Idempotent."""
+        self._held.close()
 
 
 @dataclass(slots=True)
@@ -144,6 +202,41 @@ class LinuxProcesses:
         found = [_member(process) for _, process in space.processes()]
         return sorted((one for one in found if one is not None), key=lambda one: one.pid)
 
+    def stop_all(
+        self, init_pid: int, init_started: int, *, timeout_s: float, but: Collection[int] = (), strict: bool = False
+    ) -> Sequence[Member]:
+        """See ``Processes``. A process receives SIGSTOP only after its parent has stopped."""
+        deadline = waits_until = self.now() + timeout_s
+        calm, before = 0, frozenset[int]()
+        while True:
+            members = [one for one in self.everybody(init_pid, init_started) if one.pid not in but]
+            moving = [one for one in members if self._moves(one, strict=strict)]
+            calm = 0 if moving else calm + 1
+            if calm >= 2:
+                return members
+            pids = frozenset(one.pid for one in moving)
+            send([one for one in moving if one.parent not in pids], signal.SIGSTOP, proc=self.proc)
+            if pids != before:
+                before, waits_until = pids, self.now() + min(timeout_s, _WAITS_S)
+            if moving and (self.now() >= deadline or (self.now() >= waits_until and not self._run(moving))):
+                one = moving[0]
+                raise NotStoppedError(f"process {one.pid} ({one_line(one.name)}) does not stop within {timeout_s:g} s")
+            if moving:
+                self.sleep(_SETTLE_S)
+
+    def _moves(self, member: Member, *, strict: bool) -> bool:
+        with contextlib.suppress(OSError), _held(member, self.proc) as process:
+            return not thread_states(process) <= set(STILL) if strict else is_moving(process)
+        return False
+
+    def _run(self, members: Iterable[Member]) -> bool:
+        """Return whether a thread of these processes neither rests nor waits in the kernel."""
+        for member in members:
+            with contextlib.suppress(OSError), _held(member, self.proc) as process:
+                if not thread_states(process) <= {*STILL, "D"}:
+                    return True
+        return False
+
     def stop(self, members: Iterable[Member]) -> None:
         """Send SIGSTOP to each process."""
         self._signal(members, signal.SIGSTOP)
@@ -159,8 +252,8 @@ class LinuxProcesses:
     def hold(self, members: Iterable[Member]) -> Iterator[None]:
         """Trace every thread from a thread of our own; the kernel detaches them when that thread or the agent ends.
 
-        A stopped process that is traced does not continue on SIGCONT. Slurm sends that signal when it ends a job, and
-        the job must not run on after its image was made.
+        A process that is traced does not continue on SIGCONT. Slurm sends that signal when it ends a job, other
+        processes of the user may send it at any time, and nothing of the job may run while root acts for it.
         """
         ready, done = threading.Event(), threading.Event()
         every = list(members)
@@ -177,10 +270,19 @@ class LinuxProcesses:
         thread.start()
         ready.wait()
         try:
+            self._wait_for_stop(every)
             yield
         finally:
             done.set()
             thread.join()
+
+    def _wait_for_stop(self, members: Sequence[Member]) -> None:
+        deadline = self.now() + _HOLD_S
+        for member in members:
+            while self._moves(member, strict=True):
+                if self.now() >= deadline:
+                    raise NotStoppedError(f"process {member.pid} ({one_line(member.name)}) cannot be held")
+                self.sleep(_SETTLE_S)
 
     def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         """Send SIGKILL until nothing is left, or PID 1 is gone, which takes the rest with it."""
@@ -249,6 +351,8 @@ def _seize(process: Process, task: int) -> None:
             process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
         except OSError:
             libc.ptrace(_DETACH, task, None, None)
+            return
+        libc.ptrace(_INTERRUPT, task, None, None)  # it may have received SIGCONT meanwhile
 
 
 def _held(member: Member, proc: Path) -> Process:
@@ -282,3 +386,43 @@ def parents_first(members: Iterable[Member]) -> list[Member]:
         for pid in reversed(above):
             depths[pid] = depth = depth + 1
     return sorted(by_pid.values(), key=lambda member: (depths[member.pid], member.started, member.pid))
+
+
+def is_moving(process: Process) -> bool:
+    """Return whether a thread of it is not at rest.
+
+    A thread that waits in the kernel (D) for its vfork(2) child does so for as long as the child is stopped. With a
+    stop pending it can neither return to its program nor fork, and it stops when the child continues.
+    """
+    states = thread_states(process)
+    if states <= set(STILL):
+        return False
+    return not states <= {*STILL, "D"} or not (states & set("Tt") or is_pending(process, signal.SIGSTOP))
+
+
+def thread_states(process: Process) -> set[str]:
+    """Return the states of its threads; empty if it is gone."""
+    return {thread_state(process, f"task/{thread}/") for thread in process.threads()}
+
+
+def thread_state(process: Process, place: str = "") -> str:
+    """Return ``R``, ``S``, ...; ``X`` if it is gone."""
+    try:
+        return process.text(f"{place}stat").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
+def is_pending(process: Process, number: int) -> bool:
+    """Return whether this signal is pending."""
+    return bool(pending_signals(process) >> (number - 1) & 1)
+
+
+def pending_signals(process: Process) -> int:
+    """Return the pending signals of a process, the first one in the lowest bit."""
+    try:
+        status = process.status()
+    except OSError:
+        return 0
+    private, shared = (kernel_text.number(status.get(key), 16) or 0 for key in ("SigPnd", "ShdPnd"))
+    return private | shared

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from slurm_affinode.base import json_values
 from slurm_affinode.checkpoint.deleted_files import RemovedFile
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, MailKind, Phase, SuspendOption, SuspensionMail
 from slurm_affinode.suspension import mail, messages
@@ -46,6 +47,8 @@ class SuspensionFacts:
     """Slurm's restart count of the attempt that is suspended."""
     uid: int | None = None
     gid: int | None = None
+    groups: tuple[int, ...] | None = None
+    """Supplementary groups of the owner."""
     user: str | None = None
     account: str | None = None
     partition: str | None = None
@@ -158,6 +161,11 @@ class SuspensionRecord(SuspensionFacts):
         if not all(0 <= one < _YEAR_10000 for one in (known["began_epoch"], *phases.values())):
             raise ValueError("its times are not finite")
         return cls(key=key, phase=phase, phases=phases, **known)
+
+    @property
+    def owner(self) -> User:
+        """The rights with which root acts for the job."""
+        return User(self.uid, self.gid, self.groups or ())
 
     @property
     def began_ms(self) -> int:

@@ -10,9 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.checkpoint.restore_gate import excess, of_owner
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.context import Parts
@@ -102,7 +105,7 @@ def refusals(
     gpu: GpuUseFacts,
     memory: MemoryFacts,
     *,
-    uid: int,
+    owner: User,
     image: ImageFacts | None = None,
 ) -> tuple[Refusal, ...]:
     """Return all reasons against suspending the job now, the most permanent first; empty if it can be suspended.
@@ -113,7 +116,7 @@ def refusals(
     if image is not None:
         found += of_job(job)
         found += of_criu(image, tree)
-        found += of_tree(tree, gpu.users, uid, image.no_device_files)
+        found += of_tree(tree, gpu.users, owner, image.no_device_files)
     found += of_gpu(gpu, tree)
     found += of_memory(gpu.used_bytes, memory)
     if image is not None and image.room is not None:
@@ -167,9 +170,19 @@ def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
 
 
 def of_tree(
-    tree: TreeFacts, cuda_users: Collection[int], uid: int, no_device_files: str | None = None
-) -> list[Refusal]:
-    """Return why CRIU cannot dump or restore the job's processes. ``no_device_files``: see ``ImageFacts``."""
+    tree: TreeFacts, cuda_users: Collection[int], owner: User, no_device_files: str | None = None,
+    forked: Collection[Id] | None = None,
+) -> list[Refusal]:  # fmt: skip
+    """Return why CRIU cannot dump or restore the job's processes.
+
+    ``no_device_files``: see ``ImageFacts``. ``forked``: the forked workers, once their parents have closed the device
+    files that they share; ``None``: they still have them.
+    """
+    uid, given = owner.uid, of_owner(owner)
+
+    def is_forked(one: ProcessFacts) -> bool:
+        return one.is_forked_worker(cuda_users) if forked is None else Id(one.pid, one.started) in forked
+
     found: list[Refusal] = []
 
     def refuse(code: str, what: str, guilty: list[ProcessFacts]) -> None:
@@ -191,6 +204,12 @@ def of_tree(
     strangers = [one for one in living if one.uids and one not in changed and uid not in one.uids]
     refuse("setuid", "runs with changed user ids (setuid)", changed)
     refuse("other-user", f"does not belong to the job's user {uid}", strangers)
+    for one in living:
+        if one in changed or one in strangers:
+            continue
+        more = next((why for found_here in one.credentials if (why := excess(found_here, given)) is not None), None)
+        if more is not None:
+            refuse("credentials", f"has {more} (setgid, a file capability)", [one])
     refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
     refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
     refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
@@ -202,10 +221,10 @@ def of_tree(
         found.append(Refusal("namespaces", text))
     holders = [one for one in tree.processes if one.has_gpu_files and one.pid not in cuda_users]
     refuse("gpu-file", "holds the GPU's device files, and neither it nor its parent uses CUDA with them (a monitor)",
-           [one for one in holders if not one.is_forked_worker(cuda_users)])  # fmt: skip
+           [one for one in holders if not is_forked(one)])  # fmt: skip
     if no_device_files is not None:
         refuse("gpu-file", f"holds the GPU's device files that it has inherited by a fork, and {no_device_files}",
-               [one for one in holders if one.is_forked_worker(cuda_users)])  # fmt: skip
+               [one for one in holders if is_forked(one)])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
     refuse("undumpable", "holds an object that cannot be restored (a semaphore of eventfd(2), a file below /proc/PID)",
@@ -287,6 +306,8 @@ _REMEDIES = {
     "no-shared-store": f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
     "no-room": f"try again later; or {_IN_PLACE}",
     "setuid": _IN_PLACE,
+    "credentials": f"end the program, or start it outside of the job; or {_IN_PLACE}",
+    "root": f"submit it as another user; or {_IN_PLACE}",
     "other-user": _IN_PLACE,
     "left-tree": _IN_PLACE,
     "traced": f"detach the debugger; or {_IN_PLACE}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from slurm_affinode.base.pidfd import Id
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
@@ -54,6 +55,8 @@ class WatchedJob:
     """The last job record from slurmctld."""
     devices: tuple[Device, ...] | None = None
     """Its GPUs on this node, ordered by index; ``None``: unknown."""
+    groups: tuple[int, ...] = ()
+    """Supplementary groups of the owner."""
     suspensions: int = 0
     """Completed suspensions of this submission."""
 
@@ -61,6 +64,11 @@ class WatchedJob:
     def init(self) -> Id:
         """The shepherd's identity; its namespaces are held (``pidfd.namespace``)."""
         return Id(self.init_pid, self.init_started)
+
+    @property
+    def owner(self) -> User:
+        """The rights with which root acts for the job: those that Slurm has given to this attempt."""
+        return User(self.uid, self.gid, self.groups)
 
     @property
     def called(self) -> str:

@@ -29,7 +29,6 @@ from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.interface import CudaState, Image, ImageDamaged, ImageUnanswered, Pages, RestoreFailed
 from slurm_affinode.checkpoint.private_image import verified_file
 from slurm_affinode.checkpoint.retention import Copy
-from slurm_affinode.checkpoint.user_files import user_of
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
@@ -230,7 +229,7 @@ class JobRestorer:
             criu = copy.tier.store.open_criu(copy.image)
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
-            user = user_of(arrival.init_pid, arrival.uid, arrival.gid, started=arrival.init_started)
+            user = arrival.owner
             inherit = parts.streams.put_back(
                 manifest.outputs,
                 fds,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_affinode.base.pidfd import ExhaustedError
+from slurm_affinode.base.pidfd import ExhaustedError, Id
 from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, CudaState
 from slurm_affinode.suspension.context import Parts
@@ -31,10 +31,12 @@ class Rollback:
         try:
             members = self._everybody(record)
         except TreeGoneError:
-            deleted_files.forget_lost(record.removed or (), (record.uid, record.gid))
+            deleted_files.forget_lost(record.removed or (), record.owner)
             return True
         if record.seq is not None:
-            deleted_files.forget([member.id for member in members], (record.uid, record.gid))
+            deleted_files.forget(
+                Id(record.init_pid, record.init_started), [member.id for member in members], record.owner
+            )
         # Continue first: a stopped process cannot restore its GPU memory. Its CUDA calls block until it is unlocked.
         stopped = set(record.stopped_pids or ())
         parts.processes.resume(member for member in members if member.pid not in stopped)

@@ -1,8 +1,9 @@
 """Suspension of a job: each step is announced in the journal, and the ending that its mode has completes it.
 
-    refusals -> CUDA lock -> sample again -> CUDA checkpoint -> ending
+    refusals -> CUDA lock -> sample again -> (stop of other processes, raised memory limit) -> CUDA checkpoint -> ending
 
-The endings are a dump and a requeue (``dump``), and a freeze in place (``inplace.suspend``).
+The refusals are a courtesy: the processes run on, and may be others when the ending acts. The endings are a dump and a
+requeue (``dump``), and a freeze in place (``inplace.suspend``).
 """
 
 from __future__ import annotations
@@ -25,10 +26,13 @@ from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError, LookAgain, Refused
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
-from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
+from slurm_affinode.suspension.process_tree import Member, StoppedJob, TreeGoneError, stopped
 from slurm_affinode.suspension.record import NOTHING_NEW, SuspensionFacts, SuspensionRecord
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, SlurmFacts
 from slurm_affinode.suspension.registry import WatchedJob
+
+STOP_S = 5.0
+"""Timeout for stopping the processes of a job: a busy node may take long to schedule them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,6 +45,9 @@ class Attempt:
     """The processes of the job."""
     facts: SuspensionFacts
     """The facts with which the journal begins."""
+    stop: StoppedJob
+    halted: frozenset[int] = frozenset()
+    """Processes that the agent has stopped before the GPU memory moved."""
     phase: Phase = Phase.RUNNING
     failure: str | None = None
     """Why the suspension was rolled back."""
@@ -49,6 +56,10 @@ class Attempt:
     def record(self) -> SuspensionRecord:
         """The record so far, once its first phase was announced."""
         return self.journal.record
+
+    def stopped_by_others(self, members: Iterable[Member]) -> tuple[int, ...]:
+        """Return the processes that the agent has not stopped."""
+        return tuple(pid for pid in stopped(members) if pid not in self.halted)
 
 
 A = TypeVar("A", bound=Attempt)
@@ -132,7 +143,7 @@ class JobSuspender:
                 tree,
                 GpuUseFacts(parts.cuda.capabilities(), users, used, mig, self._slurm.some_gpus(job)),
                 self._memory.of(job, tree, used),
-                uid=job.uid,
+                owner=job.owner,
                 image=ending.image(job, tree, used),
             )
             found += ending.of_gpu(held)
@@ -192,13 +203,19 @@ class JobSuspender:
                 if (seen := look_again()) is not None:
                     raise AbortedError(f"it is no longer idle: {seen}")
                 ending.recheck(attempt)
-                self._memory.make_room(job, attempt.facts)
+                self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt))
                 announce(self._parts, attempt, Phase.LOCKED)
                 self._checkpoint(attempt)
-                announce(self._parts, attempt, Phase.PARKED)
+                members = self._members(job)
+                announce(
+                    self._parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=attempt.stopped_by_others(members))
+                )
                 ending.finish(attempt)
             except (AffinodeError, OSError) as error:
+                attempt.stop.release()
                 ending.roll_back(attempt, error)
+            finally:
+                attempt.stop.release()
             return replace(attempt.record, phase=attempt.phase, failure=attempt.failure)
 
     @contextmanager
@@ -237,6 +254,8 @@ class JobSuspender:
         key = JobKey.of(self._parts.cluster, slurm)
         if slurm.state != "RUNNING" or slurm.restarts != job.restarts or key is None:
             raise Refused(Refusal("state", f"Slurm reports that it is {slurm.state.lower()}"))
+        if slurm.uid is not None and slurm.uid != job.uid:
+            raise Refused(Refusal("other-user", f"Slurm reports that it belongs to user {slurm.uid}, not to {job.uid}"))
         for refusal in self.refusals(job):
             raise Refused(refusal)
         return self._parts.journal.of_job(key)
@@ -248,6 +267,14 @@ class JobSuspender:
         for pid in attempt.facts.cuda_pids or ():
             left_ms = max(100, round((deadline - parts.now()) * 1000))
             parts.cuda.lock(pid, timeout_ms=left_ms, started=started[pid])
+
+    def _halt(self, attempt: Attempt) -> None:
+        """Stop the processes that do not use CUDA: while the memory limit is raised, they must not take the memory."""
+        cuda = attempt.facts.cuda_pids or ()
+        before = stopped(self._members(attempt.job))
+        attempt.stop.stop(timeout_s=STOP_S, but=cuda)
+        others = (one.pid for one in self._members(attempt.job))
+        attempt.halted = frozenset(pid for pid in others if pid not in before and pid not in cuda)
 
     def _checkpoint(self, attempt: Attempt) -> None:
         for pid in attempt.facts.cuda_pids or ():
@@ -269,8 +296,9 @@ def first_facts(
     slurm = job.slurm
     assert slurm is not None  # noqa: S101 - it is the current record
     return SuspensionFacts(
-        job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, user=slurm.user, account=slurm.account,
-        partition=slurm.partitions[0] if slurm.partitions else None, job_name=slurm.name, shown=slurm.id,
+        job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, groups=job.groups, user=slurm.user,
+        account=slurm.account, partition=slurm.partitions[0] if slurm.partitions else None, job_name=slurm.name,
+        shown=slurm.id,
         option=job.option, why=why, began_epoch=parts.now(), init_pid=job.init_pid, init_started=job.init_started,
         cuda_pids=cuda, stopped_pids=stopped(members),
     )  # fmt: skip

@@ -23,10 +23,12 @@ static const char *at(const char *name)
 
 static bool make(struct announcement *made, const char *socket, char *error)
 {
+    static const gid_t groups[] = {4, 24, 4294967294u};
+    struct announcement_owner owner = {.uid = 1001, .gid = 1002, .groups = groups, .group_count = 3};
     struct stat program;
 
     CHECK(stat("/proc/self/exe", &program) == 0);
-    return announcement_make(made, socket, 4711, 1001, child, &program, error, 512);
+    return announcement_make(made, socket, 4711, &owner, child, &program, error, 512);
 }
 
 static size_t read_file(const char *path, char *text, size_t size)
@@ -59,7 +61,7 @@ static void announcement_names_process_and_program(void)
     CHECK(stat(at("/run/shepherds"), &found) == 0 && (found.st_mode & 07777) == 0700);
     CHECK(stat(at("/run/shepherds/4711"), &found) == 0 && (found.st_mode & 07777) == 0600 && found.st_nlink == 1);
     CHECK(read_file(at("/run/shepherds/4711"), text, sizeof(text)) > 0);
-    snprintf(expected, sizeof(expected), "version=1\njob=4711\nuid=1001\npid=%d\nstarted=", (int)child);
+    snprintf(expected, sizeof(expected), "version=2\njob=4711\nuid=1001\ngid=1002\npid=%d\nstarted=", (int)child);
     CHECK(strncmp(text, expected, strlen(expected)) == 0);
     snprintf(expected, sizeof(expected), "\nkeeper=%d\nkeeper_started=", (int)getpid());
     CHECK(strstr(text, expected) != NULL);
@@ -69,6 +71,7 @@ static void announcement_names_process_and_program(void)
     CHECK(stat("/proc/self/exe", &found) == 0);
     snprintf(expected, sizeof(expected), "\nprogram=%ju:%ju\n", (uintmax_t)found.st_dev, (uintmax_t)found.st_ino);
     CHECK(strstr(text, expected) != NULL);
+    CHECK(strstr(text, "\ngroups=4,24,4294967294\n") != NULL);
     CHECK(strstr(text, "started=0\n") == NULL);
     CHECK(announcement_withdraw(&made) && access(at("/run/shepherds/4711"), F_OK) != 0);
     CHECK(announcement_withdraw(&made));

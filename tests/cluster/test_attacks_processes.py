@@ -87,7 +87,7 @@ def test_revoked_group_is_not_restored(rights: Drive) -> None:
     assert rights("rights") == [[4, 6]]
     rights("dump")
     rights("with_groups", [6])
-    with pytest.raises(DriveError, match="would have group 4, which its user no longer has"):
+    with pytest.raises(DriveError, match="would have group 4, which its owner does not have"):
         rights("restore")
     assert rights("members") == []
     rights("with_groups", [4, 6, 24])

@@ -20,12 +20,13 @@ from fuzz.mutation import mutated, mutated_json, some, text
 from fuzz.places import directory, put
 from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.checkpoint.signatures import Signer
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.suspension import job_environment, memory_limits, sweep
 from slurm_affinode.suspension.announcements import AnnouncementError, Announcements
 
 _KEY = b"k" * 32
 _ANNOUNCEMENT = (
-    b"version=1\njob=7\nuid=2001\npid=300\nstarted=12345\nkeeper=200\nkeeper_started=12000\n"
+    b"version=2\njob=7\nuid=2001\ngid=2001\ngroups=4,24\npid=300\nstarted=12345\nkeeper=200\nkeeper_started=12000\n"
     b"pid_namespace=4:4026532500\nmount_namespace=4:4026532501\nprogram=65024:131\n"
 )
 _ANNOUNCED = (b"job=7", b"job=8", b"uid=0", b"pid=1\n", b":", b"=", b"\r", b"\x0b", b"\x1c", b"\xb2", b"9" * 21)
@@ -45,6 +46,11 @@ def _announcements() -> Iterator[Check]:
             lines = data.decode("ascii", "replace").splitlines()
             for one in dataclasses.fields(found):
                 value = getattr(found, one.name)
+                if isinstance(value, User):
+                    numbers = re.findall("[0-9]+", " ".join(line for line in lines if line[:2] in ("ui", "gi", "gr")))
+                    if sorted(map(int, numbers)) != sorted((value.uid, value.gid, *value.groups)):
+                        raise Wrong(f"the owner is {value}, of {numbers}")
+                    continue
                 values = value if isinstance(value, tuple) else (value,)
                 key = "job" if one.name == "job_id" else one.name
                 said = [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]

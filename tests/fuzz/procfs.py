@@ -30,15 +30,14 @@ from slurm_affinode.checkpoint import (
     local_files,
     open_files,
     restore_gate,
-    user_files,
 )
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension import cgroup
-from slurm_affinode.suspension.inplace import freezer, sock_diag, sockets
+from slurm_affinode.suspension.inplace import sock_diag, sockets
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member
+from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, pending_signals, thread_state, thread_states
 
 PID, PARENT = 300, 200
 _STATES = "RSDTtZX"
@@ -186,7 +185,6 @@ def _processes() -> Iterator[Check]:
                 "children": sorted(inspector._children(PID)),
                 "member": tree.read(PID),
                 "facts": next(iter(inspection.collect(PID, PID, proc=root).processes), None),
-                "user": user_files.user_of(PID, 2001, 100, proc=root),
                 "host": cuda.host_bytes(PID, root),
                 "waits": sockets.waits((PID,), root),
                 "uses": orphans.uses(finder, proc=root, cgroups=root / "cgroup"),
@@ -206,9 +204,9 @@ def _of_held(root: Path) -> dict[str, Any]:
     with pidfd.Process(PID, proc=root) as process:
         read: dict[str, Any] = {"status": {}, "held": None, "command": orphans._command(process), "credentials": None}
         read |= {
-            "mask": freezer._waiting(process),
-            "state": freezer._state(process),
-            "states": freezer._states(process),
+            "mask": pending_signals(process),
+            "state": thread_state(process),
+            "states": thread_states(process),
         }
         with contextlib.suppress(OSError):
             read["status"] = process.status()
@@ -252,7 +250,6 @@ def _true(one: dict[str, Any], read: dict[str, Any]) -> None:
     _expect("state of the freezer", read["state"], state)
     _expect("states", read["states"], {state})
     _expect("signals", read["mask"], 0x4200)
-    _expect("user", read["user"].groups, tuple(one["groups"]) if set(one["uids"]) == {2001} else ())
     status, held = read["status"], read["held"]
     _expect("held", (held.state, held.parent, held.started), (state, one["parent"], one["started"]))
     for name, value in (("Uid", one["uids"]), ("PPid", [one["parent"]]), ("NSpid", one["ns_pids"])):

@@ -378,11 +378,12 @@ def _local_files() -> Iterator[Check]:
             one.mkdir(parents=True)
         (proc / "5" / "root").symlink_to(root)
         put(str(proc / "5" / "stat"), b"5 (x) S" + b" 1" * 49)
-        put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t0\t0\t0\t0\nGroups:\t\n")
+        put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t2001\t2001\t2001\t2001\nGroups:\t\n")
         put(str(image / "local-0"), b"content")
+        _give(str(root), str(root / "tmp"), str(root / "etc"))
         before = sorted(os.listdir(root / "etc"))
         fd, copy = os.open(image, os.O_RDONLY), os.open(image / "local-0", os.O_RDONLY)
-        created = CreatedFilesOfJobs(place / "created-files").of(_MANIFEST.key, 0)
+        created = CreatedFilesOfJobs(place / "created-files").of(_MANIFEST.key, _OWNER.uid)
 
         def contents(name: str) -> int:
             if name != "local-0":
@@ -391,15 +392,14 @@ def _local_files() -> Iterator[Check]:
 
         def put_back(data: bytes) -> dict[str, tuple[int, int]]:
             put(str(image / local_files.INDEX), data)
-            return local_files.put_back(
-                Id(5, 1), fd, contents, User(0, 0), created=created, places=("/tmp",), proc=proc
-            )
+            return local_files.put_back(Id(5, 1), fd, contents, _OWNER, created=created, places=("/tmp",), proc=proc)
 
         def check(data: bytes) -> bool:
             put_back(json.dumps(_LOCAL | {"files": _LOCAL["files"][:2]}).encode())  # type: ignore[index]
             put(f"{root}/tmp/d/f", b"newer than the content")
             for name in _OTHERS:
                 put(f"{root}/tmp/{name}", b"other")
+                _give(f"{root}/tmp/{name}")
             others = [os.lstat(root / "tmp" / name) for name in _OTHERS]
             try:
                 made = put_back(data)
@@ -430,6 +430,12 @@ def _created_check(path: Path) -> bool:
     return bool(found)
 
 
+def _give(*paths: str) -> None:
+    """Give the owner of the job files of root."""
+    for path in paths if os.geteuid() == 0 else ():
+        os.chown(path, _OWNER.uid, _OWNER.gid)
+
+
 def _empty(place: Path) -> None:
     for base, directories, files in os.walk(place, topdown=False):
         for name in files:
@@ -442,9 +448,10 @@ def _empty(place: Path) -> None:
                 os.rmdir(path)
 
 
+_OWNER = User(2001, 2001)
 _LOCAL = {
-    "uid": 0,
-    "gid": 0,
+    "uid": _OWNER.uid,
+    "gid": _OWNER.gid,
     "files": [
         {"path": "/tmp/d", "kind": "directory", "mode": 0o700, "copy": None, "size": 0},
         {"path": "/tmp/d/f", "kind": "file", "mode": 0o600, "copy": "local-0", "size": 7},

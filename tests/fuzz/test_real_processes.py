@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from job_owner import OWNER
 
 from fuzz.mutation import LINE_ENDS
 from slurm_affinode.agent import orphans
@@ -20,14 +21,12 @@ from slurm_affinode.base.pidfd import ExhaustedError, Id, Process, processes
 from slurm_affinode.checkpoint import cuda, deleted_files, inspection, local_files, open_files
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.local_files import _sockets
-from slurm_affinode.checkpoint.user_files import User, user_of
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.suspension.inplace import freezer
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.sock_diag import socket_inodes
 from slurm_affinode.suspension.inplace.sockets import waits
 from slurm_affinode.suspension.peers import Inspector
-from slurm_affinode.suspension.process_tree import LinuxProcesses
+from slurm_affinode.suspension.process_tree import LinuxProcesses, thread_state
 
 _PR_SET_NAME = 15
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -88,10 +87,9 @@ def test_process_name_does_not_affect_other_fields(name: str, zombie: bool) -> N
         assert (found.uids, found.state == "Z", found.tracer) == (me, zombie, 0)
         assert (found.memory > 0) is not zombie
         assert (cuda.host_bytes(pid) is None) is zombie
-        assert user_of(pid, os.getuid(), os.getgid()).groups == tuple(sorted(os.getgroups()))
         assert Inspector().started(pid) == member.started == facts_started(pid)
         with Process(pid) as held:
-            assert (freezer._state(held) == "Z") is zombie
+            assert (thread_state(held) == "Z") is zombie
         assert Inspector().cpu_ticks(pid) is not None
         assert isinstance(waits((pid,)), dict)
         with Process(pid) as held:
@@ -212,7 +210,6 @@ READERS: dict[str, Callable[[Process], object]] = {
     "usage": lambda one: orphans.uses(JobFinder()),
     "tree": lambda one: inspection.collect(one.pid, one.pid),
     "host memory": lambda one: cuda.host_bytes(one.pid),
-    "user": lambda one: user_of(one.pid, os.getuid(), os.getgid()),
     "cgroups": lambda one: cgroup_files(one.pid),
     "cgroups to freeze": lambda one: list(LinuxFreezer()._cgroups_of((one.pid,))),
     "ended member": lambda one: LinuxFreezer().ended((one.pid,)),
@@ -232,12 +229,11 @@ def test_missing_descriptor_is_not_taken_for_end_of_process(reader: Callable[[Pr
     reader(Process(os.getpid()))
 
 
-OWNER = (os.getuid(), os.getgid())
 CLEAN_UPS: dict[str, Callable[[Id], object]] = {
-    "names before a dump": lambda one: deleted_files.give_names([one], OWNER),
+    "names before a dump": lambda one: deleted_files.give_names(one, [one], OWNER),
     "names of removed files": lambda one: deleted_files.ahead([one]),
-    "names of an aborted dump": lambda one: deleted_files.forget([one], OWNER),
-    "files of a failed restore": lambda one: local_files.remove(one, {}, User(*OWNER, ())),
+    "names of an aborted dump": lambda one: deleted_files.forget(one, [one], OWNER),
+    "files of a failed restore": lambda one: local_files.remove(one, {}, OWNER),
 }
 
 

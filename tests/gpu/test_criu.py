@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.interface import CudaState, Tree
+from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
 
@@ -53,6 +53,13 @@ def store(machine: Machine, tmp_path: Path) -> DirectoryStore:
     return DirectoryStore(base / f"images-{os.getpid()}", os.urandom(32))
 
 
+@pytest.fixture
+def program() -> Iterator[Program]:
+    """A program to be started with this directory as the owner of a job."""
+    with tree.directory() as directory:
+        yield Program(directory)
+
+
 def fitting(machine: Machine, store: DirectoryStore) -> int:
     """Return the GPU memory in MiB that fits on the disk as an image; skips if there is almost no space."""
     free = store.usage().free // MIB
@@ -72,7 +79,7 @@ def measured(action: Callable[[], Any]) -> tuple[Any, float]:
 
 def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver, criu: Criu, store: DirectoryStore, tmp_path: Path,
-    note: Any,
+    program: Program, note: Any,
 ) -> None:  # fmt: skip
     """Another process uses the GPU meanwhile; the outputs are those of an uninterrupted run."""
     mib = fitting(machine, store)
@@ -81,13 +88,10 @@ def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
     expected = [calm.ask("steps", count=2), calm.ask("steps", count=2), calm.ask("digest")]
     run.close()
 
-    directory = tmp_path / "program"
-    directory.mkdir()
-    key = JobKey("gpu", 1, 1)
-    program = Program(directory)
+    key, directory = JobKey("gpu", 1, 1), str(program.directory)
     try:
         with (
-            tree.space(tmp_path, sys.executable, str(HERE / "worker.py"), str(directory)) as first,
+            tree.space(tmp_path, sys.executable, str(HERE / "worker.py"), directory, owner=tree.OWNER) as first,
             looked_after(cuda, program),
         ):
             program.ready()
@@ -95,29 +99,33 @@ def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
             program.ask("setup", mib=mib, seed=9)
             began_with = program.ask("steps", count=2)
             _, out_s = measured(lambda: run.suspend(program))
-            with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+            with store.begin(key, uid=tree.OWNER.uid, estimate=mib * MIB) as writer:
                 writer.follow()
-                dump, dump_s = measured(
-                    lambda: criu.dump(Tree(Process(first.init).id, program.pid, root_ns), writer.criu_fd, timeout_s=300)
-                )
+                _, dump_s = measured(lambda: tree.dump(criu, first, writer.criu_fd, timeout_s=300))
                 image = writer.commit(tree.manifest(key, root_ns, mib))
             os.kill(program.pid, signal.SIGKILL)
         assert ended(program, 30.0)
-        assert dump.size >= mib * MIB * 0.9
+        assert image.manifest.size >= mib * MIB * 0.9
 
         other = run.start()
         other.ask("setup", mib=mib, seed=1)
         assert other.ask("steps", count=1)
         run.close()
 
-        with tree.space(tmp_path) as second, looked_after(cuda, program):
-            again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+        with tree.space(tmp_path, owner=tree.OWNER) as second, looked_after(cuda, program):
+            again = store.find(LiveRun(replace(key, submit_epoch=2), tree.OWNER.uid, 1))
             assert again is not None
             fd = store.open_criu(again)
             with store.verifying(again) as pages:
                 _, restore_s = measured(
                     lambda: criu.restore(
-                        Process(second.init).id, fd, [], root_pid_ns=root_ns, timeout_s=300, pages=pages
+                        Process(second.init).id,
+                        fd,
+                        [],
+                        root_pid_ns=root_ns,
+                        timeout_s=300,
+                        pages=pages,
+                        user=tree.OWNER,
                     )
                 )
             os.close(fd)
@@ -138,23 +146,22 @@ def test_process_is_restored_from_image(  # noqa: PLR0917 - fixtures
         store.close()
 
 
-def test_process_that_holds_gpu_is_not_dumped(
-    run: Programs, criu: Criu, cuda: Cuda, store: DirectoryStore, tmp_path: Path
+def test_process_that_holds_gpu_is_not_dumped(  # noqa: PLR0917 - fixtures
+    run: Programs, criu: Criu, cuda: Cuda, store: DirectoryStore, tmp_path: Path, program: Program
 ) -> None:
     """CRIU refuses, and the process keeps running."""
-    directory = tmp_path / "program"
-    directory.mkdir()
-    program = Program(directory)
+    directory = str(program.directory)
     with (
-        tree.space(tmp_path, sys.executable, str(HERE / "worker.py"), str(directory)) as first,
+        tree.space(tmp_path, sys.executable, str(HERE / "worker.py"), directory, owner=tree.OWNER) as first,
         looked_after(cuda, program),
     ):
         program.ready()
-        root_ns, program.pid = first.root()
+        _, program.pid = first.root()
         program.ask("setup", mib=16, seed=9)
         digest = program.ask("digest")
-        with store.begin(JobKey("gpu", 2, 1), uid=0, estimate=MIB) as writer, pytest.raises(Exception, match="CRIU"):
-            criu.dump(Tree(Process(first.init).id, program.pid, root_ns), writer.criu_fd, timeout_s=60)
+        key = JobKey("gpu", 2, 1)
+        with store.begin(key, uid=tree.OWNER.uid, estimate=MIB) as writer, pytest.raises(Exception, match="CRIU"):
+            tree.dump(criu, first, writer.criu_fd, timeout_s=60)
         assert cuda.state(program.pid) is CudaState.RUNNING
         assert program.ask("digest") == digest
         program.send("end")

@@ -10,6 +10,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,15 +22,25 @@ from slurm_affinode.base.pidfd import Namespace, Process
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import CheckpointError, Tree
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, Manifest, SuspendOption, Versions
+from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob
 
+OWNER = User(65534, 65534)
+"""The owner of trees that are dumped: root acts for no process of its own."""
 _INIT = """
 import os, subprocess, sys, time
 subprocess.run(["mount", "--make-rprivate", "/"], check=True)
 subprocess.run(["mount", "-t", "proc", "proc", "/proc"], check=True)
-if len(sys.argv) > 2 and os.fork() == 0:
-    os.execv(sys.argv[2], sys.argv[2:])
-open(sys.argv[1], "w").close()
+os.chdir(os.path.dirname(sys.argv[1]))  # below directories that are closed to the owner
+if uid := int(sys.argv[2]):
+    os.setgroups(())
+    os.setgid(uid)
+    os.setuid(uid)
+if len(sys.argv) > 3 and os.fork() == 0:
+    os.chdir(sys.argv[3])
+    os.execv(sys.argv[4], sys.argv[4:])
+open(os.path.basename(sys.argv[1]), "w").close()
 while True:
     try:
         os.waitpid(-1, 0)
@@ -59,16 +70,25 @@ class Space:
 
 
 @contextlib.contextmanager
-def space(work: Path, *command: str, env: Mapping[str, str] | None = None) -> Iterator[Space]:
-    """Create a namespace, optionally with a command as the only process below its PID 1. It ends with the context."""
-    token = work / f"init-{time.monotonic_ns()}"
+def space(
+    work: Path, *command: str, env: Mapping[str, str] | None = None, owner: User | None = None
+) -> Iterator[Space]:  # fmt: skip
+    """Create a namespace, optionally with a command as the only process below its PID 1. It ends with the context.
+
+    ``owner``: the user as whom its processes run, root by default.
+    """
+    signals = work / f"init-{time.monotonic_ns()}"
+    signals.mkdir()
+    signals.chmod(0o777)
+    token = signals / "up"
     # It also ends if its parent is killed: otherwise a stopped server would remain forever.
     argv = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
-    argv += ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token), *command]
+    argv += ["unshare", "--pid", "--mount", "--fork", "--kill-child", sys.executable, "-c", _INIT, str(token)]
+    argv += ["0", str(Path.cwd())] if owner is None else [str(owner.uid), "/"]
     made: subprocess.Popen[bytes] | None = None
     try:
         with undisturbed():
-            made = subprocess.Popen(argv, stdin=subprocess.DEVNULL, env=env)
+            made = subprocess.Popen([*argv, *command], stdin=subprocess.DEVNULL, env=env)
         deadline = time.monotonic() + _DEADLINE_S
         while not token.exists():
             if made.poll() is not None or time.monotonic() > deadline:
@@ -96,23 +116,29 @@ def trial(criu: Criu, work: Path) -> str | None:
 
     Root may lack a capability (in a container), or the kernel a feature: that is unrelated to GPUs.
     """
-    place = work / "plain"
-    place.mkdir()
-    program, key = Program(place), JobKey("plain", 1, 1)
+    if (why := _barred()) is not None:
+        return f"CRIU cannot dump a plain process here: {why}"
+    key = JobKey("plain", 1, 1)
     store = DirectoryStore(work / "plain-images", os.urandom(32))
     try:
-        with space(work, sys.executable, "-c", _PLAIN, str(HERE), str(place)) as first:
-            program.ready()
-            inner, outer = first.root()
-            with store.begin(key, uid=0, estimate=64 * MIB) as writer:
+        with (
+            directory() as place,
+            space(work, sys.executable, "-c", _PLAIN, str(HERE), str(place), owner=OWNER) as first,
+        ):
+            Program(place).ready()
+            inner, _ = first.root()
+            with store.begin(key, uid=OWNER.uid, estimate=64 * MIB) as writer:
                 writer.follow()
-                criu.dump(Tree(Process(first.init).id, outer, inner), writer.criu_fd, timeout_s=_DEADLINE_S)
+                dump(criu, first, writer.criu_fd, timeout_s=_DEADLINE_S)
                 image = writer.commit(manifest(key, inner, 0))
-        with space(work) as second:
+        with space(work, owner=OWNER) as second:
             fd = store.open_criu(image)
             try:
                 with store.verifying(image) as pages:
-                    criu.restore(Process(second.init).id, fd, [], root_pid_ns=inner, timeout_s=_DEADLINE_S, pages=pages)
+                    criu.restore(
+                        Process(second.init).id, fd, [], root_pid_ns=inner, timeout_s=_DEADLINE_S, pages=pages,
+                        user=OWNER,
+                    )  # fmt: skip
             finally:
                 os.close(fd)
     except CheckpointError as error:
@@ -125,10 +151,48 @@ def trial(criu: Criu, work: Path) -> str | None:
     return None
 
 
+def _barred() -> str | None:
+    """Return why the owner cannot run the programs of these tests; ``None``: it can."""
+    argv = [sys.executable, "-c", "import sys; sys.path.insert(0, sys.argv[1]); import protocol", str(HERE)]
+    try:
+        ran = subprocess.run(
+            argv, user=OWNER.uid, group=OWNER.gid, extra_groups=(), cwd="/", check=False, capture_output=True
+        )
+    except OSError as error:
+        return f"only root can run {sys.executable}: {error.strerror}"
+    said = ran.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return None if ran.returncode == 0 else f"only root can run the programs of these tests: {said}"
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[Path]:
+    """Create a directory of the owner for a program."""
+    with tempfile.TemporaryDirectory() as made:
+        os.chown(made, OWNER.uid, OWNER.gid)
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+def dump(criu: Criu, of: Space, directory_fd: int, *, timeout_s: float) -> None:
+    """Stop the only process of a namespace and dump it. It stays stopped, or runs on if it cannot be dumped."""
+    init, processes = Process(of.init).id, LinuxProcesses()
+    inner, outer = of.root()
+    stop = StoppedJob(processes, init)
+    try:
+        stop.stop(timeout_s=_DEADLINE_S)
+        criu.dump(Tree(init, outer, inner, OWNER), directory_fd, timeout_s=timeout_s, stop=stop)
+    except BaseException:
+        stop.release()
+        processes.resume(processes.everybody(*init))
+        raise
+    finally:
+        stop.release()
+
+
 def manifest(key: JobKey, root: int, mib: int) -> Manifest:
     """Return the agent's manifest for a job with one process, ``root``, and this much GPU memory."""
     return Manifest(
-        key=key, seq=0, uid=0, gid=0, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
+        key=key, seq=0, uid=OWNER.uid, gid=OWNER.gid, node="here", restarts=0, started_epoch=0.0, dumped_epoch=0.0,
         option=SuspendOption(), versions=Versions("", "", ""), root_pid=root, cuda_pids=(root,), gpus=(),
         gpu_bytes=mib * MIB, outputs=(), files=(),
     )  # fmt: skip

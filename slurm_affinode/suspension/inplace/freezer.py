@@ -26,13 +26,23 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import PROC, Process, processes
 from slurm_affinode.gpu.jobs import cgroup_of_job
 from slurm_affinode.suspension.cgroup import Cgroup
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, send
+from slurm_affinode.suspension.process_tree import (
+    STILL,
+    LinuxProcesses,
+    Member,
+    NotStoppedError,
+    is_moving,
+    is_pending,
+    pending_signals,
+    send,
+    thread_state,
+    thread_states,
+)
 
 SIGNALS = "signals"
 OWN = "slurm-affinode"
 """Name of the cgroup below Slurm's in which the processes of a job are frozen."""
 _LOOK_AGAIN_S = 0.005
-_STILL = "TtZXx"
 _ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that request something of a process. Others may wait for a stopped process in any case: SIGCHLD of stopped
 children, those of timers."""
@@ -199,17 +209,10 @@ class LinuxFreezer:
             with self._cgroup(how) as group:
                 self._set(group, frozen=True, deadline=deadline)
             return
-        calm = 0
-        while calm < 2:
-            moving = [one for one in self.members(init_pid, init_started) if self._moves(one)]
-            calm = 0 if moving else calm + 1
-            pids = {one.pid for one in moving}
-            send([one for one in moving if one.parent not in pids], signal.SIGSTOP, proc=self.proc)
-            if moving and self.now() >= deadline:
-                one = moving[0]
-                raise FreezeError(f"process {one.pid} ({one.name}) does not stop within {timeout_s:g} s")
-            if moving:
-                self.sleep(_LOOK_AGAIN_S)
+        try:
+            LinuxProcesses(self.proc, self.sleep, self.now).stop_all(init_pid, init_started, timeout_s=timeout_s)
+        except NotStoppedError as error:
+            raise FreezeError(str(error)) from None
 
     def thaw(
         self, init_pid: int, init_started: int, how: str, *, stay: Collection[int], going: Collection[int] = ()
@@ -297,7 +300,7 @@ class LinuxFreezer:
 
     def busy(self, pids: Iterable[int]) -> bool:
         """See ``Freezer``."""
-        return any(_states(process) & {"R", "D"} for process in processes(pids, proc=self.proc))
+        return any(thread_states(process) & {"R", "D"} for process in processes(pids, proc=self.proc))
 
     def moving(self, pids: Iterable[int], how: str) -> int | None:
         """See ``Freezer``."""
@@ -311,37 +314,32 @@ class LinuxFreezer:
                 return next(iter(pids), None)
             # The freezer of version 1 also blocks SIGKILL: a process that is being killed has to be thawed.
             there = processes(pids if version == 1 else (), proc=self.proc)
-            return next((process.pid for process in there if _pending(process, signal.SIGKILL)), None)
+            return next((process.pid for process in there if is_pending(process, signal.SIGKILL)), None)
         return next((process.pid for process in processes(pids, proc=self.proc) if _main_moves(process)), None)
 
     def ended(self, pids: Iterable[int]) -> int | None:
         """See ``Freezer``."""
         pids = tuple(pids)
         # A process runs on when only its first thread has ended.
-        there = {one.pid for one in processes(pids, proc=self.proc) if not _states(one) <= set("ZX")}
+        there = {one.pid for one in processes(pids, proc=self.proc) if not thread_states(one) <= set("ZX")}
         return next((pid for pid in pids if pid not in there), None)
 
     def calls(self, pids: Iterable[int]) -> Calls:
         """See ``Freezer``. Includes blocked signals, which sigwait(3) and signalfd(2) receive."""
         found: set[tuple[int, int]] = set()
         for process in processes(pids, proc=self.proc):
-            waiting = _waiting(process)
+            waiting = pending_signals(process)
             found.update((process.pid, int(number)) for number in _ASKING if waiting >> (number - 1) & 1)
         return frozenset(found)
 
     def held(self, init_pid: int) -> bool:
         """See ``Freezer``. By SIGSTOP, or by the freezer of its cgroup."""
-        if any(_state(process) == "T" for process in processes((init_pid,), proc=self.proc)):
+        if any(thread_state(process) == "T" for process in processes((init_pid,), proc=self.proc)):
             return True
         for group in self._cgroups_of((init_pid,)):
             with contextlib.suppress(OSError):
                 if group.frozen():
                     return True
-        return False
-
-    def _moves(self, member: Member) -> bool:
-        with contextlib.suppress(OSError), Process(member.pid, started=member.started, proc=self.proc) as process:
-            return _moves(process)
         return False
 
     def _set(self, group: FreezerCgroup, *, frozen: bool, deadline: float) -> None:
@@ -355,46 +353,6 @@ class LinuxFreezer:
                 self.sleep(_LOOK_AGAIN_S)
 
 
-def _moves(process: Process) -> bool:
-    """Return whether a thread of it is not at rest.
-
-    A thread that waits in the kernel (D) for its vfork(2) child does so for as long as the child is stopped. With a
-    stop pending it can neither return to its program nor fork, and it stops when the child continues.
-    """
-    states = _states(process)
-    if states <= set(_STILL):
-        return False
-    return not states <= {*_STILL, "D"} or not (states & set("Tt") or _pending(process, signal.SIGSTOP))
-
-
 def _main_moves(process: Process) -> bool:
-    state = _state(process)
-    return _moves(process) if state == "D" else state not in _STILL
-
-
-def _states(process: Process) -> set[str]:
-    """Return the states of its threads; empty if it is gone."""
-    return {_state(process, f"task/{thread}/") for thread in process.threads()}
-
-
-def _state(process: Process, place: str = "") -> str:
-    """Return ``R``, ``S``, ...; ``X`` if it is gone."""
-    try:
-        return process.text(f"{place}stat").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return "X"
-
-
-def _pending(process: Process, number: int) -> bool:
-    """Return whether this signal is pending."""
-    return bool(_waiting(process) >> (number - 1) & 1)
-
-
-def _waiting(process: Process) -> int:
-    """Return the pending signals of a process, the first one in the lowest bit."""
-    try:
-        status = process.status()
-    except OSError:
-        return 0
-    private, shared = (kernel_text.number(status.get(key), 16) or 0 for key in ("SigPnd", "ShdPnd"))
-    return private | shared
+    state = thread_state(process)
+    return is_moving(process) if state == "D" else state not in STILL

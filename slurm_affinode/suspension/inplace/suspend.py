@@ -16,7 +16,7 @@ from slurm_affinode.core.inplace import sleeps_forever
 from slurm_affinode.model.suspension import Phase, Refusal
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace import sockets
-from slurm_affinode.suspension.inplace.freezer import Calls, Freezer
+from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import holders
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.inplace.sleeper import Sleeper
@@ -26,7 +26,7 @@ from slurm_affinode.suspension.interface import AbortedError, Refused, cause
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import SuspensionOutcomes, mail_owner
-from slurm_affinode.suspension.process_tree import Member, TreeGoneError, stopped
+from slurm_affinode.suspension.process_tree import Member, StoppedJob, TreeGoneError
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import JobFacts, of_nodes, of_steps
 from slurm_affinode.suspension.registry import WatchedJob
@@ -130,8 +130,9 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
         return FreezeAttempt(
-            job=job, journal=journal, members=members, facts=facts, before=rest.look, known=there.union(cuda)
-        )
+            job=job, journal=journal, members=members, facts=facts, before=rest.look, known=there.union(cuda),
+            stop=StoppedJob(parts.processes, job.init),
+        )  # fmt: skip
 
     def _at_rest(self, job: WatchedJob) -> _Rest:
         """Return the state of its sockets. Raises ``Refused`` if there is a pending request."""
@@ -178,9 +179,12 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         how = self._freezer.how(members, job.init_pid)
         facts = SuspensionFacts(how=how)
         if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
-            facts = replace(facts, stopped_pids=stopped(members))  # its script may have continued one since
+            facts = replace(facts, stopped_pids=attempt.stopped_by_others(members))  # may have changed since
         announce(self._parts, attempt, Phase.FROZEN, facts)
         self._freezer.freeze(job.init_pid, job.init_started, how, timeout_s=self._freeze_s)
+        attempt.stop.release()
+        if how != SIGNALS:  # frozen now: a process that was stopped as well would remain so when it is thawed
+            self._parts.processes.resume(one for one in members if one.pid in attempt.halted)
 
     def _look_for_new(self, attempt: FreezeAttempt) -> None:
         """Raise ``AbortedError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""

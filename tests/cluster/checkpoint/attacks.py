@@ -24,7 +24,6 @@ from session import JOB, PYTHON, UID, members, wait_for
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import deleted_files
 from slurm_affinode.checkpoint.interface import CheckpointError, InheritFd
-from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import LiveRun
 
 THEIRS = Path("/srv/checkpoint-attack")
@@ -315,7 +314,7 @@ class Attacks(Driven):
                     self._change(fd, swap)
                 self.criu.restore(
                     Process(init).id, fd, [InheritFd(out.fileno(), str(self.out).lstrip("/"))], root_pid_ns=self.root,
-                    timeout_s=40, pages=pages, user=User(UID, UID), shared=shared, ready=ready,
+                    timeout_s=40, pages=pages, user=self.owner, shared=shared, ready=ready,
                 )  # fmt: skip
             finally:
                 os.close(fd)

@@ -77,7 +77,11 @@ class Driven(Session):
             "store = d.DirectoryStore(Path(sys.argv[2]), d.KEY)\n"
             "writer = store.begin(d.JOB, uid=d.UID, estimate=0)\n"
             "print('begun', flush=True)\n"
-            f"d.Criu().dump(d.Tree(d.Process({self.init}).id, {pids[root]}, {root}), writer.criu_fd, timeout_s=60)\n"
+            f"init, owner = d.Process({self.init}).id, d.User(d.UID, d.UID, {self.owner.groups})\n"
+            "stop = d.StoppedJob(d.LinuxProcesses(), init)\n"
+            "stop.stop(timeout_s=d.DEADLINE_S)\n"
+            f"tree = d.Tree(init, {pids[root]}, {root}, owner)\n"
+            "d.Criu().dump(tree, writer.criu_fd, timeout_s=60, stop=stop)\n"
         )
         agent = subprocess.Popen(
             [PYTHON, "-c", script, str(HERE), str(self.store.path)], stdout=subprocess.PIPE, start_new_session=True

@@ -25,6 +25,7 @@ from slurm_affinode.checkpoint.interface import Image, InheritFd, Pages, Tree
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.core.suspension import pair_gpus
 from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, Manifest, SuspendOption, Versions
+from slurm_affinode.suspension.process_tree import LinuxProcesses, StoppedJob
 from slurm_affinode.suspension.refusals import GpuUseFacts, ImageFacts, JobFacts, refusals
 
 HERE = Path(__file__).parent
@@ -80,6 +81,11 @@ class Session:
         self.forked: frozenset[Id] = frozenset()
         self.groups: list[int] = []
         """Supplementary groups of the next attempt."""
+
+    @property
+    def owner(self) -> User:
+        """The owner of the job, with the groups of this attempt."""
+        return User(UID, UID, tuple(self.groups))
 
     # --- Slurm and the shepherd
 
@@ -145,8 +151,9 @@ class Session:
         root_ns = min(pids)
         with self.store.begin(JOB, uid=UID, estimate=1 << 20) as writer:
             writer.follow()
-            tree = Tree(Process(self.init).id, pids[root_ns], root_ns, self.forked)
-            self.criu.dump(tree, writer.criu_fd, timeout_s=60)
+            already = frozenset(inner[pid] for pid in self.stopped if pid in inner)
+            tree = Tree(Process(self.init).id, pids[root_ns], root_ns, self.owner, self.forked, already)
+            self.dump_to(tree, writer.criu_fd)
             image = writer.commit(
                 Manifest(
                     key=JOB, seq=0, uid=UID, gid=UID, node=os.uname().nodename, restarts=0,
@@ -158,6 +165,24 @@ class Session:
             )  # fmt: skip
         self.store.verify(image)
         return {"size": image.manifest.size, "pids": len(pids), "seq": image.manifest.seq}
+
+    def dump_to(self, tree: Tree, directory_fd: int) -> None:
+        """Stop the tree and dump it. It stays stopped, or continues if it cannot be dumped."""
+        stop = StoppedJob(LinuxProcesses(), tree.init)
+        try:
+            stop.stop(timeout_s=DEADLINE_S)
+            self.criu.dump(tree, directory_fd, timeout_s=60, stop=stop)
+        except BaseException:
+            stop.release()
+            self.go_on()
+            raise
+        finally:
+            stop.release()
+
+    def go_on(self) -> None:
+        """Continue the processes that the workload itself has not stopped."""
+        for pid in set(members(self.init).values()) - self.stopped:
+            os.kill(pid, signal.SIGCONT)
 
     def share(self) -> None:
         """Move the image to the store that all nodes share; the tree on this node ends."""
@@ -183,8 +208,7 @@ class Session:
 
     def resume(self) -> None:
         """Roll back: continue the frozen processes and restore their GPU memory."""
-        for pid in set(members(self.init).values()) - self.stopped:
-            os.kill(pid, signal.SIGCONT)
+        self.go_on()
         for pid in self.users():
             if self.cuda.state(pid) == "checkpointed":
                 self.cuda.restore(pid)
@@ -209,7 +233,7 @@ class Session:
                     root_pid_ns=self.root,
                     timeout_s=60,
                     pages=self.verified(pages),
-                    user=User(UID, UID),
+                    user=self.owner,
                 )
             finally:
                 os.close(fd)

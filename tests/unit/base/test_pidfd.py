@@ -28,7 +28,6 @@ from slurm_affinode.base.pidfd import (
     Process,
     ProcessGoneError,
 )
-from slurm_affinode.checkpoint import local_files
 
 
 @contextlib.contextmanager
@@ -156,20 +155,6 @@ def test_namespace_is_killed_except_for_its_first_process(tmp_path: Path) -> Non
         assert not held.init.ended() or job.outer.poll() is not None
     finally:
         job.end()
-
-
-@needs_root
-def test_user_of_a_setuid_program_is_its_real_user() -> None:
-    """Its directory in /proc belongs to root."""
-    code = "import os; os.setresgid(100, 0, 0); os.setresuid(2001, 0, 0); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        with Process(child.pid) as held:
-            assert held.facts().st_uid == 0
-            assert held.user() == (2001, 100)
-            assert local_files.owner_of([held.id]) == (2001, 100)
-        child.kill()
 
 
 @needs_root

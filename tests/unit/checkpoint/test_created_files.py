@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from job_owner import OWNER, hand_over, using
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import local_files
@@ -57,23 +56,24 @@ class Node:
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path, open_path: Path) -> Iterator[Node]:
     """Return a node that the job has just left."""
     image = tmp_path / "image"
     image.mkdir(mode=0o700)
-    with tempfile.TemporaryDirectory() as top, ExitStack() as stack:
-        Path(top).chmod(0o755)  # other users may enter it, unlike the directories of pytest
-        shm = Path(top) / "shm"
+    with ExitStack() as stack:
+        shm = open_path / "shm"
         shm.mkdir()
         fd = os.open(image, os.O_RDONLY)
         stack.callback(os.close, fd)
-        node = Node(shm, image, fd, CreatedFilesOfJobs(tmp_path / "created-files"), User(os.getuid(), os.getgid()))
+        node = Node(shm, image, fd, CreatedFilesOfJobs(tmp_path / "created-files"), OWNER)
         with node.psm.open("w+b") as file:
             if FileIdentity.of(file.fileno()) is None:
-                pytest.skip(f"the file system of {top} has no file handles, or the container denies them")
+                pytest.skip(f"the file system of {open_path} has no file handles, or the container denies them")
             file.write(b"as in the image")
             file.flush()
-            local_files.save([Process(os.getpid()).id], fd, places=[str(shm)])
+            hand_over(shm)
+            me = Process(os.getpid()).id
+            local_files.save(me, [me], fd, OWNER, places=[str(shm)])
         node.psm.unlink()
         yield node
 
@@ -179,15 +179,8 @@ def test_file_in_use_is_not_replaced(node: Node, how: str) -> None:
     if how == "mapped" and os.geteuid() != 0:
         pytest.skip("/proc/PID/map_files is for root")
     killed(node)
-    code = "import mmap, os, sys; fd = os.open(sys.argv[1], os.O_RDWR); kept = mmap.mmap(fd, 0)\n"
-    code += "os.close(fd)\n" if how == "mapped" else ""
-    code += "print(flush=True); sys.stdin.read()"
-    with subprocess.Popen([sys.executable, "-c", code, node.psm], stdin=-1, stdout=-1) as user:
-        assert user.stdout is not None
-        user.stdout.readline()
-        with pytest.raises(RestoreFailed, match=f"{node.psm}: is left over .* and a process has it open"):
-            node.restore()
-        user.communicate()
+    with using(node.psm, how), pytest.raises(RestoreFailed, match=f"{node.psm}: is left over .* and a process has it"):
+        node.restore()
     assert node.psm.read_bytes() == b"newer, and longer than in the image"
     assert node.restore() == [str(node.psm)]
 
@@ -265,6 +258,7 @@ def test_file_replaced_while_it_is_created_is_not_written(node: Node, monkeypatc
 
     def swap(record: CreatedFiles, files: object) -> None:
         (node.shm / "other").write_bytes(b"other")
+        hand_over(node.shm / "other")
         (node.shm / "other").replace(node.psm)
 
     with monkeypatch.context() as patch:

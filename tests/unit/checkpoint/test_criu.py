@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from job_owner import OWNER
 from namespace_job import EmptyNamespace
 
 from slurm_affinode.base.errors import UnreachableError
@@ -22,7 +23,6 @@ from slurm_affinode.checkpoint import device_files, root_directory
 from slurm_affinode.checkpoint.criu import Criu, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
-from slurm_affinode.checkpoint.user_files import User
 
 from . import criu_files
 
@@ -43,7 +43,6 @@ def record(*fields: tuple[int, int]) -> bytes:
 
 
 HEADER = b"\0" * 8
-ME = User(os.geteuid(), os.getegid())
 ID = Id(12345, 1)
 
 
@@ -58,14 +57,38 @@ def make_image(directory: Path) -> None:
     (directory / "inventory.img").write_bytes(HEADER)
     (directory / "pstree.img").write_bytes(HEADER + tree)
     (directory / "files.img").write_bytes(criu_files.image(criu_files.root(1)))
-    for thread in (7, 8, 9):
-        (directory / f"core-{thread}.img").write_bytes(HEADER + record((1, 1)))
+    (directory / "core-9.img").write_bytes(HEADER + record((1, 1)))
+    for pid in (7, 8):  # stopped, and without credentials
+        body = criu_files.message((1, 1), (3, criu_files.message((1, 3))))
+        (directory / f"core-{pid}.img").write_bytes(criu_files.image(body))
     for pid in (7, 8):
         (directory / f"mm-{pid}.img").write_bytes(criu_files.memory(1))
         (directory / f"fs-{pid}.img").write_bytes(criu_files.places(1, 1))
         rows = record((1, pid)) + record((1, 4096), (2, 3), (4, 4)) + record((1, 99999), (2, 5), (4, 2))
         (directory / f"pagemap-{pid}.img").write_bytes(HEADER + rows)
         (directory / f"pages-{pid}.img").write_bytes(bytes(3 * PAGE))
+
+
+def write_core(directory: Path, pid: int, *, uid: int = OWNER.uid, gid: int = OWNER.gid, groups: bytes = b"") -> None:
+    """Write the core of a stopped process with these credentials."""
+    ids = ((number, uid if number % 2 else gid) for number in range(1, 9))
+    thread = criu_files.message((10, criu_files.message(*ids, (14, groups))))
+    (directory / f"core-{pid}.img").write_bytes(
+        criu_files.image(criu_files.message((1, 1), (3, criu_files.message((1, 3))), (5, thread)))
+    )
+
+
+class Stops:
+    """The stop of a job, with a log of its calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def hold(self) -> None:
+        self.calls.append("hold")
+
+    def release(self) -> None:
+        self.calls.append("release")
 
 
 @pytest.fixture
@@ -202,7 +225,7 @@ def test_criu_gets_no_input_chosen_by_a_user(image: tuple[Path, int]) -> None:
     """It gets a fixed environment, no configuration file, no plugins, and directories as descriptors."""
     program = Program()
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
-        made(program).dump(Tree(ID, os.getpid(), 5), image[1], timeout_s=5)
+        made(program).dump(Tree(ID, os.getpid(), 5, OWNER), image[1], timeout_s=5, stop=Stops())
     ((argv, options),) = program.calls
     assert argv[1:3] == ["-I", "-S"]
     assert argv[10:12] == ["criu", "dump"]
@@ -222,26 +245,27 @@ def test_plugin_is_loaded_for_forked_workers_only(image: tuple[Path, int], monke
     monkeypatch.setattr(device_files, "held", lambda process, majors: "/dev/nvidia0" if 195 in majors else None)
     monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, own)]))
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
-        made(program).dump(Tree(ID, os.getpid(), 5, frozenset({own.id})), image[1], timeout_s=5)
+        made(program).dump(Tree(ID, os.getpid(), 5, OWNER, frozenset({own.id})), image[1], timeout_s=5, stop=Stops())
     ((argv, options),) = program.calls
     assert "--libdir=/proc/self/fd/77" in argv
     assert options["env"]["SLURM_AFFINODE_DEVICE_MAJORS"] == "195,507"
     assert {image[1], 77} <= set(options["pass_fds"])
     with pytest.raises(DumpFailed, match="has /dev/nvidia0 open, and has not inherited it"):
-        made(program).dump(Tree(ID, os.getpid(), 5, frozenset({Id(1, 1)})), image[1], timeout_s=5)
+        made(program).dump(Tree(ID, os.getpid(), 5, OWNER, frozenset({Id(1, 1)})), image[1], timeout_s=5, stop=Stops())
     assert len(program.calls) == 1
 
 
 def test_failed_dump_reports_the_cause(image: tuple[Path, int]) -> None:
     """The cause is in the log, or else in the output of the program; a dump that times out fails, too."""
-    tree = Tree(ID, os.getpid(), 7)
+    tree = Tree(ID, os.getpid(), 7, OWNER)
     with pytest.raises(DumpFailed, match="it broke"):
-        made(Program(status=1)).dump(tree, image[1], timeout_s=5)
+        made(Program(status=1)).dump(tree, image[1], timeout_s=5, stop=Stops())
     (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): no luck\n")
     with pytest.raises(DumpFailed, match="no luck"):
-        made(Program(status=1)).dump(tree, image[1], timeout_s=5)
+        made(Program(status=1)).dump(tree, image[1], timeout_s=5, stop=Stops())
+    program = Program(error=UnreachableError("criu: timed out after 5 s"))
     with pytest.raises(DumpFailed, match="was aborted"):
-        made(Program(error=UnreachableError("criu: timed out after 5 s"))).dump(tree, image[1], timeout_s=5)
+        made(program).dump(tree, image[1], timeout_s=5, stop=Stops())
 
 
 def test_failed_dump_of_a_job_that_ended_reports_its_end(
@@ -250,34 +274,34 @@ def test_failed_dump_of_a_job_that_ended_reports_its_end(
     """CRIU is killed with the PID namespace of the job, and its log has no error."""
     monkeypatch.setattr(Process, "ended", lambda self: True)
     with pytest.raises(DumpFailed, match="could not dump it: the job ended"):
-        made(Program(status=-9)).dump(Tree(ID, os.getpid(), 7), image[1], timeout_s=5)
+        made(Program(status=-9)).dump(Tree(ID, os.getpid(), 7, OWNER), image[1], timeout_s=5, stop=Stops())
 
 
 def test_dump_into_a_full_file_system_is_distinguished(
     image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is recognized by the log or by the space left: the log is cut off, too, if nothing can be written."""
-    tree = Tree(ID, os.getpid(), 7)
+    tree = Tree(ID, os.getpid(), 7, OWNER)
     (image[0] / "dump.log").write_text("(0.1) Error (criu/a.c:1): Can't write: No space left on device\n")
     with pytest.raises(DumpNoRoom, match="ran full"):
-        made(Program(status=1)).dump(tree, image[1], timeout_s=5)
+        made(Program(status=1)).dump(tree, image[1], timeout_s=5, stop=Stops())
     (image[0] / "dump.log").write_text("")
     (image[0] / "pages-7.img").write_bytes(b"half")
     for status in (0, 1):
         with pytest.raises(DumpFailed) as caught:
-            made(Program(status=status)).dump(tree, image[1], timeout_s=5)
+            made(Program(status=status)).dump(tree, image[1], timeout_s=5, stop=Stops())
         assert not isinstance(caught.value, DumpNoRoom)
     monkeypatch.setattr(root_directory, "is_full", lambda at: at == image[1])
     for status in (0, 1):
         with pytest.raises(DumpNoRoom):
-            made(Program(status=status)).dump(tree, image[1], timeout_s=5)
+            made(Program(status=status)).dump(tree, image[1], timeout_s=5, stop=Stops())
 
 
 def test_exit_status_0_does_not_suffice(image: tuple[Path, int]) -> None:
     """The dump has no pages."""
     (image[0] / "pages-7.img").unlink()
     with pytest.raises(DumpFailed, match="reported success, but the image is not complete"):
-        made(Program()).dump(Tree(ID, os.getpid(), 7), image[1], timeout_s=5)
+        made(Program()).dump(Tree(ID, os.getpid(), 7, OWNER), image[1], timeout_s=5, stop=Stops())
 
 
 def test_restore_into_a_namespace_with_processes_is_refused(
@@ -286,7 +310,7 @@ def test_restore_into_a_namespace_with_processes_is_refused(
     monkeypatch.setattr(EmptyNamespace, "members", lambda self: {2: 12345})
     pages = Mock(check=lambda path, blocks: deque(blocks, maxlen=0))
     with pytest.raises(RestoreFailed, match="not empty"):
-        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=pages, user=ME)
+        made(Program()).restore(ID, image[1], [], root_pid_ns=7, timeout_s=5, pages=pages, user=OWNER)
 
 
 def test_cgroup_files_are_those_of_the_process(tmp_path: Path) -> None:
@@ -303,3 +327,35 @@ def test_cgroup_files_are_those_of_the_process(tmp_path: Path) -> None:
         (root / controller / "slurm" / "job_1" / "cgroup.procs").touch()
     found = cgroup_files(9, root, proc=proc)
     assert [file.relative_to(root).parts[0] for file in found] == ["memory", "cpu,cpuacct"]
+
+
+def test_job_is_released_only_while_criu_runs(image: tuple[Path, int]) -> None:
+    """CRIU traces the processes itself; afterwards they are held again, whatever its result."""
+    stop = Stops()
+
+    def criu(argv: Sequence[str], **options: Any) -> Completed:
+        if "--version" not in argv:
+            stop.calls.append("criu")
+        return Program(status=1)(argv, **options)
+
+    with pytest.raises(DumpFailed):
+        made(criu).dump(Tree(ID, os.getpid(), 7, OWNER), image[1], timeout_s=5, stop=stop)
+    assert stop.calls == ["release", "criu", "hold"]
+
+
+@pytest.mark.parametrize(
+    ("ids", "said"),
+    [
+        ({"uid": OWNER.uid + 1}, f"process 8 would have user IDs {OWNER.uid + 1}"),
+        ({"uid": 0, "gid": 0}, "process 8 would have user IDs 0"),
+        ({"gid": OWNER.gid + 1}, f"process 8 would have group ID {OWNER.gid + 1}, which its owner does not have"),
+        ({"groups": b"\x04"}, "process 8 would have group 4"),
+    ],
+)
+def test_image_with_rights_beyond_those_of_the_owner_is_refused(
+    image: tuple[Path, int], ids: dict[str, Any], said: str
+) -> None:
+    """A process may have become another program right before CRIU stopped it; nothing changes the image."""
+    write_core(image[0], 8, **ids)
+    with pytest.raises(DumpFailed, match=f"could not be restored: {said}"):
+        made(Program()).dump(Tree(ID, os.getpid(), 7, OWNER), image[1], timeout_s=5, stop=Stops())

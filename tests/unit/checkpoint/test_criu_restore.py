@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from job_owner import OWNER
 from namespace_job import EmptyNamespace
 
 from slurm_affinode.base.errors import UnreachableError
@@ -23,7 +24,7 @@ from slurm_affinode.checkpoint.inet_sockets import BoundPort
 from slurm_affinode.checkpoint.interface import CheckpointError, ImageDamaged, Pages, RestoreFailed, Take
 
 from . import criu_files
-from .test_criu import ID, ME, make_image
+from .test_criu import ID, make_image
 from .test_memory_map import CHILD, LAZY, PRESENT, fill
 
 ROOT = 7
@@ -89,7 +90,7 @@ def restore(tmp_path: Path, log: Log) -> Iterator[Callable[..., int]]:
             root_pid_ns=ROOT,
             timeout_s=5,
             pages=pages,
-            user=ME,
+            user=OWNER,
             ready=lambda: program.log.append("ready"),
         )
 

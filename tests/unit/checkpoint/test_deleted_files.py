@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from job_owner import OWNER, hand_over
 from stalling import Stalling
 
 from slurm_affinode.base import timeouts
@@ -18,10 +19,11 @@ from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.deleted_files import RemovedFile
 from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.suspension.record import SuspensionFacts, decode, encode
 
+ALICE = User(2001, 2001)
 ME = Process(os.getpid()).id
-OWNER = (os.geteuid(), os.getegid())
 CRIU = "link_remap.5"
 
 
@@ -39,12 +41,13 @@ class Place:
         file.flush()
         (self.work / f"{name}-too").hardlink_to(self.work / name)
         (self.work / name).unlink()
+        hand_over(self.work)
         return file
 
     def dumped(self, name: str, image: int, *, but: tuple[str, ...] = ()) -> None:
         """Give the file CRIU's name, as a dump does, and set that aside."""
         (self.work / CRIU).hardlink_to(self.work / f"{name}-too")
-        deleted_files.set_aside([ME], self.images[image], OWNER, but=but)
+        deleted_files.set_aside(ME, [ME], self.images[image], OWNER, but=but)
 
     def names(self) -> set[str]:
         """Return the names in the directory, except for the files' other names."""
@@ -52,14 +55,14 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path, open_path: Path) -> Iterator[Place]:
     """Return an empty directory and two images."""
-    (tmp_path / "work").mkdir()
+    (open_path / "work").mkdir()
     fds = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir(mode=0o700)
         fds.append(os.open(tmp_path / name, os.O_RDONLY))
-    yield Place(tmp_path / "work", fds)
+    yield Place(open_path / "work", fds)
     for fd in fds:
         os.close(fd)
 
@@ -99,7 +102,7 @@ def test_names_of_another_user_are_refused(place: Place) -> None:
     with place.open_removed("a"):
         place.dumped("a", 0)
         with pytest.raises(RestoreFailed, match=r"belong to user \d+, not to user 2001"):
-            deleted_files.put_in_place(ME, place.images[0], (2001, 2001))
+            deleted_files.put_in_place(ME, place.images[0], ALICE)
         assert CRIU not in place.names()
 
 
@@ -110,7 +113,7 @@ def test_aborted_dump_leaves_no_name(place: Place) -> None:
         (place.work / CRIU).hardlink_to(place.work / "a-too")
         (place.work / "link_remap.6").write_text("not its")
         (place.work / ".link_remap.of-another").hardlink_to(place.work / "b-too")
-        deleted_files.forget([ME], OWNER)
+        deleted_files.forget(ME, [ME], OWNER)
         assert place.names() == {"link_remap.6", ".link_remap.of-another"}
 
 
@@ -141,7 +144,7 @@ def test_node_local_files_are_not_set_aside(place: Place) -> None:
     with place.open_removed("a"):
         place.dumped("a", 0, but=(str(place.work.parent),))
         assert place.names() == {CRIU}
-        assert [one.name for one in (place.work.parent / "one").iterdir()] == []
+        assert root_directory.names(place.images[0]) == []
 
 
 def test_name_removed_by_the_user_is_not_restored(place: Place) -> None:
@@ -180,7 +183,7 @@ def test_aside_names_differ_between_attempts(place: Place, monkeypatch: pytest.M
 
 
 def test_directory_that_does_not_respond_does_not_block(
-    tmp_path: Path, stalling: Callable[[Path], Stalling], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, open_path: Path, stalling: Callable[[Path], Stalling], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When a file server is gone, the restore fails and the next one can begin."""
     monkeypatch.setattr(deleted_files, "_ANSWER_S", 0.2)
@@ -188,10 +191,11 @@ def test_directory_that_does_not_respond_does_not_block(
     monkeypatch.setattr(deleted_files._below, "__kwdefaults__", {"limit_s": 0.2})
     (tmp_path / "image").mkdir(mode=0o700)
     image = os.open(tmp_path / "image", os.O_RDONLY)
-    theirs = stalling(tmp_path / "work")
+    theirs = stalling(open_path / "work")
+    hand_over(theirs.path)
     one = {"directory": str(theirs.path), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
     root_directory.write(
-        image, deleted_files.INDEX, json.dumps({"uid": OWNER[0], "gid": OWNER[1], "files": [one]}).encode()
+        image, deleted_files.INDEX, json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [one]}).encode()
     )
     theirs.stall()
     try:
@@ -206,12 +210,9 @@ def test_directory_that_does_not_respond_does_not_block(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root works as others")
-def test_removed_file_gets_a_name_with_the_rights_of_its_user(tmp_path: Path) -> None:
+def test_removed_file_gets_a_name_with_the_rights_of_its_user(open_path: Path) -> None:
     """The kernel's name for it is used, in its own directory, not in a directory of root's behind a link."""
-    for above in (tmp_path, *tmp_path.parents[:3]):  # a worker of pytest has one directory level more
-        if not above.stat().st_mode & 0o001:
-            above.chmod(0o755)
-    work, theirs = tmp_path / "work", tmp_path / "theirs"
+    work, theirs = open_path / "work", open_path / "theirs"
     work.mkdir()
     theirs.mkdir()
     os.chown(work, 2001, 2001)
@@ -219,27 +220,27 @@ def test_removed_file_gets_a_name_with_the_rights_of_its_user(tmp_path: Path) ->
         os.fchown(file.fileno(), 2001, 2001)
         (work / "other").hardlink_to(work / "file")
         (work / "file").unlink()
-        work.rename(tmp_path / "moved")
-        (tmp_path / "work").symlink_to(theirs)
-        deleted_files.give_names([ME], (2001, 2001))
-        assert {path.name for path in (tmp_path / "moved").iterdir()} == {"other", "file (deleted)"}
+        work.rename(open_path / "moved")
+        (open_path / "work").symlink_to(theirs)
+        deleted_files.give_names(ME, [ME], ALICE)
+        assert {path.name for path in (open_path / "moved").iterdir()} == {"other", "file (deleted)"}
         assert list(theirs.iterdir()) == []
-        assert (tmp_path / "moved" / "file (deleted)").samefile(tmp_path / "moved" / "other")
-        deleted_files.give_names([ME], (2001, 2001))
-        deleted_files.forget([ME], (2001, 2001))
-        assert {path.name for path in (tmp_path / "moved").iterdir()} == {"other"}
-        (tmp_path / "moved").chmod(0o500)
-        os.chown(tmp_path / "moved", 0, 0)
-        deleted_files.give_names([ME], (2001, 2001))
-        assert {path.name for path in (tmp_path / "moved").iterdir()} == {"other"}
+        assert (open_path / "moved" / "file (deleted)").samefile(open_path / "moved" / "other")
+        deleted_files.give_names(ME, [ME], ALICE)
+        deleted_files.forget(ME, [ME], ALICE)
+        assert {path.name for path in (open_path / "moved").iterdir()} == {"other"}
+        (open_path / "moved").chmod(0o500)
+        os.chown(open_path / "moved", 0, 0)
+        deleted_files.give_names(ME, [ME], ALICE)
+        assert {path.name for path in (open_path / "moved").iterdir()} == {"other"}
 
 
 def test_name_for_a_dump_is_set_aside_and_restored(place: Place) -> None:
     """It is handled like CRIU's names."""
     with place.open_removed("a"):
-        deleted_files.give_names([ME], OWNER)
+        deleted_files.give_names(ME, [ME], OWNER)
         assert place.names() == {"a (deleted)"}
-        deleted_files.set_aside([ME], place.images[0], OWNER)
+        deleted_files.set_aside(ME, [ME], place.images[0], OWNER)
         (aside,) = place.names()
         assert aside.startswith(deleted_files.ASIDE)
         deleted_files.put_in_place(ME, place.images[0], OWNER)
@@ -256,13 +257,13 @@ def test_each_removed_name_of_a_file_is_restored(place: Place) -> None:
         (place.work / "b").hardlink_to(place.work / "a-too")
         with (place.work / "b").open():
             (place.work / "b").unlink()
-            deleted_files.give_names([ME], OWNER)
+            deleted_files.give_names(ME, [ME], OWNER)
             assert place.names() == {"a (deleted)", "b (deleted)"}
-            deleted_files.set_aside([ME], place.images[0], OWNER)
+            deleted_files.set_aside(ME, [ME], place.images[0], OWNER)
             assert len(place.names()) == 1
             deleted_files.put_in_place(ME, place.images[0], OWNER)
             assert place.names() > {"a (deleted)", "b (deleted)"}
-            deleted_files.forget([ME], OWNER)
+            deleted_files.forget(ME, [ME], OWNER)
             assert place.names() == set()
 
 
@@ -270,7 +271,7 @@ def test_each_removed_name_of_a_file_is_restored(place: Place) -> None:
 def test_other_names_than_those_of_a_dump_are_refused(place: Place, change: dict[str, str]) -> None:
     """Root on another node can sign such a list: any file of the user could be linked, renamed or removed."""
     one = {"directory": str(place.work), "name": CRIU, "aside": ".link_remap.1", "inode": 1}
-    index = {"uid": OWNER[0], "gid": OWNER[1], "files": [one | change]}
+    index = {"uid": OWNER.uid, "gid": OWNER.gid, "files": [one | change]}
     with pytest.raises(RestoreFailed, match="is not a name for a"):
         deleted_files.names_of(json.dumps(index).encode())
 
@@ -278,19 +279,19 @@ def test_other_names_than_those_of_a_dump_are_refused(place: Place, change: dict
 def test_list_that_could_not_be_read_is_not_written(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """No restore of such an image would succeed. The names are left for ``forget``."""
     with place.open_removed("a"):
-        deleted_files.give_names([ME], OWNER)
+        deleted_files.give_names(ME, [ME], OWNER)
         monkeypatch.setattr(deleted_files, "_LIMIT", 50)
         with pytest.raises(OSError, match="list is longer than 50 bytes"):
-            deleted_files.set_aside([ME], place.images[0], OWNER)
+            deleted_files.set_aside(ME, [ME], place.images[0], OWNER)
         assert place.names() == {"a (deleted)"}
-        deleted_files.forget([ME], OWNER)
+        deleted_files.forget(ME, [ME], OWNER)
         assert place.names() == set()
 
 
 def test_search_for_names_times_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has been abandoned must not search directories for hours."""
     with place.open_removed("a"):
-        deleted_files.give_names([ME], OWNER)
+        deleted_files.give_names(ME, [ME], OWNER)
         monkeypatch.setattr(deleted_files, "time_limit", lambda seconds, what: timeouts.time_limit(0, what))
         with pytest.raises(TimeoutError, match="takes longer than 0 seconds"):
-            deleted_files.set_aside([ME], place.images[0], OWNER)
+            deleted_files.set_aside(ME, [ME], place.images[0], OWNER)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from job_owner import BECOME_OWNER, OWNER, hand_over, using
 from stalling import Stalling
 
 from slurm_affinode.base.pidfd import Process
@@ -34,15 +35,17 @@ class Place:
     image: Path
     fd: int
     made: dict[str, tuple[int, int]] = field(default_factory=dict)
-    user: User = field(default_factory=lambda: User(os.getuid(), os.getgid()))
+    user: User = OWNER
 
     def save(self) -> int:
-        """Save the files of this process."""
-        return save([Process(os.getpid()).id], self.fd, places=[str(self.tmp)])
+        """Save the files of this process, which are the owner's."""
+        hand_over(self.tmp)
+        me = Process(os.getpid()).id
+        return save(me, [me], self.fd, OWNER, places=[str(self.tmp)])
 
     def leave(self) -> list[str]:
         """Remove the files after the job has left the node."""
-        return leave((self.image / INDEX).read_bytes, (os.getuid(), os.getgid()), places=[str(self.tmp)])
+        return leave((self.image / INDEX).read_bytes, OWNER, places=[str(self.tmp)])
 
     def put_back(self) -> list[str]:
         """Restore the files, as seen by this process."""
@@ -61,9 +64,9 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(open_path: Path) -> Iterator[Place]:
     """Return an empty directory and an empty image."""
-    tmp, image = tmp_path / "tmp", tmp_path / "image"
+    tmp, image = open_path / "tmp", open_path / "image"
     tmp.mkdir()
     image.mkdir(mode=0o700)
     fd = os.open(image, os.O_RDONLY)
@@ -135,22 +138,18 @@ def test_file_of_another_user_is_kept(place: Place, change: str) -> None:
         file.write(b"x" * 4096)
         file.flush()
         place.save()
-        kept = mmap.mmap(file.fileno(), 4096) if change == "mapped" else None
-    other = None
-    if change == "content":
-        path.write_bytes(b"y" * 4096)
-        os.utime(path, ns=(1, 1))
-    elif change == "replaced":
-        (place.tmp / "new").write_bytes(b"x" * 4096)
-        (place.tmp / "new").rename(path)
-    elif change == "open":
-        other = path.open()
-    assert place.leave() == ([str(path)] if change == "none" else [])
+    with ExitStack() as stack:
+        if change == "content":
+            path.write_bytes(b"y" * 4096)
+            os.utime(path, ns=(1, 1))
+        elif change == "replaced":
+            (place.tmp / "new").write_bytes(b"x" * 4096)
+            hand_over(place.tmp / "new")
+            (place.tmp / "new").rename(path)
+        elif change in ("open", "mapped"):
+            stack.enter_context(using(path, change))
+        assert place.leave() == ([str(path)] if change == "none" else [])
     assert path.exists() == (change != "none")
-    if other is not None:
-        other.close()
-    if kept is not None:
-        kept.close()
 
 
 def test_both_names_of_a_file_are_removed(place: Place) -> None:
@@ -180,7 +179,7 @@ def test_failed_restore_removes_the_files_that_it_created(place: Place) -> None:
     assert len(place.put_back()) == 4
     (place.tmp / "other").touch()
     (place.tmp / "other").replace(place.tmp / "replaced" / "file")
-    remove(Process(os.getpid()).id, place.made, User(os.geteuid(), os.getegid()))
+    remove(Process(os.getpid()).id, place.made, OWNER)
     assert sorted(str(path.relative_to(place.tmp)) for path in place.tmp.rglob("*")) == [
         "replaced", "replaced/file", "there", "there/file",
     ]  # fmt: skip
@@ -216,7 +215,7 @@ def test_user_in_the_index_gets_no_rights(place: Place) -> None:
     index.touch(mode=0o600)
     entry = {"path": f"{place.tmp}/made", "kind": "directory", "mode": 0o700}
     index.write_text(json.dumps({"uid": 0, "gid": 0, "files": [entry], "originals": {str(mine): identity}}))
-    assert leave((place.image / INDEX).read_bytes, (2001, 2001), places=[str(place.tmp)]) == []
+    assert leave((place.image / INDEX).read_bytes, User(2001, 2001), places=[str(place.tmp)]) == []
     assert mine.exists()
     place.user = User(2001, 2001)
     with pytest.raises(RestoreFailed, match="belong to user 0, not to user 2001"):
@@ -292,7 +291,7 @@ def test_link_to_a_file_outside_the_list_is_refused(place: Place, target: str) -
     copy = f"{place.tmp}/{target}" if target else None
     entry = {"path": f"{place.tmp}/name", "kind": "link", "mode": 0o600, "copy": copy}
     (place.image / INDEX).touch(mode=0o600)
-    (place.image / INDEX).write_text(json.dumps({"uid": os.getuid(), "gid": 0, "files": [entry]}))
+    (place.image / INDEX).write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [entry]}))
     with pytest.raises(RestoreFailed, match="is not another name of a file listed before it"):
         place.put_back()
     assert (place.tmp / "other").stat() == before
@@ -340,6 +339,7 @@ class Manager:
         """Create a file in ``/dev/shm`` that no process has open."""
         path = Path(SHM, name)
         path.write_bytes(contents)
+        hand_over(path)
         self.names.append(name)
         return path
 
@@ -375,9 +375,8 @@ def test_tensors_in_flight_are_saved(place: Place, manager: Manager) -> None:
     manager.make(f"torch_6_{random}_x", b"no tensor")
     manager.make(f"torch_6_secret_{random}", b"not in its memory")
     with manager.running() as process:
-        assert save([process.id], place.fd, places=[SHM]) == 14
-    me = (os.getuid(), os.getgid())
-    assert leave((place.image / INDEX).read_bytes, me, places=[SHM]) == [str(paths[0]), str(paths[2])]
+        assert save(process.id, [process.id], place.fd, OWNER, places=[SHM]) == 14
+    assert leave((place.image / INDEX).read_bytes, OWNER, places=[SHM]) == [str(paths[0]), str(paths[2])]
     opened = os.open(place.image, os.O_RDONLY)
     try:
         found = put_back(
@@ -397,7 +396,7 @@ def test_other_program_is_not_searched_for_tensors(
     monkeypatch.undo()
     manager.make(f"torch_6_{os.getpid()}_1", b"batch")
     with manager.running() as process:
-        assert save([process.id], place.fd, places=[SHM]) == 0
+        assert save(process.id, [process.id], place.fd, OWNER, places=[SHM]) == 0
 
 
 def test_false_manager_gets_no_files_of_other_users(
@@ -413,10 +412,10 @@ def test_false_manager_gets_no_files_of_other_users(
     os.mkfifo(Path(SHM, f"torch_6_{os.getpid()}_3"))
     manager.names.append(f"torch_6_{os.getpid()}_3")
     with manager.running() as process:
-        assert save([process.id], place.fd, places=[SHM]) == 0
+        assert save(process.id, [process.id], place.fd, OWNER, places=[SHM]) == 0
         monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MOST_MEMORY", 1 << 20)
         with pytest.raises(DumpFailed, match="has more than 1048576 bytes of memory"):
-            save([process.id], place.fd, places=[SHM])
+            save(process.id, [process.id], place.fd, OWNER, places=[SHM])
     assert list(place.image.iterdir()) == []
 
 
@@ -426,12 +425,12 @@ def test_number_of_names_in_memory_is_limited(place: Place, manager: Manager, mo
         manager.make(f"torch_6_{os.getpid()}_{number}", b"batch")
     monkeypatch.setattr("slurm_affinode.checkpoint.local_files._MOST_NAMES", 2, raising=False)
     with manager.running() as process, pytest.raises(DumpFailed, match="has more than 2 names"):
-        save([process.id], place.fd, places=[SHM])
+        save(process.id, [process.id], place.fd, OWNER, places=[SHM])
 
 
-_LEASES = """
+_LEASES = f"""
 import fcntl, os, signal, sys
-signal.signal(signal.SIGIO, signal.SIG_IGN)
+{BECOME_OWNER}signal.signal(signal.SIGIO, signal.SIG_IGN)
 fd = os.open(sys.argv[1], os.O_RDWR)
 fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
 print(flush=True)
@@ -443,20 +442,22 @@ def test_leased_file_does_not_delay_dump(place: Place) -> None:
     """The kernel lets a process that opens such a file wait for 45 seconds, for each of a thousand files."""
     path = place.tmp / "leased"
     path.write_bytes(b"x")
+    hand_over(place.tmp)
     argv = [sys.executable, "-c", _LEASES, path]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         if holder.stdout.readline() != b"\n":
             pytest.skip("the file system has no leases")
         with pytest.raises(DumpFailed, match=r"a process has a lease on it: .*/leased"):
-            save([Process(holder.pid).id], place.fd, places=[str(place.tmp)])
+            save(Process(holder.pid).id, [Process(holder.pid).id], place.fd, OWNER, places=[str(place.tmp)])
         holder.communicate()
 
 
 def test_dump_times_out(place: Place) -> None:
     """A job may have more files, and directories with more names, than can be examined in hours."""
+    me = Process(os.getpid()).id
     with (place.tmp / "file").open("w"), pytest.raises(DumpFailed, match="takes longer than 0 seconds"):
-        save([Process(os.getpid()).id], place.fd, places=[str(place.tmp)], timeout_s=0)
+        save(me, [me], place.fd, OWNER, places=[str(place.tmp)], timeout_s=0)
     assert list(place.image.iterdir()) == []
 
 
@@ -505,7 +506,7 @@ def test_file_on_unresponsive_file_system_delays_no_removal(
     (fuse.path / "file").touch()
     code = "import os, sys; fd = os.open(sys.argv[1], os.O_RDONLY); os.setuid(int(sys.argv[2]))\n"
     code += "print(flush=True); sys.stdin.read()"
-    uid = "0" if user == "same" else "2001"
+    uid = str(OWNER.uid) if user == "same" else "2001"
     with subprocess.Popen([sys.executable, "-c", code, fuse.path / "file", uid], stdin=-1, stdout=-1) as other:
         assert other.stdout is not None
         other.stdout.readline()
@@ -551,6 +552,7 @@ def test_file_system_closed_to_root_prevents_no_removal(place: Place) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 def test_open_files_of_other_users_do_not_count(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """They may have millions of files open, which would delay the jobs of this user for hours."""
+    (place.tmp / "in use").touch()
     with (place.tmp / "psm").open("w+b") as file:
         file.write(b"x")
         file.flush()
@@ -561,11 +563,14 @@ def test_open_files_of_other_users_do_not_count(place: Place, monkeypatch: pytes
         local_files, "_files_of", lambda process, *rest: (seen.append(process.pid), files_of(process, *rest))[1]
     )
     code = "import os; os.setgid(2001); os.setuid(2001); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as other:
+    with (
+        using(place.tmp / "in use") as user,
+        subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1) as other,
+    ):
         assert other.stdout is not None
         other.stdout.readline()
         assert place.leave() == [str(place.tmp / "psm")]
-        assert os.getpid() in seen
+        assert user in seen
         assert other.pid not in seen
         other.communicate(b"\n")
 
@@ -619,11 +624,11 @@ def test_paths_outside_the_local_directories_are_not_restored(place: Place) -> N
     entry = {"path": str(elsewhere), "kind": "directory", "mode": 0o755}
     index = place.image / INDEX
     index.touch(mode=0o600)
-    index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": [entry]}))
+    index.write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [entry]}))
     assert place.put_back() == []
     assert not elsewhere.exists()
     for path in (f"{place.tmp}/../elsewhere", f"{place.tmp}//../elsewhere", f"{place.tmp}/x/../../elsewhere"):
-        index.write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": [entry | {"path": path}]}))
+        index.write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": [entry | {"path": path}]}))
         assert place.put_back() == []
         assert not elsewhere.exists()
     index.write_text("{}")
@@ -668,7 +673,7 @@ def test_file_swapped_after_the_check_is_not_copied(tmp_path: Path, monkeypatch:
         monkeypatch.setattr("slurm_affinode.checkpoint.local_files._check_room", swap)
         fd = os.open(image, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            save([Process(user.pid).id], fd, places=[str(place)])
+            save(Process(user.pid).id, [Process(user.pid).id], fd, User(2001, 2001), places=[str(place)])
         finally:
             os.close(fd)
             user.kill()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from job_owner import OWNER, hand_over
 
 from slurm_affinode.base.errors import AffinodeError, InputError, UnreachableError
 from slurm_affinode.checkpoint import digest, root_directory
@@ -32,7 +33,7 @@ KEY = bytes(64)
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Path:
+def config(tmp_path: Path, open_path: Path) -> Path:
     """A node with one image of job 123 in its local store, and an empty shared store."""
     key = tmp_path / "image.key"
     key.write_bytes(KEY)
@@ -40,16 +41,18 @@ def config(tmp_path: Path) -> Path:
     for name in ("local", "shared"):
         (tmp_path / name).mkdir(mode=0o700)
     store = DirectoryStore(tmp_path / "local", KEY)
-    (tmp_path / ".link_remap.1.2").write_text("kept")
-    aside = {"directory": str(tmp_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
-    removed = [aside | {"inode": (tmp_path / ".link_remap.1.2").stat().st_ino}]
-    with store.begin(JobKey("alpha", 123, 5), uid=os.getuid(), estimate=0) as writer:
+    (open_path / ".link_remap.1.2").write_text("kept")
+    hand_over(open_path)
+    aside = {"directory": str(open_path), "name": "link_remap.5", "aside": ".link_remap.1.2"}
+    removed = [aside | {"inode": (open_path / ".link_remap.1.2").stat().st_ino}]
+    with store.begin(JobKey("alpha", 123, 5), uid=OWNER.uid, estimate=0) as writer:
         criu = Path(f"/proc/self/fd/{writer.criu_fd}")
         (criu / "pages-1.img").write_bytes(b"memory" * 1000)
-        (criu / "remaps.json").write_text(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "files": removed}))
+        (criu / "remaps.json").write_text(json.dumps({"uid": OWNER.uid, "gid": OWNER.gid, "files": removed}))
         writer.commit(
             Manifest(
-                key=JobKey("alpha", 123, 5), seq=0, uid=os.getuid(), gid=0, node="c1", restarts=0, started_epoch=1.0,
+                key=JobKey("alpha", 123, 5), seq=0, uid=OWNER.uid, gid=OWNER.gid, node="c1", restarts=0,
+                started_epoch=1.0,
                 dumped_epoch=2.0, option=SuspendOption(), versions=Versions("0", "6", "4.2"), root_pid=2, cuda_pids=(),
                 gpus=(), gpu_bytes=3 << 30, outputs=(), files=(),
             )
@@ -144,7 +147,7 @@ class Slurm:
             raise UnknownJobError(f"show job {job}: invalid job id")
         submit = datetime.fromtimestamp(5, UTC)
         return SimpleNamespace(
-            job_id=job, uid=os.getuid(), submit=submit, restarts=1, state=self._known, ended=self._known == "CANCELLED"
+            job_id=job, uid=OWNER.uid, submit=submit, restarts=1, state=self._known, ended=self._known == "CANCELLED"
         )
 
 
@@ -161,23 +164,24 @@ def test_image_of_job_missing_from_job_list_is_kept(config: Path, monkeypatch: p
 
 @pytest.mark.parametrize("how", [("123", "--yes"), ("--unknown", "--yes", "--young", "0s")])
 def test_file_set_aside_for_image_is_removed_with_it(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
+    config: Path, open_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
 ) -> None:
     """It is the last name of a deleted file that the job has open; only the image refers to it."""
     monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
     run("prune", *how, "--config", config)
-    assert not (tmp_path / ".link_remap.1.2").exists()
+    assert not (open_path / ".link_remap.1.2").exists()
 
 
-def test_changed_list_of_files_removes_nothing(config: Path, tmp_path: Path) -> None:
+def test_changed_list_of_files_removes_nothing(config: Path, tmp_path: Path, open_path: Path) -> None:
     """A writer of the store could otherwise have any file of the user removed."""
     index = tmp_path / "local" / "alpha.123" / "0001" / "criu" / "remaps.json"
-    (tmp_path / ".link_remap.8.9").write_text("of another job of the user")
+    (open_path / ".link_remap.8.9").write_text("of another job of the user")
+    hand_over(open_path)
     value = json.loads(index.read_text())
-    value["files"][0] |= {"aside": ".link_remap.8.9", "inode": (tmp_path / ".link_remap.8.9").stat().st_ino}
+    value["files"][0] |= {"aside": ".link_remap.8.9", "inode": (open_path / ".link_remap.8.9").stat().st_ino}
     index.write_text(json.dumps(value))
     run("prune", "123", "--yes", "--config", config)
-    assert (tmp_path / ".link_remap.8.9").exists()
+    assert (open_path / ".link_remap.8.9").exists()
 
 
 def test_images_of_ended_jobs_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +218,7 @@ def more_images(config: Path, count: int) -> None:
     local.close()
     for number in range(200, 200 + count):
         key = JobKey("alpha", number, 5)
-        with shared.begin(key, uid=os.getuid(), estimate=0) as writer:
+        with shared.begin(key, uid=OWNER.uid, estimate=0) as writer:
             writer.commit(replace(facts, key=key, seq=0, files=()))
     shared.close()
 

@@ -19,6 +19,7 @@ from namespace_job import needs_root
 from waiting import wait_until
 
 from slurm_affinode.base.pidfd import ExhaustedError, Process, processes
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension import announcements as announcements_module
 from slurm_affinode.suspension.announcements import Announcement, AnnouncementError, Announcements
@@ -37,16 +38,16 @@ def write(directory: Path, announced: Announcement, *, name: str | None = None, 
     path = directory / (name or str(announced.job_id))
     pair = "{0[0]}:{0[1]}".format
     path.write_text(
-        f"version=1\njob={announced.job_id}\nuid={announced.uid}\npid={announced.pid}\nstarted={announced.started}\n"
+        f"version=2\njob={announced.job_id}\nuid={announced.owner.uid}\ngid={announced.owner.gid}\npid={announced.pid}\nstarted={announced.started}\n"
         f"keeper={announced.keeper}\nkeeper_started={announced.keeper_started}\n"
         f"pid_namespace={pair(announced.pid_namespace)}\nmount_namespace={pair(announced.mount_namespace)}\n"
-        f"program={pair(announced.program)}\n{more}"
+        f"program={pair(announced.program)}\ngroups={','.join(map(str, announced.owner.groups))}\n{more}"
     )
     path.chmod(0o600)
     return path
 
 
-ANNOUNCED = Announcement(123, USER, 50, 4711, 49, 4700, (4, 5), (4, 6), (8, 9))
+ANNOUNCED = Announcement(123, User(USER, USER, (4, 24)), 50, 4711, 49, 4700, (4, 5), (4, 6), (8, 9))
 
 
 @dataclass
@@ -89,8 +90,8 @@ class Scene:
         assert mount_namespace is not None
         program = process.facts("exe")
         return Announcement(
-            123, USER, process.pid, process.started, parent, started_of(parent), pid_namespace, mount_namespace,
-            (program.st_dev, program.st_ino),
+            123, User(USER, USER), process.pid, process.started, parent, started_of(parent), pid_namespace,
+            mount_namespace, (program.st_dev, program.st_ino),
         )  # fmt: skip
 
     def identify(self, process: Process, announced: Announcement | None = None, **given: Path) -> Identity:
@@ -321,7 +322,7 @@ def test_announcement_is_read(tmp_path: Path, announcements: Announcements) -> N
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "another job": (lambda path: path.write_text(path.read_text().replace("job=123", "job=124")), "is for job 124"),
-    "version": (lambda path: path.write_text(path.read_text().replace("version=1", "version=2")), "version 2"),
+    "version": (lambda path: path.write_text(path.read_text().replace("version=2", "version=1")), "version 1"),
     "cut": (lambda path: path.write_text(path.read_text()[:60]), "incomplete|not understood"),
     "empty": (lambda path: path.write_text(""), "incomplete"),
     "twice": (lambda path: path.write_text(path.read_text() + "job=123\n"), "not understood"),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 from agent_site import Crash, Slurm, World, make_job
 from agent_world import Agent
+from job_owner import OWNER
 
 from slurm_affinode.checkpoint import local_files
 from slurm_affinode.checkpoint.created_files import FileIdentity
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey
 from slurm_affinode.suspension.shepherd import Restored
 
@@ -20,7 +21,7 @@ from .agent_sequences import begun_at_c2, recovered
 def recorded(agent: Agent) -> list[int]:
     """Record a file that was created by a restore; return the jobs with such records."""
     key = JobKey("alpha", 7, 1)
-    agent.parts.created.of(key, os.getuid()).write({"psm": FileIdentity(1, "00")})
+    agent.parts.created.of(key, OWNER.uid).write({"psm": FileIdentity(1, "00")})
     return agent.parts.created.jobs()
 
 
@@ -70,7 +71,7 @@ def test_files_of_an_attempt_that_slurm_has_replaced_are_removed(
     world: World, node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node was lost before the requeue request. On the node of the new attempt, they may be in use again."""
-    left: list[tuple[int, int]] = []
+    left: list[User] = []
     monkeypatch.setattr(local_files, "leave", lambda fd, owner: left.append(owner) or ["psm"])
     world.crash_at = 4  # the requeue request
     with pytest.raises(Crash):
@@ -79,5 +80,5 @@ def test_files_of_an_attempt_that_slurm_has_replaced_are_removed(
     world.nodes["c1"].init, world.nodes["c1"].processes = None, []
     monkeypatch.setattr(Slurm, "job", lambda self, job_id: make_job(world, batch_host=node))
     agent = recovered(world)
-    assert left == ([(os.getuid(), os.getgid())] if node == "c2" else [])
+    assert left == ([OWNER] if node == "c2" else [])
     assert agent.parts.journal.open_journals() == []

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from agent_site import STEPS, Crash, World, make_job
 from agent_world import KEEP_UNKNOWN_S, Agent
+from job_owner import OWNER
 
 from slurm_affinode.checkpoint.created_files import FileIdentity
 from slurm_affinode.model.suspension import JobKey
@@ -77,7 +78,7 @@ def test_record_of_created_files_outlives_slurmctld_that_lost_its_state(asleep):
     """A later restore of the image replaces the files that a killed attempt has left behind."""
     world, agent = asleep
     for job_id in (7, 8):
-        agent.parts.created.of(JobKey("alpha", job_id, 5), os.getuid()).write({"psm": FileIdentity(1, "00")})
+        agent.parts.created.of(JobKey("alpha", job_id, 5), OWNER.uid).write({"psm": FileIdentity(1, "00")})
     lose_state(agent)
     pass_time(world, agent, HOUR_S)
     assert agent.parts.created.jobs() == [7]  # job 8 has no image
@@ -146,7 +147,7 @@ def more_images(agent, count):
     facts = store.get("alpha.7", 1).manifest
     for number in range(100, 100 + count):
         key = JobKey("alpha", number, 5)
-        with store.begin(key, uid=os.getuid(), estimate=0) as writer:
+        with store.begin(key, uid=OWNER.uid, estimate=0) as writer:
             writer.commit(replace(facts, key=key, seq=0, files=()))
         os.utime(store.path / key.name / "0001", (0, 0))  # else it is too young to be removed
 
@@ -189,7 +190,7 @@ def test_further_images_do_not_resume_stopped_sweep(asleep):
     for number in range(200, 220):
         job = make_job(world, job_id=number, state="PENDING", restarts=1, held=True)
         key = JobKey("alpha", number, round(job.submit.timestamp()))
-        with store.begin(key, uid=os.getuid(), estimate=0) as writer:
+        with store.begin(key, uid=OWNER.uid, estimate=0) as writer:
             writer.commit(replace(facts, key=key, seq=0, files=()))
         jobs.append(job)
     agent.parts.slurm.jobs = lambda: tuple(jobs)

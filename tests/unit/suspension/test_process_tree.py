@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ import pytest
 from background import started_of
 from waiting import wait_until
 
-from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, TreeGoneError
+from slurm_affinode.base.pidfd import Id
+from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, StoppedJob, TreeGoneError
 
 
 @pytest.fixture
@@ -104,3 +106,111 @@ def test_tree_is_killed_before_criu(monkeypatch):
     monkeypatch.setattr(LinuxProcesses, "_all", lambda self, space: there.pop(0))
     assert LinuxProcesses(sleep=lambda seconds: None).end(10, 5, timeout_s=60)
     assert sent == [root.pid, child.pid, criu.pid]
+
+
+# --- the stop of a whole job
+
+COUNTING = "import os, time\nwhile True: os.write(1, b'.'); time.sleep(0.002)"
+FORKING = "import os, time\nwhile True:\n    if os.fork() == 0: os._exit(0)\n    os.wait(); time.sleep(0.001)"
+THREADS = (
+    "import os, threading, time\n"
+    "def run():\n    while True: os.write(1, b'.'); time.sleep(0.002)\n"
+    "for _ in range(8): threading.Thread(target=run).start()"
+)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start Python programs in a new PID namespace; return the shepherd's identity and the size of their output."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("making a PID namespace needs root and unshare")
+    started = []
+
+    def start(*programs: str):
+        log = tmp_path / "out"
+        script = "".join(f"'{sys.executable}' -c \"${at}\" >>{log} &\n" for at in range(1, len(programs) + 1))
+        argv = ("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", f"{script} wait", "sh", *programs)
+        outer = subprocess.Popen(argv)
+        started.append(outer)
+        children = Path(f"/proc/{outer.pid}/task/{outer.pid}/children")
+        wait_until("PID 1 is up", lambda: children.read_text().split())
+        init = int(children.read_text().split()[0])
+        identity = Id(init, started_of(init))
+        wait_until("all are up", lambda: len(LinuxProcesses().members(*identity)), lambda n: n >= len(programs))
+        time.sleep(0.3)
+        return identity, lambda: log.stat().st_size
+
+    yield start
+    for outer in started:
+        outer.kill()
+        outer.wait()
+
+
+def states(identity: Id) -> set[str]:
+    """Return the states of all threads of a job."""
+    found = set()
+    for member in LinuxProcesses().everybody(*identity):
+        for stat in Path(f"/proc/{member.pid}/task").glob("*/stat"):
+            found.add(stat.read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+@pytest.mark.parametrize("program", [COUNTING, FORKING, THREADS], ids=["writes", "forks", "threads"])
+def test_stopped_job_does_not_run_on_sigcont(start, program):
+    """A process of the same user, which the agent does not know, sends it all the time."""
+    identity, size = start(program)
+    stop = StoppedJob(LinuxProcesses(), identity)
+    stop.stop(timeout_s=20)
+    members = {member.id for member in LinuxProcesses().everybody(*identity)}
+    before = size()
+    for _ in range(100):
+        for member in members:
+            os.kill(member.pid, signal.SIGCONT)
+    time.sleep(0.1)
+    assert states(identity) == {"t"}
+    assert size() == before
+    assert {member.id for member in LinuxProcesses().everybody(*identity)} == members
+    stop.release()
+    LinuxProcesses().resume(LinuxProcesses().everybody(*identity))
+    if program != FORKING:
+        wait_until("it runs again", size, lambda now: now > before)
+
+
+def test_released_job_stays_stopped_for_another_tracer(start):
+    """Nothing runs between the agent's hold and that of CRIU, unless a user sends SIGCONT in that moment."""
+    identity, size = start(COUNTING)
+    stop = StoppedJob(LinuxProcesses(), identity)
+    stop.stop(timeout_s=20)
+    stop.release()
+    before = size()
+    time.sleep(0.1)
+    assert (states(identity), size()) == ({"T"}, before)
+    stop.hold()
+    stop.release()
+    assert size() == before
+
+
+def test_excepted_processes_run_on_while_others_are_stopped(start):
+    """Those with GPU memory have to run until it has moved."""
+    identity, size = start(COUNTING, "import time; time.sleep(1000)")
+    members = LinuxProcesses().members(*identity)
+    (writer,) = (m for m in members if "os.write" in Path(f"/proc/{m.pid}/cmdline").read_text() and m.name != "sh")
+    stop = StoppedJob(LinuxProcesses(), identity)
+    stop.stop(timeout_s=20, but={writer.pid})
+    before = size()
+    wait_until("it runs on", size, lambda now: now > before)
+    others = [LinuxProcesses().read(member.pid) for member in members if member.pid != writer.pid]
+    assert {member.state for member in others if member is not None} == {"t"}
+    stop.release()
+
+
+def test_job_is_not_stopped_while_a_parent_waits_for_its_vfork_child(start):
+    """Stopped between vfork(2) and exec, the child would block its parent, which no dump could then stop."""
+    program = "import subprocess\nwhile True: subprocess.run(['/bin/true'])"
+    identity, _ = start(program)
+    for _ in range(20):
+        stop = StoppedJob(LinuxProcesses(), identity)
+        stop.stop(timeout_s=20)
+        assert states(identity) <= {"t", "Z"}
+        stop.release()
+        LinuxProcesses().resume(reversed(LinuxProcesses().everybody(*identity)))

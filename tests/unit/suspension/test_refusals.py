@@ -23,6 +23,8 @@ from slurm_affinode.checkpoint.inspection import (
     memory_facts,
 )
 from slurm_affinode.checkpoint.interface import Capabilities
+from slurm_affinode.checkpoint.restore_gate import of_owner
+from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.refusals import (
     GpuUseFacts,
@@ -44,12 +46,14 @@ GPU = GpuUseFacts(Capabilities("580.95.05", checkpoint=True), frozenset({101}), 
 MEMORY = MemoryFacts(100 * GIB, 64 * GIB)
 JOB = JobFacts(batch=True, requeue=True)
 IMAGE = ImageFacts("4.2", "6.18.0")
+OWNER = User(1001, 1001, (4, 24))
+RIGHTS = of_owner(OWNER)
 
 
 def told(**changes: Any) -> list[Refusal]:
     """Return the refusals with some facts changed."""
     given: dict[str, Any] = {
-        "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "uid": 1001, "image": IMAGE, **changes,
+        "job": JOB, "tree": TREE, "gpu": GPU, "memory": MEMORY, "owner": OWNER, "image": IMAGE, **changes,
     }  # fmt: skip
     return list(refusals(**given))
 
@@ -77,6 +81,9 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("gone", {"tree": replace(TREE, processes=())}),
     ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
     ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
+    ("credentials", {"tree": with_process(credentials=(RIGHTS, replace(RIGHTS, gids=frozenset((1001, 104)))))}),
+    ("credentials", {"tree": with_process(credentials=(replace(RIGHTS, groups=frozenset((4, 27))),))}),
+    ("credentials", {"tree": with_process(credentials=(replace(RIGHTS, capabilities={"CapPrm": 1 << 21}),))}),
     ("other-user", {"tree": with_process(uids=(0,) * 4)}),
     ("traced", {"tree": with_process(tracer=55)}),
     ("io-uring", {"tree": with_process(files=("anon_inode:[io_uring]",))}),
@@ -176,6 +183,14 @@ def test_inplace_has_fewer_refusals() -> None:
     tree = replace(TREE, outside=(ROOT,))
     assert told(image=None, job=replace(JOB, steps=("0",)), tree=tree) == []
     assert [one.code for one in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
+
+
+def test_rights_of_the_owner_are_not_refused() -> None:
+    """A thread may have fewer groups, another of the owner's groups, and inheritable capabilities."""
+    fewer = replace(
+        RIGHTS, groups=frozenset((4,)), gids=frozenset((24,)), capabilities={"CapInh": 1, "CapBnd": 1 << 40}
+    )
+    assert told(tree=with_process(credentials=(RIGHTS, fewer))) == []
 
 
 def test_zombie_of_root_is_not_refused() -> None:
@@ -428,7 +443,7 @@ def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str,
     """Its processes and its PID 1 share the same namespaces, but these are not the node's."""
     job = Job(tmp_path / "log", 'echo up >>"$0"; sleep 1000', options)
     try:
-        found = of_tree(collect(job.init, job.init), (), 0)
+        found = of_tree(collect(job.init, job.init), (), User(0, 0))
     finally:
         job.end()
     said = [one.text for one in found if one.code == "namespaces"]

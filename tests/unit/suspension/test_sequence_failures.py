@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from dataclasses import replace
 
 import pytest
-from agent_site import SUBMIT, Slurm, make_job
+from agent_site import SUBMIT, Process, Slurm, make_job
 from agent_world import Agent, FakeProcesses
+from job_owner import OWNER
 
 from slurm_affinode.base.pidfd import ExhaustedError
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, CudaUnavailable, HelperLost
+from slurm_affinode.checkpoint.restore_gate import of_owner
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
 from slurm_affinode.suspension.context import SuspendSettings
@@ -472,3 +476,70 @@ def test_job_lost_after_restore_can_be_woken_if_next_restore_fails(world):
     world.start_run("c2")
     agent = Agent(world, "c2")
     assert agent.restore() == Restored(2)
+
+
+CHANGED = {
+    "setuid": ({"uids": (0, 0, 0, 0)}, "does not belong to the job's user"),
+    "effective": ({"uids": (OWNER.uid, 0, 0, 0)}, r"runs with changed user ids \(setuid\)"),
+    "setgid": ({"credentials": (replace(of_owner(OWNER), gids=frozenset((101,))),)}, "has group ID 101"),
+    "capability": ({"credentials": (replace(of_owner(OWNER), capabilities={"CapEff": 1},),)}, "CapEff 0x1"),
+    "namespace": ({"namespaces": {"net": "net:[9]"}}, "is in namespaces of its own"),
+    "file": ({"files": ("anon_inode:[io_uring]",)}, "uses io_uring"),
+    "tracer": ({"tracer": 77}, "is being traced"),
+    "device": ({"files": ("/dev/nvidia0",)}, "holds the GPU's device files"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", sorted(CHANGED))
+def test_job_that_changes_after_its_admission_is_not_dumped(world, monkeypatch, what):
+    """A process is exchanged while GPU memory moves: the stopped processes are examined before root acts for them."""
+    change, said = CHANGED[what]
+    look = Agent.look
+
+    def changed(self, init_pid, root_pid):
+        facts = look(self, init_pid, root_pid)
+        if not world.kept_stopped:
+            return facts
+        assert all(process.stopped for process in world.nodes["c1"].processes)
+        first, *others = facts.processes
+        return replace(facts, processes=(replace(first, **change), *others), init_namespaces={"net": "net:[1]"})
+
+    monkeypatch.setattr(Agent, "look", changed)
+    done = Agent(world, "c1").suspend()
+    assert re.search(said, done.failure or ""), done.failure
+    assert "dump" not in world.effect_log
+    assert (done.phase, world.running(), world.kept_stopped) == (Phase.RUNNING, True, False)
+    check(world)
+
+
+def test_process_that_starts_while_the_job_is_stopped_aborts_the_suspension(world, monkeypatch):
+    """It was not examined, so nothing is done for the job."""
+    hold = FakeProcesses.hold
+
+    @contextlib.contextmanager
+    def held(self, members):
+        with hold(self, members):
+            self.machine.processes.append(Process(999, 3, cuda=None))
+            yield
+
+    monkeypatch.setattr(FakeProcesses, "hold", held)
+    done = Agent(world, "c1").suspend()
+    assert done.failure == "process 999 was started while the job was being stopped"
+    assert "dump" not in world.effect_log
+    assert not any(process.stopped for process in world.nodes["c1"].processes)
+
+
+@pytest.mark.parametrize("owner", [{"uid": 0}, {"gid": 0}])
+def test_job_of_root_is_refused(world, owner):
+    """Everything that the agent opens for a job is opened with the rights of its owner, which are never root's."""
+    agent = Agent(world, "c1")
+    [refusal] = [one for one in agent.suspender.refusals(agent.watched(**owner)) if one.code == "root"]
+    assert "rights of root" in refusal.text
+    with pytest.raises(Refused):
+        agent.suspend(**owner)
+
+
+def test_owner_that_slurm_does_not_report_is_refused(world):
+    """The announcement and Slurm's record have to agree."""
+    with pytest.raises(Refused, match=f"belongs to user {OWNER.uid}, not to {OWNER.uid + 1}"):
+        Agent(world, "c1").suspend(uid=OWNER.uid + 1)

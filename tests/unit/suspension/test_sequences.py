@@ -8,6 +8,7 @@ import os
 import pytest
 from agent_site import STEPS, Crash
 from agent_world import Agent
+from job_owner import OWNER
 
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
@@ -105,7 +106,13 @@ def test_unresponsive_slurmctld_is_queried_once_for_many_journals(world, monkeyp
         agent.parts.journal.of_job(JobKey("alpha", job_id, 1)).write(
             Phase.LOCKING,
             SuspensionFacts(
-                restarts=0, uid=os.getuid(), gid=0, option=SuspendOption(), began_epoch=1.0, init_pid=1, init_started=1
+                restarts=0,
+                uid=OWNER.uid,
+                gid=OWNER.gid,
+                option=SuspendOption(),
+                began_epoch=1.0,
+                init_pid=1,
+                init_started=1,
             ),
         )
     asked = []

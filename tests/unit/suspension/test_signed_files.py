@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from agent_site import STEPS, World
 from agent_world import KEY, Agent
+from job_owner import OWNER
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.manifest import former_signature
@@ -201,7 +202,7 @@ def test_note_of_older_release_is_read_if_it_matches_image(world: World) -> None
     )  # fmt: skip
     agent = Agent(world, "c2")
     (note,) = agent.parts.notes.all()
-    assert (note.wake, note.why, note.uid) == ("auto", "idle 15m", os.getuid())
+    assert (note.wake, note.why, note.uid) == ("auto", "idle 15m", OWNER.uid)
     agent.waker.wake(note.key, "alice")
     assert not world.held
     assert "hmac" in json.loads((world.root / "shared" / "asleep" / "alpha.7.json").read_text())

@@ -7,6 +7,7 @@ import os
 import subprocess
 
 import pytest
+from job_owner import OWNER, hand_over
 
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import image_writer
@@ -16,7 +17,6 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import JobKey, SavedOutput
 from slurm_affinode.suspension import streams
 
-ME = User(os.getuid(), os.getgid())
 ALICE = User(2001, 2001, (2001, 2077))
 only_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root opens files as another user")
 
@@ -37,6 +37,7 @@ def shepherd(tmp_path):
     """A process with one file for both of its outputs, as Slurm gives a batch script."""
     with (tmp_path / "out").open("ab") as file:
         process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    hand_over(tmp_path / "out")
     yield process.pid
     process.kill()
     process.wait()
@@ -54,7 +55,7 @@ def store(directory):
 def test_output_shared_by_both_streams_is_saved_once(shepherd, tmp_path):
     (tmp_path / "out").write_bytes(b"one\ntwo\n")
     (tmp_path / "image").mkdir()
-    null, out, err = streams.save(Process(shepherd).id, store(tmp_path / "image"), ME)
+    null, out, err = streams.save(Process(shepherd).id, store(tmp_path / "image"), OWNER)
     assert (null.kind, null.inherit) == ("null", None)
     assert (out.kind, out.file, out.size, out.append) == ("file", "out.1", 8, True)
     assert (err.file, err.same_as) == (None, 1)
@@ -69,6 +70,7 @@ def test_output_that_does_not_respond_is_reported(tmp_path, stalling, monkeypatc
     monkeypatch.setattr(image_writer, "_READ_S", 0.2)
     theirs = stalling(tmp_path / "theirs")
     (theirs.path / "out").write_bytes(b"one\n" * 100_000)
+    hand_over(theirs.path)
     with (theirs.path / "out").open("ab") as file:
         process = subprocess.Popen(("sleep", "100"), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.DEVNULL)
     store = DirectoryStore(tmp_path / "images", b"k" * 32)
@@ -83,7 +85,7 @@ def test_output_that_does_not_respond_is_reported(tmp_path, stalling, monkeypatc
             if since == "before":
                 theirs.stall()
             with pytest.raises(streams.StreamsError, match="cannot be read: its file system does not respond"):
-                streams.save(Process(process.pid).id, save, ME)
+                streams.save(Process(process.pid).id, save, OWNER)
     finally:
         theirs.go_on()
         store.close()
@@ -111,10 +113,11 @@ def test_output_is_restored(tmp_path, now, then):
     """The output is truncated or kept, with Slurm's own message or output of others after it."""
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
     (tmp_path / "now").write_bytes(now)
+    hand_over(tmp_path / "now")
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         os.write(fd, b"three\n")
     finally:
         os.close(fd)
@@ -127,10 +130,11 @@ def test_long_line_similar_to_slurms_message_is_parsed_fast(tmp_path):
     almost = b"slurmstepd" + b": error: *** JOB 1 DUE TO JOB REQUEUE" * 1700 + b"\n"
     (tmp_path / "out.1").write_bytes(b"one\n")
     (tmp_path / "now").write_bytes(b"one\n" + almost)
+    hand_over(tmp_path / "now")
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=4, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == b"one\n" + almost
@@ -140,10 +144,11 @@ def test_output_of_interrupted_restore_is_removed(tmp_path):
     """Its process tree ran for a moment before it was killed; the new one writes those lines itself."""
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
     (tmp_path / "now").write_bytes(b"one\ntwo\nthree\n")
+    hand_over(tmp_path / "now")
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME, again=True)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER, again=True)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == b"one\ntwo\n"
@@ -154,10 +159,11 @@ def test_output_of_interrupted_restore_is_completed(tmp_path, again, then):
     """The agent was killed while it wrote. In a first restore these lines are the output of Slurm's prolog."""
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
     (tmp_path / "now").write_bytes(b"one\n")
+    hand_over(tmp_path / "now")
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open(tmp_path / "now", os.O_WRONLY | os.O_APPEND)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME, again=again)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER, again=again)
     finally:
         os.close(fd)
     assert (tmp_path / "now").read_bytes() == then
@@ -171,6 +177,7 @@ def test_output_that_does_not_respond_does_not_block_restore(tmp_path, stalling,
     monkeypatch.setattr(streams, "_PUT_BACK_S", 0.2)
     theirs = stalling(tmp_path / "theirs")
     (theirs.path / "now").write_bytes(b"")
+    hand_over(theirs.path)
     (tmp_path / "out.1").write_bytes(b"one\ntwo\n")
     saved = SavedOutput(1, "file", str(theirs.path / "now"), file="out.1", size=8, inherit="theirs/now")
     fd = os.open(theirs.path / "now", os.O_WRONLY)
@@ -187,7 +194,7 @@ def test_output_that_does_not_respond_does_not_block_restore(tmp_path, stalling,
         else:
             monkeypatch.setattr(streams, "_open_again", opened)
         with pytest.raises(RestoreFailed, match="theirs/now cannot be restored: its file system does not respond"):
-            streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
+            streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         streams.say({1: fd}, "not restored")
     finally:
         theirs.go_on()
@@ -296,7 +303,7 @@ def test_output_redirected_to_dev_null_is_not_restored(tmp_path):
     saved = SavedOutput(1, "file", "/home/a/out", file="out.1", size=8, inherit="home/a/out")
     fd = os.open("/dev/null", os.O_WRONLY)
     try:
-        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), ME)
+        streams.put_back((saved,), {1: fd}, saved_in(tmp_path), OWNER)
         assert [(one.fd, one.key) for one in streams.inherited((saved,), {1: fd})] == [(fd, "home/a/out")]
     finally:
         os.close(fd)
@@ -313,4 +320,4 @@ def test_ended_process_has_no_streams():
     with streams.borrowed(held, os.getuid()) as fds:
         assert set(fds.values()) == {None}
     with pytest.raises(streams.StreamsError, match=r"process \d+: there is no such process"):
-        streams.save(gone, lambda *_: 0, ME)
+        streams.save(gone, lambda *_: 0, OWNER)

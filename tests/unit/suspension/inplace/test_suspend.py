@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 from agent_site import Crash, Process
 from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entries
+from job_owner import OWNER
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts
 from slurm_affinode.checkpoint.interface import Capabilities, CudaState, CudaUnavailable, HelperLost
@@ -227,7 +227,7 @@ def test_old_driver_needs_all_gpus_of_node(node, monkeypatch):
 def test_daemon_of_script_counts(world, node, monkeypatch):
     """Slurm also counts memory of processes outside the script's process tree; MPS clients there cannot be moved."""
     monkeypatch.setattr(node.agent.parts.slurm, "config", lambda: {"JobAcctGatherParams": "OverMemoryKill"})
-    daemon = ProcessFacts(99, "daemon", (os.getuid(),) * 4, memory=20 * GIB, mps=True)
+    daemon = ProcessFacts(99, "daemon", (OWNER.uid,) * 4, memory=20 * GIB, mps=True)
     look = node.agent.look
     node.suspender = node.suspender_with(look=lambda init, root: replace(look(init, root), outside=(daemon,)))
     slurm = replace(node.agent.parts.slurm.job(7), tres_allocated={"mem": "60G"})

@@ -1,0 +1,58 @@
+"""Processes that the agent has stopped for a dump run after the restore; those that were stopped before do not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_affinode.checkpoint import task_states
+from slurm_affinode.checkpoint.criu_images import BadImage, image_records, integer, message
+
+from . import criu_files
+
+ALIVE, STOPPED, ZOMBIE = 1, 3, 6
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[int]:
+    for pid, state in ((7, STOPPED), (8, STOPPED), (9, ALIVE)):
+        task = criu_files.message((1, state), (2, 0), (6, b"sleep"))
+        body = criu_files.message((1, 1), (3, task), (5, criu_files.message((4, 1 << 40))))
+        (tmp_path / f"core-{pid}.img").write_bytes(criu_files.image(body))
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def state(image: int, pid: int) -> int:
+    """Return the state of a process in the image."""
+    task = next(image_records(image, f"core-{pid}.img"))[3][0]
+    assert isinstance(task, bytes)
+    return integer(message(task), 1)
+
+
+def test_processes_stopped_for_the_dump_run_after_the_restore(image: int, tmp_path: Path) -> None:
+    """Nothing else in their files changes."""
+    untouched = [(tmp_path / f"core-{pid}.img").read_bytes() for pid in (8, 9)]
+    before = next(image_records(image, "core-7.img"))
+    task_states.resume(image, (7, 8, 9), but={8})
+    assert [state(image, pid) for pid in (7, 8, 9)] == [ALIVE, STOPPED, ALIVE]
+    assert [(tmp_path / f"core-{pid}.img").read_bytes() for pid in (8, 9)] == untouched
+    after = next(image_records(image, "core-7.img"))
+    assert {key: value for key, value in before.items() if key != 3} == {
+        key: value for key, value in after.items() if key != 3
+    }
+    assert message(after[3][0])[6] == [b"sleep"]  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["core-7.img", "core-8.img", "core-9.img"]
+
+
+@pytest.mark.parametrize("fields", [(), ((3, b""), (3, b"")), ((3, 5),)], ids=["none", "two", "a number"])
+def test_process_without_a_single_description_is_refused(
+    image: int, tmp_path: Path, fields: tuple[criu_files.Field, ...]
+) -> None:
+    (tmp_path / "core-7.img").write_bytes(criu_files.image(criu_files.message((1, 1), *fields)))
+    with pytest.raises(BadImage, match=r"core-7\.img: a process is described twice, or not at all"):
+        task_states.resume(image, (7,), but=())
