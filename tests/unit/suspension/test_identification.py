@@ -162,7 +162,8 @@ def test_installed_program_other_than_announced_is_accepted(scene: Scene) -> Non
 CHANGES: dict[str, tuple[dict[str, object], str]] = {
     "process": ({"pid": 1}, "another process was announced"),
     "start": ({"started": 1}, "another process was announced"),
-    "user": ({"uid": 0}, "was announced for user 0"),
+    "user": ({"owner": User(0, USER)}, "was announced for user 0"),
+    "group": ({"owner": User(USER, 0)}, "was announced for group 0"),
     "pid namespace": ({"pid_namespace": (4, 1)}, "not in the namespaces that were announced"),
     "mount namespace": ({"mount_namespace": (4, 1)}, "not in the namespaces that were announced"),
     "program": ({"program": (1, 2)}, "does not execute the shepherd's program"),

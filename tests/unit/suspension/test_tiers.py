@@ -12,7 +12,7 @@ from agent_site import STEPS, Process, World
 from agent_world import FakeImager
 
 from slurm_affinode.checkpoint.image_writer import ImageWriter
-from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged, NoRoom
+from slurm_affinode.checkpoint.interface import DumpNoRoom, Image, ImageDamaged, NoRoom, Stop
 from slurm_affinode.model.suspension import Manifest, Phase
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.prefetch import Prefetcher
@@ -95,9 +95,9 @@ def test_files_read_by_criu_are_verified_first(world: World) -> None:
     """CRIU does not read that copy."""
     first, dump = Tiered(world, "c1"), FakeImager.dump
 
-    def dumps(self: FakeImager, tree: Any, directory_fd: int, *, timeout_s: float) -> None:
+    def dumps(self: FakeImager, tree: Any, directory_fd: int, *, timeout_s: float, stop: Stop) -> None:
         Path(f"/proc/self/fd/{directory_fd}/inventory.img").write_bytes(b"inventory")
-        dump(self, tree, directory_fd, timeout_s=timeout_s)
+        dump(self, tree, directory_fd, timeout_s=timeout_s, stop=stop)
 
     first.imager.dump = partial(dumps, first.imager)  # type: ignore[method-assign]
     assert first.suspend().phase is Phase.QUEUED
@@ -182,15 +182,15 @@ def test_read_only_disk_is_skipped(world: World, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("when", ["while CRIU writes", "when it is committed"])
 def test_memory_tier_full_during_dump_is_skipped(world: World, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    """The unstopped process tree is dumped again, to the disk; ``status`` says so, and the job can be restored."""
+    """The tree, still stopped, is dumped again, to the disk; ``status`` says so, and the job can be restored."""
     agent = Tiered(world, "c1")
     dump, dumped = agent.imager.dump, list[bool]()
 
-    def fails_first(tree, directory_fd, *, timeout_s):  # type: ignore[no-untyped-def]
-        dumped.append(any(process.stopped for process in world.nodes["c1"].processes))
+    def fails_first(tree, directory_fd, *, timeout_s, stop):  # type: ignore[no-untyped-def]
+        dumped.append(all(process.stopped for process in world.nodes["c1"].processes))
         if when == "while CRIU writes" and len(dumped) == 1:
             raise DumpNoRoom("the image store ran full during the dump")
-        return dump(tree, directory_fd, timeout_s=timeout_s)
+        return dump(tree, directory_fd, timeout_s=timeout_s, stop=stop)
 
     agent.imager.dump = fails_first  # type: ignore[method-assign]
     commit = ImageWriter.commit
@@ -203,7 +203,7 @@ def test_memory_tier_full_during_dump_is_skipped(world: World, monkeypatch: pyte
     monkeypatch.setattr(ImageWriter, "commit", full_first)
     assert agent.suspend().phase is Phase.QUEUED
     agent.settle()
-    assert dumped == [False, False]
+    assert dumped == [True, True]
     assert agent.where() == ["disk", "shared"]
     assert "did not fit where it was dumped to first" in (agent.asleep() or "")
     assert isinstance(again_at(world, "c1").restore(), Restored)
@@ -216,7 +216,7 @@ def test_job_continues_if_every_tier_is_full_during_dump(world: World) -> None:
     agent = Tiered(world, "c1")
     tried: list[int] = []
 
-    def fails(tree, directory_fd, *, timeout_s):  # type: ignore[no-untyped-def]
+    def fails(tree, directory_fd, *, timeout_s, stop):  # type: ignore[no-untyped-def]
         tried.append(directory_fd)
         raise DumpNoRoom("the image store ran full during the dump")
 
