@@ -32,7 +32,7 @@ from slurm_affinode.model.suspension import JobKey, Mode, Versions
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
-from slurm_affinode.suspension.context import LOG, Parts, SuspendSettings
+from slurm_affinode.suspension.context import LOG, Parts, Reservations, SuspendSettings
 from slurm_affinode.suspension.dump import RequeueEnding
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules, unheard
@@ -149,7 +149,11 @@ def build(context: AgentContext) -> Orchestration:
     def report(job: JobKey, text: str) -> None:
         report_problem(notes, job, text)
 
-    tiers = open_tiers(suspend, key, demand=load_demand(demand), report=report)
+    limits, reservations = MemoryLimits(suspend.journal.parent / "memory-limits"), Reservations()
+    tiers = open_tiers(
+        suspend, key, demand=load_demand(demand), report=report,
+        promised=lambda: limits.promised() + reservations.total(),
+    )  # fmt: skip
     notes = Notes(root, signer, vouched=partial(vouched, tiers))
     if suspend.shared_store is not None:
         check_above(suspend.shared_store, owner=os.geteuid())
@@ -179,7 +183,8 @@ def build(context: AgentContext) -> Orchestration:
         environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
         created=CreatedFilesOfJobs(suspend.journal.parent / "created-files"),
         settings=SuspendSettings.of(suspend),
-        limits=MemoryLimits(suspend.journal.parent / "memory-limits"),
+        reservations=reservations,
+        limits=limits,
         workers=context.workers,
         mailer=mailer(config, context.workers),
     )

@@ -92,7 +92,8 @@ class Budget:
         return int(self.user_share * whole)
 
     def _sum(self, uid: int | None = None) -> int:
-        return sum(size for user, size in self._promised.values() if uid in (None, user))
+        # A copy in one operation: ``promised`` is also read by threads that do not serialize their calls.
+        return sum(size for user, size in list(self._promised.values()) if uid in (None, user))
 
 
 S = TypeVar("S", bound="DirectoryStore")

@@ -121,6 +121,8 @@ class MemoryFacts:
     """Memory left below limits of the job that can be raised for the suspension; ``None``: there are none."""
     spare: SpareMemory | None = None
     """Memory for which they can be raised; ``None``: unknown."""
+    raised: int | None = 0
+    """Bytes by which they are still raised since an earlier suspension; ``None``: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

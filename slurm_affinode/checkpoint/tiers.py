@@ -469,8 +469,11 @@ def open_tiers(
     create: bool = True,
     demand: SharedDemand | None = None,
     report: Report = log_problem,
+    promised: Callable[[], int] = int,
 ) -> Tiers:
     """Open the tiers of a node, fastest first. ``create``: create missing directories; otherwise omit such tiers.
+
+    ``promised``: return the host memory that suspensions and restores will use; ``OSError``: unknown.
 
     If the memory tier is not usable, the node works as if it were not configured, with the reason in ``Tiers.missing``.
     Raises ``CheckpointError`` if another one cannot be used.
@@ -483,7 +486,7 @@ def open_tiers(
     missing: list[str] = []
     if config.memory is not None and (create or config.memory.exists()):
         try:
-            tiers.append(_memory_tier(config, config.memory, key, create=create))
+            tiers.append(_memory_tier(config, config.memory, key, promised, create=create))
         except CheckpointError as error:
             missing.append(str(error))
     elif config.memory is not None:
@@ -531,14 +534,17 @@ def _refuse_one_directory(tiers: Sequence[Tier]) -> None:
             )
 
 
-def _memory_tier(config: TiersConfig, path: Path, key: bytes, *, create: bool) -> Tier:
+def _memory_tier(config: TiersConfig, path: Path, key: bytes, promised: Callable[[], int], *, create: bool) -> Tier:
     """Open the tier in host memory, which spares the memory reserved for jobs. Raises ``CheckpointError``."""
     reserve = parse_size(config.memory_reserve)
     quota = parse_size(config.memory_size)
 
     def left() -> int | None:
         found = available_memory()
-        return None if found is None else found - reserve
+        try:
+            return None if found is None else found - reserve - promised()
+        except OSError:
+            return 0
 
     store = DirectoryStore(path, key, quota=quota, owner=os.geteuid(), create=create)
     # Other file systems in memory are unsuitable: a ramfs reports no free space, and a hugetlbfs does not support

@@ -79,11 +79,15 @@ class Cgroup:
 
     def write(self, name: str, value: str) -> None:
         """Write a value to a file. Raises ``OSError``."""
-        fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
+        fd = self.open(name)
         try:
             os.write(fd, value.encode())
         finally:
             os.close(fd)
+
+    def open(self, name: str) -> int:
+        """Return a descriptor to write to a file, which the caller closes. Raises ``OSError``."""
+        return os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._fd)
 
     def make(self, name: str) -> None:
         """Create a cgroup below it, unless it exists. Raises ``OSError``."""

@@ -65,6 +65,11 @@ class Reservations:
         with self._lock:
             self._held.pop(job_id, None)
 
+    def total(self) -> int:
+        """Return the bytes reserved."""
+        with self._lock:
+            return sum(self._held.values())
+
     def before(self, job_id: int) -> int:
         """Return the bytes reserved before this job's reservation; all bytes if it has none.
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
@@ -21,10 +21,10 @@ from slurm_affinode.checkpoint.inspection import MemoryFacts, SpareMemory, TreeF
 from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost, RestoreFailed
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.model.suspension import GpuFact
+from slurm_affinode.model.suspension import GpuFact, Phase
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import AbortedError
-from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError
+from slurm_affinode.suspension.memory_limits import STILL_RAISED, AllocatedMemory, LimitRoom, MemoryLimitError
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import MARGIN as HOST_MARGIN
@@ -35,6 +35,7 @@ from slurm_affinode.suspension.slurm_queue import MIB, memory_mib
 MARGIN = 64 << 20
 """Bytes per GPU on top of the memory that was in use: the driver rounds up, and other processes come and go."""
 _PAUSE_S = 1.0
+_USE_UNKNOWN = "its memory use cannot be read while its memory limit is raised"
 
 
 def shortage(
@@ -100,6 +101,20 @@ def visible_gpus(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """Host memory for which the limit of a job was raised."""
+
+    used_bytes: int
+    """Use of the job before the limit was raised."""
+    gpu_bytes: int
+    """Its GPU memory."""
+
+    def excess(self, used_bytes: int) -> int:
+        """Return the bytes that the job uses beyond the allowance."""
+        return max(0, used_bytes - self.used_bytes - self.gpu_bytes - HOST_MARGIN)
+
+
 class HostMemory:
     """Host memory available to the jobs of a node."""
 
@@ -117,6 +132,9 @@ class HostMemory:
         if room is not None:
             spare = self._spare(job.job_id, job.init) if gpu_bytes + HOST_MARGIN > room.own else None
             facts = replace(facts, headroom=room.above, own=room.own, spare=spare)
+        limits = self._parts.limits
+        if limits is not None and job.phase is Phase.RUNNING:
+            facts = replace(facts, raised=limits.raised(job.job_id))
         limit_mib = 0 if job.slurm is None else memory_mib(job.slurm.tres_allocated.get("mem"))
         if not limit_mib or not self._slurm.ends_above_memory():
             return facts
@@ -125,7 +143,8 @@ class HostMemory:
 
     def _available(self, job_id: int, init_pid: int) -> MemoryFacts:
         facts = self._parts.memory(init_pid)
-        return replace(facts, available=max(0, facts.available - self._parts.reservations.before(job_id)))
+        images = sum(tier.store.budget.promised for tier in self._parts.tiers.tiers if not tier.durable)
+        return replace(facts, available=max(0, facts.available - self._parts.reservations.before(job_id) - images))
 
     def _room(self, job_id: int, init: Id) -> LimitRoom | None:
         """Return the memory left below limits that can be raised; ``None``: there are none."""
@@ -136,15 +155,24 @@ class HostMemory:
 
     def _spare(self, job_id: int, init: Id) -> SpareMemory | None:
         """Return the memory of this node that no job needs; ``None``: unknown."""
-        limits, allocated = self._parts.limits, self._allocated()
-        return None if limits is None else self._spare_of(job_id, init, allocated, limits.allocated(job_id, init))
+        limits = self._parts.limits
+        with suppress(OSError):
+            return None if limits is None else self._spare_at(job_id, init)(limits.allocated(job_id, init))
+        return None
 
-    def _spare_of(self, job_id: int, init: Id, allocated: int | None, there: AllocatedMemory) -> SpareMemory | None:
-        if allocated is None:
-            return None
-        # Jobs that are about to start have no cgroup yet.
-        promised = there.unused + max(0, allocated - there.limits)
-        return SpareMemory(self._available(job_id, init.pid).available, promised, self._parts.settings.memory_reserve)
+    def _spare_at(self, job_id: int, init: Id) -> Callable[[AllocatedMemory], SpareMemory | None]:
+        """Query Slurm, and return a function of the memory that is allocated after that. Raises ``OSError``."""
+        limits, settings = self._parts.limits, self._parts.settings
+        earlier = None if limits is None else limits.allocated(job_id, init)
+        by_slurm, share = self._allocated(), self._slurm.allowed_memory_share()
+
+        def spare(there: AllocatedMemory) -> SpareMemory | None:
+            if by_slurm is None or earlier is None:
+                return None
+            promised = there.unused + there.starting(by_slurm, earlier, share)
+            return SpareMemory(self._available(job_id, init.pid).available, promised, settings.memory_reserve)
+
+        return spare
 
     def _allocated(self) -> int | None:
         """Return the bytes that Slurm has allocated on this node; ``None``: unknown."""
@@ -155,24 +183,52 @@ class HostMemory:
             return None
         return None if found is None else round(found * MIB)
 
-    def make_room(self, job: WatchedJob, facts: SuspensionFacts, before: Callable[[], None]) -> None:
+    def make_room(
+        self, job: WatchedJob, facts: SuspensionFacts, before: Callable[[], None] = lambda: None
+    ) -> Allowance | None:
         """Raise the memory limit of a job if its GPU memory does not fit below it. Raises ``AbortedError``.
 
         ``before`` is called before the limit is raised, and may raise further errors.
 
         Call it right before the GPU memory moves: Slurm may have lowered the limit since the refusals were computed,
-        and the processes may have allocated more since ``facts``. Raises ``GpuError``.
+        and the processes may have allocated more since ``facts``. Raises ``GpuError``. Return the allowance for
+        ``check_use``; ``None``: the limit was not raised.
         """
-        job_id, init = job.job_id, job.init
-        if self._room(job_id, init) is None or not facts.cuda_pids:
-            return
+        job_id, init, limits = job.job_id, job.init, self._parts.limits
+        if limits is None or self._room(job_id, init) is None or not facts.cuda_pids:
+            return None
+        if not limits.lower(job_id):
+            raise AbortedError(f"its memory limit is still raised for an earlier suspension: {STILL_RAISED}")
         gpu_bytes = max(facts.gpu_bytes or 0, sum(gpu_memory(self._parts, facts.cuda_pids).values()))
+        if (room := self._room(job_id, init)) is not None and room.own < gpu_bytes + HOST_MARGIN:
+            before()
+        used_bytes = limits.used(job_id, init)
         try:
-            self._raise(job_id, init, gpu_bytes + HOST_MARGIN, before)
+            raised = self._raise(job_id, init, gpu_bytes + HOST_MARGIN)
         except MemoryLimitError as error:
             raise AbortedError(
                 f"its GPU memory ({size(gpu_bytes)}) does not fit below its memory limit: {error}"
             ) from None
+        if not raised:
+            return None
+        if used_bytes is None:
+            raise AbortedError(_USE_UNKNOWN)
+        return Allowance(used_bytes, gpu_bytes)
+
+    def check_use(self, job: WatchedJob, allowance: Allowance | None) -> None:
+        """Raise ``AbortedError`` if a job uses more memory than its GPU memory explains. ``allowance``: see above.
+
+        Call it when the GPU memory has moved and no process of the job can allocate more: its processes that use CUDA
+        ran while the limit was raised.
+        """
+        if allowance is None or self._parts.limits is None:
+            return
+        used_bytes = self._parts.limits.used(job.job_id, job.init)
+        if used_bytes is None:
+            raise AbortedError(_USE_UNKNOWN)
+        if excess := allowance.excess(used_bytes):
+            text = f"its processes have allocated {size(excess)} more than its GPU memory ({size(allowance.gpu_bytes)})"
+            raise AbortedError(f"{text} while its memory limit was raised")
 
     def make_room_for_image(self, job_id: int, init: Id, image_bytes: int, check: Callable[[], None]) -> None:
         """Raise the memory limit of a job so that its processes can be restored. Raises ``RestoreFailed``.
@@ -198,15 +254,19 @@ class HostMemory:
             check()
             parts.sleep(_PAUSE_S)
 
-    def _raise(self, job_id: int, init: Id, needed: int, before: Callable[[], None] = lambda: None) -> None:
+    def _raise(self, job_id: int, init: Id, needed: int) -> bool:
+        """Raise the limits of a job if necessary; return whether it was. Raises ``MemoryLimitError``."""
         limits = self._parts.limits
         room = self._room(job_id, init)
         if limits is None or room is None or room.own >= needed:
-            return
-        before()
-        allocated = self._allocated()
-        if limits.make_room(job_id, init, needed, lambda there: self._spare_of(job_id, init, allocated, there)):
-            self._parts.log.info("job %s: its memory limit is raised by %s", job_id, size(limits.raised(job_id)))
+            return False
+        try:
+            more = limits.make_room(job_id, init, needed, self._spare_at(job_id, init))
+        except OSError as error:
+            raise MemoryLimitError(f"its memory limit cannot be raised: {error.strerror or error}") from error
+        if more:
+            self._parts.log.info("job %s: its memory limit is raised by %s", job_id, size(more))
+        return more > 0
 
     @contextmanager
     def promised(self, job: WatchedJob) -> Iterator[None]:

@@ -3,10 +3,12 @@
 slurmd limits the cgroups of a job to its ``--mem`` (``ConstrainRAMSpace``). Limits that it set later
 (``scontrol update --mem``) are kept. A raised limit is recorded in a file before it is raised, with the inode of its
 cgroup, and is lowered when the suspension of the job is no longer in the journal: by the agent that raised it, or by
-the next one.
+the next one. It is not raised again before that.
 
-The kernel does not lower a limit of version 1 below the memory in use (EBUSY). In version 2 it would end processes of
-the job, so the limit is not lowered before its memory fits.
+The kernel does not lower a limit of version 1 below the memory in use (EBUSY). In version 2 it ends processes of the
+job. For a grace period the limit is therefore not lowered before the memory of the job fits. After that, the job has
+exceeded its memory, and the kernel ends processes as it does at Slurm's own limit: in version 2 by lowering the limit;
+in version 1 by lowering it to the memory in use, and by using more (``memory_pressure``).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -29,6 +32,7 @@ from slurm_affinode.base.pidfd import PROC, Id, Process
 from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import NO_LIMIT, SpareMemory, reclaimable
 from slurm_affinode.gpu.jobs import JobFinder, cgroup_of_job
+from slurm_affinode.suspension import memory_pressure
 from slurm_affinode.suspension.cgroup import Cgroup
 
 LOG = logging.getLogger("slurm_affinode.agent")
@@ -36,7 +40,9 @@ _VERSION = 1
 _STEP = 1 << 20
 """Limits are raised to multiples of this, in bytes; the kernel rounds to pages."""
 _GRACE_S = 60.0
-"""After this time a job that still uses more than its limit cannot use even more."""
+"""After this time a job that still uses more than its limit has exceeded its memory."""
+_KILLS_AT_ONCE = 5
+"""Processes of a job that the kernel ends in one call of ``tend``."""
 _V1 = (
     ("memory.memsw.limit_in_bytes", "memory.memsw.usage_in_bytes"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -74,6 +80,8 @@ class _Raised:
 
     boot: str
     limits: tuple[RaisedLimit, ...]
+    over_since: float | None = None
+    """When the job was first found to use too much for Slurm's limits, in monotonic seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +98,34 @@ class LimitRoom:
 class AllocatedMemory:
     """Memory of the cgroups of all jobs on this node, in bytes."""
 
-    limits: int
-    """Sum of the limits that Slurm has set."""
+    limits: Mapping[tuple[int, int], int]
+    """Device and inode of the cgroup of each job -> the limit that Slurm has set."""
     unused: int
     """Sum of the memory that all jobs but one may still use."""
+    raised: int = 0
+    """The part of ``unused`` above Slurm's limits."""
+
+    def starting(self, allocated: int, earlier: AllocatedMemory, share: float = 1.0) -> int:
+        """Return the memory of jobs that have no cgroup yet. ``allocated``: by Slurm, on this node.
+
+        ``earlier``: as it was before Slurm was queried. Only cgroups that existed before and after the query certainly
+        belong to jobs in its answer. ``share``: the limit of a job per allocated byte.
+        """
+        known = sum(limit for cgroup, limit in self.limits.items() if cgroup in earlier.limits)
+        return max(0, allocated - math.floor(known / max(1.0, share)))
+
+
+@dataclass(frozen=True, slots=True)
+class ExceededLimit:
+    """A job that has kept more memory than Slurm permits, after its limit was raised and a grace period has passed."""
+
+    job_id: int
+    used: int
+    """Bytes, without reclaimable memory."""
+    limit: int
+    """Slurm's, in bytes."""
+    rounds: int
+    """Number of calls of ``tend`` in which the kernel has ended processes without success."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +143,21 @@ class MemoryLimits:
     def __init__(
         self, directory: Path, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup"),
         finder: JobFinder | None = None, clock: Callable[[], float] = time.monotonic,
+        press: Callable[[Cgroup], None] = memory_pressure.press,
     ) -> None:  # fmt: skip
-        """``directory``: for the records of raised limits, on the node's own disk; ``clock``: monotonic seconds."""
+        """``directory``: for the records of raised limits, on the node's own disk; ``clock``: monotonic seconds.
+
+        ``press``: use memory in a cgroup that is at its limit, so that the kernel ends a process.
+        """
         self._directory, self._proc, self._cgroups, self._clock = directory, proc, cgroups, clock
+        self._press = press
         self._finder = finder or JobFinder(proc, cgroups=cgroups)
         self._lock = threading.Lock()
         """Guards the records."""
         self._turn = 0
         """Number of calls of ``make_room``."""
-        self._over: dict[int, float] = {}
-        """Job that uses more than its limit -> since when."""
+        self._rounds: dict[int, int] = {}
+        """Job that has exceeded its memory -> see ``ExceededLimit.rounds``."""
 
     # --- reading
 
@@ -131,82 +168,112 @@ class MemoryLimits:
             return None if own is None else LimitRoom(own, _least(place.above))
         return None
 
+    def used(self, job_id: int, init: Id) -> int | None:
+        """Return the memory that the cgroup of a job uses, without reclaimable memory; ``None``: unknown."""
+        with contextlib.suppress(OSError), self._opened(job_id, init) as place:
+            for name in (name for name in _OF_MEMORY if place.own and place.own[0].has(name)):
+                return _used(place.own[0], name)
+        return None
+
     def allocated(self, job_id: int, init: Id) -> AllocatedMemory:
-        """Return the memory allocated on this node; ``unused`` without that of the job of this shepherd."""
+        """Return the memory allocated on this node; ``unused`` without that of the job of this shepherd.
+
+        Raises ``OSError``.
+        """
         with self._opened(job_id, init) as place:
             return self._allocated(place)
 
     def _allocated(self, place: _Place) -> AllocatedMemory:
-        raised = {}
+        known = {}
         for record in self._records().values():
-            raised.update({(one.device, one.inode, one.name): one for one in record.limits})
-        limits = unused = 0
+            known.update({(one.device, one.inode, one.name): one for one in record.limits})
+        limits: dict[tuple[int, int], int] = {}
+        unused = raised = 0
         ours = place.own[0] if place.own else None
         for group in place.jobs():
             with contextlib.suppress(OSError), group:
-                one = next((limit for limit in _limits(group) if limit.name in _OF_MEMORY), None)
-                if one is None:
+                limit = next((one for one in _limits(group) if one.name in _OF_MEMORY), None)
+                if limit is None:
                     continue  # not limited yet
-                known = raised.get((*_identity(group), one.name))
-                limits += known.before if known is not None and one.value in known.written else one.value
+                prior = known.get((*_identity(group), limit.name))
+                slurms = limit.value if prior is None or limit.value not in prior.written else prior.before
+                limits[_identity(group)] = slurms
                 if ours is None or _identity(group) != _identity(ours):
-                    unused += max(0, one.left)
-        return AllocatedMemory(limits, unused)
+                    left = max(0, limit.left)
+                    unused += left
+                    raised += min(left, max(0, limit.value - slurms))
+        return AllocatedMemory(limits, unused, raised)
 
-    def raised(self, job_id: int) -> int:
-        """Return the bytes by which the limits of a job are raised; 0 if they are not."""
-        record = self._records((job_id,)).get(job_id)
-        return 0 if record is None else max((one.written[-1] - one.before for one in record.limits), default=0)
+    def promised(self) -> int:
+        """Return the memory that jobs may still use above Slurm's limits. Raises ``OSError`` if that is unknown."""
+        boot, found = self._boot(), 0
+        for record in self._records().values():
+            limits = record.limits if record.boot == boot else ()
+            found += max((self._promised(one) for one in limits if one.name in _OF_MEMORY), default=0)
+        return found
+
+    def _promised(self, limit: RaisedLimit) -> int:
+        with contextlib.suppress(OSError), self._group(limit) as group:
+            value, used = _number(group, limit.name), _used(group, limit.name)
+            if value is not None and used is not None and value in limit.written:
+                return max(0, min(value - used, value - limit.before))
+        return 0
+
+    def raised(self, job_id: int) -> int | None:
+        """Return the bytes by which the limits of a job are raised; 0 if they are not, ``None`` if that is unknown."""
+        try:
+            record = self._records((job_id,)).get(job_id)
+        except OSError:
+            return None
+        return 0 if record is None else max((max(one.written) - one.before for one in record.limits), default=0)
 
     # --- raising
 
     def make_room(
         self, job_id: int, init: Id, needed: int, spare: Callable[[AllocatedMemory], SpareMemory | None]
-    ) -> bool:
-        """Raise the limits of a job so that it can use ``needed`` more bytes; return whether that was necessary.
+    ) -> int:
+        """Raise the limits of a job so that it can use ``needed`` more bytes; return by how much, 0 if not necessary.
 
         They are raised by all of ``needed`` if ``spare`` permits, so that other processes of the job keep what they
-        have left. ``spare``: return the memory that the node can spare; ``None``: unknown. Raises ``MemoryLimitError``.
+        have left. ``spare``: return the memory that the node can spare; ``None``: unknown. Raises ``MemoryLimitError``,
+        also if the limits are still raised and cannot be lowered now.
         """
         with self._lock:
             self._turn += 1
+            if not self._lower(job_id):
+                raise MemoryLimitError(f"it is still raised for an earlier suspension: {STILL_RAISED}")
             try:
                 with self._opened(job_id, init) as place:
                     own, above = _least(place.own), _least(place.above)
                     if own is None or own >= needed:
-                        return False
-                    if above is not None and above < needed:
-                        raise MemoryLimitError(f"a cgroup above those of the job leaves {size(max(0, above))}")
+                        return 0
                     # Under the lock: limits that are being raised for other jobs count as allocated to them.
-                    found = spare(self._allocated(place))
+                    there = self._allocated(place)
+                    if above is not None and above - there.raised < needed:
+                        left = max(0, above - there.raised)
+                        raise MemoryLimitError(f"a cgroup above those of the job leaves {size(left)}")
+                    found = spare(there)
                     if found is None or found.available < needed:
                         raise MemoryLimitError(of_spare(found))
-                    self._raise(job_id, place, needed, found.available)
-                    return True
+                    return self._raise(job_id, place, needed, found.available)
             except OSError as error:
                 self._lower(job_id)
                 raise MemoryLimitError(f"its memory limit cannot be raised: {error.strerror or error}") from error
 
-    def _raise(self, job_id: int, place: _Place, needed: int, spare: int) -> None:
-        """Raise limits that leave less than ``needed``. Raises ``OSError``."""
-        before = self._records((job_id,)).get(job_id)
-        known = {} if before is None else {(one.device, one.inode, one.name): one for one in before.limits}
+    def _raise(self, job_id: int, place: _Place, needed: int, spare: int) -> int:
+        """Raise limits that leave less than ``needed``; return by how many bytes at most. Raises ``OSError``."""
         todo = []
         for group in place.own:
-            found, (device, inode) = _limits(group), _identity(group)
-            left = min((one.left for one in found), default=needed)
+            limits, (device, inode) = _limits(group), _identity(group)
+            left = min((one.left for one in limits), default=needed)
             more = 0 if left >= needed else min(needed + left, spare) - left
-            for one in found:
-                prior = known.get((device, inode, one.name))
-                slurms = prior.before if prior is not None and one.value in prior.written else one.value
-                value = -(-(one.value + more) // _STEP) * _STEP if more else one.value
-                if value != slurms:
-                    written = tuple(dict.fromkeys((one.value, value)))
-                    todo.append((group, RaisedLimit(str(group), device, inode, one.name, slurms, written)))
+            for one in limits if more else ():
+                value = _rounded(one.value + more)
+                todo.append((group, RaisedLimit(str(group), device, inode, one.name, one.value, (one.value, value))))
         self._write(job_id, _Raised(self._boot(), tuple(limit for _, limit in todo)))
         for group, limit in todo:
             group.write(limit.name, str(limit.written[-1]))
-        self._over.pop(job_id, None)
+        return max((limit.written[-1] - limit.before for _, limit in todo), default=0)
 
     # --- lowering
 
@@ -215,29 +282,87 @@ class MemoryLimits:
         with self._lock:
             return self._lower(job_id)
 
-    def tend(self, suspended: Callable[[], Collection[int]]) -> None:
-        """Lower limits that were left raised. ``suspended``: return the jobs with a suspension in the journal."""
-        turn, raised = self._turn, self._records()
+    def tend(self, suspended: Callable[[], Collection[int]], exceeded: Callable[[ExceededLimit], None]) -> None:
+        """Lower limits that were left raised, and have the kernel end processes of jobs that have exceeded theirs.
+
+        ``suspended``: return the jobs with a suspension in the journal. ``exceeded`` is called before processes of a
+        job are ended.
+        """
+        turn = self._turn
+        try:
+            raised = self._records()
+        except OSError as error:
+            LOG.warning("%s: memory limits are not lowered yet: %s", self._directory, error)
+            return
         if not raised:
             return
         jobs = suspended()
-        for job_id in raised.keys() - set(jobs):
+        for job_id in sorted(raised.keys() - set(jobs)):
             with self._lock:
                 # Otherwise a suspension may have begun after the journal was read; this is repeated soon.
-                if self._turn == turn:
-                    self._lower(job_id)
+                if self._turn != turn or self._lower(job_id):
+                    continue
+                excess = self._excess(job_id)
+            if excess is not None:
+                exceeded(excess)
+                self._end_excess(job_id)
 
-    def _lower(self, job_id: int) -> bool:
-        record = self._records((job_id,)).get(job_id)
-        if record is None:
-            return True
-        since = self._over.setdefault(job_id, self._clock())
-        late = not 0 <= self._clock() - since < _GRACE_S
+    def _end_excess(self, job_id: int) -> None:
+        """Have the kernel end processes until the memory of the job fits."""
+        self._rounds[job_id] = self._rounds.get(job_id, 0) + 1
+        for _ in range(_KILLS_AT_ONCE):
+            with self._lock:
+                if self._lower(job_id, kill=True):
+                    return
+                exceeded = self._exceeded(job_id)
+            if not exceeded:
+                return
+            with contextlib.suppress(OSError), self._group(exceeded[0]) as group:
+                self._press(group)  # without the lock: it takes some time
+
+    def _excess(self, job_id: int) -> ExceededLimit | None:
+        """Return by how much a job has exceeded its memory; ``None``: it has not."""
+        limits = self._exceeded(job_id)
+        used = max((used for used in map(self._used, limits) if used is not None), default=None)
+        if used is None:
+            return None
+        return ExceededLimit(job_id, used, min(one.before for one in limits), self._rounds.get(job_id, 0))
+
+    def _exceeded(self, job_id: int) -> list[RaisedLimit]:
+        """Return the limits of Slurm's that a job exceeds after the grace period, of the innermost cgroups first."""
         try:
-            limits = record.limits if record.boot == self._boot() else ()
-            planned = tuple(one for limit in limits if (one := self._planned(job_id, limit, late=late)) is not None)
-            if planned and planned != limits:
-                self._write(job_id, replace(record, limits=planned))
+            record = self._records((job_id,)).get(job_id)
+            if record is None or record.boot != self._boot() or not self._late(record):
+                return []
+        except OSError:
+            return []
+        limits = reversed(record.limits)
+        return [one for one in limits if (used := self._used(one)) is not None and used > one.before]
+
+    def _used(self, limit: RaisedLimit) -> int | None:
+        with contextlib.suppress(OSError), self._group(limit) as group:
+            return _used(group, limit.name)
+        return None
+
+    def _late(self, record: _Raised) -> bool:
+        """Return whether the grace period has passed."""
+        return record.over_since is not None and self._clock() - record.over_since >= _GRACE_S
+
+    def _lower(self, job_id: int, *, kill: bool = False) -> bool:
+        """Restore the limits of a job if its memory fits. ``kill``: also if the kernel then ends processes."""
+        try:
+            record = self._records((job_id,)).get(job_id)
+            if record is None:
+                return True
+            now = self._clock()
+            late, limits = self._late(record), record.limits if record.boot == self._boot() else ()
+            planned = tuple(
+                one for limit in limits if (one := self._planned(job_id, limit, late=late, kill=kill)) is not None
+            )
+            since = now if record.over_since is None else min(record.over_since, now)
+            next_record = replace(record, limits=planned, over_since=since)
+            if planned and next_record != record:
+                self._write(job_id, next_record)
             # In the reverse order of raising.
             left = [one for one in reversed(planned) if not self._restored(one)]
             if left:
@@ -246,37 +371,46 @@ class MemoryLimits:
         except OSError as error:
             LOG.warning("job %s: its memory limit is still raised: %s", job_id, error)
             return False
-        self._over.pop(job_id, None)
+        self._rounds.pop(job_id, None)
         return True
 
-    def _planned(self, job_id: int, limit: RaisedLimit, *, late: bool) -> RaisedLimit | None:
-        """Return the limit with the value to write next; ``None`` if the agent no longer raises it."""
+    def _planned(self, job_id: int, limit: RaisedLimit, *, late: bool, kill: bool) -> RaisedLimit | None:
+        """Return the limit with the values to write next; ``None`` if the agent no longer raises it."""
         try:
             with self._group(limit) as group:
-                value, used = _number(group, limit.name), _kept(group, limit.name)
+                value, used, kept = _number(group, limit.name), _used(group, limit.name), _kept(group, limit.name)
         except OSError as error:
             return None if _gone(error) else limit
         if value is None or value not in limit.written:
             if value != limit.before:
                 LOG.info("job %s: Slurm has changed its memory limit meanwhile, which is kept", job_id)
             return None
-        target = value
-        if used is not None and used <= limit.before:
-            target = limit.before
-        elif used is not None and late:
-            target = min(value, -(-used // _STEP) * _STEP)
-        return replace(limit, written=tuple(dict.fromkeys((value, target))))
+        targets = [value]
+        if kept is not None and kept <= limit.before:
+            targets.append(limit.before)
+        elif kept is not None and late:
+            targets.append(min(value, _rounded(kept)))
+            # Version 1 reclaims what it can, and otherwise refuses the value.
+            if limit.name in dict(_V1) or (kill and used is not None and used > limit.before):
+                targets.append(limit.before)
+        return replace(limit, written=tuple(dict.fromkeys(targets)))
 
     def _restored(self, limit: RaisedLimit) -> bool:
-        """Write the last value of ``written``; return whether that is Slurm's, or the cgroup is gone."""
-        value = limit.written[-1]
+        """Write the last value of ``written`` that the kernel accepts.
+
+        Return whether that is Slurm's, or the cgroup is gone.
+        """
         try:
             with self._group(limit) as group:
-                if _number(group, limit.name) != value:
-                    group.write(limit.name, str(value))
-        except OSError as error:  # EBUSY: it uses more than a moment ago
+                for value in reversed(limit.written):
+                    if _number(group, limit.name) == value:
+                        return value == limit.before
+                    with contextlib.suppress(OSError):  # EBUSY: it uses more; the file remains if the cgroup does
+                        group.write(limit.name, str(value))
+                        return value == limit.before
+        except OSError as error:
             return _gone(error)
-        return value == limit.before
+        return False
 
     @contextlib.contextmanager
     def _group(self, limit: RaisedLimit) -> Iterator[Cgroup]:
@@ -296,11 +430,11 @@ class MemoryLimits:
         write_text(self._path(job_id), json.dumps({"version": _VERSION, **asdict(record)}), mode=0o600)
 
     def _records(self, job_ids: Collection[int] | None = None) -> Mapping[int, _Raised]:
-        """Return the records by job."""
+        """Return the records by job. Raises ``OSError`` if one cannot be read now."""
         if job_ids is None:
             try:
                 stems = [path.stem for path in self._directory.iterdir() if path.suffix == ".json"]
-            except OSError:
+            except FileNotFoundError:
                 return {}
             job_ids = [job_id for stem in stems if (job_id := kernel_text.number(stem)) is not None]
         found = {}
@@ -310,7 +444,7 @@ class MemoryLimits:
                 found[job_id] = _decoded(path.read_text("utf-8", "replace"))
             except FileNotFoundError:
                 continue
-            except (OSError, ValueError) as error:
+            except ValueError as error:
                 LOG.warning("%s: ignored, so a memory limit may stay raised: %s", path, error)
                 with contextlib.suppress(OSError):
                     path.unlink()
@@ -389,6 +523,9 @@ class _Place:
 _NOWHERE = _Place((), (), Path("/"), Path("/"))
 
 
+STILL_RAISED = "the job still uses more than Slurm permits"
+
+
 def of_spare(spare: SpareMemory | None) -> str:
     """Return why memory does not suffice to raise the limits."""
     if spare is None:
@@ -402,6 +539,11 @@ def of_spare(spare: SpareMemory | None) -> str:
 def _identity(group: Cgroup) -> tuple[int, int]:
     facts = group.facts()
     return facts.st_dev, facts.st_ino
+
+
+def _rounded(count: int) -> int:
+    """Round up to a multiple of ``_STEP``."""
+    return -(-count // _STEP) * _STEP
 
 
 def _least(groups: Sequence[Cgroup]) -> int | None:
@@ -461,4 +603,6 @@ def _decoded(text: str) -> _Raised:
     for one in found.limits:
         if one.name not in _USAGE or not one.written or min(one.before, *one.written) < 0:
             raise ValueError(f"{one.name!r:.60} is not a limit that was raised")
+    if found.over_since is not None and found.over_since < 0:
+        raise ValueError("a time is negative")
     return found

@@ -74,6 +74,12 @@ def runs_on(why: str) -> str:
     return f"{RUNS_ON}{reason(why)}"
 
 
+def exceeded(used_bytes: int, limit_bytes: int) -> str:
+    """Return the line for a job that keeps the memory for which its limit was raised."""
+    text = f"out of memory: the job uses {size(used_bytes)}, and its limit of {size(limit_bytes)}"
+    return f"{text} is no longer raised for a suspension; the kernel kills processes until the rest fits"
+
+
 def lost(node: str, why: str) -> str:
     """Return the comment for a job that has lost its state: its processes on ``node`` ended, and there is no image."""
     return f"{LOST}its processes on {node} ended while it was suspended ({reason(why)}); there is no image"

@@ -15,9 +15,11 @@ from slurm_affinode.core.suspension import IN_PLACE, JobFact, RecoveryAction, Wo
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest, Mode, Phase
 from slurm_affinode.slurm.interface import UnknownJobError
+from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
 from slurm_affinode.suspension.journal import JobJournal
+from slurm_affinode.suspension.memory_limits import ExceededLimit
 from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.process_tree import TreeGoneError
 from slurm_affinode.suspension.record import SuspensionRecord
@@ -70,6 +72,8 @@ def forget_awake(parts: Parts) -> None:
 
 
 _RETRY_S = 2.0
+_KILL_ROUNDS = 15
+"""After so many rounds in which the kernel has ended processes of a job, all of them are killed."""
 _SWEEP_S = 60.0
 _YOUNG_S = 30.0
 
@@ -116,7 +120,20 @@ class JobKeeper:
         """Lower memory limits that a suspension, a wake or a restore has left raised."""
         journal, limits = self._parts.journal, self._parts.limits
         if limits is not None:
-            limits.tend(lambda: [one.key.job_id for one in journal.open_journals()])
+            limits.tend(lambda: [one.key.job_id for one in journal.open_journals()], self._exceeded)
+
+    def _exceeded(self, excess: ExceededLimit) -> None:
+        """Report that the kernel ends processes of a job; end all of them if that did not free its memory."""
+        parts = self._parts
+        job = parts.registry.get(excess.job_id)
+        if not excess.rounds:
+            text = messages.exceeded(excess.used, excess.limit)
+            parts.log.warning("job %s: %s", excess.job_id, text)
+            if job is not None:
+                job.say(text)
+        elif excess.rounds >= _KILL_ROUNDS and job is not None:
+            parts.log.warning("job %s: all its processes are killed: it still exceeds its memory limit", job.job_id)
+            parts.processes.end(job.init_pid, job.init_started, timeout_s=_RETRY_S)
 
     def _round(self, journals: Sequence[JobJournal]) -> None:
         """Process each journal once. If slurmctld does not respond, it is queried only once: its time-out is long."""

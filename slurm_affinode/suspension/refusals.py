@@ -19,7 +19,7 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.memory_limits import of_spare
+from slurm_affinode.suspension.memory_limits import STILL_RAISED, of_spare
 from slurm_affinode.suspension.registry import WatchedJob
 
 MARGIN = 256 << 20
@@ -271,6 +271,11 @@ def of_gpu(gpu: GpuUseFacts, tree: TreeFacts) -> list[Refusal]:
 def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
     """Return why the GPU memory does not fit into host memory: the node's, and below the job's memory limit."""
     needed = gpu_bytes + MARGIN
+    if memory.raised is None:
+        return [Refusal("limit-raised", "the record of its memory limit cannot be read")]
+    if memory.raised:
+        text = f"its memory limit is still raised by {size(memory.raised)} for an earlier suspension: {STILL_RAISED}"
+        return [Refusal("limit-raised", text)]
     found = []
     if gpu_bytes and memory.headroom is not None and needed > memory.headroom:
         left = size(max(0, memory.headroom))
@@ -324,6 +329,7 @@ _REMEDIES = {
     "driver": f"{_ADMINISTRATORS}: install a newer driver",
     "stopped": "resume the process (kill -CONT)",
     "host-memory": "request more memory (--mem)",
+    "limit-raised": "free memory of the job, and try again in a moment",
     "mode": "submit it with another mode",
     "slurm": "try again in a moment",
     "not-started": "try again in a moment",
@@ -358,6 +364,11 @@ class SlurmFacts:
     def ends_above_memory(self) -> bool:
         """Return whether Slurm itself ends jobs that exceed their ``--mem``."""
         return "overmemorykill" in self._setting("JobAcctGatherParams")
+
+    def allowed_memory_share(self) -> float:
+        """Return the memory limit of a job per allocated byte (``AllowedRAMSpace``); 1 if Slurm does not report it."""
+        match = re.match(r"\d{1,6}(\.\d{1,6})?", self._setting("AllowedRAMSpace"))
+        return float(match[0]) / 100 if match else 1.0
 
     def some_gpus(self, job: WatchedJob) -> bool:
         """Return whether the driver needs all GPUs of the node for a checkpoint, but the job has access to only some.

@@ -147,6 +147,7 @@ class JobRestorer:
         notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
         try:
             again = self._begin(placing)
+            self._clean(arrival)  # first: the processes of an interrupted attempt use the memory of a raised limit
             self._make_room(placing)
             # The image must not leave its tier until it is restored.
             with parts.tiers.pinned(copies[0]):

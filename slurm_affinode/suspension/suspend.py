@@ -203,9 +203,10 @@ class JobSuspender:
                 if (seen := look_again()) is not None:
                     raise AbortedError(f"it is no longer idle: {seen}")
                 ending.recheck(attempt)
-                self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt))
+                allowance = self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt))
                 announce(self._parts, attempt, Phase.LOCKED)
                 self._checkpoint(attempt)
+                self._memory.check_use(job, allowance)
                 members = self._members(job)
                 announce(
                     self._parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=attempt.stopped_by_others(members))

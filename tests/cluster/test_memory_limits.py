@@ -74,8 +74,10 @@ def records(cluster: Cluster) -> str:
     return "".join(cluster.run(node, "ls", f"{LOCAL}/memory-limits").stdout for node in GPU_NODES)
 
 
-def wait_until_lowered(cluster: Cluster, limit_mib: int = LIMIT_MIB) -> None:
-    wait_until("the limit is Slurm's", lambda: limits(cluster), lambda found: found == [limit_mib] * 2)
+def wait_until_lowered(cluster: Cluster, limit_mib: int = LIMIT_MIB, *, timeout_s: float = 60) -> None:
+    wait_until(
+        "the limit is Slurm's", lambda: limits(cluster), lambda found: found == [limit_mib] * 2, timeout_s=timeout_s
+    )
     wait_until("no record is left", lambda: records(cluster), lambda names: names == "")
 
 

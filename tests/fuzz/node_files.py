@@ -101,6 +101,7 @@ _LIMITS = {
         {"cgroup": "/sys/fs/cgroup/system.slice/slurmstepd.scope/job_7", "device": 26, "inode": 4711,
          "name": "memory.max", "before": 1 << 30, "written": [1 << 30, 2 << 30]},
     ],
+    "over_since": 4711.25,
 }  # fmt: skip
 
 
@@ -113,6 +114,8 @@ def _limits() -> Iterator[Check]:
         for one in found.limits:
             if "/" in one.name or one.before < 0 or min(one.written, default=-1) < 0:
                 raise Wrong(f"{one} would be written")
+        if found.over_since is not None and not 0 <= found.over_since < math.inf:
+            raise Wrong(f"the grace period began at {found.over_since}")
         return bool(found.limits)
 
     yield check

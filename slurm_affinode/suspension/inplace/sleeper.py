@@ -127,10 +127,10 @@ class Sleeper:
         """Return whether a retry is not due yet; a clock that was set back does not extend the delay."""
         return 0 < self.retry_epoch - now <= _RETRY_MAX_S
 
-    def view(self, now: float, *, held: bool, raised: int) -> dict[str, Any]:
+    def view(self, now: float, *, held: bool, raised: int | None) -> dict[str, Any]:
         """Return the data that ``status`` shows for it at that time (epoch).
 
-        ``held``: Slurm has suspended it; ``raised``: bytes by which its memory limit is raised.
+        ``held``: Slurm has suspended it; ``raised``: bytes by which its memory limit is raised; ``None``: unknown.
         """
         return {
             "starting": False,

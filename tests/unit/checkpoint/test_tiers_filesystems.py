@@ -107,6 +107,22 @@ def test_image_that_does_not_fit_into_tmpfs_goes_to_disk(tmp_path: Path, mounted
         store.close()
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_image_does_not_use_promised_memory(tmp_path: Path, mounted: Callable[..., Path], known: bool) -> None:
+    """Suspensions in progress need it, or it is unknown how much they need."""
+
+    def promised() -> int:
+        if not known:
+            raise OSError
+        return 1 << 60
+
+    tiers = open_tiers(config(tmp_path, mounted("memory")), KEY, promised=promised)
+    write(tiers, MANIFEST, MIB)
+    assert tiers.on_node(MANIFEST.key.name, 1).tier.name == "disk"  # type: ignore[union-attr]
+    for store in tiers.stores:
+        store.close()
+
+
 @pytest.mark.parametrize("options", ["size=16m", "size=1g,nr_inodes=4"])
 def test_tmpfs_that_runs_full_during_a_write_is_cleaned_up(
     tmp_path: Path, mounted: Callable[..., Path], options: str

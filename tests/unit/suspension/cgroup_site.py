@@ -30,6 +30,8 @@ class CgroupSite:
         self.clock = 1000.0
         self.killed: list[str] = []
         """Cgroups in which the kernel has ended a process for lack of memory."""
+        self.survivors = [0]
+        """Bytes in use after each of these kills, the next one last."""
         self.before_write: Callable[[str, str], None] = lambda name, value: None
         self.directories: dict[int, Path] = {}
         boot = self.proc / "sys/kernel/random"
@@ -47,7 +49,9 @@ class CgroupSite:
 
     def limits(self) -> MemoryLimits:
         """Return the limits as a new agent sees them."""
-        return MemoryLimits(self.root / "records", proc=self.proc, cgroups=self.cgroups, clock=lambda: self.clock)
+        return MemoryLimits(
+            self.root / "records", proc=self.proc, cgroups=self.cgroups, clock=lambda: self.clock, press=self._press
+        )
 
     def add(self, job_id: int, pid: int, limit: int, used: int, *, name: str = "") -> Path:
         """Add the cgroups of a job with the shepherd ``pid``, as slurmd creates them, and return the job's."""
@@ -123,6 +127,17 @@ class CgroupSite:
                 raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
             if number < used:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        elif name == "memory.max" and number < used:
-            self.killed.append(str(place))
         (place / name).write_text(f"{number}\n")
+        while name == "memory.max" and number < int((place / USED[2]).read_text()):
+            self._kill(place)
+
+    def _press(self, group: Cgroup) -> None:
+        """Use memory in a cgroup of version 1 as another process."""
+        assert self.version == 1
+        if int(group.text(LIMIT[1])) - int(group.text(USED[1])) < 16 * MIB:
+            self._kill(group.path)
+
+    def _kill(self, place: Path) -> None:
+        self.killed.append(str(place))
+        job_id = next(job for job, directory in self.directories.items() if directory in (place, *place.parents))
+        self.use(job_id, self.survivors.pop() if len(self.survivors) > 1 else self.survivors[0])

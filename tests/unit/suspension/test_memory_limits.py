@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,13 @@ from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint.inspection import SpareMemory
-from slurm_affinode.suspension.memory_limits import AllocatedMemory, LimitRoom, MemoryLimitError, MemoryLimits
+from slurm_affinode.suspension.memory_limits import (
+    AllocatedMemory,
+    ExceededLimit,
+    LimitRoom,
+    MemoryLimitError,
+    MemoryLimits,
+)
 
 from .cgroup_site import GIB, LIMIT, MIB, CgroupSite
 
@@ -32,6 +39,10 @@ def site(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 def spare(there: AllocatedMemory) -> SpareMemory:
     return PLENTY
+
+
+def unexpected(excess: ExceededLimit) -> None:
+    raise AssertionError(excess)
 
 
 def test_limits_are_raised_and_restored(site: CgroupSite) -> None:
@@ -97,23 +108,125 @@ def test_limit_changed_by_slurm_is_kept(site: CgroupSite) -> None:
     assert (site.values(7), site.records()) == ([16 * GIB] * 2, [])
 
 
-def test_limit_is_not_lowered_below_memory_in_use(site: CgroupSite) -> None:
-    """No process of the job is ended; after a minute the job cannot use more than it has, and later its limit."""
+def test_job_may_free_its_memory_in_the_grace_period(site: CgroupSite) -> None:
+    """No process of the job is ended; other agents do not extend the period."""
+    site.add(7, PID, 4 * GIB, GIB)
+    site.limits().make_room(7, INIT, 8 * GIB, spare)
+    site.use(7, 6 * GIB)
+    for _ in range(5):
+        site.limits().tend(list, unexpected)
+        assert site.values(7) == [12 * GIB] * 2
+        site.clock += 11
+    site.use(7, GIB)
+    site.limits().tend(list, unexpected)
+    assert (site.values(7), site.records(), site.killed) == ([4 * GIB] * 2, [], [])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_job_that_keeps_memory_is_out_of_memory(site: CgroupSite, restarted: bool) -> None:
+    """The kernel ends processes after the grace period, until the rest fits below Slurm's limit."""
     site.add(7, PID, 4 * GIB, GIB)
     limits = site.limits()
     limits.make_room(7, INIT, 8 * GIB, spare)
     site.use(7, 6 * GIB)
-    limits.tend(list)
-    assert site.values(7) == [12 * GIB] * 2
+    assert not limits.lower(7)
     site.clock += 61
-    limits.tend(list)
-    assert site.values(7) == [6 * GIB] * 2
-    site.use(7, 5 * GIB)
-    limits.tend(list)
-    assert site.values(7) == [5 * GIB] * 2
-    site.use(7, GIB)
-    site.limits().tend(list)
+    assert not limits.lower(7)  # nothing but ``tend`` ends processes
+    assert site.killed == []
+    site.survivors = [GIB, 5 * GIB]
+    seen: list[ExceededLimit] = []
+    (site.limits() if restarted else limits).tend(list, seen.append)
+    assert seen == [ExceededLimit(7, 6 * GIB, 4 * GIB, 0)]
+    assert site.killed == [str(site.limited(7)[1])] * 2
+    assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
+    limits.tend(list, unexpected)
+
+
+def test_failed_kills_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1: the job uses as much as before, and no more than that."""
+    site = CgroupSite(tmp_path, 1, monkeypatch)
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    site.use(7, 6 * GIB)
+    limits.tend(list, unexpected)
+    site.clock += 61
+    site.survivors = [6 * GIB]
+    seen: list[ExceededLimit] = []
+    for _ in range(3):
+        limits.tend(list, seen.append)
+        assert site.values(7) == [6 * GIB] * 2
+    assert [one.rounds for one in seen] == [0, 1, 2]
+
+
+def test_reclaimable_memory_is_not_exceeded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1 reclaims the page cache when the limit is written: no process is ended."""
+    site = CgroupSite(tmp_path, 1, monkeypatch)
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    site.use(7, 6 * GIB)
+    assert not limits.lower(7)
+    site.clock += 61
+    site.before_write = lambda name, value: site.use(7, 3 * GIB)
+    limits.tend(list, unexpected)
     assert (site.values(7), site.records(), site.killed) == ([4 * GIB] * 2, [], [])
+
+
+def test_raised_limit_is_not_raised_again(site: CgroupSite) -> None:
+    """A job has to return what it got by one raise before the next."""
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    site.use(7, 6 * GIB)
+    for agent in (limits, site.limits()):
+        with pytest.raises(MemoryLimitError, match=r"still raised for an earlier suspension: the job still uses more"):
+            agent.make_room(7, INIT, 2 * GIB, spare)
+        assert (site.values(7), agent.raised(7)) == ([12 * GIB] * 2, 8 * GIB)
+    site.use(7, 3 * GIB)
+    assert limits.make_room(7, INIT, 2 * GIB, spare) == 2 * GIB
+    assert site.values(7) == [6 * GIB] * 2
+
+
+def test_unreadable_record_is_kept(site: CgroupSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without free descriptors, no limit is raised, and none that is raised is forgotten."""
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    limits.make_room(7, INIT, 8 * GIB, spare)
+
+    def exhausted(path: Path, *arguments: str) -> str:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", exhausted)
+        limits.tend(list, unexpected)
+        assert not limits.lower(7)
+        assert limits.raised(7) is None
+        with pytest.raises(MemoryLimitError):
+            limits.make_room(7, INIT, GIB, spare)
+    assert (site.values(7), site.records()) == ([12 * GIB] * 2, ["7.json"])
+    limits.tend(list, unexpected)
+    assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
+
+
+def test_promise_is_the_memory_that_jobs_may_still_use(site: CgroupSite) -> None:
+    """What Slurm has allocated itself does not count, nor what is in use."""
+    site.add(7, PID, 4 * GIB, GIB)
+    limits = site.limits()
+    assert limits.promised() == 0
+    limits.make_room(7, INIT, 8 * GIB, spare)
+    assert limits.promised() == 8 * GIB
+    site.use(7, 9 * GIB)
+    assert site.limits().promised() == 3 * GIB
+    site.use(7, GIB)
+    limits.lower(7)
+    assert limits.promised() == 0
+
+
+def test_use_of_a_job(site: CgroupSite) -> None:
+    site.add(7, PID, 4 * GIB, 3 * GIB)
+    assert site.limits().used(7, INIT) == 3 * GIB
+    assert site.limits().used(8, INIT) is None
 
 
 def test_busy_limit_is_lowered_later(site: CgroupSite) -> None:
@@ -128,7 +241,7 @@ def test_busy_limit_is_lowered_later(site: CgroupSite) -> None:
     site.before_write = busy
     assert not limits.lower(7)
     site.before_write = lambda name, value: None
-    site.limits().tend(list)
+    site.limits().tend(list, unexpected)
     assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
 
 
@@ -186,11 +299,43 @@ def test_allocated_memory_of_other_jobs(site: CgroupSite) -> None:
     site.add(9, PID + 2, 8 * GIB, 8 * GIB, name="sCG1M82P3AJZ00")
     (site.top / "system").mkdir()
     limits = site.limits()
-    assert limits.allocated(7, INIT) == AllocatedMemory(60 * GIB, 15 * GIB)
+
+    def allocated() -> tuple[int, int, int]:
+        there = limits.allocated(7, INIT)
+        return sum(there.limits.values()) // GIB, there.unused // GIB, there.raised // GIB
+
+    assert allocated() == (60, 15, 0)
     limits.make_room(8, Id(PID + 1, 1), 100 * GIB, spare)
-    assert limits.allocated(7, INIT) == AllocatedMemory(60 * GIB, 115 * GIB)
+    assert allocated() == (60, 115, 100)
     site.use(8, 100 * GIB)
-    assert limits.allocated(7, INIT) == AllocatedMemory(60 * GIB, 20 * GIB)
+    assert allocated() == (60, 20, 20)
+
+
+def test_starting_job_counts_whatever_starts_or_ends_meanwhile() -> None:
+    """Slurm has allocated 10 GiB to a job without a cgroup, and 5 GiB to one that has existed throughout the query."""
+    both, ended, started = (1, 1), (1, 2), (1, 3)
+    before = AllocatedMemory({both: 5 * GIB, ended: 10 * GIB}, 0)
+    after = AllocatedMemory({both: 5 * GIB, started: 10 * GIB}, 0)
+    assert after.starting(15 * GIB, before) == 10 * GIB
+
+
+def test_limit_above_the_allocation_hides_no_starting_job() -> None:
+    """``AllowedRAMSpace=120``."""
+    there = AllocatedMemory({(1, 1): 12 * GIB}, 0)
+    assert there.starting(13 * GIB, there, 1.2) == 3 * GIB
+    assert there.starting(12 * GIB, there, 0.5) == 0  # fewer than allocated
+
+
+def test_memory_above_the_jobs_is_promised_once(site: CgroupSite) -> None:
+    """Two jobs need 20 GiB each, and a cgroup above them has room for one."""
+    site.add(7, PID, 4 * GIB, GIB)
+    site.add(8, PID + 1, 4 * GIB, GIB)
+    (site.top / LIMIT[site.version]).write_text(f"{30 * GIB}\n")
+    limits = site.limits()
+    limits.make_room(7, INIT, 20 * GIB, spare)
+    with pytest.raises(MemoryLimitError, match="above those of the job leaves 10 GiB"):
+        limits.make_room(8, Id(PID + 1, 1), 20 * GIB, spare)
+    assert site.values(8) == [4 * GIB] * 2
 
 
 def test_jobs_share_spare_memory_at_most_once(site: CgroupSite) -> None:
@@ -248,10 +393,10 @@ def test_crash_before_each_write_leaves_no_raised_limit(site: CgroupSite) -> Non
                 pass
             left[0] = lowered
             try:
-                site.limits().tend(list)
+                site.limits().tend(list, unexpected)
             except KeyboardInterrupt:
                 site.before_write = lambda name, value: None
-                site.limits().tend(list)
+                site.limits().tend(list, unexpected)
             site.before_write = lambda name, value: None
             assert (site.values(7), site.records()) == ([4 * GIB] * 2, [])
     assert done
@@ -277,12 +422,12 @@ def test_limit_of_suspended_job_stays_raised(site: CgroupSite) -> None:
     site.add(7, PID, 4 * GIB, GIB)
     site.limits().make_room(7, INIT, 8 * GIB, spare)
     limits = site.limits()
-    limits.tend(lambda: [7])
+    limits.tend(lambda: [7], unexpected)
     assert site.values(7) == [12 * GIB] * 2
     assert limits.raised(7) == 8 * GIB
     limits.make_room(7, INIT, 20 * GIB, spare)  # for a restore that begins again
     assert min(site.values(7)) >= 21 * GIB
-    limits.tend(list)
+    limits.tend(list, unexpected)
     assert site.values(7) == [4 * GIB] * 2
 
 
@@ -296,7 +441,7 @@ def test_suspension_that_begins_meanwhile_keeps_its_limit(site: CgroupSite) -> N
         limits.make_room(7, INIT, 8 * GIB, spare)
         return []
 
-    limits.tend(suspended)
+    limits.tend(suspended, unexpected)
     assert site.values(7) == [12 * GIB] * 2
 
 
@@ -316,7 +461,7 @@ def test_record_of_an_earlier_boot_is_dropped(site: CgroupSite) -> None:
     site.add(7, PID, 4 * GIB, GIB)
     site.limits().make_room(7, INIT, 8 * GIB, spare)
     (site.proc / "sys/kernel/random/boot_id").write_text("b1\n")
-    site.limits().tend(list)
+    site.limits().tend(list, unexpected)
     assert (site.values(7), site.records()) == ([12 * GIB] * 2, [])
 
 
@@ -324,7 +469,7 @@ def test_record_of_an_earlier_boot_is_dropped(site: CgroupSite) -> None:
 def test_damaged_record_is_dropped(site: CgroupSite, text: str) -> None:
     (site.root / "records").mkdir()
     (site.root / "records" / "7.json").write_text(text)
-    site.limits().tend(list)
+    site.limits().tend(list, unexpected)
     assert site.records() == []
 
 
@@ -404,40 +549,70 @@ def _removed(place: Path) -> bool:
     return True
 
 
-def test_limit_of_real_cgroup_is_raised_and_restored(real_job: Path, tmp_path: Path) -> None:
-    """A process uses the additional memory; the kernel does not lower the limit before it is freed, nor ends it."""
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-
-    def hold(count: int) -> None:
-        print(count, file=holder.stdin, flush=True)
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "done\n"
-
-    def values() -> list[int]:
-        return [int((place / "memory.limit_in_bytes").read_text()) for place in (real_job, real_job / "step_batch")]
-
+@pytest.fixture
+def holder(real_job: Path) -> Iterator[MemoryHolder]:
+    """Yield a process in the job's cgroup."""
+    made = MemoryHolder()
     try:
-        (real_job / "step_batch/task_0/cgroup.procs").write_text(str(holder.pid))
-        with Process(holder.pid) as process:
-            init = process.id
-        limits = MemoryLimits(tmp_path / "records")
-        hold(30 * MIB)
-        room = limits.room(7, init)
-        assert room is not None
-        assert 0 < room.own < 40 * MIB
-        assert limits.make_room(7, init, 200 * MIB, spare)
-        assert values() == [264 * MIB] * 2
-        hold(200 * MIB)
-        assert not limits.lower(7)
-        assert values() == [264 * MIB] * 2
-        again = MemoryLimits(tmp_path / "records")
-        hold(0)
-        again.tend(list)
-        assert values() == [64 * MIB] * 2
-        assert list((tmp_path / "records").iterdir()) == []
-        assert holder.poll() is None
+        (real_job / "step_batch/task_0/cgroup.procs").write_text(str(made.process.pid))
+        yield made
     finally:
-        holder.kill()
-        holder.communicate()
+        made.process.kill()
+        made.process.communicate()
+
+
+class MemoryHolder:
+    """A process that holds memory."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        with Process(self.process.pid) as process:
+            self.id = process.id
+
+    def hold(self, count: int) -> None:
+        """Have it hold this many bytes."""
+        assert self.process.stdout is not None
+        print(count, file=self.process.stdin, flush=True)
+        assert self.process.stdout.readline() == "done\n"
+
+
+def real_limits(job: Path) -> list[int]:
+    return [int((place / "memory.limit_in_bytes").read_text()) for place in (job, job / "step_batch")]
+
+
+def test_limit_of_real_cgroup_is_raised_and_restored(real_job: Path, holder: MemoryHolder, tmp_path: Path) -> None:
+    """A process uses the additional memory; the kernel does not lower the limit before it is freed, nor ends it."""
+    limits = MemoryLimits(tmp_path / "records")
+    holder.hold(30 * MIB)
+    room = limits.room(7, holder.id)
+    assert room is not None
+    assert 0 < room.own < 40 * MIB
+    assert limits.make_room(7, holder.id, 200 * MIB, spare)
+    assert real_limits(real_job) == [264 * MIB] * 2
+    holder.hold(200 * MIB)
+    assert not limits.lower(7)
+    assert real_limits(real_job) == [264 * MIB] * 2
+    again = MemoryLimits(tmp_path / "records")
+    holder.hold(0)
+    again.tend(list, unexpected)
+    assert real_limits(real_job) == [64 * MIB] * 2
+    assert list((tmp_path / "records").iterdir()) == []
+    assert holder.process.poll() is None
+
+
+def test_kernel_ends_process_that_keeps_memory(real_job: Path, holder: MemoryHolder, tmp_path: Path) -> None:
+    """It allocates nothing more, and is killed nevertheless after the grace period."""
+    now = 1000.0
+    limits = MemoryLimits(tmp_path / "records", clock=lambda: now)
+    limits.make_room(7, holder.id, 200 * MIB, spare)
+    holder.hold(200 * MIB)
+    limits.tend(list, unexpected)
+    now += 61
+    seen: list[ExceededLimit] = []
+    limits.tend(list, seen.append)
+    assert [one.limit for one in seen] == [64 * MIB]
+    assert holder.process.wait(10) == -signal.SIGKILL
+    limits.tend(list, seen.append)
+    assert real_limits(real_job) == [64 * MIB] * 2

@@ -12,13 +12,16 @@ from inplace_site import Node, asleep, awake, failing
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts
 from slurm_affinode.checkpoint.interface import CudaError
+from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.suspension import Phase
 from slurm_affinode.slurm.interface import ControllerDownError
-from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.shepherd import Hold, Restored
+from slurm_affinode.suspension.interface import AbortedError, Refused
+from slurm_affinode.suspension.memory import Allowance
+from slurm_affinode.suspension.record import SuspensionFacts
+from slurm_affinode.suspension.shepherd import Hold, Restored, Say
 
 from .agent_sequences import check, recovered
-from .cgroup_site import GIB, MIB, CgroupSite
+from .cgroup_site import GIB, MIB, USED, CgroupSite
 
 SMALL = 500 * MIB
 
@@ -95,6 +98,17 @@ def test_missing_spare_memory_is_refused_with_figures(world, site):
     assert world.effect_log == []
 
 
+def test_image_that_is_being_written_to_memory_counts(world, site):
+    """Its memory is promised to it before it is used."""
+    agent = Agent(world, "c1", limits=site.limits())
+    local = agent.parts.tiers.tiers[0]
+    local.store.budget.promise(("other", 1), 1000, 400 * MIB)
+    tiers = Tiers([replace(local, durable=False), *agent.parts.tiers.tiers[1:]])
+    agent.suspender._memory._parts = replace(agent.parts, tiers=tiers, memory=lambda pid: MemoryFacts(600 * MIB))
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert "free memory (200 MiB)" in refusal.text
+
+
 def test_full_node_is_refused_for_its_own_reason(world, site):
     """A higher limit would not solve the lack of memory."""
     agent = Agent(world, "c1", limits=site.limits())
@@ -139,6 +153,85 @@ def test_limit_lowered_by_slurm_is_noticed_under_the_locks(world, site, monkeypa
     assert done.failure.startswith("its GPU memory (1 MiB) does not fit below its memory limit: Slurm does not report")
     assert "checkpoint" not in world.effect_log
     assert world.running()
+
+
+def failing_checkpoint(agent, site, used):
+    """The job uses this many bytes when its GPU memory fails to move."""
+
+    def fails(pid):
+        site.use(7, used)
+        raise CudaError("no")
+
+    agent.cuda.checkpoint = fails
+
+
+def test_limit_that_is_still_raised_is_refused(world, site):
+    """The job has kept memory of the first raise: there is no second one, and no suspension within the first one."""
+    agent = Agent(world, "c1", limits=site.limits())
+    failing_checkpoint(agent, site, 600 * MIB)
+    assert agent.suspend().failure == "no"
+    assert (site.values(7), site.records()) == ([SMALL + 257 * MIB] * 2, ["7.json"])
+    effects = list(world.effect_log)
+    [refusal] = agent.suspender.refusals(agent.watched())
+    assert (refusal.code, refusal.text) == (
+        "limit-raised",
+        "its memory limit is still raised by 257 MiB for an earlier suspension: the job still uses more than Slurm"
+        " permits",
+    )
+    with pytest.raises(Refused):
+        agent.suspend()
+    assert world.effect_log == effects
+    with pytest.raises(AbortedError, match="still raised for an earlier suspension"):  # under the locks
+        agent.suspender._memory.make_room(agent.watched(), SuspensionFacts(cuda_pids=(1,), gpu_bytes=MIB))
+
+
+def test_job_that_keeps_memory_is_reported_and_killed(world, site):
+    """Its output says so once; all of its processes are killed if the kernel cannot free the memory."""
+    agent = Agent(world, "c1", limits=site.limits())
+    failing_checkpoint(agent, site, 600 * MIB)
+    agent.suspend()
+    job = agent.watched()
+    agent.parts.registry.put(job)
+    site.survivors = [600 * MIB, 100 * MIB] if site.version == 2 else [600 * MIB]
+    site.clock += 61
+    for _ in range(15):
+        agent.keeper._lower_limits()
+    text = (
+        "out of memory: the job uses 600 MiB, and its limit of 500 MiB is no longer raised for a suspension; the kernel"
+        " kills processes until the rest fits"
+    )
+    assert job.link.sent == [Say(text)]
+    if site.version == 1:
+        assert world.running()
+        agent.keeper._lower_limits()
+        assert not world.running()
+
+
+def test_allocations_beyond_gpu_memory_are_noticed(world, site):
+    """The margin is permitted; unknown use is not."""
+    agent = Agent(world, "c1", limits=site.limits())
+    memory, job = agent.suspender._memory, agent.watched()
+    allowance = memory.make_room(job, SuspensionFacts(cuda_pids=(1,), gpu_bytes=300 * MIB))
+    assert allowance == Allowance(400 * MIB, 300 * MIB)
+    site.use(7, (400 + 300 + 256) * MIB)
+    memory.check_use(job, allowance)
+    site.use(7, (400 + 300 + 256 + 2) * MIB)
+    with pytest.raises(AbortedError, match=r"allocated 2 MiB more than its GPU memory \(300 MiB\) while"):
+        memory.check_use(job, allowance)
+    (site.directories[7] / USED[site.version]).write_text("?")
+    with pytest.raises(AbortedError, match="cannot be read"):
+        memory.check_use(job, allowance)
+
+
+def test_use_below_slurms_limit_is_not_checked(world, site):
+    """Slurm's own limit suffices."""
+    agent = Agent(world, "c1", limits=site.limits())
+    memory, job = agent.suspender._memory, agent.watched()
+    site.set(7, 2 * GIB)
+    allowance = memory.make_room(job, SuspensionFacts(cuda_pids=(1,), gpu_bytes=300 * MIB))
+    assert allowance is None
+    site.use(7, 2 * GIB)
+    memory.check_use(job, allowance)
 
 
 def test_disabled_raising_refuses(world, site):
