@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-import click
-
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.images import shared_images
-from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, slurm_options
+from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options
 from slurm_affinode.pipeline import doctor as node_checks
 from slurm_affinode.pipeline.doctor import OK, SKIPPED, Check, examine, exit_code
 from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
@@ -68,11 +66,11 @@ def doctor(*, config: Config, as_json: bool) -> int:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
         return code
     print_table(("check", "", "finding"), ((check.name, check.status, check.detail) for check in checks))
-    click.echo()
+    echo()
     print_table(("feature of the driver", "since", "used for", "here", ""), cuda.rows(), title=_title(cuda))
     hints = [f"  {check.name}: {check.hint}" for check in checks if check.hint and check.status != "ok"]
     if hints:
-        click.echo("\nWhat to do:\n" + "\n".join(hints))
+        echo("", "What to do:", *hints)
     return code
 
 
