@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _NOTHING: Mapping[type, Callable[[str], Any]] = {}
 _PLAIN = (str, int, bool)
-_UNSHOWN = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-"""Control characters from U+007F, invisible and bidirectional formatting characters, lone surrogates."""
+_UNSHOWN = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+"""Control characters from U+007F, invisible and bidirectional formatting characters."""
 
 
 def loads(text: str | bytes) -> Any:
@@ -34,7 +34,7 @@ def loads(text: str | bytes) -> Any:
 def shown(text: str) -> str:
     """Return a JSON document with the characters escaped that a terminal would interpret or not show.
 
-    JSON itself escapes those below U+0020. Lone surrogates, which UTF-8 cannot encode, are escaped as well.
+    JSON itself escapes those below U+0020.
     """
     return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 

@@ -229,9 +229,10 @@ class NumberInRange(click.FloatRange):
 def print_json(value: Any) -> None:
     """Write ``value`` as JSON to standard output; times are in ISO 8601 with ``Z``.
 
-    Characters that a terminal would interpret or not show are escaped.
+    Characters that a terminal would interpret or not show are escaped, and so are those that are not UTF-8.
     """
-    click.echo(json_values.shown(json.dumps(value, indent=2, default=_json_default, ensure_ascii=False)))
+    text = json_values.shown(json.dumps(value, indent=2, default=_json_default, ensure_ascii=False))
+    click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # \udc80 is an escape of JSON too
 
 
 def _json_default(value: Any) -> Any:
