@@ -225,6 +225,9 @@ class Acts:
     def ended(self, job_id: int, *, requeued: bool) -> None:
         self.ended_jobs.append((job_id, requeued))
 
+    def suspended_ids(self) -> frozenset[int] | None:
+        return frozenset(one.key.job_id for one in self.suspended())
+
     def suspended(self) -> Sequence[SuspendedJob]:
         return tuple(self.asleep)
 

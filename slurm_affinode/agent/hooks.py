@@ -14,6 +14,7 @@ from typing import Any
 
 from slurm_affinode.agent.client import ask_local
 from slurm_affinode.base.errors import AffinodeError, ConfigError
+from slurm_affinode.base.text import escaped
 
 AGENT_S = 2.0
 """Timeout for the agent's reply: a job waits for its prolog."""
@@ -48,7 +49,7 @@ def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | N
         # Whatever the error, the node stays in service.
         problems = [f"a fault of its own: {type(error).__name__}: {error}"]
     for problem in problems:
-        print(f"slurm-affinode {which}: {problem}", file=sys.stderr)
+        print(escaped(f"slurm-affinode {which}: {problem}"), file=sys.stderr)
     return 1 if problems and strict else 0
 
 
@@ -132,8 +133,8 @@ def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[
         return [str(error)]
     for one in report.get("left", ()):
         how = one.get("ended_by") or "it does not end"
-        print(f"slurm-affinode epilog: job {request['job']} left process {one.get('pid')} on a GPU: {how}",
-              file=sys.stderr)  # fmt: skip
+        text = f"slurm-affinode epilog: job {request['job']} left process {one.get('pid')} on a GPU: {how}"
+        print(escaped(text), file=sys.stderr)
     # The reason of a drained node is already set: a failing epilog would replace it with Slurm's own.
     return [] if report.get("drained") else [str(one) for one in report.get("dirty", ())]
 

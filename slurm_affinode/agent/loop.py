@@ -83,6 +83,8 @@ class Loop:
     _refreshing: bool = False
     _driver_said: str = ""
     _no_room: str | None = None
+    _suspended: frozenset[int] | None = None
+    """IDs of suspended jobs, as of the last refresh; ``None``: unknown, or no rule limits their number."""
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     # --- one tick
@@ -229,9 +231,10 @@ class Loop:
             self.answered()
 
     def refresh(self) -> None:
-        """Refresh the queue and the promises. Runs in the thread that talks to slurmctld."""
+        """Refresh the queue, the promises and the suspended jobs. Runs in the thread that talks to slurmctld."""
         self.queue.refresh()
         self.promises.look()
+        self._suspended = self.orchestration.keeper.suspended_ids() if self._limits() else None
 
     def decisions(self) -> list[tuple[WatchedJob, Decision]]:
         """Return the decision for each watched job as of now."""
@@ -298,16 +301,17 @@ class Loop:
     def _surroundings(self, latest: SlurmQueue | None) -> Surroundings:
         """Return the conditions for suspensions, without those in progress on this node."""
         if latest is None:
-            return Surroundings(None, None, no_room=self._no_room)
+            return Surroundings(None, None, no_room=self._no_room, suspended_known=False)
         promises = self.promises.known()
-        partitions, accounts, users = latest.suspended()
+        partitions, accounts, users = latest.suspended(self._suspended or ())
         room = latest.room(self.node)
         if room is not None:
             # GPUs that are being freed count as free: one waiting job must not displace two jobs.
             room = replace(room, free_gpus=room.free_gpus + self.work.freeing())
         return Surroundings(
             latest.waiting(), room, no_room=self._no_room, suspended_partitions=partitions,
-            suspended_accounts=accounts, suspended_users=users, promises=promises,
+            suspended_accounts=accounts, suspended_users=users, suspended_known=self._suspended is not None,
+            promises=promises,
         )  # fmt: skip
 
     def _follow(self, job: WatchedJob, decision: Decision) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from slurm_affinode.base.errors import AffinodeError, ConfigError
-from slurm_affinode.base.text import parse_size
+from slurm_affinode.base.sizes import parse_size
 from slurm_affinode.base.times import parse_span_s
 
 LONGEST_S = 100 * 365 * 86400.0

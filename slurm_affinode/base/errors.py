@@ -3,11 +3,16 @@
 Vendor and library exceptions are translated into these at the adapter that met them. The command line prints
 ``str(error)`` on standard error and ends with ``error.exit_code``; nothing else of an error is shown.
 
+Messages and hints quote names of users and output of other programs, and are printed on terminals and in logs. So
+``AffinodeError`` escapes unprintable characters, line ends included, in both.
+
 Exit codes: 0 success, 1 problems found (by commands that search for problems), 2 wrong usage or unusable input, 3 a
 required service, program or directory could not be reached.
 """
 
 import errno
+
+from slurm_affinode.base.text import escaped
 
 
 class AffinodeError(Exception):
@@ -16,8 +21,8 @@ class AffinodeError(Exception):
     exit_code = 2
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint
+        super().__init__(escaped(message))
+        self.hint = None if hint is None else escaped(hint)
 
 
 class InputError(AffinodeError):
@@ -25,7 +30,7 @@ class InputError(AffinodeError):
 
     def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
         super().__init__(f"{where}: {message}" if where else message, hint=hint)
-        self.where = where
+        self.where = None if where is None else escaped(where)
 
 
 class ConfigError(AffinodeError):

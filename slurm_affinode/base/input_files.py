@@ -1,6 +1,7 @@
 """Input files as found in practice: compressed, in UTF-16, with other line ends, damaged; read as lines of UTF-8.
 
 Memory is bounded: by the chunk and the longest line of text, by ``limits.DOCUMENT_BYTES`` for a compressed document.
+So is the time that a compressed file takes: by ``limits.most_unpacked``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.limits import DOCUMENT_BYTES
+from slurm_affinode.base.limits import DOCUMENT_BYTES, UNPACKED_RATIO, most_unpacked
 
 MAGIC_BYTES = 8
 """Number of bytes that ``compression`` examines."""
@@ -32,6 +33,7 @@ _UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 _MOST_NUL_LINES = 1000
 _BLOCK = 1 << 16
+"""Bytes of a compressed file that are read at once; of some formats, this much before a damage is lost."""
 
 
 class _Utf8(io.RawIOBase):
@@ -162,8 +164,16 @@ def compression(head: bytes) -> str | None:
     return next((name for mark, name in _MAGIC if head.startswith(mark)), None)
 
 
-def unpacked(file: BinaryIO, kind: str) -> BinaryIO:
-    """Return a file with the decompressed contents of ``file``, which stays open when the result is closed."""
+def unpacked(file: BinaryIO, kind: str, *, where: str) -> BinaryIO:
+    """Return a file with the decompressed contents of ``file``, which stays open when the result is closed.
+
+    Reading raises ``InputError`` for the file ``where`` if it unpacks to more than ``limits.most_unpacked``.
+    """
+    counted = _Counted(file)
+    return cast("BinaryIO", LimitedReader(_decompressed(cast("BinaryIO", counted), kind), lambda: counted.size, where))
+
+
+def _decompressed(file: BinaryIO, kind: str) -> BinaryIO:
     if kind == "gzip":
         return cast("BinaryIO", gzip.GzipFile(fileobj=file))
     if kind == "bzip2":
@@ -173,3 +183,57 @@ def unpacked(file: BinaryIO, kind: str) -> BinaryIO:
     import pyarrow as pa  # noqa: PLC0415 - takes long, and is seldom needed
 
     return cast("BinaryIO", pa.CompressedInputStream(pa.PythonFile(file, "r"), "zstd"))
+
+
+class _Counted:
+    """A file that counts the bytes read from it."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._file.read(size)
+        self.size += len(data)
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        pass
+
+
+class LimitedReader(io.RawIOBase):
+    """The contents of a compressed file, block by block, up to the size that its compressed size permits."""
+
+    def __init__(self, file: BinaryIO, packed: Callable[[], int], where: str) -> None:
+        """``file``: decompresses; ``packed``: returns the size of the compressed file, or what was read of it."""
+        self._file, self._packed, self._where = file, packed, where
+        self._size = 0
+
+    def readable(self) -> bool:
+        """See ``io``."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """See ``io``. Raises ``InputError`` above the limit."""
+        data: bytes = self._file.read1(min(len(buffer), _BLOCK))  # type: ignore[attr-defined]
+        self._size += len(data)
+        if self._size > DOCUMENT_BYTES and self._size > most_unpacked(self._packed()):
+            raise InputError(
+                f"unpacks to more than {DOCUMENT_BYTES >> 30} GiB, and to more than {UNPACKED_RATIO} times its size",
+                where=self._where, hint="if it is not forged, unpack it yourself, and give the unpacked file",
+            )  # fmt: skip
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        """Close the decompressing file."""
+        self._file.close()
+        super().close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -18,6 +19,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _NOTHING: Mapping[type, Callable[[str], Any]] = {}
 _PLAIN = (str, int, bool)
+_UNSHOWN = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+"""Control characters from U+007F, invisible and bidirectional formatting characters."""
 
 
 def loads(text: str | bytes) -> Any:
@@ -26,6 +29,14 @@ def loads(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=_refuse)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def shown(text: str) -> str:
+    """Return a JSON document with the characters escaped that a terminal would interpret or not show.
+
+    JSON itself escapes those below U+0020.
+    """
+    return _UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def table(value: Any) -> dict[str, Any]:

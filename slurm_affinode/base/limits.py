@@ -1,4 +1,6 @@
-"""Maximum sizes of input fields: a larger value is damaged or forged, is reported, and is not stored.
+"""Maximum sizes of input: of fields, and of compressed files when decompressed.
+
+A larger field is damaged or forged, is reported, and is not stored. A small compressed file can unpack to terabytes.
 
 Sources: ``_test_strlen`` in slurmctld's ``job_mgr.c`` (1,024 bytes for names and comments, MAXPATHLEN for paths),
 Linux's MAX_ARG_STRLEN for one argument of a command. Programs of sites write longer comments than users may.
@@ -28,11 +30,23 @@ GPU_LINE_BYTES = 128 << 10
 ACCOUNTING_LINE_BYTES = 4 << 20
 DOCUMENT_BYTES = 1 << 30
 """For a compressed document that must be in memory as a whole, decompressed."""
+UNPACKED_RATIO = 100
+"""For a larger compressed file that is read piece by piece: how many times its size it may unpack to. Text of metrics,
+accounting and logs compresses to a twentieth; gzip reaches 1,000 and zstd 10,000 only for repetitions."""
+TRACE_TABLE_BYTES = 2 << 30
+"""For a table in an archive of a public trace. The largest published one of the traces read here has 14 MB."""
+TRACE_ARCHIVE_BYTES = 16 << 30
+"""For all tables of such an archive."""
 
 
 def most_bytes(field: str) -> int:
     """Return the maximum size of ``field`` in bytes of UTF-8."""
     return FIELD_BYTES.get(field, NAME_BYTES)
+
+
+def most_unpacked(packed: int) -> int:
+    """Return how many bytes a file of ``packed`` bytes may unpack to if it is read piece by piece."""
+    return max(DOCUMENT_BYTES, UNPACKED_RATIO * packed)
 
 
 def excess(field: str, text: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from slurm_affinode.base.config_values import AbsolutePath, PositiveSpan, Span, either, size, table, within
 from slurm_affinode.base.errors import ConfigError
-from slurm_affinode.base.text import parse_limit
+from slurm_affinode.base.sizes import parse_limit
 from slurm_affinode.model.gpu import FLOORS_PCT, GPU_SIGNALS, HOST_SIGNALS
 from slurm_affinode.model.suspension import MAIL_KINDS
 

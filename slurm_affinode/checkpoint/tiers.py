@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.node_config import SuspendConfig, TiersConfig
-from slurm_affinode.base.text import parse_limit, parse_size
+from slurm_affinode.base.sizes import parse_limit, parse_size
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import compression
 from slurm_affinode.checkpoint.block_io import Limiter

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import click
-
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.text import size
 from slurm_affinode.cli.command import group
-from slurm_affinode.cli.options import clock, config_options, json_option, print_json, print_table, zone
+from slurm_affinode.cli.options import clock, config_options, echo, json_option, print_json, print_table, zone
 from slurm_affinode.db import migrations
 from slurm_affinode.db.repository import Repository
 
@@ -44,8 +42,8 @@ def upgrade(config: Config, as_json: bool) -> None:
         print_json({"store": where, "version": version, "applied": [migration.name for migration in applied]})
         return
     for migration in applied:
-        click.echo(f"applied {migration.name}")
-    click.echo(f"{where}: schema {version}" + ("" if applied else ", nothing to do"))
+        echo(f"applied {migration.name}")
+    echo(f"{where}: schema {version}" + ("" if applied else ", nothing to do"))
 
 
 @db.command()

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.options import NumberInRange, json_option, print_json, print_table, stages
+from slurm_affinode.cli.options import NumberInRange, echo, json_option, print_json, print_table, stages
 from slurm_affinode.demo import histories
 from slurm_affinode.demo.histories import build_demo
 
@@ -46,8 +46,8 @@ def demo(*, out: Path, synthetic: bool, days: float | None, seed: int | None, as
     if as_json:
         print_json(result.summary)
         return
-    click.echo(f"{history.about}\n")
+    echo(history.about, "")
     print_table(("", "GPU-hours", "of allocated"), result.headline, right=("GPU-hours", "of allocated"))
-    click.echo("")
+    echo()
     for name, path in (("report", result.report), ("summary", result.summary_path), ("input", out / "input")):
-        click.echo(f"{name:<8} {path}")
+        echo(f"{name:<8} {path}")

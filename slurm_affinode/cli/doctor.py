@@ -6,12 +6,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 
-import click
-
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.images import shared_images
-from slurm_affinode.cli.options import config_options, json_option, print_json, print_table, slurm_options
+from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options
 from slurm_affinode.pipeline import doctor as node_checks
 from slurm_affinode.pipeline.doctor import OK, SKIPPED, Check, examine, exit_code
 from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
@@ -52,10 +50,10 @@ def doctor(*, config: Config, as_json: bool) -> int:
 
     Checks the configuration and the time zone; write access to the state directory and the reports; the database
     and its schema; the age of the newest data; the configured Prometheus server and its GPU metrics; the access to
-    Slurm and its alternatives; slurmctld, slurmdbd and sacct; and whether Slurm accounts for GPUs
-    (AccountingStorageTRES). Where jobs can be suspended, it checks whether users can trace processes during a
-    restore (Yama); as root on a node with an agent, also whether the sweep of images waits for an administrator and
-    whether the notes beside the shared store are signed.
+    Slurm and its alternatives; releases of Slurm and munge with known security holes; slurmctld, slurmdbd and sacct;
+    and whether Slurm accounts for GPUs (AccountingStorageTRES). Where jobs can be suspended, it checks whether users
+    can trace processes during a restore (Yama); as root on a node with an agent, also whether the sweep of images
+    waits for an administrator and whether the notes beside the shared store are signed.
 
     A table lists what the NVIDIA driver of this machine supports for a suspension: lock with a timeout, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.
@@ -68,11 +66,11 @@ def doctor(*, config: Config, as_json: bool) -> int:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
         return code
     print_table(("check", "", "finding"), ((check.name, check.status, check.detail) for check in checks))
-    click.echo()
+    echo()
     print_table(("feature of the driver", "since", "used for", "here", ""), cuda.rows(), title=_title(cuda))
     hints = [f"  {check.name}: {check.hint}" for check in checks if check.hint and check.status != "ok"]
     if hints:
-        click.echo("\nWhat to do:\n" + "\n".join(hints))
+        echo("", "What to do:", *hints)
     return code
 
 

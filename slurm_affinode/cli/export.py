@@ -12,7 +12,7 @@ import click
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.cli.command import group
-from slurm_affinode.cli.options import When, clock, config_options, json_option, print_json, progress, zone
+from slurm_affinode.cli.options import When, clock, config_options, echo, json_option, print_json, progress, zone
 from slurm_affinode.cli.output import reader_gone
 from slurm_affinode.metrics.openmetrics import as_openmetrics
 
@@ -62,10 +62,10 @@ def openmetrics(
     if as_json:
         print_json({"out": out, **{name: getattr(written, name) for name in written.__dataclass_fields__}})
     elif out != "-":
-        click.echo(f"{out}: {written.samples:,} samples of {written.series:,} series, {written.devices:,} devices")
+        echo(f"{out}: {written.samples:,} samples of {written.series:,} series, {written.devices:,} devices")
         if written.first and written.last:
             first, last = clock(written.first, seconds=True), clock(written.last, seconds=True)
-            click.echo(f"from {first} to {last} ({zone()})")
+            echo(f"from {first} to {last} ({zone()})")
 
 
 def _label(text: str) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import click
 from slurm_affinode.agent.settings import node_name
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError, InputError
-from slurm_affinode.base.text import printable, size, span
+from slurm_affinode.base.text import size, span
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.checkpoint import deleted_files
@@ -28,7 +28,7 @@ from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import Tiers, open_tiers
 from slurm_affinode.cli.command import group
 from slurm_affinode.cli.node_options import config_file
-from slurm_affinode.cli.options import clock, json_option, print_json, print_table, progress, warn, zone
+from slurm_affinode.cli.options import clock, echo, json_option, print_json, print_table, progress, warn, zone
 from slurm_affinode.model.suspension import Manifest
 from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED, Check
 from slurm_affinode.slurm.client import open_client
@@ -154,7 +154,7 @@ def _print(listed: _Listed) -> None:
     for tier, one in listed.usage:
         limit = "" if one.quota is None else f" of {size(one.quota)}"
         what = f"{one.images} images, {size(one.used)}{limit} used, {size(one.free)} free"
-        click.echo(f"{tier.name}: {tier.store.path}: {what}")
+        echo(f"{tier.name}: {tier.store.path}: {what}")
     for error in listed.damaged:
         warn(f"damaged: {error}")
     for name, absence in sorted(listed.unknown.items()):
@@ -162,7 +162,7 @@ def _print(listed: _Listed) -> None:
     for why in listed.refused:
         warn(f"ignored: {why}")
     if listed.stopped is not None:
-        warn(f"{listed.stopped}\n  {STOPPED_HINT}")
+        warn(f"{listed.stopped} ({STOPPED_HINT})")
     _warn_of(listed.missing)
 
 
@@ -218,9 +218,9 @@ def verify(*, config: Config, jobs: tuple[str, ...], quiet: bool, as_json: bool)
         print_json({"images": results, "missing": list(not_used)})
     else:
         for one in results:
-            click.echo(printable(f"{one['store']}: " + (one["problem"] or f"{one['image']}: ok")))
+            echo(f"{one['store']}: " + (one["problem"] or f"{one['image']}: ok"))
         if not results:
-            click.echo("no images")
+            echo("no images")
         _warn_of(not_used)
     missing = jobs and not results
     return 1 if missing or any(one["problem"] for one in results) else 0
@@ -399,15 +399,15 @@ def _tell(
         )  # fmt: skip
         return 1 if failed else 0
     for one in removed:
-        click.echo(printable(f"{'would remove' if dry_run else 'removed'} {one['image']} from {one['store']}"))
+        echo(f"{'would remove' if dry_run else 'removed'} {one['image']} from {one['store']}")
     for why in failed:
         warn(f"not removed: {why}")
     for name in unknown:
         warn(f"kept: {name}: Slurm does not know this job")
     if stopped is not None:
-        warn(f"{stopped}\n  {STOPPED_HINT}")
+        warn(f"{stopped} ({STOPPED_HINT})")
     if not removed and not failed:
-        click.echo("nothing to remove")
+        echo("nothing to remove")
     _warn_of(missing)
     return 1 if failed else 0
 

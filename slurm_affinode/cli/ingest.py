@@ -19,7 +19,7 @@ import click
 
 from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, ConfigError, InputError
-from slurm_affinode.base.text import counted, printable
+from slurm_affinode.base.text import counted
 from slurm_affinode.base.times import parse_span_s, utc
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.options import (
@@ -27,6 +27,7 @@ from slurm_affinode.cli.options import (
     When,
     clock,
     config_options,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -87,7 +88,7 @@ class IngestRun:
     def say_dry(self) -> None:
         """Print that nothing was stored, in a dry run."""
         if self.dry_run:
-            click.echo("dry run: nothing was stored")
+            echo("dry run: nothing was stored")
 
 
 def ingest_options(*own: Option, connection: Sequence[Option] = ()) -> Callable[[F], F]:
@@ -418,7 +419,7 @@ def _report_gpu(summary: IngestSummary, run: IngestRun, *, failure: AffinodeErro
         _print_gpu_problems(one, run)
     if summary.first is not None:
         for name, text in _rows(summary):
-            click.echo(printable(f"{name:<11} {text}"))
+            echo(f"{name:<11} {text}")
     elif not summary.failed:
         _say_unchanged(summary)
     run.say_dry()
@@ -427,7 +428,7 @@ def _report_gpu(summary: IngestSummary, run: IngestRun, *, failure: AffinodeErro
 def _say_unchanged(summary: IngestSummary) -> None:
     count = len(summary.files)
     files = "1 file was ingested before and is" if count == 1 else f"{count:,} files were ingested before and are"
-    click.echo(f"nothing new: {files} unchanged")
+    echo(f"nothing new: {files} unchanged")
 
 
 def _rows(summary: IngestSummary, *, unit: str = "device") -> list[tuple[str, str]]:
@@ -628,7 +629,7 @@ def _report_serving(
             rows["failed"] = counted(totals.failed_scrapes, "scrape")
         rows.pop("not used", None)  # engines export hundreds of metrics that no column needs
         for name, text in rows.items():
-            click.echo(printable(f"{name:<11} {text}"))
+            echo(f"{name:<11} {text}")
     elif not summary.failed:
         _say_unchanged(summary)
     run.say_dry()
@@ -918,7 +919,7 @@ def _report_suspensions(results: list[LedgerIntake], run: IngestRun) -> None:
             ]
         )
     elif not results:
-        click.echo("no ledger is there yet")
+        echo("no ledger is there yet")
     else:
         rows = [
             (one.source, one.entries, *(("", "", "") if one.counts is None else _three(one.counts)), len(one.problems))

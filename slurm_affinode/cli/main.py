@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import NoReturn
 
@@ -9,6 +10,7 @@ import click
 
 from slurm_affinode import __version__
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import escaped
 from slurm_affinode.cli.command import LazyGroup
 from slurm_affinode.cli.output import open_standard_streams
 
@@ -89,7 +91,10 @@ def main() -> NoReturn:
         click.echo("slurm-affinode: interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()  # arguments may be names of files of other users
+        error.show(shown)
+        for line in shown.getvalue().splitlines():
+            click.echo(escaped(line), err=True)
         sys.exit(error.exit_code)
     except AffinodeError as error:
         click.echo(f"slurm-affinode: {error}", err=True)
@@ -98,7 +103,7 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except OSError as error:  # not handled elsewhere: a full disk, no more file descriptors
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"slurm-affinode: {where}{error.strerror or error}", err=True)
+        click.echo(escaped(f"slurm-affinode: {where}{error.strerror or error}"), err=True)
         sys.exit(2)
     except UnicodeEncodeError:
         # Only file names may be invalid UTF-8; any other such argument fails when it is stored or printed.

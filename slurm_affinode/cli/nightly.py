@@ -10,7 +10,7 @@ import click
 
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.options import When, config_options, json_option, print_json
+from slurm_affinode.cli.options import When, config_options, echo, json_option, print_json
 from slurm_affinode.pipeline.nightly import NightlyError, configured, exclusive, run
 
 _EPILOG = """\b
@@ -52,7 +52,7 @@ def nightly(
 
     def say(line: str) -> None:
         if verbose and not as_json:
-            click.echo(line)
+            echo(line)
 
     with exclusive(config.state_dir / "nightly.lock", wait=wait):
         outcome = run(

@@ -15,6 +15,7 @@ from slurm_affinode.base import config as configuration
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import connection_option
+from slurm_affinode.cli.options import warn
 from slurm_affinode.slurm.client import open_client
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -33,7 +34,7 @@ def config_file(function: F) -> F:
         process.search_first(config.slurm.bin_dir)
         line = None if config.source is None else configuration.exposed(config.source)
         if line is not None:
-            click.echo(f"slurm-affinode: {line}", err=True)
+            warn(f"slurm-affinode: {line}")
         return function(*args, config=config, **kwargs)
 
     return wrapper  # type: ignore[return-value]

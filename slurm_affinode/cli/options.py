@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import click
 
 from slurm_affinode.base import config as configuration
-from slurm_affinode.base import process, times
+from slurm_affinode.base import json_values, process, times
 from slurm_affinode.base.config import Config, PrometheusConfig
 from slurm_affinode.base.config_values import LONGEST_S
 from slurm_affinode.base.files import give_to_owner
@@ -229,15 +229,10 @@ class NumberInRange(click.FloatRange):
 def print_json(value: Any) -> None:
     """Write ``value`` as JSON to standard output; times are in ISO 8601 with ``Z``.
 
-    Control characters beyond those that JSON escapes (below U+0020) are escaped as well, and so are characters that
-    cannot be encoded as UTF-8.
+    Characters that a terminal would interpret or not show are escaped, and so are those that are not UTF-8.
     """
-    text = json.dumps(value, indent=2, default=_json_default, ensure_ascii=False)
-    click.echo(_UNSHOWN.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
-
-
-_UNSHOWN = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
-"""Control characters from U+007F, invisible and bidirectional formatting characters, lone surrogates."""
+    text = json_values.shown(json.dumps(value, indent=2, default=_json_default, ensure_ascii=False))
+    click.echo(text.encode("utf-8", "backslashreplace").decode("utf-8"))  # \udc80 is an escape of JSON too
 
 
 def _json_default(value: Any) -> Any:
@@ -262,11 +257,13 @@ def print_table(
     ``whole`` are not broken on a terminal of at least 80 columns.
     """
     from rich.console import Console  # noqa: PLC0415 - what answers in JSON starts in half the time without rich
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     console = Console(file=sys.stdout, soft_wrap=False, width=None if sys.stdout.isatty() else 160)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    shown = None if title is None else escape(printable(title))
+    table = Table(title=shown, title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(
             column, justify="right" if column in right else "left", overflow="fold",
@@ -280,8 +277,14 @@ def print_table(
 _USUAL_WIDTH = 80
 
 
+def echo(*lines: object) -> None:
+    """Write lines, without any an empty one, to standard output. Control characters in them are replaced."""
+    for line in lines or ("",):
+        click.echo(printable(str(line)))
+
+
 def warn(message: str) -> None:
-    """Write one line to standard error."""
+    """Write one line to standard error. Control characters in it are replaced."""
     click.echo(printable(message), err=True)
 
 
@@ -303,6 +306,7 @@ def progress(
     """
     from rich import progress as parts  # noqa: PLC0415 - see print_table
     from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
 
     counted = (
         parts.DownloadColumn() if of_bytes else parts.TaskProgressColumn() if of_time else parts.MofNCompleteColumn()
@@ -316,7 +320,7 @@ def progress(
         parts.TimeRemainingColumn(),
     )
     with parts.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total)
+        task = bar.add_task(escape(printable(description)), total=total)
         yield lambda step=1: bar.advance(task, step)  # type: ignore[misc]
 
 
@@ -324,10 +328,11 @@ def progress(
 def stages(*, quiet: bool = False) -> Iterator[Callable[[str], None]]:
     """Show the current step on standard error if it is a terminal; yield a function that sets the step."""
     from rich.console import Console  # noqa: PLC0415 - see print_table
+    from rich.markup import escape  # noqa: PLC0415
 
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield lambda _: None
         return
     with console.status("starting") as status:
-        yield lambda message: status.update(printable(message))
+        yield lambda message: status.update(escape(printable(message)))

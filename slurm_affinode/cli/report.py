@@ -16,6 +16,7 @@ from slurm_affinode.cli.options import (
     NumberInRange,
     When,
     config_options,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -130,9 +131,9 @@ def _print_headline(written: WrittenReport) -> None:
     rows = [("report", str(written.report)), ("summary", str(written.summary_path))]
     if written.csv:
         rows.append(("tables", f"{written.csv[0].parent}/*.csv ({len(written.csv)} files)"))
-    click.echo("")
+    echo()
     for name, path in rows:
-        click.echo(f"{name:<8} {path}")
+        echo(f"{name:<8} {path}")
 
 
 _REPORTS = {

@@ -19,13 +19,14 @@ from slurm_affinode.analysis.serving.tuning import TuningFacts
 from slurm_affinode.base import process
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.text import figure, percent, printable, size, span
+from slurm_affinode.base.text import figure, percent, size, span
 from slurm_affinode.cli.command import LazyGroup, command
 from slurm_affinode.cli.options import (
     Span,
     When,
     clock,
     config_options,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -135,9 +136,9 @@ def list_(*, config: Config, live: bool, asked: bool, as_json: bool, **query: An
                 ("engine", "model", "address", "job", "user", "now", "since", "worst"), rows, whole=("now", "worst")
             )
         else:
-            click.echo("no engine matches")
-        click.echo(f"\nExamined: {clock(found.since)} to {clock(found.until)}")
-        click.echo("Evidence: slurm-affinode serving explain ADDRESS")
+            echo("no engine matches")
+        echo("", f"Examined: {clock(found.since)} to {clock(found.until)}")
+        echo("Evidence: slurm-affinode serving explain ADDRESS")
     return 1 if any(_problem(one) for one in engines) else 0
 
 
@@ -196,11 +197,11 @@ def explain(
         print_json({"since": found.since, "until": found.until, "engines": [_as_json(one) for one in found.engines]})
         return 0 if found.engines else 1
     if not found.engines:
-        warn(f"slurm-affinode: no samples of {printable(target)} between {clock(found.since)} and {clock(found.until)}")
+        warn(f"slurm-affinode: no samples of {target} between {clock(found.since)} and {clock(found.until)}")
         return 1
     for place, one in enumerate(found.engines):
         if place:
-            click.echo()
+            echo()
         _explain_engine(one, everything=everything)
     return 0
 
@@ -264,10 +265,10 @@ def _met(item: Evidence) -> str:
 def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
     job = "" if health.job is None else f", job {health.job}"
     user = "" if health.user is None else f" of {health.user}"
-    click.echo(printable(f"{_name(health)} at {_address(health)}{job}{user}"))
+    echo(f"{_name(health)} at {_address(health)}{job}{user}")
     failed = f", {health.failed:,} of them failed" if health.failed else ""
     span = f"{clock(health.since, seconds=True)} to {clock(health.until, seconds=True)}"
-    click.echo(f"{span}: {health.samples:,} scrapes{failed}\n")
+    echo(f"{span}: {health.samples:,} scrapes{failed}", "")
     rows = [
         (
             clock(one.since, seconds=True),
@@ -279,18 +280,18 @@ def _explain_engine(health: EngineHealth, *, everything: bool) -> None:
         for one in health.diagnoses
     ]
     if not rows:
-        click.echo("No diagnosis: the samples do not show requests, memory or progress.")
+        echo("No diagnosis: the samples do not show requests, memory or progress.")
         return
     print_table(("from", "to", "diagnosis", "confidence", "summary"), rows, right=("confidence",), whole=("diagnosis",))
     for one in health.diagnoses:
         if one.severity == "none" and not everything:
             continue
-        click.echo(f"\n{one.kind}, {clock(one.since, seconds=True)}: {printable(one.rule)}")
+        echo("", f"{one.kind}, {clock(one.since, seconds=True)}: {one.rule}")
         proof = [(_met(item), item.dimension, item.threshold or "", item.text) for item in one.evidence]
         print_table(("met", "evidence", "expected", "observed"), proof)
         for label, text in (("Advice", one.advice), ("Doubt", one.doubt)):
             if text:
-                click.echo(f"{label}: {printable(text)}")
+                echo(f"{label}: {text}")
 
 
 _TUNE_EPILOG = """\b
@@ -362,7 +363,7 @@ def tune(
             if stable and (shown is None or not _agree(shown, found)):
                 shown = found
                 if not write and not as_json:
-                    click.echo(f"{clock(datetime.now(UTC), seconds=True)}")
+                    echo(f"{clock(datetime.now(UTC), seconds=True)}")
                 _show_tuning(found, target, write=write, as_json=as_json)
         time.sleep(watch_s)
 
@@ -388,35 +389,35 @@ def _show_tuning(found: Sequence[TunedEngine], target: str, *, write: bool, as_j
         ])  # fmt: skip
         return
     if not found:
-        warn(f"slurm-affinode: no samples of {printable(target)} in the period")
+        warn(f"slurm-affinode: no samples of {target} in the period")
     for place, one in enumerate(found):
         tuning, facts = one.tuning, one.tuning.facts
         line = tuning.command(one.health.key.model)
         if write:
             if not tuning.options:
-                warn(f"slurm-affinode: {printable(_address(one.health))}: no option is recommended")
+                warn(f"slurm-affinode: {_address(one.health)}: no option is recommended")
             elif line is None:
                 warn(f"slurm-affinode: the command of {facts.engine} is not known")
             else:
-                click.echo(printable(line))
+                echo(line)
             continue
         if place:
-            click.echo()
-        click.echo(printable(f"{_name(one.health)} at {_address(one.health)}"))
+            echo()
+        echo(f"{_name(one.health)} at {_address(one.health)}")
         print_table(("observed", "value"), tuning_rows(facts))
-        click.echo()
+        echo()
         if not tuning.recommendations:
-            click.echo("No change is recommended.")
+            echo("No change is recommended.")
         for item in tuning.recommendations:
             value = "" if item.proposed is None else f" to {_setting(item.proposed)}"
             current = "" if item.current is None else f" (now {_setting(item.current)})"
-            click.echo(f"{item.direction} {item.option or item.setting}{value}{current}")
-            click.echo(f"  because: {printable(item.reason)}")
-            click.echo(f"  cost: {printable(item.cost)}")
+            echo(f"{item.direction} {item.option or item.setting}{value}{current}")
+            echo(f"  because: {item.reason}")
+            echo(f"  cost: {item.cost}")
         for text in tuning.unknown:
-            click.echo(f"unknown: {text}")
+            echo(f"unknown: {text}")
         if line is not None:
-            click.echo(f"\n{printable(line)}")
+            echo("", line)
 
 
 def _setting(value: float | str) -> str:
@@ -486,7 +487,7 @@ def triage(*, config: Config, targets: tuple[str, ...], all_lines: bool, as_json
 
 def _show(result: CrashTriage, *, all_lines: bool) -> None:
     what = "no cause" if result.kind is None else result.kind
-    click.echo(f"{what}: {printable(result.summary)}")
+    echo(f"{what}: {result.summary}")
     rows: list[tuple[str, str]] = []
     if result.kind is not None:
         ran_out = "none" if result.memory is None else MEMORIES[result.memory]
@@ -515,11 +516,11 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         rows.append(("last metrics", "unknown: no sample in the hour before"))
     rows += [(one.source, _last(one)) for one in (result.metrics if all_lines else result.metrics[:_SHOWN])]
     if rows:
-        click.echo()
+        echo()
         print_table(("figure", "value"), rows)
     shown = result.failures if all_lines else result.failures[:_SHOWN]
     if shown:
-        click.echo()
+        echo()
         cause = result.cause
         names = _short_names([name for name, _ in result.logs])
         lines = [
@@ -533,12 +534,12 @@ def _show(result: CrashTriage, *, all_lines: bool) -> None:
         ]
         print_table(("", "log", "failure", "message"), lines)
         if len(shown) < len(result.failures):
-            click.echo(f"{len(result.failures) - len(shown)} more: --all")
+            echo(f"{len(result.failures) - len(shown)} more: --all")
     for title, texts in (("Advice", result.advice), ("Doubts", result.doubts)):
         if texts:
-            click.echo(f"\n{title}:")
+            echo("", f"{title}:")
             for text in texts:
-                click.echo(f"  - {printable(text)}")
+                echo(f"  - {text}")
 
 
 _SHOWN = 12

@@ -12,11 +12,11 @@ import click
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import printable, size, span
+from slurm_affinode.base.text import size, span
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.node_options import config_file, reach_of
-from slurm_affinode.cli.options import clock, json_option, print_json, print_table, warn
+from slurm_affinode.cli.options import clock, echo, json_option, print_json, print_table, warn
 from slurm_affinode.core.wake_time import wake_time
 
 _EPILOG = """\b
@@ -86,7 +86,7 @@ def _all(reach: Reach, nodes: tuple[str, ...], *, as_json: bool) -> int:
             right=("job", "GPU memory"),
         )  # fmt: skip
     elif not problems:
-        click.echo("No job of yours is watched or suspended.")
+        echo("No job of yours is watched or suspended.")
     if not as_json:
         for node, problem in sorted(problems.items()):
             warn(f"{node}: {problem}")
@@ -117,12 +117,12 @@ def _show(row: Mapping[str, Any], *, dry_run: bool) -> None:
         pairs = _in_place(row)
     else:
         pairs = _awake(row, dry_run=dry_run)
-    click.echo(f"Job {row['shown_id']} of {printable(row['user'])} on {printable(row['node'])}: {row['state']}")
+    echo(f"Job {row['shown_id']} of {row['user']} on {row['node']}: {row['state']}")
     for name, value in pairs:
-        click.echo(f"  {name:<12} {printable(value)}")
+        echo(f"  {name:<12} {value}")
     signals = [] if row["state"] == "suspended" or row["idle"] is None else row["idle"]["signals"]
     if signals:
-        click.echo()
+        echo()
         print_table(("of", "signal", "value", "limit", ""), (_signal(one) for one in signals), right=("value", "limit"))
 
 

@@ -11,11 +11,10 @@ from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.text import printable
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.node_options import config_file, reach_of
-from slurm_affinode.cli.options import json_option, print_json, stages
+from slurm_affinode.cli.options import echo, json_option, print_json, stages, warn
 from slurm_affinode.model.suspension import Mode
 
 POLL_S = 0.5
@@ -75,15 +74,15 @@ def suspend(*, config: Config, job: str, no_wait: bool, force: bool, timeout: st
     if as_json:
         print_json(answer)
     elif no_wait:
-        click.echo(f"Job {job} is being suspended; see: slurm-affinode status {job}")
+        echo(f"Job {job} is being suspended; see: slurm-affinode status {job}")
     elif answer["job"]["state"] == "watched":
-        click.echo(f"Job {job} slept in place, and runs again: {printable(answer['job']['last']['text'])}")
+        echo(f"Job {job} slept in place, and runs again: {answer['job']['last']['text']}")
     elif answer["job"]["state"] != "suspended":
         asked = (answer["job"].get("in_place") or {}).get("wakes_on_request")
         wakes = "it wakes on a request, or with" if asked else "wake it with"
-        click.echo(f"Job {job} sleeps in place; {wakes}: slurm-affinode wake {job}")
+        echo(f"Job {job} sleeps in place; {wakes}: slurm-affinode wake {job}")
     else:
-        click.echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")
+        echo(f"Job {job} is suspended; wake it with: slurm-affinode wake {job}")
     return 0
 
 
@@ -132,10 +131,10 @@ def wake(*, config: Config, job: str, as_json: bool) -> int:
     if as_json:
         print_json(answer)
     elif answer.get("in_place"):
-        click.echo(f"Job {job} wakes as soon as there is room for it on its GPUs; see: slurm-affinode status {job}")
+        echo(f"Job {job} wakes as soon as there is room for it on its GPUs; see: slurm-affinode status {job}")
     elif answer.get("released", True):
-        click.echo(f"Job {job} is released: it resumes when Slurm has GPUs for it")
+        echo(f"Job {job} is released: it resumes when Slurm has GPUs for it")
     else:
-        click.echo(f"Job {job} will be released when it is in the queue and its image in the shared store")
-        click.echo(f"  see: slurm-affinode status {job}", err=True)
+        echo(f"Job {job} will be released when it is in the queue and its image in the shared store")
+        warn(f"  see: slurm-affinode status {job}")
     return 0

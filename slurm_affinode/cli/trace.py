@@ -16,7 +16,7 @@ from slurm_affinode.analysis.serving.engine_model import EngineModel
 from slurm_affinode.base import config
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.cli.command import group
-from slurm_affinode.cli.options import NumberInRange, json_option, print_json, print_table, progress, warn
+from slurm_affinode.cli.options import NumberInRange, echo, json_option, print_json, print_table, progress, warn
 from slurm_affinode.metrics.averages import NOTE
 from slurm_affinode.metrics.readers import clustercockpit as cockpit
 from slurm_affinode.metrics.readers import jobstats as summaries
@@ -91,12 +91,12 @@ def gentd26(paths: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
         print_json(summary)
         return
     print_table(("figure", "value"), _figures(summary), right=("value",))
-    click.echo()
+    echo()
     print_table(("published", "the data", "verdict"), [_claim(claim) for claim in judged])
     for note in result.notes:
         warn(f"note: {note}")
     if out is not None:
-        click.echo(f"\nreport   {out / 'report.html'}\nsummary  {out / 'summary.json'}")
+        echo("", f"report   {out / 'report.html'}", f"summary  {out / 'summary.json'}")
 
 
 def _figures(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -220,9 +220,9 @@ def azure(
     for one in results:
         print_table(("figure", "value"), _request_figures(one.summary.as_dict()), title=one.summary.name,
                     right=("value",))  # fmt: skip
-        click.echo()
+        echo()
     if out is not None:
-        click.echo(f"report   {out / 'report.html'}\nsummary  {out / 'summary.json'}")
+        echo(f"report   {out / 'report.html'}", f"summary  {out / 'summary.json'}")
 
 
 def _request_figures(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
@@ -359,7 +359,7 @@ def _show(result: WasteResult, counts: Mapping[str, Any], *, title: str, out: Pa
         print_json(summary)
         return
     print_table(("", ""), [(key.replace("_", " "), value) for key, value in counts.items()], right=("",))
-    click.echo()
+    echo()
     print_table(("", "GPU-hours", "of allocated"), headline_rows(result), right=("GPU-hours", "of allocated"))
     warn(f"note: {NOTE}")
     for issue in result.quality.issues:
@@ -367,4 +367,4 @@ def _show(result: WasteResult, counts: Mapping[str, Any], *, title: str, out: Pa
             for example in issue.examples:
                 warn(f"note: {example}")
     if out is not None:
-        click.echo(f"\nreport   {out / 'report.html'}\nsummary  {out / 'summary.json'}")
+        echo("", f"report   {out / 'report.html'}", f"summary  {out / 'summary.json'}")

@@ -19,6 +19,7 @@ from slurm_affinode.cli.options import (
     When,
     clock,
     config_options,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -129,7 +130,7 @@ def users(
         right=[name.replace("_", " ") for name in shown],
     )  # fmt: skip
     if rows.height > top:
-        click.echo(f"{rows.height - top} more: --top {rows.height}")
+        echo(f"{rows.height - top} more: --top {rows.height}")
     return 0
 
 
@@ -165,7 +166,7 @@ def queue(
                     "jobs": [dataclasses.asdict(one) for one in found[:top]]})  # fmt: skip
         return 0
     if not found:
-        click.echo("No pending jobs")
+        echo("No pending jobs")
         return 0
     print_table(
         ("job", "user", "partition", "qos", "GPUs", "cores", "nodes", "waits", f"submitted ({zone()})", "reason"),
@@ -174,7 +175,7 @@ def queue(
         right=("GPUs", "cores", "nodes", "waits"),
     )  # fmt: skip
     if len(found) > top:
-        click.echo(f"{len(found) - top} more: --top {len(found)}")
+        echo(f"{len(found) - top} more: --top {len(found)}")
     return 0
 
 

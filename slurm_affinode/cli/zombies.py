@@ -32,6 +32,7 @@ from slurm_affinode.cli.options import (
     When,
     clock,
     config_options,
+    echo,
     json_option,
     print_json,
     prometheus_options,
@@ -96,7 +97,7 @@ def print_found(found: Found, *, wide: bool = False, explain: str | None = "") -
     jobs, gpus = counted(found.jobs, "GPU job"), counted(found.gpus, "GPU")
     looked = f"{jobs}, {gpus}, {clock(found.since)} to {clock(found.until)} ({zone()})"
     if not found.findings:
-        out.print(Text(f"Nothing found: {looked} ({found.source})."))
+        out.print(Text(printable(f"Nothing found: {looked} ({found.source}).")))
     else:
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
         names = ("what", "subject", "user", "where", "idle", "GPU-h", "waits", "score")
@@ -320,7 +321,8 @@ def print_signatures(where: Path, file: SignatureFile) -> None:
         table.add_column(name, justify="left" if name in ("signature", "kind") else "right", no_wrap=True)
     for one in file.signatures:
         count = sum(example.signature == one.name for example in file.examples)
-        table.add_row(one.name, one.kind, span(one.time.longer_than_s), f"{one.min_score:g}", str(count), str(one.line))
+        title, window = Text(printable(one.name)), span(one.time.longer_than_s)
+        table.add_row(title, one.kind, window, f"{one.min_score:g}", str(count), str(one.line))
     out = console()
     out.print(Text(printable(f"{where}: {counted(len(file.signatures), 'signature')}, nothing wrong.")))
     out.print(table)
@@ -583,7 +585,7 @@ def _show_page(page: Explanation, html: Path | None, *, as_json: bool) -> None:
     if as_json:
         print_json(page.as_json())
     elif html is not None:
-        click.echo(f"wrote {printable(str(html))}")
+        echo(f"wrote {html!s}")
     else:
         print_explanation(page)
 
@@ -612,9 +614,9 @@ def check(*, config: Config, file: Path | None, as_json: bool) -> int:
         })  # fmt: skip
     else:
         for fault in parsed.faults:
-            click.echo(printable(f"{where}:{fault.line}: {fault.text}"))
+            echo(f"{where}:{fault.line}: {fault.text}")
             if fault.hint:
-                click.echo(printable(f"  {fault.hint}"))
+                echo(f"  {fault.hint}")
         if not parsed.faults:
             print_signatures(where, parsed)
     return 1 if parsed.faults else 0

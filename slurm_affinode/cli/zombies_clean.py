@@ -25,6 +25,7 @@ from slurm_affinode.cli.options import (
     Span,
     When,
     config_options,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -145,7 +146,7 @@ def warn_(*, yes: bool, dry_run: bool, config: Config, policy_path: Path | None,
         if dry_run or not yes:
             mails = list(_mails(decided, asked.policy)) if dry_run else None
             for mail in mails or () if not asked.as_json else ():
-                click.echo(f"To: {mail.recipient}\nSubject: {mail.subject}\n\n{mail.text}")
+                echo(f"To: {mail.recipient}", f"Subject: {mail.subject}", "", *mail.text.splitlines())
             return session.show([_planned(one) for one in decided], dry_run=True, mails=mails)
         return session.show([*zombie_mail.tell(decided, session.tools, session.ledger), *_idle(decided)], dry_run=False)
 
@@ -296,7 +297,7 @@ class Session:
             hidden = sum(one.action.code in QUIET for one in outcomes) if not self.asked.everything else 0
             more = f"; {hidden} more for which it is too early or done (--all)" if hidden else ""
             more += f"; of {untold} users are to be warned (--warn)" if untold else ""
-            click.echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
+            echo(f"{counted(len(self.found.findings), 'finding')}, {len(shown)} shown{more}")
             for note in notes:
                 warn(note)
             if dry_run and any(one.action.verb != "none" for one in outcomes):

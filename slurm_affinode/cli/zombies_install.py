@@ -18,9 +18,9 @@ from slurm_affinode.base.config import DEFAULT_PATH, DEFAULT_POLICY, ENV_CONFIG,
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import printable, span
+from slurm_affinode.base.text import span
 from slurm_affinode.cli.command import command
-from slurm_affinode.cli.options import Span, config_options, json_option, print_json
+from slurm_affinode.cli.options import Span, config_options, echo, json_option, print_json
 
 SYSTEMCTL_S = 30.0
 
@@ -207,6 +207,6 @@ def _say(as_json: bool, **paths: list[Path]) -> None:
         return
     for word, found in paths.items():
         for path in found:
-            click.echo(f"{word} {printable(str(path))}")
+            echo(f"{word} {path!s}")
         if not found:
-            click.echo(f"nothing {word}")
+            echo(f"nothing {word}")

@@ -13,13 +13,14 @@ import click
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.resources import asset_dir
-from slurm_affinode.base.text import counted, printable, span
+from slurm_affinode.base.text import counted, span
 from slurm_affinode.cli.command import command, group
 from slurm_affinode.cli.options import (
     Span,
     When,
     clock,
     config_options,
+    echo,
     json_option,
     print_json,
     print_table,
@@ -84,9 +85,9 @@ def check(
         if as_json:
             print_json({"policy": found.where, "faults": [dataclasses.asdict(one) for one in faults]})
         for fault in () if as_json else faults:
-            click.echo(printable(f"{found.where}:{fault.line}: {fault.message}"))
+            echo(f"{found.where}:{fault.line}: {fault.message}")
             if fault.hint:
-                click.echo(printable(f"  {fault.hint}"))
+                echo(f"  {fault.hint}")
         return 1
     done, note = _replay(config, found, since, until, every, look_every) if replay else ([], None)
     lines = site_policy.explain(found, now)
@@ -101,9 +102,9 @@ def check(
             ],
         })  # fmt: skip
         return 0
-    click.echo(f"{printable(found.where)}: no mistakes")
+    echo(f"{found.where}: no mistakes")
     for line in lines:
-        click.echo(printable(f"  {line}"))
+        echo(f"  {line}")
     if note:
         warn(note)
     elif replay:
@@ -134,7 +135,7 @@ def _replay(  # noqa: PLR0917
 
 
 def _print_replay(done: list[site_policy.Replayed], since: datetime, until: datetime) -> None:
-    click.echo(f"\nFrom {clock(since)} to {clock(until)} ({zone()}) it would have done:")
+    echo("", f"From {clock(since)} to {clock(until)} ({zone()}) it would have done:")
     rows = [
         (clock(one.at), one.action.verb if one.action.verb != "none" else f"none ({one.action.code})",
          one.action.number or "", one.action.target, one.action.finding.user, one.action.finding.kind,
@@ -142,13 +143,13 @@ def _print_replay(done: list[site_policy.Replayed], since: datetime, until: date
         for one in done
     ]  # fmt: skip
     if not rows:
-        click.echo("  nothing")
+        echo("  nothing")
         return
     print_table(("at", "action", "number", "target", "user", "kind", "why"), rows)
     counts: dict[str, int] = {}
     for one in done:
         counts[one.action.verb] = counts.get(one.action.verb, 0) + 1
-    click.echo("; ".join(f"{verb}: {count}" for verb, count in sorted(counts.items())))
+    echo("; ".join(f"{verb}: {count}" for verb, count in sorted(counts.items())))
 
 
 _HISTORY_EPILOG = """\b
@@ -217,7 +218,7 @@ def _prune(config: Config, before: datetime, *, yes: bool, as_json: bool) -> int
         print_json({"before": before, "records": count, "deleted": yes})
         return 0
     done = "deleted" if yes else "would be deleted"
-    click.echo(f"{counted(count, 'record')} from before {clock(before)} ({zone()}) {done}")
+    echo(f"{counted(count, 'record')} from before {clock(before)} ({zone()}) {done}")
     if count and not yes:
         warn("nothing was deleted; add --yes")
     return 0
@@ -265,7 +266,7 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     if as_json:
         print_json({"job": there.id, "until": wish.until, "why": wish.why, "written": written})
     else:
-        click.echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(wish.until)} ({zone()})")
+        echo(f"Job {there.id} is left alone for {span(for_s)}, until {clock(wish.until)} ({zone()})")
     return 0
 
 

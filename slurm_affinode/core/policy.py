@@ -147,6 +147,8 @@ class Surroundings:
     suspended_partitions: Mapping[str, int] = field(default_factory=dict)
     suspended_accounts: Mapping[str, int] = field(default_factory=dict)
     suspended_users: Mapping[str, int] = field(default_factory=dict)
+    suspended_known: bool = True
+    """The three counts are known. If not, they are empty, and no job with such a limit is suspended."""
     promises: tuple[Promise, ...] = ()
     """Of all nodes: one pending job must not displace two jobs."""
 
@@ -379,7 +381,13 @@ def _limits(policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundi
     for what, name, limits in _named(policy, candidate):
         most = limits[name].max_suspended if name in limits else None
         there = counts[what].get(name, 0)
-        if most is not None and there >= most:
+        if most is not None and not surroundings.suspended_known:
+            yield Refusal(
+                "limit-unknown",
+                f"how many jobs of {what} {name} are suspended is unknown, and the site allows {most}: slurmctld or "
+                "the shared file system has not responded lately",
+            )
+        elif most is not None and there >= most:
             yield Refusal(f"limit-{what}", f"{there} jobs of {what} {name} are suspended; the site allows {most}")
     busy = surroundings.in_place_under_way if candidate.in_place else surroundings.under_way
     if busy >= policy.max_at_once:

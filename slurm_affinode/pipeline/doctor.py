@@ -36,7 +36,8 @@ from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import ingest, known_holes
+from slurm_affinode.pipeline.known_holes import Verdict
 from slurm_affinode.slurm import scontrol
 from slurm_affinode.slurm.accounting import sacct_command
 from slurm_affinode.slurm.client import Availability
@@ -176,10 +177,46 @@ def check_slurm(backend: str, run: Runner, start: Callable[[], Helper]) -> list[
         return [Check("Slurm", SKIPPED, f"not on this machine ({commands.reason})")]
     return [
         Check("Slurm", OK, f"version {commands.version}"),
+        *known_hole_checks("Slurm", known_holes.version_in(commands.version or "")),
+        *known_hole_checks("munge", _munge_version(run)),
         _backend(backend, commands, pyslurm),
         _controller(run, commands.version),
         _database(run),
     ]
+
+
+def known_hole_checks(program: str, version: str) -> list[Check]:
+    """Return a check for a release with known security holes, or with holes that its number neither shows nor excludes.
+
+    ``version``: three numbers, as in ``26.05.5``; empty if the program is not here.
+    """
+    table = known_holes.load()
+    found = table.of(program, version) if version else []
+    checks = []
+    for verdict, status, what in (
+        (Verdict.AFFECTED, PROBLEM, "has known security holes"),
+        (Verdict.UNKNOWN, SKIPPED, "may have known security holes"),
+    ):
+        holes = [hole for hole, one in found if one is verdict]
+        if not holes:
+            continue
+        listed = "; ".join(f"{hole.name} ({hole.date}): {hole.about}" for hole in holes)
+        fixes = "; ".join(f"{hole.name}: {', '.join(hole.fixed)}, {hole.source}" for hole in holes)
+        advice = (
+            f"update {program}" if verdict is Verdict.AFFECTED else f"see the changelog of your package of {program}"
+        )
+        name = f"{program} security" if status == PROBLEM else f"{program} security, unknown"
+        detail = f"{version} {what} (as of {table.as_of}): {listed}"
+        checks.append(Check(name, status, detail, f"{advice}; fixed in {fixes}"))
+    return checks
+
+
+def _munge_version(run: Runner) -> str:
+    try:
+        done = run(["munge", "--version"], timeout_s=_TIMEOUT_S, check=False)
+    except AffinodeError:
+        return ""
+    return known_holes.version_in(done.stdout.decode("utf-8", "replace"))
 
 
 _FILES = (

@@ -210,9 +210,9 @@ def _scan(path: str, name: str, *, owner: User | None, advance: Callable[[int], 
     """Scan a log. ``owner``: the user who chose the path, so that root follows it with that user's rights only."""
     try:
         if path == "-":
-            return crash_log.scan(_blocks(cast("BinaryIO", io.FileIO(0, closefd=False)), advance), "-")
+            return crash_log.scan(_blocks(cast("BinaryIO", io.FileIO(0, closefd=False)), "-", advance), "-")
         with as_user(owner, lambda: _open(path)) if owner is not None else _open(path) as file:
-            return crash_log.scan(_blocks(file, advance), name)
+            return crash_log.scan(_blocks(file, name, advance), name)
     except DAMAGED as error:
         raise InputError(f"the compressed file is damaged or cut: {error}", where=name) from error
     except OSError as error:
@@ -228,12 +228,13 @@ def _open(path: str) -> BinaryIO:
     raise InputError("is not a regular file", where=path)
 
 
-def _blocks(file: BinaryIO, advance: Callable[[int], object]) -> Iterator[bytes]:
+def _blocks(file: BinaryIO, name: str, advance: Callable[[int], object]) -> Iterator[bytes]:
     with io.BufferedReader(cast("io.RawIOBase", file), _BLOCK) as stored:
         kind = compression(stored.peek(MAGIC_BYTES)[:MAGIC_BYTES])
         plain = stored
         if kind is not None:
-            plain = io.BufferedReader(cast("io.RawIOBase", unpacked(cast("BinaryIO", stored), kind)), _BLOCK)
+            inside = unpacked(cast("BinaryIO", stored), kind, where=name)
+            plain = io.BufferedReader(cast("io.RawIOBase", inside), _BLOCK)
         with utf8_stream(plain) as text:
             while block := text.read(_BLOCK):
                 advance(len(block))

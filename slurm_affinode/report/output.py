@@ -4,8 +4,9 @@ All contents are rendered in memory before the first file is written; either all
 
 CSV: UTF-8 with a header line, RFC 4180 quoting, times in ISO 8601 with ``Z``, unknown as an empty field. Text that a
 spreadsheet could interpret as a formula gets a leading apostrophe: text that begins with ``= + - @`` or one of their
-wide forms, also after spaces, control and invisible characters, which spreadsheets drop, or with a tab or line end.
-Numbers are unchanged. Source: OWASP, "CSV Injection".
+wide forms, also after spaces, control and invisible characters, or with a tab or line end. Source: OWASP, "CSV
+Injection". Characters that a terminal would interpret or not show are made visible as in the HTML
+(``base.text.visible``): a job name is one line, and does nothing to a terminal. Numbers are unchanged.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.analysis.serving.usage import table
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import visible
 from slurm_affinode.report.pages import render_report
 from slurm_affinode.report.servers_page import pages
 from slurm_affinode.report.summary import Summary, build_summary, headline_rows, to_json
 
 _FORMULA = r"^(?:[\t\r\n\x0B\f]|[\s\p{Z}\p{C}\p{M}]*[=+\-@＝＋－＠﹦﹢﹣﹫−])"
+_UNSHOWN = r"[\p{C}\p{Z}--\x20]"
 _NAMES = {
     "user": "users.csv",
     "account": "accounts.csv",
@@ -59,16 +62,21 @@ def csv_files(result: WasteResult) -> Mapping[str, bytes]:
 
 def to_csv(frame: pl.DataFrame) -> bytes:
     """Return ``frame`` as CSV bytes."""
-    safe = frame.with_columns(
+    quoted = frame.with_columns(
         pl.when(pl.col(pl.String).str.contains(_FORMULA))
         .then(pl.lit("'") + pl.col(pl.String))
         .otherwise(pl.col(pl.String))
-        .str.replace_all("\0", "\N{SYMBOL FOR NULL}", literal=True)
         .name.keep()
     )
+    safe = quoted.with_columns(_shown(column) for column in quoted.select(pl.col(pl.String)))
     buffer = io.BytesIO()
     safe.write_csv(buffer, datetime_format="%Y-%m-%dT%H:%M:%SZ", null_value="", line_terminator="\r\n")
     return buffer.getvalue()
+
+
+def _shown(column: pl.Series) -> pl.Series:
+    odd = column.filter(column.str.contains(_UNSHOWN)).unique()
+    return column.replace(odd, [visible(text) for text in odd]) if len(odd) else column
 
 
 DEFAULT_TITLE = "GPU waste report"

@@ -16,6 +16,7 @@ from slurm_affinode import __version__
 from slurm_affinode.analysis import suspensions
 from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.analysis.serving.usage import costs, foremost, table
+from slurm_affinode.base import json_values
 from slurm_affinode.base.times import utc
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report.measures import STATES, known
@@ -154,7 +155,7 @@ def _plain(value: Any) -> Any:
 
 def to_json(summary: Summary) -> str:
     """Return the text of ``summary.json``."""
-    return json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_values.shown(json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
 def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from slurm_affinode.base.node_config import SuspendConfig
 from slurm_affinode.base.pidfd import Id
-from slurm_affinode.base.text import parse_size
+from slurm_affinode.base.sizes import parse_size
 from slurm_affinode.base.threads import Workers
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs

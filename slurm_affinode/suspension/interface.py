@@ -158,6 +158,10 @@ class Keeper(Protocol):
         """Return every suspended job with an image visible to this node (in its own store or the shared one)."""
         ...
 
+    def suspended_ids(self) -> frozenset[int] | None:
+        """Return the IDs of the cluster's suspended jobs by their signed notes; ``None`` if these cannot be read."""
+        ...
+
     def silent(self) -> str | None:
         """Return why the list may be incomplete: a file system does not respond. ``None`` if it is complete."""
         ...

@@ -50,6 +50,19 @@ def asleep(parts: Parts) -> list[SuspendedJob]:
     return found
 
 
+def suspended_ids(parts: Parts) -> frozenset[int] | None:
+    """Return the IDs of the jobs that will be restored; ``None`` if the notes cannot be read.
+
+    A job's comment does not count: its owner can write it, and the jobs of others would be limited by it.
+    """
+    without = list(_without_note(parts))  # first: see ``asleep``
+    notes = parts.notes.known()
+    if notes is None:
+        return None
+    here = (one for one in (*notes, *without) if one.cluster == parts.cluster and not one.given_up)
+    return frozenset(one.job_id for one in here)
+
+
 def _without_note(parts: Parts) -> Iterator[Note]:
     """Yield notes of suspended jobs that only this node knows, while the shared directory cannot be written."""
     for journal in parts.journal.open_journals():
@@ -447,6 +460,10 @@ class JobKeeper:
     def suspended(self) -> Sequence[SuspendedJob]:
         """See ``interface.Keeper``."""
         return asleep(self._parts)
+
+    def suspended_ids(self) -> frozenset[int] | None:
+        """See ``interface.Keeper``."""
+        return suspended_ids(self._parts)
 
     def silent(self) -> str | None:
         """See ``interface.Keeper``."""

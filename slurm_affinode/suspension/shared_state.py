@@ -245,7 +245,11 @@ class Notes:
         return note
 
     def all(self) -> list[Note]:
-        """Return every note, by job."""
+        """Return every note, by job; none if they cannot be read."""
+        return self.known() or []
+
+    def known(self) -> list[Note] | None:
+        """Return every note, by job; ``None`` if they cannot be read, so that their number is unknown."""
         if self._root is None:
             return []
         found: list[tuple[Path, SignedContent]] | None = None
@@ -258,7 +262,7 @@ class Notes:
         with contextlib.suppress(OSError):
             found = self._ask(look)
         if found is None:
-            return []
+            return None
         with self._lock:  # a removed note may reappear with any revision
             names = {path.name for path, _ in found}
             self._revisions = {name: one for name, one in self._revisions.items() if name in names}

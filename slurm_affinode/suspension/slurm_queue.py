@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -15,7 +15,6 @@ from slurm_affinode.core.policy import NodeRoom, Waiting
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.units import parse_memory
-from slurm_affinode.suspension import messages
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -51,14 +50,14 @@ class SlurmQueue:
         found = next((one for one in self.nodes if one.name == node), None)
         return None if found is None else room_of(found)
 
-    def suspended(self) -> tuple[Counter[str], Counter[str], Counter[str]]:
+    def suspended(self, noted: Collection[int]) -> tuple[Counter[str], Counter[str], Counter[str]]:
         """Count the suspended jobs of the cluster by partition, account and user.
 
-        They are pending and marked by their comment.
+        They are pending, and ``noted``: IDs of the jobs with a note of an agent.
         """
         counts: tuple[Counter[str], Counter[str], Counter[str]] = (Counter(), Counter(), Counter())
         for job in self.jobs:
-            if job.pending and messages.sleeps(job.comment):
+            if job.pending and job.job_id in noted:
                 counts[0].update(job.partitions)
                 counts[1].update([job.account] if job.account else [])
                 counts[2].update([job.user] if job.user else [])

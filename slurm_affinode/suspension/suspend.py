@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -203,10 +203,13 @@ class JobSuspender:
                 if (seen := look_again()) is not None:
                     raise AbortedError(f"it is no longer idle: {seen}")
                 ending.recheck(attempt)
-                allowance = self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt))
+                cuda = attempt.facts.cuda_pids or ()
+                allowance = self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt, but=cuda))
                 announce(self._parts, attempt, Phase.LOCKED)
                 self._checkpoint(attempt)
-                self._memory.check_use(job, allowance)
+                if allowance is not None:
+                    self._halt(attempt)
+                    self._memory.check_use(job, allowance)
                 members = self._members(job)
                 announce(
                     self._parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=attempt.stopped_by_others(members))
@@ -269,13 +272,12 @@ class JobSuspender:
             left_ms = max(100, round((deadline - parts.now()) * 1000))
             parts.cuda.lock(pid, timeout_ms=left_ms, started=started[pid])
 
-    def _halt(self, attempt: Attempt) -> None:
-        """Stop the processes that do not use CUDA: while the memory limit is raised, they must not take the memory."""
-        cuda = attempt.facts.cuda_pids or ()
-        before = stopped(self._members(attempt.job))
-        attempt.stop.stop(timeout_s=STOP_S, but=cuda)
-        others = (one.pid for one in self._members(attempt.job))
-        attempt.halted = frozenset(pid for pid in others if pid not in before and pid not in cuda)
+    def _halt(self, attempt: Attempt, but: Collection[int] = ()) -> None:
+        """Stop the processes of the job but these: while its memory limit is raised, they must not take the memory."""
+        before = {*stopped(self._members(attempt.job))} - attempt.halted
+        attempt.stop.stop(timeout_s=STOP_S, but=but)
+        there = frozenset(one.pid for one in self._members(attempt.job))
+        attempt.halted |= there - before - {*but}
 
     def _checkpoint(self, attempt: Attempt) -> None:
         for pid in attempt.facts.cuda_pids or ():

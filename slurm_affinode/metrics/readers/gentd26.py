@@ -27,12 +27,8 @@ from typing import IO
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.limits import TRACE_ARCHIVE_BYTES, TRACE_TABLE_BYTES
 from slurm_affinode.base.text import size
-
-MEMBER_LIMIT_BYTES = 2 << 30
-"""Maximum size of a table. The largest published one of the traces read here has 14 MB."""
-ARCHIVE_LIMIT_BYTES = 16 << 30
-"""Maximum size of an unpacked archive."""
 
 _TAR_GZ = (".tar.gz", ".tgz")
 _TAR_XZ = (".tar.xz", ".txz")
@@ -78,8 +74,8 @@ def find_tables(
     paths: Iterable[Path],
     wanted: Callable[[str], bool],
     *,
-    member_limit: int = MEMBER_LIMIT_BYTES,
-    archive_limit: int = ARCHIVE_LIMIT_BYTES,
+    member_limit: int = TRACE_TABLE_BYTES,
+    archive_limit: int = TRACE_ARCHIVE_BYTES,
     on_file: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[TraceTable]:
     """Yield every table whose name (without ``.csv``, any case kept) is ``wanted``.
@@ -147,7 +143,7 @@ def _tables_of(
                 with _open(file, kind) as source:
                     yield TraceTable(name, _read_limited(source, member_limit, where), where)
         elif kind == "zip":
-            yield from _zip_tables(file, wanted, member_limit)
+            yield from _zip_tables(file, wanted, member_limit, archive_limit)
         else:
             yield from _tar_tables(file, kind, wanted, member_limit, archive_limit)
     except _DAMAGE as error:
@@ -191,7 +187,10 @@ def _open(file: Path, kind: str | None) -> IO[bytes]:
     return file.open("rb")
 
 
-def _zip_tables(file: Path, wanted: Callable[[str], bool], member_limit: int) -> Iterator[TraceTable]:
+def _zip_tables(
+    file: Path, wanted: Callable[[str], bool], member_limit: int, archive_limit: int
+) -> Iterator[TraceTable]:
+    total = 0
     with zipfile.ZipFile(file) as archive:
         for member in archive.infolist():
             name = _table_name(member.filename)
@@ -201,7 +200,11 @@ def _zip_tables(file: Path, wanted: Callable[[str], bool], member_limit: int) ->
             if member.flag_bits & 1:
                 raise InputError("is encrypted", where=where)
             with archive.open(member) as content:
-                yield TraceTable(name, _read_limited(content, member_limit, where), where)
+                data = _read_limited(content, member_limit, where)
+            total += len(data)
+            if total > archive_limit:
+                raise _TooLargeError
+            yield TraceTable(name, data, where)
 
 
 def _read_limited(source: IO[bytes], limit: int, where: str) -> bytes:

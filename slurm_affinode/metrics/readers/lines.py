@@ -10,19 +10,25 @@ import lzma
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import polars as pl
 import pyarrow as pa
 
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.input_files import DAMAGED, MAGIC_BYTES, compression, ends_in_cr, utf8_stream, whole_lines
+from slurm_affinode.base.input_files import (
+    DAMAGED,
+    MAGIC_BYTES,
+    LimitedReader,
+    compression,
+    ends_in_cr,
+    utf8_stream,
+    whole_lines,
+)
 from slurm_affinode.base.limits import GPU_LINE_BYTES
 from slurm_affinode.base.text import one_line
 
 CHUNK = 16 * 2**20
-_BLOCK = 1 << 16
-"""Bytes of a compressed file that are read at once; of some formats, this much before a damage is lost."""
 _AGAIN = "copy the file again; nothing of it was ingested"
 
 
@@ -68,7 +74,10 @@ def compression_of(path: Path) -> str | None:
 
 
 def open_binary(path: Path) -> BinaryIO:
-    """Open a file, decompressing gzip, zstd, bzip2 and xz; text in UTF-16 is read as UTF-8."""
+    """Open a file, decompressing gzip, zstd, bzip2 and xz; text in UTF-16 is read as UTF-8.
+
+    Reading raises ``InputError`` if it unpacks to more than ``limits.most_unpacked``.
+    """
     openers: dict[str, Callable[[], object]] = {
         "gzip": lambda: gzip.open(path, "rb"),  # noqa: SIM115 - the caller closes it
         "bzip2": lambda: bz2.open(path, "rb"),  # noqa: SIM115
@@ -76,27 +85,12 @@ def open_binary(path: Path) -> BinaryIO:
         "zstd": lambda: pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"),
     }
     kind = compression_of(path)
-    raw = path.open("rb", buffering=0) if kind is None else _Unpacked(cast("BinaryIO", openers[kind]()))
-    return utf8_stream(io.BufferedReader(cast("io.RawIOBase", raw)))
-
-
-class _Unpacked(io.RawIOBase):
-    """The contents of a compressed file, block by block."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data: bytes = self._file.read1(min(len(buffer), _BLOCK))  # type: ignore[attr-defined]
-        buffer[: len(data)] = data
-        return len(data)
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    if kind is None:
+        raw: io.RawIOBase = cast("io.RawIOBase", path.open("rb", buffering=0))
+    else:
+        packed = path.stat().st_size
+        raw = LimitedReader(cast("BinaryIO", openers[kind]()), lambda: packed, str(path))
+    return utf8_stream(io.BufferedReader(raw))
 
 
 def until_damage(file: BinaryIO) -> Callable[[int], bytes]:

@@ -97,7 +97,7 @@ def _text(data: bytes, where: str, reject: Callable[[int, str, bytes], None]) ->
     """Return the text of a file; unreadable lines are empty in it, and are passed to ``reject``."""
     file, kind = io.BufferedReader(io.BytesIO(data)), compression(data)
     try:
-        opened = file if kind is None else io.BufferedReader(cast("io.RawIOBase", unpacked(file, kind)))
+        opened = file if kind is None else io.BufferedReader(cast("io.RawIOBase", unpacked(file, kind, where=where)))
         plain = document(utf8_stream(opened), where=where, packed=kind is not None)
     except (*DAMAGED, OSError) as error:
         raise InputError(f"the compressed file is damaged or cut: {error}", where=where) from error

@@ -106,7 +106,7 @@ def _opened(source: Path | bytes | BinaryIO, name: str) -> Iterator[tuple[io.Buf
         if not head:
             raise InputError("the file is empty", where=name)
         if (kind := compression(head)) is not None:
-            inside = stack.enter_context(unpacked(buffered, kind))
+            inside = stack.enter_context(unpacked(buffered, kind, where=name))
             yield utf8_stream(io.BufferedReader(cast(io.RawIOBase, inside))), True
         else:
             yield utf8_stream(buffered), False

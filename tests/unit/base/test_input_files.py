@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_affinode.base import input_files
 from slurm_affinode.base.errors import InputError
-from slurm_affinode.base.input_files import is_binary, utf8_stream, whole_lines
+from slurm_affinode.base.input_files import is_binary, unpacked, utf8_stream, whole_lines
 
 LONGEST = 8
 _bytes = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\0", b"x" * 9, b"y" * 40, b"\xff"])).map(b"".join)
@@ -63,3 +68,18 @@ def test_thousands_of_nul_bytes_are_a_binary_file() -> None:
 def test_binary_files_are_distinguished_from_damaged_text(head: bytes, binary: bool) -> None:
     """Most of their lines decide."""
     assert is_binary(head) == binary
+
+
+@pytest.mark.parametrize("kind", ["gzip", "bzip2", "xz", "zstd"])
+def test_small_file_that_unpacks_to_a_huge_one_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of some kilobytes would keep a command busy for hours. Text that compresses as usual is read."""
+    pack = {
+        "gzip": gzip.compress, "bzip2": bz2.compress, "xz": lzma.compress,
+        "zstd": lambda data: pa.compress(data, "zstd", asbytes=True),
+    }[kind]  # fmt: skip
+    monkeypatch.setattr(input_files, "DOCUMENT_BYTES", 1 << 16)
+    monkeypatch.setattr("slurm_affinode.base.limits.DOCUMENT_BYTES", 1 << 16)
+    text = b"".join(b"%d %x\n" % (number, number * 40503 % 65537) for number in range(1 << 15))
+    assert unpacked(io.BytesIO(pack(text)), kind, where="in").read() == text
+    with pytest.raises(InputError, match="in: unpacks to more than"):
+        unpacked(io.BytesIO(pack(b"0" * (32 << 20))), kind, where="in").read()

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from slurm_affinode.base.config import parse
 from slurm_affinode.base.errors import AffinodeError, ConfigError
 from slurm_affinode.base.node_config import AgentConfig, LimitConfig, SuspendConfig, listen_address
-from slurm_affinode.base.text import parse_size, size
+from slurm_affinode.base.sizes import parse_size
+from slurm_affinode.base.text import size
 
 
 def test_empty_configuration_has_defaults() -> None:

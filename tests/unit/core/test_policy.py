@@ -209,6 +209,7 @@ def test_all_reasons_against_are_reported() -> None:
             "limit-account",
         ),
         (SuspendPolicy(partitions={"gpu": Limit(0)}), PRESSED, "limit-partition"),
+        (SuspendPolicy(users={"alice": Limit(9)}), replace(PRESSED, suspended_known=False), "limit-unknown"),
         (SuspendPolicy(dry_run=True), PRESSED, "dry-run"),
     ],
 )

@@ -200,13 +200,14 @@ def test_memory_of_tres_string() -> None:
 def test_old_queue_is_unknown() -> None:
     """A queue is discarded after three periods without a response."""
     now = [0.0]
-    slurm = Slurm({7: job(), 8: waiting(8, comment="suspended: idle 15m"), 9: waiting(9, comment="not restored: x")})
+    slurm = Slurm({7: job(), 8: waiting(8), 9: waiting(9, comment="suspended: forged"), 10: waiting(10)})
     view = QueueView(slurm.client, 10.0, clock=lambda: now[0])
     assert view.due()
     queue = view.refresh()
     assert queue is not None
     assert not view.due()
-    assert queue.suspended()[2] == {"bob": 2}
+    assert queue.suspended({7, 8, 10})[2] == {"bob": 2}
+    assert queue.suspended(())[2] == {}
     assert queue.room("c9") is None
     now[0] = 29.0
     assert view.latest() is queue

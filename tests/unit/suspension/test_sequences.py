@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 
 import pytest
@@ -40,6 +41,20 @@ def test_suspended_job_resumes_on_another_node(world):
     assert times == sorted(times)
     assert (entry.user, entry.gpus, entry.gpu_model, entry.restored_node) == ("alice", 1, "H100", "c2")
     assert Agent(world, "c2").keeper.suspended() == []
+
+
+def test_suspended_jobs_are_counted_by_signed_notes(world):
+    """A note that no agent has signed does not count, and nor does any after the restore."""
+    agent, other = Agent(world, "c1"), Agent(world, "c2")
+    agent.suspend()
+    agent.settle()
+    assert agent.keeper.suspended_ids() == other.keeper.suspended_ids() == {7}
+    (note,) = (world.root / "shared" / "asleep").glob("*.json")
+    value = json.loads(note.read_text()) | {"job_id": 8}
+    note.with_name(note.name.replace(".7.", ".8.")).write_text(json.dumps(value))
+    assert other.keeper.suspended_ids() == {7}
+    go_on_at_c2(world)
+    assert other.keeper.suspended_ids() == set()
 
 
 def test_canceled_suspended_job_loses_its_images(world):

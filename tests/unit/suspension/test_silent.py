@@ -64,6 +64,7 @@ def test_local_work_continues_without_shared_store(world: World, shared: Stallin
     agent.keeper.sweep(holds_lease=True)
     agent.waker.tick()
     assert agent.keeper.suspended() == []
+    assert agent.keeper.suspended_ids() is None
     assert "does not respond" in (agent.keeper.silent() or "")
     assert "does not respond" in (agent.keeper.room() or "")
     assert time.monotonic() - began < DEADLINE_S

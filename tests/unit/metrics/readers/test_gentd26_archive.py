@@ -126,6 +126,12 @@ def test_decompressed_size_of_members_and_archives_is_limited(tmp_path: Path) ->
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"0" * 100_000))
     with pytest.raises(InputError, match="larger than"):
         found(tmp_path, member_limit=1000)
+    (tmp_path / "t.csv.gz").unlink()
+    with zipfile.ZipFile(tmp_path / "t.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("a.csv", "b.csv"):
+            archive.writestr(name, b"0" * 600)
+    with pytest.raises(InputError, match="unpacks to more than"):
+        found(tmp_path, archive_limit=1000)
 
 
 def test_unreadable_path_is_rejected(tmp_path: Path) -> None:
