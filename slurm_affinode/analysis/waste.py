@@ -31,7 +31,8 @@ def find_gpu_runs(runs: pl.DataFrame, mapped: Mapped) -> pl.DataFrame:
     Adds ``mapping`` (one of ``MAPPINGS``; the weakest evidence if there are several) and ``devices`` (known GPUs).
     """
     ways = mapped.pairs.group_by("run").agg(
-        pl.col("mapping").cast(pl.Enum(MAPPINGS)).max().cast(pl.String), pl.len().cast(pl.Int64).alias("devices")
+        pl.col("mapping").cast(pl.Enum(MAPPINGS)).max().cast(pl.String),
+        pl.col("slot").n_unique().cast(pl.Int64).alias("devices"),
     )
     return (
         runs.join(ways, on="run", how="left", maintain_order="left")
