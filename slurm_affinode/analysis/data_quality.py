@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import polars as pl
 
+from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.measures import MS_PER_HOUR
 from slurm_affinode.analysis.prices import PriceTable
@@ -122,6 +123,7 @@ def _issues(evidence: Coverage) -> Iterable[QualityIssue | None]:
     yield _gaps(evidence)
     yield _no_activity(evidence)
     yield _never_zero(evidence)
+    yield _runaway(evidence)
     yield _ambiguous(evidence)
     yield _undated_records(evidence)
     yield _label_mismatch(evidence)
@@ -317,6 +319,22 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
         "the floor count as 0.",
         count=len(found),
         examples=tuple(text for _, text in found[:EXAMPLES]),
+    )
+
+
+def _runaway(evidence: Coverage) -> QualityIssue | None:
+    runs = job_runs.lost_time(evidence.about)
+    if runs.is_empty():
+        return None
+    lost_ms = pl.col("end_ms") - pl.col("lost_ms")
+    return QualityIssue(
+        code="runaway-jobs",
+        title="Jobs that accounting shows as running long after their time limit",
+        detail="Slurm would have ended them: it has probably lost them, and others have their GPUs. What they held after "
+        "the limit is unknown. List and correct them with: sacctmgr show runawayjobs.",
+        count=len(runs),
+        gpu_hours=float(runs.select((lost_ms * pl.col("gpus").fill_null(0) / MS_PER_HOUR).sum()).item()),
+        examples=_names(runs.sort(lost_ms, descending=True)),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from slurm_affinode.analysis import evidence
+from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.metrics.identity import pci_address
 from slurm_affinode.slurm import identifiers
@@ -55,6 +56,8 @@ def of_index(
 ) -> tuple[pl.DataFrame, Mapped]:
     """Return the devices of ``index`` with accounting's name of their cluster, and the mapping of runs to them."""
     devices, earlier = one_cluster(index.devices, runs), one_cluster(index.earlier, runs)
+    runs = job_runs.credible(runs)
+    nodes = nodes.join(runs, on="run", how="semi", maintain_order="left")
     return devices, find(runs, nodes, devices, earlier, index.labels, conform(allocation_gpus, RECORDED_GPUS))
 
 

@@ -82,6 +82,7 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     """Join accounting with GPU samples. ``jobs``: every run of the interval, including those excluded by filters."""
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
+    runs = runs.join(job_runs.lost_time(runs), on="run", how="anti", maintain_order="left")
     nodes = job_runs.nodes_of(runs)
     devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
     pairs = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
@@ -15,6 +16,7 @@ Rows = Callable[..., list[dict[str, Any]]]
 Jobs = Callable[..., pl.DataFrame]
 
 HOUR = 3600
+T0 = datetime(2026, 11, 2, 8, tzinfo=UTC)
 TIMES = [60.0 * k for k in range(60)]
 
 
@@ -552,3 +554,50 @@ def test_hours_are_broken_down_by_mapping(analysed: Analysed, node: Rows, jobs: 
     assert [result.total[f"gpu_hours_{name}"] for name in names] == pytest.approx(expected)
     for frame in (result.jobs, *result.groups.values()):
         assert [frame[f"gpu_hours_{name}"].sum() for name in names] == pytest.approx(expected)
+
+
+DAY = 24 * HOUR
+
+
+def test_job_lost_by_slurm_holds_nothing_after_its_time_limit(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Accounting shows it as running two years after its limit of an hour; another job has the node since."""
+    found = jobs(
+        {"job_id": 1, "start": -700 * DAY, "elapsed_s": 700 * DAY + HOUR, "timelimit_s": HOUR, "state": "RUNNING"},
+        {"job_id": 2, "start": 0, "end": HOUR},
+    )
+    result = analysed(node({}), found, until=HOUR, known_until={"c": T0 + timedelta(hours=1)})
+    assert how(result) == {1: ("unknown", None, None), 2: ("whole-node", 1, 0)}
+    assert result.total["unallocated_gpu_hours"] == 0
+    lost = issue(result, "runaway-jobs")
+    assert lost is not None
+    assert (lost.count, lost.gpu_hours, "runawayjobs" in lost.detail) == (1, 1, True)
+    assert lost.examples == ("job 1 of ann on n1",)
+
+
+def test_job_is_credible_until_its_time_limit(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The half hour within the limit is measured; a suspended job does not exceed its limit."""
+    rows = [{**row, "time": row["time"] + timedelta(hours=hours)} for hours in (0, 60) for row in node({})]
+    job = {"job_id": 1, "start": 0, "timelimit_s": 1800, "state": "RUNNING"}
+    until = {"until": 61 * HOUR, "known_until": {"c": T0 + timedelta(hours=61)}}
+    result = analysed(rows, jobs({**job, "elapsed_s": 61 * HOUR}), **until)
+    assert how(result) == {1: ("whole-node", 0.5, 0)}
+    assert result.total["gpu_hours_unknown"] == pytest.approx(60.5)
+    assert result.total["gpu_hours_capacity"] == pytest.approx(61)
+    assert how(analysed([], jobs({**job, "elapsed_s": 1700}), **until))[1][1] == pytest.approx(2)
+
+
+def test_gpu_is_one_if_the_metrics_name_it_differently_on_another_day(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """Only the index is known before midnight, the UUID from then on."""
+    names = (lambda gpu: {"uuid": None, "index": gpu}, lambda gpu: {"uuid": f"GPU-{gpu}", "index": gpu})
+    hours = {15: names[0], 16: names[1]}
+    rows = [row for hour, name in hours.items() for gpu in range(4)
+            for row in samples([hour * HOUR + t for t in TIMES], util_pct=0, **name(gpu))]  # fmt: skip
+    interval = {"since": 15 * HOUR, "until": 17 * HOUR}
+    free = analysed(rows, jobs({"start": 0, "end": 20 * HOUR, "gpus": 0}), **interval)
+    assert free.total["gpu_hours_capacity"] == pytest.approx(8)
+    result = analysed([], jobs({"start": 15 * HOUR, "end": 17 * HOUR, "gpus": 4}), **interval)
+    assert how(result) == {1: ("whole-node", 8, 0)}
+    assert result.total["gpu_hours_capacity"] == pytest.approx(8)
+    assert result.quality.devices == 4
