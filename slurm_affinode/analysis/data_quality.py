@@ -330,8 +330,8 @@ def _runaway(evidence: Coverage) -> QualityIssue | None:
     return QualityIssue(
         code="runaway-jobs",
         title="Jobs that accounting shows as running long after their time limit",
-        detail="Slurm would have ended them: it has probably lost them, and others have their GPUs. What they held after "
-        "the limit is unknown. List and correct them with: sacctmgr show runawayjobs.",
+        detail="Slurm would have ended them: it has probably lost them, and others have their GPUs. What they held "
+        "after the limit is unknown. List and correct them with: sacctmgr show runawayjobs.",
         count=len(runs),
         gpu_hours=float(runs.select((lost_ms * pl.col("gpus").fill_null(0) / MS_PER_HOUR).sum()).item()),
         examples=_names(runs.sort(lost_ms, descending=True)),
