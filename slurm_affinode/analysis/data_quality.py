@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import polars as pl
 
+from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.measures import MS_PER_HOUR
 from slurm_affinode.analysis.prices import PriceTable
@@ -122,6 +123,9 @@ def _issues(evidence: Coverage) -> Iterable[QualityIssue | None]:
     yield _gaps(evidence)
     yield _no_activity(evidence)
     yield _never_zero(evidence)
+    yield _runaway(evidence)
+    yield _ambiguous(evidence)
+    yield _undated_records(evidence)
     yield _label_mismatch(evidence)
     yield _clock_skew(evidence)
     yield _counted_twice(evidence)
@@ -315,6 +319,65 @@ def _never_zero(evidence: Coverage) -> QualityIssue | None:
         "the floor count as 0.",
         count=len(found),
         examples=tuple(text for _, text in found[:EXAMPLES]),
+    )
+
+
+def _runaway(evidence: Coverage) -> QualityIssue | None:
+    runs = job_runs.lost_time(evidence.about)
+    if runs.is_empty():
+        return None
+    lost_ms = pl.col("end_ms") - pl.col("lost_ms")
+    return QualityIssue(
+        code="runaway-jobs",
+        title="Jobs that accounting shows as running long after their time limit",
+        detail="Slurm would have ended them: it has probably lost them, and others have their GPUs. What they held "
+        "after the limit is unknown. List and correct them with: sacctmgr show runawayjobs.",
+        count=len(runs),
+        gpu_hours=float(runs.select((lost_ms * pl.col("gpus").fill_null(0) / MS_PER_HOUR).sum()).item()),
+        examples=_names(runs.sort(lost_ms, descending=True)),
+    )
+
+
+_DOUBTS = {
+    "labels": "labels name more GPUs than it had, or GPUs that other labels claim at the same time",
+    "records": "recorded IDs name more GPUs than it had",
+    "contradiction": "labels and recorded IDs name different GPUs",
+}
+
+
+def _ambiguous(evidence: Coverage) -> QualityIssue | None:
+    runs = evidence.rows.join(evidence.mapped.doubtful, on="run", how="inner", maintain_order="left")
+    if runs.is_empty():
+        return None
+    return QualityIssue(
+        code="ambiguous-gpus",
+        title="Runs whose labels or records leave their GPUs open",
+        detail="Only GPUs on which the evidence agrees are assigned; the rest of their time is unknown. Common causes "
+        "are MIG, where dcgm-exporter labels each instance with all jobs of its GPU, mapping files that an aborted job "
+        "has left behind, and labels with the ID of an array instead of the task. GPU IDs recorded with the start of "
+        "the run decide these cases: slurm-affinode ingest allocations FILE.",
+        count=len(runs),
+        gpu_hours=float(runs["gpu_hours_unmapped"].sum()),
+        examples=tuple(
+            f"{name}: {_DOUBTS[why]}" for name, why in zip(_names(runs), runs["why"].head(EXAMPLES), strict=True)
+        ),
+    )
+
+
+def _undated_records(evidence: Coverage) -> QualityIssue | None:
+    undated = evidence.mapped.undated
+    jobs = undated["job_id"].unique(maintain_order=True)
+    runs = evidence.rows.filter(pl.col("job_id").is_in(jobs.implode()))
+    if runs.is_empty():
+        return None
+    return QualityIssue(
+        code="undated-records",
+        title="Recorded GPU IDs of jobs with several runs, without a start time",
+        detail="The job was requeued, or Slurm has used its ID again. Which of its runs had these GPUs is not known, "
+        "so the records are not used. Record the start of the run as well: column start.",
+        count=len(jobs),
+        gpu_hours=float(runs["gpu_hours_unmapped"].sum()),
+        examples=_names(runs),
     )
 
 

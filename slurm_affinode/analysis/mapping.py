@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from slurm_affinode.analysis import evidence
+from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.metrics.identity import pci_address
 from slurm_affinode.slurm import identifiers
-from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, conform
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, RECORDED_GPUS, conform
 
 MATCH = {"run": pl.Int64(), "at": pl.Int64(), "weight": pl.Int64()}
 """A run, a row of the device table, and the weight of the evidence for the pair (number of labeled samples)."""
@@ -24,7 +26,7 @@ class Mapped:
     """Runs mapped to GPUs."""
 
     pairs: pl.DataFrame
-    """``run``, ``at``, ``mapping``; no duplicates."""
+    """``run``, ``at``, ``mapping``, ``slot``; no duplicates. The devices of one slot are one GPU after the other."""
     mismatches: pl.DataFrame
     """``job``, ``node``, ``first``, ``last``, ``rows``: labels that match no run of accounting, or that name more GPUs
     than the run has."""
@@ -32,6 +34,10 @@ class Mapped:
     """``run``, ``at``, ``first_ms``, ``last_ms``: time span of the labels for the pair."""
     left_out: pl.Series
     """Rows of the device table that are parents of MIG instances."""
+    doubtful: pl.DataFrame
+    """``run``, ``why`` (``labels``, ``records``, ``contradiction``): runs whose evidence leaves some GPUs open."""
+    undated: pl.DataFrame
+    """``RECORDED_GPUS``: records without a start of jobs with several runs. They are not used."""
 
 
 def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
@@ -50,7 +56,9 @@ def of_index(
 ) -> tuple[pl.DataFrame, Mapped]:
     """Return the devices of ``index`` with accounting's name of their cluster, and the mapping of runs to them."""
     devices, earlier = one_cluster(index.devices, runs), one_cluster(index.earlier, runs)
-    return devices, find(runs, nodes, devices, earlier, index.labels, conform(allocation_gpus, ALLOCATION_GPUS))
+    runs = job_runs.credible(runs)
+    nodes = nodes.join(runs, on="run", how="semi", maintain_order="left")
+    return devices, find(runs, nodes, devices, earlier, index.labels, conform(allocation_gpus, RECORDED_GPUS))
 
 
 def find(  # noqa: PLR0917 - the kinds of evidence
@@ -64,44 +72,56 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     """Map ``runs`` (``runs.prepare``) to ``devices`` (``DEVICES``; the row number is ``at``).
 
     ``nodes``: from ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``labels``: job
-    labels of the metrics, with ``at``; ``recorded``: ``ALLOCATION_GPUS``.
+    labels of the metrics, with ``at``; ``recorded``: ``RECORDED_GPUS``.
     """
     table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     parents = _parents(table)
+    # Devices seen only in earlier days are numbered after those of the interval.
+    before = earlier.join(table, on="device", how="anti").with_row_index("at", offset=table.height)
+    every = pl.concat([table, before.with_columns(pl.col("at").cast(pl.Int64)).select(table.columns)])
+    every = every.join(_slots(every), on="at", maintain_order="left")
     said, mismatches = by_labels(runs, nodes, table, labels)
-    labelled, beyond = _at_most_gpus(_without(said.select(*MATCH), runs, parents), runs)
-    mismatches = pl.concat([mismatches, _as_mismatches(beyond, runs, table)], how="diagonal")
-    by_id, there = by_record(runs, nodes, table, recorded, parents)
-    known = _named(labelled, by_id, runs, table)
-    whole = by_whole_node(runs, nodes, table, earlier, recorded, known, there)
-    pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
-    spans = said.select("run", "at", "first_ms", "last_ms")
-    return Mapped(pairs.sort("run", "at"), mismatches, spans, parents["at"].unique())
-
-
-def _named(labelled: pl.DataFrame, recorded: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Return ``run``, ``at``, ``mapping`` of the labeled pairs, and of recorded pairs beyond the labeled ones.
-
-    On each node, the run's number of GPUs is the larger of the numbers that labels and records name. If these name
-    different GPUs, labels take precedence.
-    """
-    both = pl.concat(
-        [
-            labelled.select(*MATCH, pl.lit("labels").alias("mapping"), pl.lit(0).alias("order")),
-            recorded.select(*MATCH, pl.lit("recorded").alias("mapping"), pl.lit(1).alias("order")),
-        ]
-    ).join(table.select("at", "node"), on="at", maintain_order="left")
-    most = both.group_by("run", "node", "mapping").agg(pl.len()).group_by("run", "node").agg(pl.col("len").max())
-    ranked = (
-        both.sort("run", "order", "weight", "at", descending=[False, False, True, False])
-        .unique(["run", "at"], keep="first", maintain_order=True)
-        .join(most, on=["run", "node"], nulls_equal=True, maintain_order="left")
-        .with_columns(pl.int_range(pl.len()).over("run", "node").alias("rank"))
-        .filter(pl.col("rank") < pl.col("len"))
-        .with_columns((pl.col("weight") - pl.col("order") * (1 << 62)).alias("weight"))
+    dated, undated = _dated(recorded, runs)
+    records = by_record(runs, nodes, every.head(table.height), dated, parents)
+    slots = every.head(table.height).select(
+        "at",
+        "node",
+        pl.struct("cluster", "node", "slot").rank("dense").cast(pl.Int64).alias("slot"),
+        pl.col("mig").is_not_null().alias("instance"),
     )
-    kept, _ = _at_most_gpus(ranked.select(*MATCH), runs)
-    return ranked.join(kept, on=["run", "at"], how="semi", maintain_order="left").select("run", "at", "mapping")
+    labelled = _without(said.select(*MATCH, "leader"), runs, parents)
+    settled = evidence.settle(labelled, records.pairs, records.complete, runs, nodes, slots)
+    mismatches = pl.concat([mismatches, _as_mismatches(settled.unused, runs, table)], how="diagonal")
+    known = settled.pairs.sort("run", "at")
+    open_ = records.open.select("run", pl.lit("records").alias("why")).join(
+        _all_found(known, runs, slots), on="run", how="anti"
+    )
+    doubtful = pl.concat([settled.doubtful, open_]).unique("run", keep="first", maintain_order=True).sort("run")
+    sure = runs.join(doubtful, on="run", how="anti", maintain_order="left")
+    whole = by_whole_node(runs, sure, nodes, every, table, recorded, known, records.there)
+    pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
+    pairs = pairs.join(slots.select("at", "slot"), on="at", maintain_order="left")
+    spans = said.select("run", "at", "first_ms", "last_ms")
+    return Mapped(pairs.sort("run", "at"), mismatches, spans, parents["at"].unique(), doubtful, undated)
+
+
+def _dated(recorded: pl.DataFrame, runs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Split records into those of a single run, and those without a start of jobs with several runs."""
+    attempts = runs.group_by("cluster", "job_id").agg(pl.len().alias("here"))
+    known = recorded.join(attempts, on="job_id", how="left", suffix="_run", maintain_order="left").filter(
+        pl.col("cluster_run").is_null() | _same_cluster("cluster", "cluster_run")
+    )
+    several = pl.col("start").is_null() & ((pl.col("attempts").fill_null(0) > 1) | (pl.col("here").fill_null(0) > 1))
+    undated = known.filter(several).select(*RECORDED_GPUS).unique(maintain_order=True)
+    return recorded.join(
+        undated, on=list(ALLOCATION_GPUS), how="anti", nulls_equal=True, maintain_order="left"
+    ), undated
+
+
+def _all_found(pairs: pl.DataFrame, runs: pl.DataFrame, slots: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs with all of their GPUs in ``pairs``."""
+    found = pairs.join(slots, on="at").group_by("run").agg(pl.col("slot").n_unique())
+    return found.join(runs.select("run", "gpus"), on="run").filter(pl.col("slot") >= pl.col("gpus"))
 
 
 def _parents(table: pl.DataFrame) -> pl.DataFrame:
@@ -129,18 +149,6 @@ def _without(pairs: pl.DataFrame, runs: pl.DataFrame, parents: pl.DataFrame) -> 
         )
     )
     return pairs.join(hit, on=["run", "at"], how="anti", maintain_order="left")
-
-
-def _at_most_gpus(pairs: pl.DataFrame, runs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Split pairs into the run's number of GPUs by accounting, those with the most evidence first, and the rest."""
-    ranked = (
-        pairs.join(runs.select("run", "gpus"), on="run", maintain_order="left")
-        .sort("run", "weight", "at", descending=[False, True, False])
-        .with_columns(pl.int_range(pl.len()).over("run").alias("rank"))
-    )
-    # Accounting has no count, or no whole GPU (gres/shard, MPS): keep every pair.
-    fits = (pl.col("gpus").fill_null(0) == 0) | (pl.col("rank") < pl.col("gpus"))
-    return ranked.filter(fits).select(*MATCH), ranked.filter(~fits).select(*MATCH)
 
 
 def _as_mismatches(beyond: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -177,10 +185,19 @@ def by_labels(
         _fits(said.drop_nulls("het"), runs, nodes, ["id", "het"], ["het_job_id", "het_offset"]),
     ]
     rest = plain.join(exact[0], on="label", how="anti", maintain_order="left")
-    exact += [_fits(rest, runs, nodes, ["id"], [leader]) for leader in ("array_job_id", "het_job_id")]
-    found = pl.concat(exact).unique(["label", "run"])
+    led = [_fits(rest, runs, nodes, ["id"], [leader]) for leader in ("array_job_id", "het_job_id")]
+    found = pl.concat(
+        [
+            frame.with_columns(pl.lit(leader).alias("leader"))
+            for part, leader in ((exact, False), (led, True))
+            for frame in part
+        ]
+    ).unique(["label", "run"])
     pairs = found.group_by("run", "at").agg(
-        pl.col("rows").sum().alias("weight"), pl.col("first_ms").min(), pl.col("last_ms").max()
+        pl.col("rows").sum().alias("weight"),
+        pl.col("leader").all(),
+        pl.col("first_ms").min(),
+        pl.col("last_ms").max(),
     )
     unfit = said.join(found, on="label", how="anti", maintain_order="left")
     return pairs.sort("run", "at"), unfit.select("job", "node", "first", "last", "rows")
@@ -214,17 +231,31 @@ def _on_its_nodes(candidates: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame
     return pl.concat([there, unsaid, nowhere])
 
 
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """GPUs that records name."""
+
+    pairs: pl.DataFrame
+    """``run``, ``at``; without runs with ambiguous records."""
+    there: pl.DataFrame
+    """``run``, ``node``, ``gpus``: GPUs named on each node, including those without samples."""
+    complete: pl.Series
+    """Runs with all of their GPUs in records."""
+    open: pl.DataFrame
+    """``run``: runs with ambiguous records."""
+
+
 def by_record(
     runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, recorded: pl.DataFrame, parents: pl.DataFrame
-) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Return the pairs from recorded GPU IDs, and ``run``, ``node``, ``gpus``: GPUs that records name on each node.
+) -> _Records:
+    """Return the GPUs that recorded IDs name.
 
-    An ID is a UUID (also of a MIG instance), a PCI address or an index on the node. The counts include GPUs without
-    samples. Ambiguous records are skipped: more IDs than the run has GPUs (several runs of a job, recorded without
-    start times), or the ID of a GPU with more MIG instances than that.
+    An ID is a UUID (also of a MIG instance), a PCI address or an index on the node. Records that name more GPUs than
+    the run has are ambiguous, and so is the ID of a GPU with more MIG instances than that.
     """
     if recorded.is_empty():
-        return pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED)
+        none = pl.Series("run", [], pl.Int64)
+        return _Records(pl.DataFrame(schema=MATCH), pl.DataFrame(schema=_NAMED), none, none.to_frame())
     marks = pl.DataFrame({"gpu": recorded["gpu"].unique()}, schema={"gpu": pl.String()}).with_columns(
         pl.col("gpu").map_elements(_mark, return_dtype=pl.String, skip_nulls=True).alias("mark")
     )
@@ -264,30 +295,37 @@ def by_record(
     met = met.filter(_same_cluster("cluster_run", "cluster") & _seen_during())
     unseen = wanted.drop_nulls("node").join(met, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
     met = _without(met, runs, parents)
-    open_ = _left_open(met, runs, table)
-    met = met.join(open_, on="run", how="anti", maintain_order="left")
+    least = _least_named(met, wanted, runs, table)
+    ambiguous = least.filter(pl.col("least") > pl.col("gpus")).select("run")
+    met = met.join(ambiguous, on="run", how="anti", maintain_order="left")
     pairs = met.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight"))
-    seen = pairs.join(table.select("at", "node"), on="at").select("run", "node")
+    seen = pairs.join(table.select("at", "node", "slot"), on="at").unique(["run", "node", "slot"]).select("run", "node")
     there = pl.concat([seen, unseen.select("run", "node")]).group_by("run", "node")
-    return pairs.sort("run", "at").select(*MATCH), there.agg(pl.len().cast(pl.Int64).alias("gpus"))
-
-
-def _left_open(met: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
-    """Return the runs with ambiguous records. ``met``: matched records (``run``, ``at``, ``node``, ``mark``)."""
-    instance = table.select("at", pl.col("mig").is_not_null().alias("instance"), pl.col("node").alias("of"))
-    said = (
-        met.join(instance, on="at")
-        .group_by("run")
-        .agg(
-            pl.col("at").n_unique().alias("found"),
-            pl.struct("of", "mark").n_unique().alias("marks"),
-            pl.col("instance").any(),
-        )
-        .join(runs.select("run", "gpus"), on="run")
+    return _Records(
+        pairs.sort("run", "at").select(*MATCH),
+        there.agg(pl.len().cast(pl.Int64).alias("gpus")),
+        least.filter(pl.col("least") == pl.col("gpus"))["run"],
+        ambiguous,
     )
-    gpus = pl.col("gpus")
-    many = (gpus > 0) & (pl.col("found") > gpus) & ((pl.col("marks") > gpus) | pl.col("instance"))
-    return said.filter(many.fill_null(value=False)).select("run")
+
+
+def _least_named(met: pl.DataFrame, wanted: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Return ``run``, ``gpus``, ``least``: the minimum number of GPUs that the records of a run with GPUs name.
+
+    Two names of one kind (UUID, PCI address, index) are two GPUs; a UUID and an index may be the same one.
+    """
+    slots = met.join(table.select("at", "node", "slot"), on="at").group_by("run")
+    kind = pl.when(pl.col("mark").str.contains(":")).then(1).when(pl.col("mark").str.contains("^[0-9]+$")).then(2)
+    by_kind = wanted.group_by("run", kind.otherwise(0).alias("kind")).agg(
+        pl.struct("node", "mark").n_unique().alias("least")
+    )
+    counts = [slots.agg(pl.struct("node", "slot").n_unique().alias("least")), by_kind.select("run", "least")]
+    return (
+        pl.concat(counts)
+        .group_by("run")
+        .agg(pl.col("least").max())
+        .join(runs.filter(pl.col("gpus") > 0).select("run", "gpus"), on="run")
+    )
 
 
 _NAMED = {"run": pl.Int64(), "node": pl.String(), "gpus": pl.Int64()}
@@ -305,26 +343,28 @@ def _seen_during() -> pl.Expr:
 
 def by_whole_node(  # noqa: PLR0917
     runs: pl.DataFrame,
+    sure: pl.DataFrame,
     nodes: pl.DataFrame,
+    every: pl.DataFrame,
     table: pl.DataFrame,
-    earlier: pl.DataFrame,
     recorded: pl.DataFrame,
     known: pl.DataFrame,
     recorded_there: pl.DataFrame,
 ) -> pl.DataFrame:
     """Return the pairs of runs that had every GPU of a node.
 
+    ``sure``: the runs without ambiguous evidence; ``every``: ``table`` and the devices of earlier days, with slots.
     Only nodes without a GPU named by ``known`` (``run``, ``at``) or ``recorded_there`` (``run``, ``node``, ``gpus``)
     are considered. The GPUs of a node are the slots with samples in the interval or in the days before it
     (``earlier``). If accounting or a record shows more GPUs than that, their number is unknown, and so are the run's
     GPUs.
     """
-    seen = known.join(table.select("at", "node"), on="at").group_by("run", "node")
-    named = pl.concat([seen.agg(pl.len().cast(pl.Int64).alias("gpus")), recorded_there])
+    seen = known.join(every.select("at", "node", "slot"), on="at").group_by("run", "node")
+    named = pl.concat([seen.agg(pl.col("slot").n_unique().cast(pl.Int64).alias("gpus")), recorded_there])
     named = named.group_by("run", "node").agg(pl.col("gpus").max())
     missing = pl.col("gpus").fill_null(0) - pl.col("named").fill_null(0)
     asking = (
-        runs.join(named.group_by("run").agg(pl.col("gpus").sum().alias("named")), on="run", how="left")
+        sure.join(named.group_by("run").agg(pl.col("gpus").sum().alias("named")), on="run", how="left")
         .with_columns(missing.alias("missing"))
         .filter(pl.col("missing") > 0)
         .select("run", "cluster", "gpus", "missing", "start_ms", "end_ms")
@@ -336,10 +376,6 @@ def by_whole_node(  # noqa: PLR0917
     )
     if places.is_empty() or table.is_empty():
         return pl.DataFrame(schema=MATCH)
-    # Devices seen only in earlier days are numbered after those of the interval.
-    before = earlier.join(table, on="device", how="anti").with_row_index("at", offset=table.height)
-    every = pl.concat([table, before.with_columns(pl.col("at").cast(pl.Int64)).select(table.columns)])
-    every = every.join(_slots(every), on="at")
     met = (
         places.select("run", "node", "cluster", "start_ms", "end_ms")
         .join(every.rename({"cluster": "of"}), on="node")
@@ -349,7 +385,9 @@ def by_whole_node(  # noqa: PLR0917
     met = _without(met, runs, _parents(every))
     there = _gpus_of_nodes(met)
     at_least = _least(runs, nodes, recorded)
-    count = there.group_by("run", "node").agg(pl.len().cast(pl.Int64).alias("there"), pl.col("seen").any())
+    count = there.group_by("run", "node").agg(
+        pl.col("slot").n_unique().cast(pl.Int64).alias("there"), pl.col("seen").any()
+    )
     numbered = met.group_by("run", "node").agg((pl.col("index").max() + 1).cast(pl.Int64).alias("numbered"))
     places = (
         places.join(count, on=["run", "node"], how="left")
@@ -397,23 +435,22 @@ def _slots(every: pl.DataFrame) -> pl.DataFrame:
 
 
 def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
-    """Return one row of ``met`` per run, node and GPU slot.
+    """Return the devices of ``met`` with samples during the run, and one device of each other GPU slot.
 
-    It is the device with samples during the run and the longest overlap, else the newest device. A GPU is counted once,
-    even if it was divided into MIG instances before or after.
+    A GPU is counted once, even if it was divided into MIG instances before or after.
     """
-    overlap = pl.min_horizontal(pl.col("last").dt.epoch("ms"), "end_ms") - pl.max_horizontal(
-        pl.col("first").dt.epoch("ms"), "start_ms"
-    )
-    one = met.with_columns(overlap.alias("overlap")).sort(
-        "run", "node", "seen", "overlap", "at", descending=[False, False, True, True, False]
-    )
-    one = one.unique(["run", "node", "slot"], keep="first", maintain_order=True)
     divided = pl.col("mig").is_not_null()
-    seen = one.filter("seen").select("run", "node", "place", divided.alias("other"))
-    unseen = one.filter(~pl.col("seen")).with_columns((~divided).alias("other"))
-    unseen = unseen.join(seen, on=["run", "node", "place", "other"], how="anti").drop("other")
-    return pl.concat([one.filter("seen"), unseen]).select("run", "node", "at", "seen")
+    seen = met.filter("seen")
+    other = seen.select("run", "node", "place", divided.alias("other"))
+    unseen = (
+        met.filter(~pl.col("seen"))
+        .join(seen, on=["run", "node", "slot"], how="anti")
+        .unique(["run", "node", "slot"])
+        .with_columns((~divided).alias("other"))
+        .join(other, on=["run", "node", "place", "other"], how="anti")
+    )
+    columns = ("run", "node", "slot", "at", "seen")
+    return pl.concat([seen.select(columns), unseen.select(columns)])
 
 
 def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:

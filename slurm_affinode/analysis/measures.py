@@ -17,6 +17,8 @@ MIB_PER_GIB = 1024.0
 _OWNERS = 4096
 """Number of allocations summed at a time."""
 _BY_MAPPING = {"labels": "labels_ms", "recorded": "recorded_ms", "whole-node": "whole_node_ms"}
+_NOTHING = 1e-6
+"""Numbers of GPUs up to this are rounding errors of sums of parts."""
 _ADDED = ("allocated_ms", *_BY_MAPPING.values(), *SUMS, "windows")
 
 
@@ -99,21 +101,23 @@ def breakdown(  # noqa: PLR0917
     where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
     about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
     whole = pl.col("gpus").fill_null(0) > 0
+    # The devices of one slot are one GPU: each counts for its part.
+    part = 1.0 / pl.len().over("run", "slot")
     found = (
         shares.join(about, on="run", how="inner", maintain_order="left")
         .join(where, on="at", how="left", maintain_order="left")
+        .join(pairs.with_columns(part.alias("part")), on=["run", "at"], how="left", maintain_order="left")
         .with_columns(
-            pl.when(whole).then(pl.col("run_ms").cast(pl.Float64)).otherwise(pl.col("held_ms")).alias("allocated_ms"),
+            pl.when(whole).then(pl.col("run_ms") * pl.col("part")).otherwise(pl.col("held_ms")).alias("allocated_ms"),
             pl.coalesce("gpu_model", "gpu_type").alias("gpu_model"),
         )
-        .join(pairs, on=["run", "at"], how="left", maintain_order="left")
         .with_columns(
             pl.when(pl.col("mapping") == word).then("allocated_ms").otherwise(0.0).alias(name)
             for word, name in _BY_MAPPING.items()
         )
     )
     grouped = found.group_by("run", "node", "gpu_model", maintain_order=True).agg(
-        pl.len().cast(pl.Int64).alias("devices"),
+        pl.col("part").sum().alias("devices"),
         *(pl.col(name).sum() for name in _ADDED),
         pl.col("fb_peak").max(),
         pl.col("longest_ms").max(),
@@ -146,7 +150,7 @@ def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, mo
         about.filter(pl.col("gpus").fill_null(0) > 0)
         .join(have, on="run", how="left", maintain_order="left")
         .with_columns((pl.col("gpus") - pl.col("devices").fill_null(0)).alias("lacking"))
-        .filter(pl.col("lacking") > 0)
+        .filter(pl.col("lacking") > _NOTHING)
     )
     on_node = found.group_by("run", "node").agg(pl.col("devices").sum().alias("here"))
     spread = (

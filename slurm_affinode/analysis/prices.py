@@ -92,9 +92,10 @@ def normalized(model: str) -> str:
 
 
 def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable:
-    """Read the table at ``path``, by default the built-in examples; ``currency`` overrides that of the table.
+    """Read the table at ``path``, by default the built-in examples.
 
-    Raises ``ConfigError`` with the file and the key.
+    ``currency`` is that of a table of the site; amounts are not converted, so the examples keep theirs. Raises
+    ``ConfigError`` with the file and the key.
     """
     where = path or asset_dir("reports") / "prices.toml"
     try:
@@ -103,7 +104,7 @@ def load(path: Path | None = None, *, currency: str | None = None) -> PriceTable
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(f"{where}: the price table cannot be read: {reason}") from error
     table = replace(parse(text, where=str(where)), example=path is None)
-    return table if currency is None else replace(table, currency=currency)
+    return table if currency is None or table.example else replace(table, currency=currency)
 
 
 def parse(text: str, *, where: str) -> PriceTable:

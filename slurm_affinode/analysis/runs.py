@@ -45,6 +45,39 @@ def prepare(jobs: pl.DataFrame, query: WasteQuery, now: datetime) -> pl.DataFram
     )
 
 
+RUNAWAY_S = 86_400
+"""A running job is doubtful if it exceeds its time limit by this and by the limit itself: longer than
+Slurm's ``OverTimeLimit`` and ``KillWait`` usually are."""
+
+
+def credible(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return ``runs`` (``prepare``) for as long as accounting is credible.
+
+    A job that still runs long after its time limit has been lost by Slurm (``sacctmgr show runawayjobs``): what it held
+    after the limit is unknown.
+    """
+    limit_ms = pl.col("timelimit_s") * 1000
+    # Time in which Slurm had suspended the job does not count; accounting's elapsed time is without it.
+    ran_ms = pl.coalesce(pl.col("elapsed_s") * 1000, pl.col("end_ms") - pl.col("begin_ms"))
+    lost = (pl.col("end").is_null() & (ran_ms > limit_ms + pl.max_horizontal(limit_ms, RUNAWAY_S * 1000))).fill_null(
+        value=False
+    )
+    held = pl.min_horizontal("end_ms", pl.col("begin_ms") + limit_ms)
+    return runs.with_columns(
+        pl.when(lost).then(held).otherwise("end_ms").alias("end_ms"),
+        pl.when(lost).then(held).otherwise("finish_ms").alias("finish_ms"),
+    ).filter(pl.col("start_ms") < pl.col("end_ms"))
+
+
+def lost_time(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs with time that is not credible, with its start as ``lost_ms``; they end at ``end_ms``."""
+    known = credible(runs).select("run", pl.col("end_ms").alias("lost_ms"))
+    found = runs.join(known, on="run", how="left", maintain_order="left")
+    return found.with_columns(pl.col("lost_ms").fill_null(pl.col("start_ms"))).filter(
+        pl.col("lost_ms") < pl.col("end_ms")
+    )
+
+
 def behind(query: WasteQuery, clusters: Iterable[str | None], now: datetime) -> dict[str, datetime]:
     """Return the clusters with old accounting, and its end. Checks those of the query, by default ``clusters``."""
     end = min(query.until, now)

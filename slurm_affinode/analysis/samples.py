@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
@@ -28,6 +28,7 @@ from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import parts
 from slurm_affinode.metrics.parquet.parts import DEVICES, JOBS, POLARS_ERRORS, read_tables, sampling_step
 from slurm_affinode.metrics.parquet.store import SampleStore
+from slurm_affinode.metrics.parquet.writer import adoptions
 from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
@@ -130,16 +131,41 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
         tables.append(table.with_columns(pl.lit(row, dtype=pl.Int64).alias("base")))
         labels += [tables_of[part.path][1] for part in of_day]
         row += rows
+    before = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
+    earlier = store.devices(before, since)
+    names = _same_gpus(tables, [*later, earlier])
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
+    said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
+    table, said, earlier, *later = (_renamed(one, names) for one in (table, said, earlier, *later))
     devices = _devices(table)
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
-    said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
     # Parts are whole days; labels outside the interval belong to other runs.
     said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     said = said.join(at, on="device", how="left", maintain_order="left")
-    earlier = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
-    return Index(store, tuple(sources), devices, pieces, said, store.devices(earlier, since))
+    return Index(store, tuple(sources), devices, pieces, said, earlier)
+
+
+def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame]) -> dict[int, int]:
+    """Return the devices that later or earlier samples identify with another one: number -> that number.
+
+    ``days``: the device tables of the days of the interval. Within a day, the store has identified devices already.
+    """
+    every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *others)])
+    if not every["uuid"].has_nulls():
+        return {}
+    names = adoptions(every)
+    for table in days:
+        there = set(table["device"].to_list())
+        names = {one: other for one, other in names.items() if not (one in there and other in there)}
+    return names
+
+
+def _renamed(table: pl.DataFrame, names: Mapping[int, int]) -> pl.DataFrame:
+    if not names:
+        return table
+    old, new = (pl.Series(values, dtype=pl.UInt64) for values in (names.keys(), names.values()))
+    return table.with_columns(pl.col("device").replace(old, new))
 
 
 def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:

@@ -82,11 +82,14 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     """Join accounting with GPU samples. ``jobs``: every run of the interval, including those excluded by filters."""
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
+    runs = runs.join(job_runs.lost_time(runs), on="run", how="anti", maintain_order="left")
     nodes = job_runs.nodes_of(runs)
     devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
-    pairs = mapped.pairs.join(
-        runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left"
-    ).sort("run", "at")
+    pairs = (
+        _newest(mapped.pairs, devices)
+        .join(runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left")
+        .sort("run", "at")
+    )
     about = devices[pairs["at"].to_list()] if pairs.height else devices.head(0)
     steps = about["step_ms"].to_numpy().astype(np.int64)
     keys = Pairs(
@@ -104,6 +107,13 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     }
     shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
     return HeldGpus(query, runs, nodes, devices, pairs, followed, steps, used, shared, everything, mapped.left_out)
+
+
+def _newest(pairs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
+    """Return one of the ``pairs`` per run and GPU slot: the device sampled last."""
+    last = pl.Series("last", devices["last"][pairs["at"].to_list()], devices["last"].dtype)
+    newest = pairs.with_columns(last).sort("run", "slot", "last", "at", descending=[False, False, True, False])
+    return newest.unique(["run", "slot"], keep="first", maintain_order=True).drop("last")
 
 
 def _shared(pairs: pl.DataFrame, all_pairs: pl.DataFrame, runs: pl.DataFrame) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -31,7 +31,8 @@ def find_gpu_runs(runs: pl.DataFrame, mapped: Mapped) -> pl.DataFrame:
     Adds ``mapping`` (one of ``MAPPINGS``; the weakest evidence if there are several) and ``devices`` (known GPUs).
     """
     ways = mapped.pairs.group_by("run").agg(
-        pl.col("mapping").cast(pl.Enum(MAPPINGS)).max().cast(pl.String), pl.len().cast(pl.Int64).alias("devices")
+        pl.col("mapping").cast(pl.Enum(MAPPINGS)).max().cast(pl.String),
+        pl.col("slot").n_unique().cast(pl.Int64).alias("devices"),
     )
     return (
         runs.join(ways, on="run", how="left", maintain_order="left")
@@ -239,7 +240,7 @@ def _join(  # noqa: PLR0917
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
     devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
-    allocations = intervals(runs, mapped)
+    allocations = intervals(job_runs.credible(runs), mapped)
     part = taking_part(devices, mapped, allocations, query.clusters)
     buckets = _buckets(query, runs)
     active = np.flatnonzero(part)
@@ -309,6 +310,15 @@ def _not_allocated_h(query: WasteQuery, joined: _Joined, about: pl.DataFrame, pa
         .select("run", "node", pl.col("lacking").alias("gpus"))
         .join(about.select("run", "cluster", "start_ms", "end_ms"), on="run", how="inner")
     )
+    # What a lost job held before is assumed to be held, by it or by others, as far as others are not known to hold it.
+    lost = (
+        parts.filter(pl.col("devices") > 0)
+        .select("run", "node", pl.col("devices").alias("gpus"))
+        .join(
+            job_runs.lost_time(about).select("run", "cluster", pl.col("lost_ms").alias("start_ms"), "end_ms"), on="run"
+        )
+    )
+    lacking = pl.concat([lacking, lost.select(lacking.columns)], how="vertical_relaxed")
     gaps = query.thresholds.max_gap_steps
     return not_allocated_ms(joined.cells, joined.devices, lacking, max_gap_steps=gaps) / measures.MS_PER_HOUR
 

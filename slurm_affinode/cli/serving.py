@@ -36,7 +36,7 @@ from slurm_affinode.cli.options import (
     zone,
 )
 from slurm_affinode.model.finding import Evidence, plain
-from slurm_affinode.model.serving import BY_SEVERITY, Diagnosis, EngineHealth
+from slurm_affinode.model.serving import BY_SEVERITY, LOOPBACK, Diagnosis, EngineHealth
 from slurm_affinode.pipeline import servers
 from slurm_affinode.pipeline import triage as pipeline
 from slurm_affinode.pipeline.servers import ServerQuery, TunedEngine
@@ -247,7 +247,9 @@ def _name(health: EngineHealth) -> str:
 
 
 def _address(health: EngineHealth) -> str:
-    return health.key.address + ("" if health.key.rank is None else f" rank {health.key.rank}")
+    host, _, port = health.key.address.rpartition(":")
+    address = f"{health.key.node}:{port}" if health.key.node and host in LOOPBACK else health.key.address
+    return address + ("" if health.key.rank is None else f" rank {health.key.rank}")
 
 
 def _on_day_of(moment: datetime, other: datetime, *, seconds: bool = False) -> str:

@@ -30,7 +30,15 @@ from slurm_affinode.db import tables
 from slurm_affinode.db.engine import reading
 from slurm_affinode.db.records import Counts, Upserted
 from slurm_affinode.db.tables import KEY_LENGTHS
-from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOB_KEY, JOBS, STEP_KEY, STEPS, conform
+from slurm_affinode.slurm.accounting.schema import (
+    ALLOCATION_GPUS,
+    JOB_KEY,
+    JOBS,
+    RECORDED_GPUS,
+    STEP_KEY,
+    STEPS,
+    conform,
+)
 
 Schema = Mapping[str, pl.DataType]
 
@@ -423,7 +431,7 @@ class AccountingQueries:
         return self._frame(tables.jobs, JOBS, condition)
 
     def allocation_gpus(self, since: datetime, until: datetime, **filters: Unpack[RunFilters]) -> pl.DataFrame:
-        """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``ALLOCATION_GPUS``.
+        """Return the recorded GPUs of the jobs that ``jobs`` returns, as ``RECORDED_GPUS``.
 
         If accounting has a single cluster, records without a cluster belong to it, and so do records of a single other
         name: a prolog seldom knows Slurm's name of the cluster.
@@ -437,11 +445,25 @@ class AccountingQueries:
         selected = exists().where(same, _selected(since, until, filters))
         frame = self._frame(tables.allocation_gpus, ALLOCATION_GPUS, selected)
         known = pl.col("start").dt.epoch("s") != tables.UNKNOWN_START
-        return frame.with_columns(
+        frame = frame.with_columns(
             pl.col("cluster") if only is None else pl.lit(only).alias("cluster"),
             pl.when(known).then("start"),
             pl.when(pl.col("node") != "").then("node"),
         )
+        attempts = self._attempts() if frame["start"].has_nulls() else pl.DataFrame(schema=_ATTEMPTS)
+        return frame.join(attempts, on=["cluster", "job_id"], how="left", maintain_order="left").select(*RECORDED_GPUS)
+
+    def _attempts(self) -> pl.DataFrame:
+        """Return ``cluster``, ``job_id``, ``attempts``: the runs of each job with recorded GPUs without a start."""
+        job, gpu = tables.jobs.c, tables.allocation_gpus.c
+        undated = select(gpu.job_id).where(gpu.start == tables.UNKNOWN_START)
+        counts = (
+            select(job.cluster, job.job_id, func.count())
+            .where(job.start.is_not(None), job.job_id.in_(undated))
+            .group_by(job.cluster, job.job_id)
+        )
+        with reading(self._engine) as connection:
+            return pl.DataFrame([tuple(row) for row in connection.execute(counts)], schema=_ATTEMPTS, orient="row")
 
     def newest_times(self) -> dict[str, datetime]:
         """Return the time up to which accounting is known, by cluster.
@@ -476,6 +498,9 @@ class AccountingQueries:
             # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
             rows = connection.execute(statement).cursor.fetchall()
         return from_stored(from_rows(rows, schema), schema)
+
+
+_ATTEMPTS = {"cluster": pl.String(), "job_id": pl.Int64(), "attempts": pl.Int64()}
 
 
 def _columns(names: Sequence[str] | None) -> dict[str, pl.DataType]:

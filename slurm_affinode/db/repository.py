@@ -218,8 +218,11 @@ class Repository(AccountingQueries, IngestJournal):
         never_started = and_(job.end.is_(None), job.start.is_(None), job.submit < limit)
         run = exists().where(job.cluster == step.cluster, job.job_id == step.job_id, job.submit == step.submit)
         any_run = exists().where(job.cluster == gpu.cluster, job.job_id == gpu.job_id)
+        old_run = any_run.where(or_(job.end < limit, never_started))
 
         def work(connection: Connection) -> int:
+            # Without a start, a record would seem to belong to a later job with the same ID.
+            connection.execute(delete(tables.allocation_gpus).where(gpu.start == tables.UNKNOWN_START, old_run))
             deleted = connection.execute(delete(tables.jobs).where(or_(job.end < limit, never_started))).rowcount
             connection.execute(delete(tables.steps).where(not_(run)))
             # A prolog may record GPUs before the accounting of the job is ingested, so only old rows are orphans.

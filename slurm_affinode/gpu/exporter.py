@@ -136,16 +136,12 @@ class LastSweep(Collector):
 
     def _labels(self, sample: GpuSample) -> list[dict[str, str]]:
         device = sample.device
-        labels = {"gpu": str(device.index), "UUID": device.uuid, "device": f"nvidia{_or(device.minor, device.index)}",
-                  "Hostname": self._node}  # fmt: skip
-        more = {"pci_bus_id": device.pci, "modelName": device.model, "GPU_I_ID": device.mig,
+        labels = {"gpu": str(device.index), "UUID": device.uuid, "Hostname": self._node}
+        file = None if device.minor is None else f"nvidia{device.minor}"
+        more = {"device": file, "pci_bus_id": device.pci, "modelName": device.model, "GPU_I_ID": device.mig,
                 "GPU_I_PROFILE": device.mig_profile, "cluster": self._cluster}  # fmt: skip
         labels |= {name: text for name, text in more.items() if text is not None}
         return [{**labels, "hpc_job": job} for job in sample.jobs or ()] or [labels]
-
-
-def _or(value: int | None, other: int) -> int:
-    return other if value is None else value
 
 
 CLIENT_TIMEOUT_S = 10.0

@@ -19,6 +19,7 @@ from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, RejectedLine
+from slurm_affinode.model.gpu import MIG, UNMEASURED, VGPU, VGPU_MODEL
 
 _MOST = {
     "util_pct": (100, "%"), "engine_active": (1, ""), "sm_active": (1, ""), "tensor_active": (1, ""),
@@ -30,7 +31,11 @@ _NOISE = 1.1
 
 
 def possible(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
-    """Set impossible values of ``samples`` (``SAMPLES``) to not measured, and add their number to ``notes``."""
+    """Set impossible values of ``samples`` (``SAMPLES``) to not measured, and add their number to ``notes``.
+
+    So are values of fields that a device cannot measure (``model.gpu.UNMEASURED``).
+    """
+    samples = _measured(samples, notes)
     beyond = {name: pl.col(name) > most * _NOISE for name, (most, _) in _MOST.items() if name in samples.columns}
     counts = samples.select(above.sum().alias(name) for name, above in beyond.items()).row(0, named=True)
     bad = [name for name, count in counts.items() if count]
@@ -39,6 +44,24 @@ def possible(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
         above = f"{name} above {most:,} {unit}".rstrip()
         notes.decide(f"values of {above} are impossible and count as not measured", counts[name])
     return samples.with_columns(pl.when(~beyond[name]).then(pl.col(name)) for name in bad) if bad else samples
+
+
+def _measured(samples: pl.DataFrame, notes: ReadingNotes) -> pl.DataFrame:
+    kinds = {
+        MIG: ("MIG instances", samples["mig"].is_not_null()),
+        VGPU: (
+            "virtual GPUs",
+            samples["mig"].is_null() & samples["model"].str.contains(VGPU_MODEL).fill_null(value=False),
+        ),
+    }
+    for kind, (title, there) in kinds.items():
+        if not there.any():
+            continue
+        for name in sorted(UNMEASURED[kind] & set(samples.columns)):
+            if count := int((there & samples[name].is_not_null()).sum()):
+                notes.decide(f"{title} do not measure {name}: its values are not used", count)
+                samples = samples.with_columns(pl.when(~there).then(pl.col(name)).alias(name))
+    return samples
 
 
 Advance = Callable[[int], None]

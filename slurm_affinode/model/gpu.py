@@ -5,9 +5,11 @@ Missing is ``None``; 0 is a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol, TypeVar
 
 GPU_SIGNALS = ("utilization", "memory", "engine", "sm", "tensor", "dram", "processes")
 """Activity signals of a GPU, in percent. ``utilization`` and ``memory``: share of the driver's last sampling period in
@@ -27,6 +29,28 @@ FIELDS: Mapping[str, tuple[str, float]] = MappingProxyType({
     "sm_active": ("sm", 100.0), "tensor_active": ("tensor", 100.0), "dram_active": ("dram", 100.0),
 })  # fmt: skip
 """Field of a sample or reading -> its signal, and the factor to percent."""
+
+
+MIG, VGPU = "mig", "vgpu"
+"""Kinds of devices that cannot measure every field: an instance of a divided GPU, and a GPU of a virtual machine."""
+
+UNMEASURED: Mapping[str, frozenset[str]] = MappingProxyType({
+    MIG: frozenset({"util_pct", "memory_util_pct", "power_w"}),
+    VGPU: frozenset({"engine_active", "sm_active", "tensor_active", "dram_active", "power_w"}),
+})  # fmt: skip
+"""Kind of device -> fields that are no measurement on it, in any source. Sources differ in what they write instead:
+NVML nothing, dcgm-exporter 0 or the value of the whole GPU (NVIDIA/dcgm-exporter#216). A GPU shared in time, or with
+MPS, measures all fields; they cover all of its jobs together."""
+
+VGPU_MODEL = r"-\d{1,3}[QCAB]$"
+"""Names of virtual GPUs: ``NVIDIA A40-48Q``, ``GRID V100D-8C``."""
+
+
+def kind_of(mig: str | None, model: str | None) -> str | None:
+    """Return ``MIG``, ``VGPU``, or ``None`` for a device that measures every field of its source."""
+    if mig is not None:
+        return MIG
+    return VGPU if model is not None and re.search(VGPU_MODEL, model) else None
 
 
 FREE_MIB = 600.0
@@ -76,6 +100,31 @@ class Device:
     """GPU instance ID of a MIG instance; ``None`` for a whole GPU."""
     mig_profile: str | None = None
     """``1g.10gb``."""
+
+
+class Numbered(Protocol):
+    """A GPU with a device file."""
+
+    @property
+    def minor(self) -> int | None:
+        """The N of ``/dev/nvidiaN``; ``None``: unknown."""
+        ...
+
+
+G = TypeVar("G", bound=Numbered)
+
+
+def of_slurm(gpus: Sequence[G], indices: Iterable[int]) -> list[G] | None:
+    """Return those of all GPUs of a node that have these Slurm indices; ``None``: unknown.
+
+    Slurm counts the device files in gres.conf. Their number is not NVML's index on every host: there, ``/dev/nvidia0``
+    may be the GPU with index 6 (PrincetonUniversity/jobstats#34). If the number of a device file is unknown, only the
+    indices of all GPUs identify GPUs.
+    """
+    wanted = set(indices)
+    if all(gpu.minor is not None for gpu in gpus):
+        return [gpu for gpu in gpus if gpu.minor in wanted]
+    return list(gpus) if wanted == set(range(len(gpus))) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,13 @@ class Diagnosis:
         }
 
 
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "0.0.0.0")  # noqa: S104 - an address to recognize
+"""Hosts in addresses of engines that mean the node itself."""
+
+LATE_STEPS = 3
+"""Sampling intervals after which a series without samples is unknown."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     """An engine with its diagnoses over a period, in the order of their time."""
@@ -138,6 +145,17 @@ class EngineHealth:
     diagnoses: tuple[Diagnosis, ...]
     responded: datetime | None = None
     """The last sample without the failed scrapes."""
+    step_s: float | None = None
+    """Sampling interval; ``None``: unknown."""
+    period_end: datetime | None = None
+    """End of the examined period; ``None``: the last sample."""
+
+    @property
+    def late(self) -> bool:
+        """Whether the samples end long before the period: the state at its end is unknown, unless the engine ended."""
+        if self.period_end is None or not self.step_s:
+            return False
+        return (self.period_end - self.until).total_seconds() > LATE_STEPS * self.step_s
 
     @property
     def current(self) -> tuple[Diagnosis, ...]:
@@ -146,7 +164,9 @@ class EngineHealth:
         If the last scrapes failed, and do not show that the server has ended, these are the diagnoses of the load that
         held at the last response: a loaded server responds late.
         """
-        held = [one for one in self.diagnoses if one.until >= self.until]
+        held = [one for one in self.diagnoses if one.until >= self.until and (one.kind == "ended" or not self.late)]
+        if self.late:
+            return tuple(held)
         if not held and self.responded is not None:
             held = [one for one in self.diagnoses if one.kind in LOADED and one.until >= self.responded]
         return tuple(sorted(held, key=lambda one: BY_SEVERITY.index(one.severity)))

@@ -29,7 +29,7 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.metrics.serving.store import engine_store
-from slurm_affinode.model.serving import EngineEvent, EngineHealth
+from slurm_affinode.model.serving import LOOPBACK, EngineEvent, EngineHealth
 from slurm_affinode.pipeline import ingest
 from slurm_affinode.slurm.times import site_zone
 
@@ -122,7 +122,7 @@ def find(
     with _selected(config, query) as (since, until, samples, gpus):
         found, charts = [], []
         for one in examine_all(samples, _fleet(config, since, until, gpus, logs)):
-            found.append(one.health)
+            found.append(replace(one.health, period_end=until))
             if timelines:
                 charts.append(_timeline(one))
             advance(1)
@@ -237,12 +237,21 @@ def _selected(
         samples = store.scan(since, until)
         for column, wanted in (
             ("cluster", query.clusters), ("node", query.nodes), ("user", query.users), ("job", query.jobs),
-            ("engine", query.engines), ("address", query.addresses),
+            ("engine", query.engines),
         ):  # fmt: skip
             if wanted:
                 samples = samples.filter(pl.col(column).is_in(wanted))
+        if query.addresses:
+            samples = samples.filter(pl.any_horizontal(_at(address) for address in query.addresses))
         with _gpu_samples(config, since, until) as gpus:
             yield since, until, samples, gpus
+
+
+def _at(address: str) -> pl.Expr:
+    """Match engines with an address; ``gpu01:8000`` also matches ``127.0.0.1:8000`` on that node."""
+    host, _, port = address.rpartition(":")
+    local = pl.col("address").is_in([f"{name}:{port}" for name in LOOPBACK])
+    return (pl.col("address") == address) | (local & (pl.col("node") == host).fill_null(value=False))
 
 
 def _end(store: SampleStore, last: datetime) -> datetime:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from slurm_affinode.core.idle import GpuActivity, IdleRule, Sample
 from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
 from slurm_affinode.gpu.jobs import JobFinder
-from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading
+from slurm_affinode.model.gpu import Device, ProcessUtilization, Reading, of_slurm
 from slurm_affinode.model.suspension import Mode
 from slurm_affinode.suspension.inplace.freezer import Freezer, LinuxFreezer
 from slurm_affinode.suspension.peers import Inspector
@@ -225,14 +225,11 @@ def _key(device: Device) -> str:
 
 
 def by_index(devices: Sequence[Device], indices: Sequence[int]) -> tuple[Device, ...] | None:
-    """Return the devices with these Slurm indices, or ``None`` if one of them does not exist.
+    """Return the devices with these Slurm indices (``of_slurm``), or ``None`` if one of them is unknown.
 
-    Slurm counts the device files in gres.conf: the index is the number at the end of ``/dev/nvidiaN``, the driver's
-    minor number. Source: slurm.conf(5), gres.conf(5), ``SLURM_JOB_GPUS`` in prolog_epilog.
+    Source: slurm.conf(5), gres.conf(5), ``SLURM_JOB_GPUS`` in prolog_epilog.
     """
-    known = {
-        (device.index if device.minor is None else device.minor): device for device in devices if device.mig is None
-    }
-    if any(device.mig is not None for device in devices) or any(index not in known for index in indices):
+    found = None if any(device.mig is not None for device in devices) else of_slurm(devices, indices)
+    if found is None or len(found) != len(set(indices)):
         return None
-    return tuple(sorted((known[index] for index in indices), key=lambda device: device.index))
+    return tuple(sorted(found, key=lambda device: device.index))

@@ -362,7 +362,7 @@ def _store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]
 def allocations(snapshot: Snapshot) -> pl.DataFrame:
     """Return the GPUs allocated to running jobs (``ALLOCATION_GPUS``), by Slurm's indices."""
     rows = [
-        (snapshot.cluster, job.job_id, None, one.node, str(index))
+        (snapshot.cluster, job.job_id, job.start, one.node, str(index))
         for job in snapshot.jobs for one in job.node_gpus or () for index in one.indices
     ]  # fmt: skip
     return pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row")

@@ -31,7 +31,7 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import MISFIT_KINDS, USER_KINDS, Finding, JobAttempt
 from slurm_affinode.slurm import identifiers, units
-from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, conform
+from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, RECORDED_GPUS, conform
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.zombies import engines, find, orphans
 from slurm_affinode.zombies import sampling as looking
@@ -170,11 +170,12 @@ def _uses(seen: Now) -> dict[int, JobUse | None]:
 
 
 def _allocations(seen: Now) -> pl.DataFrame:
+    starts = {job.job_id: job.start for job in seen.snapshot.jobs}
     rows = [
-        (seen.snapshot.cluster, number, None, gpu.node, gpu.uuid or str(gpu.index))
+        (seen.snapshot.cluster, number, starts.get(number), gpu.node, gpu.uuid or str(gpu.index))
         for number, gpus in seen.gpus.items() for gpu in gpus
     ]  # fmt: skip
-    return pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row")
+    return conform(pl.DataFrame(rows, schema=ALLOCATION_GPUS, orient="row"), RECORDED_GPUS)
 
 
 def _stored(
@@ -183,10 +184,10 @@ def _stored(
     try:
         with Repository.open(config.db_url, create=False, upgrade=False) as store:
             jobs = conform(store.jobs(since, until, clusters=(cluster,), columns=COLUMNS), JOBS)
-            return jobs, conform(store.allocation_gpus(since, until), ALLOCATION_GPUS), []
+            return jobs, store.allocation_gpus(since, until), []
     except AffinodeError as error:
         note = f"jobs that ended before the last few minutes are not known: {error}"
-        return pl.DataFrame(schema=JOBS), pl.DataFrame(schema=ALLOCATION_GPUS), [note]
+        return pl.DataFrame(schema=JOBS), pl.DataFrame(schema=RECORDED_GPUS), [note]
 
 
 def _together(stored: pl.DataFrame, live: pl.DataFrame) -> pl.DataFrame:

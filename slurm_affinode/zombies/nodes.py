@@ -21,7 +21,7 @@ from slurm_affinode.base.http import HttpError, fetch, tls_context
 from slurm_affinode.base.node_config import DEFAULT_PORT, listen_address
 from slurm_affinode.metrics.readers.exposition import parse_labels
 from slurm_affinode.model.finding import GpuEvidence
-from slurm_affinode.model.gpu import FREE_MIB
+from slurm_affinode.model.gpu import FREE_MIB, UNMEASURED, kind_of
 
 AT_ONCE = 32
 TIMEOUT_S = 10.0
@@ -230,8 +230,10 @@ def from_agent(node: str, answer: Mapping[str, Any]) -> NodeAnswer:
     gpus = []
     for row in answer.get("gpus") or ():
         reading = row.get("reading") or {}
+        cannot = UNMEASURED.get(kind_of(row.get("mig"), row.get("model")) or "", frozenset())
         signals = {} if reading.get("util_pct") is None else {"util_pct": float(reading["util_pct"])}
         signals |= {name: 100 * float(reading[name]) for name in _SHARES if reading.get(name) is not None}
+        signals = {name: value for name, value in signals.items() if name not in cannot}
         told = row.get("processes")
         gpus.append(LiveGpu(
             node, row.get("uuid"), row.get("index"), row.get("minor"), row.get("mig"), row.get("model"), signals,
@@ -281,19 +283,25 @@ def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
         one[what] = number * factor
         if labels.get("hpc_job"):
             one["jobs"][labels["hpc_job"]] = None
-    return tuple(_gpu(node, one) for one in found.values())
+    # dcgm-exporter's label ``device`` has the index of the GPU, not the number of its device file.
+    return tuple(_gpu(node, one, numbered=OWN_METRICS in text) for one in found.values())
 
 
-def _gpu(node: str, one: Mapping[str, Any]) -> LiveGpu:
+OWN_METRICS = "slurm_affinode_exporter_"
+
+
+def _gpu(node: str, one: Mapping[str, Any], *, numbered: bool) -> LiveGpu:
     labels = one["labels"]
-    index, device = labels.get("gpu", ""), labels.get("device", "")
-    signals = {name: one[name] for name in ("util_pct", *_SHARES) if name in one}
+    index, device = labels.get("gpu", ""), labels.get("device", "") if numbered else ""
+    cannot = UNMEASURED.get(kind_of(labels.get("GPU_I_ID") or None, labels.get("modelName")) or "", frozenset())
+    signals = {name: one[name] for name in ("util_pct", *_SHARES) if name in one and name not in cannot}
     used, free, total = one.get("fb_used_mib"), one.get("fb_free_mib"), one.get("fb_total_mib")
     if total is None and used is not None and free is not None:
         total = used + free
     minor = device.removeprefix("nvidia")
     return LiveGpu(
         node, labels.get("UUID"), int(index) if index.isdigit() else None, int(minor) if minor.isdigit() else None,
-        labels.get("GPU_I_ID") or None, labels.get("modelName"), signals, used, total, one.get("power_w"),
-        None if "xid" not in one else int(one["xid"]), None, tuple(one["jobs"]),
+        labels.get("GPU_I_ID") or None, labels.get("modelName"), signals, used, total,
+        None if "power_w" in cannot else one.get("power_w"), None if "xid" not in one else int(one["xid"]), None,
+        tuple(one["jobs"]),
     )  # fmt: skip

@@ -232,9 +232,10 @@ def _may_have(job: Job, gpu: LiveGpu) -> bool:
     """Return whether a job on the node has the GPU or a share of it, or its GPUs are unknown."""
     if job.node_gpus is None:
         return job.shares_gpus or bool(job.gpus_allocated)
-    number = gpu.index if gpu.minor is None else gpu.minor
     return job.shares_gpus or any(
-        one.node == gpu.node and (number in one.indices or not one.indices) for one in job.node_gpus
+        one.node == gpu.node
+        and (gpu.minor is None or gpu.mig is not None or gpu.minor in one.indices or not one.indices)
+        for one in job.node_gpus
     )
 
 

@@ -27,7 +27,7 @@ from slurm_affinode.core.signatures import GpuFacts
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.gpu import FLOORS_PCT, total_mib, without_noise
+from slurm_affinode.model.gpu import FLOORS_PCT, of_slurm, total_mib, without_noise
 from slurm_affinode.zombies.find import Request
 from slurm_affinode.zombies.nodes import Ask, LiveGpu, LiveProcess, NodeAnswer, ask_all
 
@@ -208,7 +208,8 @@ def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) ->
     """Return the GPUs of a job: by Slurm's indices, whole nodes, the exporter's labels, or the job's processes.
 
     ``configured``: node -> GPUs configured in Slurm. If a node shows fewer, the whole-node mapping does not apply: it
-    is unknown which of them the job has.
+    is unknown which of them the job has. Labels of more GPUs than the job has, and those of MIG instances with several
+    jobs, are ambiguous: dcgm-exporter labels each instance with all jobs of its GPU.
     """
     found: list[LiveGpu] = []
     told = {one.node: one for one in job.node_gpus or ()}
@@ -216,13 +217,16 @@ def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) ->
     for node in job.nodes:
         here = [gpu for gpu in gpus if gpu.node == node]
         given = told.get(node)
-        if given is not None and given.indices:
-            mine = [gpu for gpu in here if (gpu.index if gpu.minor is None else gpu.minor) in given.indices]
+        complete = len(here) == configured.get(node, len(here))
+        # Slurm's indices do not number MIG instances by device file.
+        numbered = given is not None and given.indices and all(gpu.mig is None for gpu in here)
+        mine = of_slurm(here, given.indices) if given is not None and numbered else None
+        if mine is not None and (complete or all(gpu.minor is not None for gpu in here)):
             found += [replace(gpu, mapping="slurm") for gpu in mine]
-        elif given is not None and given.count == len(here) == configured.get(node, len(here)):
+        elif given is not None and given.count == len(here) and complete:
             found += [replace(gpu, mapping="whole-node") for gpu in here]
         else:
-            labelled = [gpu for gpu in here if names & set(gpu.jobs)]
+            labelled = _unambiguous(job, [gpu for gpu in here if names & set(gpu.jobs)], node)
             found += [replace(gpu, mapping="labels") for gpu in labelled]
             found += [
                 replace(gpu, mapping="processes") for gpu in here
@@ -230,6 +234,15 @@ def gpus_of(job: Job, gpus: Sequence[LiveGpu], configured: Mapping[str, int]) ->
                 and any(one.job == job.job_id and one.source != "environment" for one in gpu.processes or ())
             ]  # fmt: skip
     return found
+
+
+def _unambiguous(job: Job, labelled: list[LiveGpu], node: str) -> list[LiveGpu]:
+    """Return the labeled GPUs of the job on a node if the labels decide which GPUs it has there, else none."""
+    given = next((one.count for one in job.node_gpus or () if one.node == node), None)
+    if given is None and job.gpus_allocated is not None:
+        given = max(job.gpus_allocated.count - len(job.nodes) + 1, 1)
+    shared = any(gpu.mig is not None and len(gpu.jobs) > 1 for gpu in labelled)
+    return [] if shared or (given and len(labelled) > given) else labelled
 
 
 def _gpus_of_all(

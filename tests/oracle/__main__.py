@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from oracle import rules
 from oracle.campaign import compare, shrink
 from oracle.clusters import FEATURES
 from oracle.comparison import WAYS, differences
@@ -30,7 +29,7 @@ def main() -> int:
     began = time.monotonic()
     seeds = {options.seed * 1_000_000 + first: min(_BATCH, options.clusters - first)
              for first in range(0, options.clusters, _BATCH)}  # fmt: skip
-    compared = undecided = differing = 0
+    compared = differing = 0
     worst: tuple[int, int] | None = None
     os.environ["POLARS_MAX_THREADS"] = "1"  # per worker; there are as many workers as cores
     with ProcessPoolExecutor(options.jobs, multiprocessing.get_context("spawn")) as workers:
@@ -42,13 +41,12 @@ def main() -> int:
                 _keep(cluster, found, f"{options.seed}-{differing}")
                 worst = worst or batches[done]
             compared += batch.compared
-            undecided += batch.undecided
             print(
                 f"{compared:,} clusters, {differing:,} with differences, {time.monotonic() - began:.0f} s", flush=True
             )
     print(
-        f"{compared:,} clusters, each in {len(WAYS)} formats: {differing:,} with differences "
-        f"({undecided:,} more are not decided by the rules); {time.monotonic() - began:.0f} s"
+        f"{compared:,} clusters, each in {len(WAYS)} formats: {differing:,} with differences; "
+        f"{time.monotonic() - began:.0f} s"
     )
     if worst is not None and not options.no_shrink:
         smallest = shrink(*worst, features)
@@ -57,11 +55,7 @@ def main() -> int:
 
 
 def _replay(path: Path) -> int:
-    try:
-        found = differences(loads(path.read_text(encoding="utf-8")))
-    except rules.UndecidedError as error:
-        print(f"not decided by the rules: {error}")
-        return 0
+    found = differences(loads(path.read_text(encoding="utf-8")))
     print("\n".join(found) or "no difference")
     return int(bool(found))
 

@@ -13,6 +13,7 @@ FEATURES = frozenset(
     {
         "missing", "nan", "floor", "jitter", "requeue", "array", "het", "several-nodes", "shared-gpus", "shards",
         "replaced", "lost", "earlier", "labels", "wrong-labels", "recorded", "names", "running", "stale",
+        "mig", "array-labels", "left-labels", "renamed",
     }
 )  # fmt: skip
 """Optional features of clusters, besides gaps and shared nodes."""
@@ -105,9 +106,16 @@ def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) ->
     )
     signals += draw(st.sampled_from([("fb_used_mib", "power_w"), ("fb_used_mib",), ()]))
     found = []
-    for index in range(draw(st.integers(1, 4))):
+    divided = "mig" in features and draw(st.integers(0, 3)) == 0
+    instances = [(index, 1 + k if divided else None) for index in range(draw(st.integers(1, 2 if divided else 4)))
+                 for k in range(draw(st.integers(1, 3)) if divided else 1)]  # fmt: skip
+    for index, mig in instances:
         slot = _Slot(node, index, [])
-        fate = draw(st.sampled_from(["sampled"] * 6 + [f for f in ("lost", "replaced", "earlier") if f in features]))
+        fate = draw(
+            st.sampled_from(["sampled"] * 6 + [f for f in ("lost", "replaced", "earlier", "renamed") if f in features])
+        )
+        if mig is not None and fate in {"replaced", "renamed"}:
+            fate = "sampled"
         times = [(0, SPAN_MIN + 60)]
         if fate == "lost":
             times = [(0, draw(st.integers(0, SPAN_MIN)))]
@@ -116,14 +124,20 @@ def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) ->
             times = [(0, at), (at + draw(st.integers(1, 20)), SPAN_MIN + 60)]
         elif fate == "earlier":
             times = [(0, 0)]
+        elif fate == "renamed" and len(known) > 1:
+            at = draw(st.integers(0, SPAN_MIN))
+            times = [(0, at), (at + 1, SPAN_MIN + 60)]
         before = draw(st.integers(0, 8)) if "earlier" in features else 0
         for number, (first, last) in enumerate(times):
-            uuid = f"GPU-{node[1:]:0>8}-0000-4000-8000-{number:06d}{index:06d}" if "uuid" in known else None
+            named = known
+            if fate == "renamed" and not number and "index" in known:
+                named = ("pci", "index") if "pci" in known and draw(st.booleans()) else ("index",)
+            uuid = f"GPU-{node[1:]:0>8}-0000-4000-8000-{number:06d}{index:06d}" if "uuid" in named else None
             if uuid is None and slot.gpus:
                 gpu = slot.gpus[0]
             else:
-                pci = f"00000000:{16 * (index + 1):02X}:00.0" if "pci" in known else None
-                gpu = Gpu(node, uuid, pci, index if "index" in known else None, [])
+                pci = f"00000000:{16 * (index + 1):02X}:00.0" if "pci" in named else None
+                gpu = Gpu(node, uuid, pci, index if "index" in named else None, [], mig)
                 slot.gpus.append(gpu)
             if before and not number:
                 day = (origin - before * 86_400) * 1000
@@ -186,6 +200,8 @@ class _Jobs:
     slots: list[_Slot]
     had: list[tuple[Run, list[_Slot]]] = field(default_factory=list)
     """The slots of each run."""
+    leader: bool = False
+    """Labels are array job IDs."""
 
     def add(self, job_id: int, origin: int) -> None:
         """Add a job: one run, the runs of a requeued job, the tasks of an array, or the components of a het job."""
@@ -195,6 +211,7 @@ class _Jobs:
         before: Run | None = None
         for part in range(1 if kind == "plain" else self.draw(st.integers(2, 3))):
             length = 60 * self.draw(st.integers(1, SPAN_MIN)) + self.draw(st.sampled_from([0, 0, 17]))
+            self.leader = kind == "array" and "array-labels" in self.features and self.draw(st.integers(0, 3)) == 0
             run = Run(job_id, start - self.draw(st.sampled_from([0, 5, 1800])), start, start + length, [], 0)
             if kind == "array":
                 run.job_id, run.array = job_id + part, [job_id, part]
@@ -245,8 +262,14 @@ class _Jobs:
         if "labels" in self.features and draw(st.booleans()):
             late = 60 * draw(st.sampled_from([0, 0, 5])) if "wrong-labels" in self.features else 0
             every = draw(st.sampled_from([1, 1, 1, 7]))
-            for gpu in (gpu for slot in slots for gpu in slot.gpus):
-                _label(gpu, run.job_id, run.start, (run.end or self.cluster.accounted) + late, every)
+            job = run.array[0] if self.leader and run.array else run.job_id
+            slots_of = list(slots)
+            if draw(st.booleans()):  # as dcgm-exporter: all instances of a GPU have the labels of all of its jobs
+                slots_of = [s for s in self.slots if any((s.node, s.index) == (own.node, own.index) for own in slots)]
+            if requeued and "left-labels" in self.features and draw(st.booleans()):
+                slots_of += [s for other, its in self.had for s in its if other.job_id == run.job_id and s.node == node]
+            for gpu in (gpu for slot in slots_of for gpu in slot.gpus):
+                _label(gpu, job, run.start, (run.end or self.cluster.accounted) + late, every)
         if "recorded" in self.features and draw(st.integers(0, 2)) == 0:
             for slot in draw(st.lists(st.sampled_from(slots), min_size=1, unique_by=id)):
                 gpu = slot.at(run.start * 1000)

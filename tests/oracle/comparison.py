@@ -40,7 +40,7 @@ class _IngestError(Exception):
 
 
 def differences(cluster: Cluster) -> list[str]:
-    """Return where the figures of the product differ from the rules. Raises ``rules.UndecidedError``."""
+    """Return where the figures of the product differ from the rules."""
     expected = rules.report(cluster)
     found: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory(prefix="oracle-") as directory:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from oracle.model import Cluster, Gpu, Recorded, Run, Sample
@@ -27,10 +27,6 @@ Slot = tuple[str, object, int | None]
 """Node; PCI address, else index, else UUID; MIG instance."""
 Pairs = dict[int, dict[int, str]]
 """Index of a run -> index of one of its GPUs -> mapping."""
-
-
-class UndecidedError(Exception):
-    """The rules do not decide this cluster."""
 
 
 @dataclass(slots=True)
@@ -84,7 +80,8 @@ class _Sums:
 
 
 def report(cluster: Cluster) -> Report:
-    """Compute the figures of ``cluster``. Raises ``UndecidedError``."""
+    """Compute the figures of ``cluster``."""
+    cluster = _identified(cluster)
     pairs = mapping(cluster)
     holders = {
         g: [r for r in pairs if g in pairs[r] and _held(cluster, cluster.runs[r]) is not None]
@@ -104,7 +101,7 @@ def report(cluster: Cluster) -> Report:
             shares = {g: _share_hours(cluster, held, holders[g]) for g in pairs[r]}
             figures[r] = _figures(sum(shares.values()), sums)
         for kind, figure in KINDS.items():
-            slots = {_slot(cluster.gpus[g]): g for g, how in pairs[r].items() if how == kind}
+            slots = {_slot(cluster.gpus[g]) for g, how in pairs[r].items() if how == kind}
             hours = len(slots) * (held[1] - held[0]) / HOUR_MS
             if run.gpus == 0:
                 hours = sum(shares[g] for g, how in pairs[r].items() if how == kind)
@@ -123,6 +120,30 @@ def report(cluster: Cluster) -> Report:
     )
 
 
+def _identified(cluster: Cluster) -> Cluster:
+    """Return the cluster with one GPU for those that sources name differently.
+
+    A GPU without a UUID is the one with a UUID at its PCI address or, without that, at its index, if there is only one.
+    """
+    gpus: list[Gpu] = [gpu for gpu in cluster.gpus if gpu.uuid is not None]
+    for gpu in cluster.gpus:
+        if gpu.uuid is None:
+            same = {
+                other.uuid: other
+                for other in gpus
+                if other.uuid is not None
+                and (other.node, other.mig) == (gpu.node, gpu.mig)
+                and (other.pci == gpu.pci if gpu.pci is not None else other.index == gpu.index is not None)
+            }
+            if len(same) == 1:
+                (other,) = same.values()
+                at = gpus.index(other)
+                gpus[at] = replace(other, samples=sorted([*other.samples, *gpu.samples], key=lambda s: s.time_ms))
+            else:
+                gpus.append(gpu)
+    return replace(cluster, gpus=gpus)
+
+
 # --- Samples ----------------------------------------------------------------------------------------------------------
 
 
@@ -136,17 +157,17 @@ def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[int, int], holde
         until = min(_counts_until(cluster, g, sample, following), end)
         share_ms = sum((b - a) / k for a, b, k in _slices(sample.time_ms, until, holders))
         hours = share_ms / HOUR_MS
-        state = _state(sample)
+        state = _state(sample, cluster.gpus[g])
         if state is not None:
             sums.hours[state] += hours
-        if (util := sample.values.get("util_pct")) is not None:
+        if (util := sample.values.get("util_pct")) is not None and cluster.gpus[g].mig is None:
             sums.util += util * hours
             sums.util_hours += hours
         if (mib := sample.values.get("fb_used_mib")) is not None:
             sums.mem = (sums.mem or 0.0) + mib / 1024 * hours
             sums.peak = max(sums.peak or 0.0, mib / 1024)
             sums.idle_mem += mib / 1024 * hours if state == "idle" else 0.0
-        if (watts := sample.values.get("power_w")) is not None:
+        if (watts := sample.values.get("power_w")) is not None and cluster.gpus[g].mig is None:
             sums.energy = (sums.energy or 0.0) + watts * hours / 1000
             sums.idle_energy += watts * hours / 1000 if state == "idle" else 0.0
         if window is not None and (state != "idle" or window[1] != sample.time_ms):
@@ -158,15 +179,15 @@ def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[int, int], holde
         sums.windows.append(window)
 
 
-def _state(sample: Sample) -> str | None:
-    """Return idle, low or busy; None without an activity signal."""
+def _state(sample: Sample, gpu: Gpu) -> str | None:
+    """Return idle, low or busy; None without an activity signal. A MIG instance has no utilization."""
     activities = []
     for name, factor in (
         ("util_pct", 1),
         *((n, 100) for n in ("engine_active", "sm_active", "tensor_active", "dram_active")),
     ):
         value = sample.values.get(name)
-        if value is not None:
+        if value is not None and not (name == "util_pct" and gpu.mig is not None):
             percent = round(value * factor, 6)
             activities.append(0.0 if percent <= FLOOR_PCT.get(name, 0.0) else percent)
     if not activities:
@@ -189,7 +210,7 @@ def _counts_until(cluster: Cluster, g: int, sample: Sample, following: Sample | 
 
 
 def _step(cluster: Cluster, g: int, day: int) -> float | None:
-    """Return the sampling interval of a GPU on a UTC day, in milliseconds. Raises ``UndecidedError``."""
+    """Return the sampling interval of a GPU on a UTC day, in milliseconds."""
     times = [s.time_ms for s in cluster.gpus[g].samples]
     of_day = [t for t in times if t // DAY_MS == day]
     if len(of_day) >= 10:
@@ -197,7 +218,14 @@ def _step(cluster: Cluster, g: int, day: int) -> float | None:
     asked = [t for t in times if cluster.since * 1000 <= t < cluster.until * 1000]
     if len(asked) >= 3:
         return _typical(asked)
-    raise UndecidedError("the step of a GPU with fewer than three samples")
+    fleet = [_typical(times) for gpu in cluster.gpus if len(times := _times(cluster, gpu)) >= 3]
+    if fleet:
+        return median(fleet)
+    return _typical(of_gpu) if len(of_gpu := _times(cluster, cluster.gpus[g])) == 2 else None
+
+
+def _times(cluster: Cluster, gpu: Gpu) -> list[int]:
+    return [s.time_ms for s in gpu.samples if _on_its_days(cluster, s)]
 
 
 def _typical(times: Iterable[int]) -> float:
@@ -265,38 +293,118 @@ def _figures(allocated: float, sums: _Sums) -> Figures:
 
 
 def mapping(cluster: Cluster) -> Pairs:
-    """Map each run to its GPUs, node by node."""
-    labelled = [_labelled(cluster, run) for run in cluster.runs]
-    pairs: Pairs = {}
+    """Map each run to its GPUs: by labels and records, then by whole nodes."""
+    pairs, doubtful = _named(cluster)
     for r, run in enumerate(cluster.runs):
-        pairs[r] = {}
-        if _held(cluster, run) is None:
+        if _held(cluster, run) is None or r in doubtful:
             continue
-        silent = []
-        recorded = {
-            _slot(gpu)
-            for gpu in cluster.gpus
-            if any(e.node == gpu.node and e.gpu in _names(gpu) for e in _records_of(cluster, run))
-        }
-        if run.gpus and len(recorded) > run.gpus:
-            raise UndecidedError("records that fit more GPUs than the run has: whether their nodes may be whole nodes")
-        for node in run.nodes:
-            by_label = [g for g in labelled[r] if cluster.gpus[g].node == node]
-            names = {entry.gpu for entry in _records_of(cluster, run) if entry.node == node}
-            by_record = [g for g, gpu in enumerate(cluster.gpus) if gpu.node == node and names & _names(gpu)]
-            if not by_label and not names:
-                silent.append(node)
-            pairs[r].update(_on_node(cluster, by_label, by_record))
+        names = _record_names(cluster, run)
         slots = {_slot(cluster.gpus[g]) for g in pairs[r]}
-        if run.gpus and len(slots) > run.gpus:
-            raise UndecidedError("labels and records name more GPUs than the run has")
+        silent = [n for n in run.nodes if not names.get(n) and not any(slot[0] == n for slot in slots)]
         left = run.gpus - sum(_named_there(cluster, run, node, slots) for node in run.nodes)
         for node in _whole_nodes(cluster, run, silent, left):
-            pairs[r] |= {g: "whole-node" for g, gpu in enumerate(cluster.gpus) if gpu.node == node}
-        pairs[r] = {g: how for g, how in pairs[r].items() if _reaches(cluster, cluster.gpus[g], run)}
-        if len({_slot(cluster.gpus[g]) for g in pairs[r]}) < len(pairs[r]):
-            raise UndecidedError("a GPU that was replaced during a run")
+            found = [g for g, gpu in enumerate(cluster.gpus) if gpu.node == node and _reaches(cluster, gpu, run)]
+            pairs[r] |= dict.fromkeys(found, "whole-node")
     return pairs
+
+
+def _named(cluster: Cluster) -> tuple[Pairs, set[int]]:
+    """Return the GPUs that labels and records assign to each run, and the runs with ambiguous evidence."""
+    gpus, runs = cluster.gpus, cluster.runs
+    labels = {r: _labelled(cluster, run) for r, run in enumerate(runs)}
+    records = {r: _recorded(cluster, run) for r, run in enumerate(runs)}
+    named = {r: _least_named(cluster, run) for r, run in enumerate(runs)}
+    doubtful: set[int] = set()
+    ambiguous = {r for r, run in enumerate(runs) if run.gpus and named[r] > run.gpus}
+    for r in ambiguous:
+        records[r] = []
+    complete = {r for r, run in enumerate(runs) if run.gpus and named[r] == run.gpus}
+
+    def slots(found: Iterable[int]) -> set[Slot]:
+        return {_slot(gpus[g]) for g in found}
+
+    def too_many(r: int, found: Iterable[int]) -> bool:
+        if not (limit := runs[r].gpus):
+            return False
+        others = len(runs[r].nodes) - 1
+        here = [sum(slot[0] == node for slot in slots(found)) for node in runs[r].nodes]
+        return sum(here) > limit or max(here) > (limit - others if limit > others else limit)
+
+    many = {r for r in labels if too_many(r, labels[r])}
+    for r, own in labels.items():
+        if r in many and r in complete:
+            labels[r] = {}
+        elif r not in many and too_many(r, [*own, *records[r]]):
+            doubtful.add(r)
+            both = slots(own) & slots(records[r])
+            labels[r] = {g: leader for g, leader in own.items() if _slot(gpus[g]) in both}
+            records[r] = [g for g in records[r] if _slot(gpus[g]) in both]
+
+    def disputed(claims: dict[int, dict[int, bool]]) -> set[tuple[int, int]]:
+        return {
+            (r, g)
+            for r in claims
+            for g, leader in claims[r].items()
+            if _slot(gpus[g]) not in slots(records[r])
+            and any(
+                other != r
+                and _together(runs[r], runs[other], cluster)
+                and (
+                    (gpus[g].mig is not None and _slot(gpus[g]) in slots([*claims[other], *records[other]]))
+                    or (leader and any(led and _slot(gpus[o]) == _slot(gpus[g]) for o, led in claims[other].items()))
+                )
+                for other in claims
+            )
+        }
+
+    open_ = (many - complete) | {r for r, _ in disputed(labels)}
+    held = {r: slots([*([] if r in open_ else labels[r]), *records[r]]) for r in labels}
+    left = {r: dict(labels[r]) if r in open_ else {} for r in labels}
+    for r in open_:
+        for g in labels[r]:
+            slot = _slot(gpus[g])
+            taken = any(o != r and slot in held[o] and _together(runs[r], runs[o], cluster) for o in labels)
+            if taken and slot not in slots(records[r]):
+                del left[r][g]
+    for r in open_:
+        if too_many(r, [*left[r], *records[r]]):
+            doubtful.add(r)
+    still = disputed(left)
+    pairs: Pairs = {}
+    for r, own in labels.items():
+        kept = [g for g in left[r] if (r, g) not in still] if r in open_ else list(own)
+        if r in open_:
+            if r in doubtful:
+                kept = []
+            if len(kept) < len(left[r]) or (runs[r].gpus and len(slots([*kept, *records[r]])) < runs[r].gpus):
+                doubtful.add(r)
+        pairs[r] = dict.fromkeys(kept, "labels")
+        pairs[r] |= {g: "recorded" for g in records[r] if _slot(gpus[g]) not in slots(kept)}
+        if r in ambiguous and len(slots(pairs[r])) < runs[r].gpus:
+            doubtful.add(r)
+    return pairs, doubtful
+
+
+def _recorded(cluster: Cluster, run: Run) -> list[int]:
+    """Return the GPUs with samples during the run that its records name."""
+    names = _record_names(cluster, run)
+    return [
+        g
+        for g, gpu in enumerate(cluster.gpus)
+        if names.get(gpu.node, set()) & _names(gpu) and _reaches(cluster, gpu, run)
+    ]
+
+
+def _record_names(cluster: Cluster, run: Run) -> dict[str, set[str]]:
+    return {node: {e.gpu for e in _records_of(cluster, run) if e.node == node} for node in run.nodes}
+
+
+def _least_named(cluster: Cluster, run: Run) -> int:
+    """Return how many GPUs the records of a run name at least: two names of a kind are two GPUs."""
+    names = [(node, name) for node, there in _record_names(cluster, run).items() for name in there]
+    kinds = ["pci" if ":" in name else "index" if name.isdecimal() else "uuid" for _, name in names]
+    slots = {_slot(cluster.gpus[g]) for g in _recorded(cluster, run)}
+    return max(len(slots), *(kinds.count(kind) for kind in ("pci", "index", "uuid")))
 
 
 def _reaches(cluster: Cluster, gpu: Gpu, run: Run) -> bool:
@@ -315,37 +423,26 @@ def _seen(cluster: Cluster, gpu: Gpu) -> bool:
     return any((cluster.since - LOOK_BACK_S) * 1000 <= s.time_ms < cluster.until * 1000 for s in gpu.samples)
 
 
-def _on_node(cluster: Cluster, by_label: list[int], by_record: list[int]) -> dict[int, str]:
-    """Return labeled GPUs, then recorded ones, up to the larger of both counts."""
-    found = dict.fromkeys(by_label, "labels")
-    taken = {_slot(cluster.gpus[g]) for g in by_label}
-    recorded = {_slot(cluster.gpus[g]) for g in by_record}
-    room = max(len(taken), len(recorded)) - len(taken)
-    more = recorded - taken
-    if len(more) > room > 0:
-        raise UndecidedError("labels and records contradict each other, and there is room for some")
-    if room:
-        found |= {g: "recorded" for g in by_record if _slot(cluster.gpus[g]) in more}
-    return found
-
-
 def _named_there(cluster: Cluster, run: Run, node: str, slots: set[Slot]) -> int:
     """Return how many GPUs labels or recorded IDs name on a node (the larger count), including GPUs without samples."""
     names = {entry.gpu for entry in _records_of(cluster, run) if entry.node == node}
     seen = [gpu for gpu in cluster.gpus if gpu.node == node and _seen(cluster, gpu)]
-    recorded = {next((_slot(gpu) for gpu in seen if name in _names(gpu)), name) for name in names}
+    if run.gpus and _least_named(cluster, run) > run.gpus:
+        names = set()
+    recorded = {slot for name in names for slot in [_slot(g) for g in seen if name in _names(g)] or [name]}
     return max(len(recorded), sum(slot[0] == node for slot in slots))
 
 
-def _labelled(cluster: Cluster, run: Run) -> set[int]:
-    """Return the GPUs that labels assign to the run, on its nodes and during its time.
+def _labelled(cluster: Cluster, run: Run) -> dict[int, bool]:
+    """Return the GPUs with labels of the run, on its nodes and during its time, and whether only the leader's ID fits.
 
     A label is the job ID or, if no job with this ID matches, the ID of its array or heterogeneous job.
     """
     leaders = {of[0] for of in (run.array, run.het) if of} - {run.job_id}
-    found = set()
+    found: dict[int, bool] = {}
     for g, gpu in enumerate(cluster.gpus):
-        spans = [span for span in _label_spans(gpu, run.job_id) if _fits(cluster, run, gpu, span)]
+        own = [span for span in _label_spans(gpu, run.job_id) if _fits(cluster, run, gpu, span)]
+        spans = list(own)
         for leader in leaders:
             jobs = [other for other in cluster.runs if other.job_id == leader]
             spans += [
@@ -353,8 +450,8 @@ def _labelled(cluster: Cluster, run: Run) -> set[int]:
                 for span in _label_spans(gpu, leader)
                 if _fits(cluster, run, gpu, span) and not any(_fits(cluster, job, gpu, span) for job in jobs)
             ]
-        if spans:
-            found.add(g)
+        if spans and _reaches(cluster, gpu, run):
+            found[g] = not own
     return found
 
 
@@ -373,9 +470,10 @@ def _label_spans(gpu: Gpu, job_id: int) -> Iterator[tuple[int, int]]:
 
 
 def _records_of(cluster: Cluster, run: Run) -> list[Recorded]:
-    return [
-        e for e in cluster.recorded if e.job_id == run.job_id and e.start in (None, run.start) and e.node in run.nodes
-    ]
+    """Return the records of a run; those without a start count only if it is the job's only run."""
+    once = sum(other.job_id == run.job_id for other in cluster.runs) == 1
+    starts = (None, run.start) if once else (run.start,)
+    return [e for e in cluster.recorded if e.job_id == run.job_id and e.start in starts and e.node in run.nodes]
 
 
 def _whole_nodes(cluster: Cluster, run: Run, silent: list[str], left: int) -> list[str]:
@@ -409,7 +507,8 @@ def _gpu_count(cluster: Cluster, node: str) -> int | None:
         start, _ = _held(cluster, run) or (0, 0)
         if sum(o.gpus for o in single if (h := _held(cluster, o)) and h[0] <= start < h[1]) > len(slots):
             return None
-    recorded = {e.gpu for r in cluster.runs for e in _records_of(cluster, r) if e.node == node and _held(cluster, r)}
+    jobs = {r.job_id for r in cluster.runs if _held(cluster, r)}
+    recorded = {e.gpu for e in cluster.recorded if e.node == node and e.job_id in jobs}
     distinct = {next((_slot(g) for g in seen if name in _names(g)), name) for name in recorded}
     if len(distinct) > len(slots) or any(name.isdecimal() and int(name) >= len(slots) for name in recorded):
         return None

@@ -31,6 +31,7 @@ KINDS: Mapping[str, tuple[str | None, int, str]] = {
     "job-memory-limit": ("job", 0, "the kernel ended a process at the memory limit of the job"),
     "node-out-of-memory": ("node", 0, "the kernel ended a process since the node had no memory left"),
     "host-allocation": ("host", 0, "an allocation of host memory failed"),
+    "workspace-too-small": ("workspace", 0, "the workspace of the attention kernels (FlashInfer) was too small"),
     "shared-memory": ("shared", 0, "shared memory (/dev/shm) ran out"),
     "disk-full": ("disk", 0, "a file system was full"),
     "gpu-fault": (None, 1, "the GPU or a kernel on it failed"),
@@ -55,6 +56,7 @@ MEMORIES: Mapping[str, str] = {
     "job": "the job's host memory",
     "node": "the node's memory",
     "host": "host memory",
+    "workspace": "the GPU workspace of the attention kernels",
     "shared": "shared memory (/dev/shm)",
     "disk": "disk space",
 }
@@ -73,12 +75,12 @@ TRIGGERS = (
     "Watchdog caught", "EngineDeadError", "EngineCore died", "core initialization failed", "To serve at least one",
     "larger than the maximum number of tokens", "No available memory for", "KV cache size", "Maximum concurrency",
     "Overriding num_gpu_blocks", "non-default args", "ngine process", "Free memory on device", "slurmstepd", "slurmd",
-    "exceeded memory limit", "t allocate memory",
-    "nable to allocate", "MemoryError", "bad_alloc", "killed by signal", "ed unexpectedly", "Bus error",
-    "egmentation fault", "core dumped", "Killed", "NVRM: Xid", "RESOURCE_EXHAUSTED", "Retract requests",
-    "mem-fraction-static", "sigquit", "No space left", "shared memory", "uncorrectable ECC", "*** JOB", "*** STEP",
-    "_STATUS_", "Out Of Memory", "[shutdown] ", "is preempted by", "Not enough memory", "access fault by GPU",
-    "killed as a result of limit", "memory: usage ", "</torch_", "Try to allocate ", "able tokens: ",
+    "exceeded memory limit", "t allocate memory", "ailed to allocate", "AlignedAllocator", "low on memory",
+    "ailed to find ", "nable to allocate", "MemoryError", "bad_alloc", "illed", "ed unexpectedly", "Bus error",
+    "egmentation fault", "core dumped", "NVRM: Xid", "RESOURCE_EXHAUSTED", "Retract requests",
+    "mem-fraction-static", "sigquit", "No space left", "shared memory", "uncorrectable ECC", "*** ",
+    "_STATUS_", "Out Of Memory", "[shutdown] ", "is preempted by", "ot enough memory", "access fault by GPU",
+    "memory: usage ", "</torch_", "Try to allocate ", "able tokens: ",
 )  # fmt: skip
 """One of these is in every line that ``classify`` recognizes, except for the last line of a traceback. The search for
 more than 64 texts takes more than twice as long."""
@@ -217,10 +219,21 @@ def _torch(text: str) -> dict[str, object]:
         for pid, number, unit in re.findall(rf"Process (\d{{1,10}}) has {_SIZE} memory in use", text)
     )
     gpu = re.search(r"GPU (\d{1,4})\b", text)
+    own = _sizes(
+        text, allocated=rf"Of the allocated memory {_SIZE}", idle=rf"(?:and|\.) {_SIZE} is reserved by PyTorch but"
+    )
+    used = {}
+    if "this process has" not in text and own.get("allocated"):
+        # In a container the PIDs of the driver are not those of the processes: the process itself is among the others.
+        least = own["allocated"] + own.get("idle", 0.0)
+        may_be_it = [one for one in holders if one[1] >= least]
+        holders = tuple(one for one in holders if one[1] < least)
+        used = {"used": may_be_it[0][1]} if len(may_be_it) == 1 else {}
     return {
+        **used,
         **_sizes(
             text,
-            requested=rf"(?:Tried to allocate|trying to allocate|allocating) {_SIZE}",
+            requested=rf"(?:[Tt]r(?:ied|ying) to allocate|allocating|request for|\w buffer of size) {_SIZE}",
             total=rf"(?:total capacity of {_SIZE})",
             free=rf"(?:of which {_SIZE} is free)",
             used=rf"this process has {_SIZE}",
@@ -250,6 +263,11 @@ def _kv_cache(text: str) -> dict[str, object]:
     # Rounded to two decimals of a GiB at most: 0.0 is a small amount, not none.
     found: dict[str, object] = {name: value for name, value in sizes.items() if value > 0}
     return {**found, **({"max_length": int(length[1])} if length else {})}
+
+
+def _workspace(text: str) -> dict[str, object]:
+    match = re.search(r"with size (\d{1,15}).{0,40}only (\d{1,15}) bytes available", text)
+    return {"requested": float(match[1]), "free": float(match[2])} if match else {}
 
 
 def _host(text: str) -> dict[str, object]:
@@ -290,25 +308,35 @@ _RULES: tuple[tuple[re.Pattern[str], str, Callable[[str], dict[str, object]]], .
     (re.compile(r"Detected \d{1,9} oom[_-]kill event"), "job-memory-limit", _nothing),
     (re.compile(r"exceeded (?:job )?memory limit", _I), "job-memory-limit", _exceeded),
     (re.compile(r"killed as a result of limit of /|srun: error: .*: Out Of Memory"), "job-memory-limit", _nothing),
-    (re.compile(r"\bKilled process \d{1,10} \(.*total-vm:|due to the node running low on memory"),
+    (re.compile(r"\bKilled process \d{1,10} \(.*total-vm:|due to the node running low on memory|"
+                r"killed due to memory pressure \(OOM\)"),
      "node-out-of-memory", _kernel),
     (re.compile(r"To serve at least one request|larger than the maximum number of tokens that can be stored in"),
      "kv-cache-too-small", _kv_cache),
     (re.compile(r"No available memory for the cache blocks|Not enough memory\. Please try to increase --mem-fraction|"
-                r"Not enough memory to handle \d{1,9} prefill tokens"),
+                r"Not enough memory to handle \d{1,9} prefill tokens|failed to allocate buffer for kv cache"),
      "no-kv-cache-memory", _nothing),
-    (re.compile(r"out of memory\. Try to lower your batch size", _I), "kv-cache-exhausted", _nothing),
+    (re.compile(r"Buffer overflow when allocating memory for \w{1,64} .*in AlignedAllocator"),
+     "workspace-too-small", _workspace),
+    (re.compile(r"out of memory\. Try to lower your batch size|"
+                r"failed to find (?:free space in the KV cache|a memory slot for batch)", _I),
+     "kv-cache-exhausted", _nothing),
     (re.compile(r"Free memory on device .*less than desired"), "gpu-memory-at-startup", _startup),
     (re.compile(
-        r"(?:CUDA|HIP|XPU|MPS)(?:\serror:|\sbackend)? out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|"
+        r"(?:CUDA|HIP|XPU|MPS)(?:\s[Ee]rror:|\sbackend)? out of memory|[Ff]ailed to allocate request for |"
+        r"failed to allocate (?:CUDA|ROCm|HIP|Vulkan|SYCL|Metal)\d{0,3} buffer|CUDA_ERROR_OUT_OF_MEMORY|"
+        r"cudaErrorMemoryAllocation|"
         r"cudaMalloc failed: out of memory|(?:torch|cupy)[\w.]*\.OutOfMemoryError|_STATUS_ALLOC_FAILED|"
         r"OOM when allocating tensor|CUDA runtime error in .{1,200}: out of memory|Cuda failure .{0,9}'out of memory'"
     ), "gpu-out-of-memory", _torch),
     (re.compile(r"RESOURCE_EXHAUSTED:.*out of memory", _I), "gpu-out-of-memory", _torch),
     (re.compile(r"unable to (?:allocate|open) shared memory|(?:out of|insufficient) shared memory|"
-                r"shared memory \(shm\)|unable to write to file </torch_|No space left on device.{1,9}/dev/shm/", _I),
+                r"shared memory \(shm\)|unable to write to file </torch_|No space left on device.{1,9}/dev/shm/|"
+                r"NCCL WARN .*(?:posix_fallocate|/dev/shm/|shmutils)|/dev/shm/\S{1,200}.{1,40}No space left on device|"
+                r"posix_fallocate failed ?: No space left on device", _I),
      "shared-memory", _nothing),
-    (re.compile(r"\bMemoryError\b|Unable to allocate .{1,40} for an array|can't allocate memory|Cannot allocate memory|"
+    (re.compile(r"\bMemoryError\b|CPUAllocator: not enough memory|"
+                r"Unable to allocate .{1,40} for an array|can't allocate memory|Cannot allocate memory|"
                 r"std::bad_alloc|java\.lang\.OutOfMemoryError|\bfailed to allocate .{0,60}buffer", _I),
      "host-allocation", _host),
     (re.compile(r"No space left on device"), "disk-full", _nothing),

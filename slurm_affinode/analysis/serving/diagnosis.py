@@ -103,6 +103,7 @@ def _health(series: EngineSeries, around: EngineContext, options: Options) -> En
     return EngineHealth(
         series.key, series.job, series.user, series.gpus, moment(series.all_times[0]), moment(series.all_times[-1]),
         len(series.all_times), int(series.failed.sum()), tuple(found), moment(series.time[-1]) if len(series) else None,
+        series.step_s or None,
     )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ The failures in the logs of a job are joined with its accounting and the last me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -271,7 +272,7 @@ def _advice(
         case "gpu-memory-at-startup":
             return [
                 "another process holds GPU memory: list it with `nvidia-smi`, or ask `slurm-affinode zombies list`",
-                f"or lower --gpu-memory-utilization below the share that is free{_free_share(cause)}",
+                *_lower_share(cause),
             ]
         case "no-kv-cache-memory":
             return [
@@ -308,6 +309,12 @@ def _advice(
             return [
                 "the request exceeds what the job or the node has: check --mem, `ulimit -v`, and the size requested"
             ]
+        case "workspace-too-small":
+            return [
+                "enlarge the workspace: FLASHINFER_WORKSPACE_SIZE, SGLANG_FLASHINFER_WORKSPACE_SIZE or "
+                "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, in bytes",
+                "or use smaller batches (--chunked-prefill-size, --max-num-batched-tokens)",
+            ]
         case "shared-memory":
             return ["enlarge /dev/shm (containers: --shm-size), or use fewer workers or smaller batches"]
         case "disk-full":
@@ -324,10 +331,18 @@ def _advice(
             return []
 
 
-def _free_share(cause: LogFailure | None) -> str:
+_USEFUL_SHARE = 0.1
+"""Share of a GPU's memory below which no engine can work."""
+
+
+def _lower_share(cause: LogFailure | None) -> list[str]:
     if cause is None or cause.free is None or not cause.total:
-        return ""
-    return f", {cause.free / cause.total:.2f}"
+        return ["or lower --gpu-memory-utilization below the share that is free"]
+    # Rounded down: the share has to fit.
+    share = math.floor(cause.free / cause.total * 100) / 100
+    if share < _USEFUL_SHARE:
+        return ["next to nothing is free: end that process, or use another GPU"]
+    return [f"or lower --gpu-memory-utilization below the share that is free, {share:.2f}"]
 
 
 def _gpu_advice(cause: LogFailure | None) -> list[str]:

@@ -166,9 +166,14 @@ ALLOCATION_GPUS: dict[str, pl.DataType] = {
     # GPUs allocated to a run, as recorded by a prolog, scontrol, ClusterCockpit or jobstats.
     "cluster": pl.String(),
     "job_id": pl.Int64(),
-    "start": TIME,  # start of the run, if the source has it; None: every run of the job
+    "start": TIME,  # start of the run; None: the source does not have it
     "node": pl.String(),
     "gpu": pl.String(),  # a GPU UUID, a PCI address or an index on the node, as a string
+}
+
+RECORDED_GPUS: dict[str, pl.DataType] = {
+    **ALLOCATION_GPUS,
+    "attempts": pl.Int64(),  # runs of the job in accounting, at any time; None: not counted
 }
 
 

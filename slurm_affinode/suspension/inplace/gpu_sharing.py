@@ -14,6 +14,7 @@ from typing import Protocol
 
 from slurm_affinode.base.pidfd import PROC, Process, ancestors, processes
 from slurm_affinode.core.inplace import Arriving, Awake, GpuLoad, Waiter, WakePlan, plan
+from slurm_affinode.model.gpu import of_slurm
 from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension import memory
 from slurm_affinode.suspension.activity import name_of
@@ -89,9 +90,9 @@ class Sharing:
         ]
 
     def uuids(self, indices: Sequence[int]) -> set[str]:
-        """Return the UUIDs of the GPUs with these Slurm indices. Raises ``GpuError``."""
-        numbers = {one.uuid: one.index if one.minor is None else one.minor for one in self._gpus.devices()}
-        return {uuid for uuid, number in numbers.items() if number in indices}
+        """Return the UUIDs of the GPUs with these Slurm indices; empty if they are unknown. Raises ``GpuError``."""
+        whole = [device for device in self._gpus.devices() if device.mig is None]
+        return {device.uuid for device in of_slurm(whole, indices) or ()}
 
     def plan(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import polars as pl
@@ -15,6 +16,7 @@ Rows = Callable[..., list[dict[str, Any]]]
 Jobs = Callable[..., pl.DataFrame]
 
 HOUR = 3600
+T0 = datetime(2026, 11, 2, 8, tzinfo=UTC)
 TIMES = [60.0 * k for k in range(60)]
 
 
@@ -110,12 +112,77 @@ def test_label_must_match_node_cluster_and_time(
     assert issue(result, "label-mismatch") is not None
 
 
-def test_labels_beyond_allocated_gpu_count_are_ignored(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """A run with one GPU and labels on two keeps the GPU with more labeled samples."""
+def ambiguous(result: WasteResult) -> tuple[int, float | None] | None:
+    """Return the number of runs with ambiguous evidence, and their unmapped hours."""
+    found = issue(result, "ambiguous-gpus")
+    return None if found is None else (found.count, pytest.approx(found.gpu_hours))
+
+
+def test_labels_beyond_allocated_gpu_count_are_ambiguous(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """An aborted run left its mapping file behind: either of the two labeled GPUs may be the job's."""
     rows = node({"job": lambda t: "1" if t < 600 else None}, {"job": "1"})
     result = analysed(rows, jobs({"start": 0, "end": HOUR}))
-    assert how(result) == {1: ("labels", 0, pytest.approx(1))}
+    assert how(result) == {1: ("unknown", None, None)}
+    assert ambiguous(result) == (1, 1)
     assert issue(result, "label-mismatch") is not None
+
+
+def test_labels_on_gpus_of_other_runs_are_excluded(analysed: Analysed, node: Rows, jobs: Jobs, at: Any) -> None:
+    """Two of three labeled GPUs belong to other runs, by a label and by a record, so the third is the job's."""
+    record = {"cluster": "c", "job_id": 3, "start": at(0), "node": "n1", "gpu": "2"}
+    found = jobs(*({"job_id": number, "start": 0, "end": HOUR} for number in (1, 2, 3)))
+    result = analysed(node({"job": "1,2"}, {"job": "1"}, {"job": "1"}), found, recorded=[record])
+    assert how(result) == {1: ("labels", 0, 1), 2: ("labels", 1, 0), 3: ("recorded", 0, 1)}
+    assert ambiguous(result) is None
+
+
+def test_records_decide_ambiguous_labels(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}
+    result = analysed(node({"job": "1"}, {"job": "1"}), jobs({"start": 0, "end": HOUR}), recorded=[record])
+    assert how(result) == {1: ("recorded", 0, 1)}
+
+
+@pytest.mark.parametrize("gpus", [1, None], ids=["one instance each", "not tracked"])
+def test_mig_instances_labeled_with_all_jobs_of_their_gpu_are_ambiguous(
+    analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int | None
+) -> None:
+    """As with dcgm-exporter: the busy job must not get the idle instance."""
+    rows = [row for n in (1, 2) for row in samples(TIMES, mig=str(n), engine_active=n - 1, job="1,2")]
+    found = jobs(*({"job_id": number, "start": 0, "end": HOUR, "gpus": gpus} for number in (1, 2)))
+    result = analysed(rows, found)
+    assert result.total["gpu_hours_idle"] in {0, None}
+    if gpus:
+        assert how(result) == {1: ("unknown", None, None), 2: ("unknown", None, None)}
+        assert ambiguous(result) == (2, 2)
+
+
+def test_record_of_one_job_decides_labels_of_mig_instances(
+    analysed: Analysed, samples: Rows, jobs: Jobs, at: Any
+) -> None:
+    """The second instance is left for the other job, also if it had more instances than the metrics show."""
+    rows = [row for n in (1, 2) for row in samples(TIMES, mig=f"MIG-{n}", engine_active=n - 1, job="1,2")]
+    record = {"cluster": "c", "job_id": 1, "start": at(0), "node": "n1", "gpu": "MIG-2"}
+    for other in (1, 2):
+        found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR, "gpus": other})
+        assert how(analysed(rows, found, recorded=[record])) == {1: ("recorded", 0, 1), 2: ("labels", 1, 0)}
+
+
+def test_array_id_as_label_of_concurrent_tasks_is_ambiguous(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Only one GPU has metrics; the label does not say which task has it."""
+    tasks = [{"job_id": 10 + n, "array_job_id": 10, "array_task_id": n, "start": 0, "end": HOUR} for n in (1, 2)]
+    result = analysed(node({"job": "10"}), jobs(*tasks))
+    assert how(result) == {11: ("unknown", None, None), 12: ("unknown", None, None)}
+    assert ambiguous(result) == (2, 2)
+    one_by_one = [{**tasks[0], "end": 1800}, {**tasks[1], "start": 1800}]
+    assert how(analysed([], jobs(*one_by_one))) == {11: ("labels", 0.5, 0), 12: ("labels", 0.5, 0)}
+
+
+def test_labels_must_leave_a_gpu_for_each_other_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """One of the two labels is left over: the second of two GPUs is on the other node, which has no metrics."""
+    found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
+    result = analysed(node({"job": "1"}, {"job": "1"}), found)
+    assert how(result) == {1: ("unknown", None, None)}
+    assert ambiguous(result) == (1, 2)
 
 
 @pytest.mark.parametrize("gpu", ["GPU-n1-1", "gpu-N1-1", "00000000:02:00.0", "0000:02:00.0", "02:00.0", "1"])
@@ -143,14 +210,20 @@ def test_recorded_id_applies_to_its_own_attempt(analysed: Analysed, node: Rows, 
     ]
 
 
-def test_recorded_ids_without_start_are_ambiguous_after_requeue(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
-    """A requeued job had two GPUs one after the other; which attempt had which GPU is unknown."""
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_recorded_ids_without_start_are_ambiguous_after_requeue(
+    analysed: Analysed, node: Rows, jobs: Jobs, gpus: int
+) -> None:
+    """Which attempt had which GPU is unknown, also if there is one record for one of two attempts."""
     found = jobs({"start": 0, "end": 1800}, {"start": 1800, "end": HOUR, "submit": 10})
-    recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": gpu} for gpu in ("0", "1")]
+    recorded = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": str(gpu)} for gpu in range(gpus)]
     result = analysed(node({}, {}), found, recorded=recorded)
     assert result.jobs["mapping"].to_list() == ["unknown", "unknown"]
-    both = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": 2}), recorded=recorded)
-    assert how(both) == {1: ("recorded", 1, 1)}
+    undated = issue(result, "undated-records")
+    assert undated is not None
+    assert (undated.count, undated.gpu_hours) == (1, 1)
+    once = analysed(node({}, {}), jobs({"start": 0, "end": HOUR, "gpus": gpus}), recorded=recorded)
+    assert how(once) == {1: ("recorded", 1, gpus - 1)}
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [(1, ("unknown", None, None)), (2, ("recorded", 1, 1))])
@@ -181,10 +254,17 @@ def test_recorded_index_without_node_is_ignored(analysed: Analysed, node: Rows, 
     assert how(result) == {1: ("recorded", 0, pytest.approx(1))}
 
 
-def test_labels_take_precedence_over_recorded_ids(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+def test_contradicting_label_and_record_are_ambiguous(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """GPUs that both name are still certain."""
     record = {"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}
     result = analysed(node({"job": "1"}, {}), jobs({"start": 0, "end": HOUR}), recorded=[record])
-    assert how(result) == {1: ("labels", 1, 0)}
+    assert how(result) == {1: ("unknown", None, None)}
+    assert ambiguous(result) == (1, 1)
+    both = jobs({"start": 0, "end": HOUR, "gpus": 2})
+    more = [{**record, "gpu": "GPU-n1-0"}, record]
+    rows = node({"job": "1"}, {}, {"job": "1"}, name="n2")
+    agreed = analysed(rows, both.with_columns(node_list=pl.lit("n2")), recorded=[{**r, "node": "n2"} for r in more])
+    assert how(agreed) == {1: ("unknown", None, None)}
 
 
 def test_run_with_all_gpus_of_a_node_is_mapped(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
@@ -240,13 +320,13 @@ def test_replacement_gpu_takes_slot_of_old_gpu(
 
 
 def test_gpu_replaced_during_run_counts_as_one(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
-    """The GPU that the run held for longer is measured."""
+    """The GPUs in one slot were the run's one after the other."""
     rows = samples(TIMES[:20], uuid="GPU-a", util_pct=0) + samples(TIMES[20:], uuid="GPU-b", util_pct=90)
-    result = analysed(rows, jobs({"start": 0, "end": HOUR}))
-    assert how(result)[1][0] == "whole-node"
-    assert result.total["gpu_hours_allocated"] == pytest.approx(1)
-    assert result.total["gpu_hours_busy"] == pytest.approx(40 / 60)
-    assert result.total["gpu_hours_idle"] == 0
+    for label in ({}, {"job": "1"}):
+        result = analysed([{**row, **label} for row in rows], jobs({"start": 0, "end": HOUR}))
+        assert how(result) == {1: ("labels" if label else "whole-node", pytest.approx(1 / 3), pytest.approx(2 / 3))}
+        assert result.total["gpu_hours_allocated"] == result.total["gpu_hours_capacity"] == pytest.approx(1)
+        assert result.total["gpu_hours_unmapped"] == pytest.approx(0)
 
 
 def test_lost_gpu_is_counted_when_indices_shift(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
@@ -352,8 +432,8 @@ def test_recorded_id_contradicting_label_adds_no_gpu(analysed: Analysed, node: R
     records = [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "1"}]
     found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
     result = analysed(node({"job": "1"}, {}), found, recorded=records)
-    assert how(result) == {1: ("labels", 1, 0)}
-    assert result.total["gpu_hours_unknown"] == pytest.approx(1)
+    assert how(result) == {1: ("unknown", None, None)}
+    assert result.total["gpu_hours_unknown"] == pytest.approx(2)
 
 
 def test_gpu_with_samples_ending_early_still_counts(analysed: Analysed, node: Rows, jobs: Jobs, samples: Rows) -> None:
@@ -474,3 +554,50 @@ def test_hours_are_broken_down_by_mapping(analysed: Analysed, node: Rows, jobs: 
     assert [result.total[f"gpu_hours_{name}"] for name in names] == pytest.approx(expected)
     for frame in (result.jobs, *result.groups.values()):
         assert [frame[f"gpu_hours_{name}"].sum() for name in names] == pytest.approx(expected)
+
+
+DAY = 24 * HOUR
+
+
+def test_job_lost_by_slurm_holds_nothing_after_its_time_limit(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """Accounting shows it as running two years after its limit of an hour; another job has the node since."""
+    found = jobs(
+        {"job_id": 1, "start": -700 * DAY, "elapsed_s": 700 * DAY + HOUR, "timelimit_s": HOUR, "state": "RUNNING"},
+        {"job_id": 2, "start": 0, "end": HOUR},
+    )
+    result = analysed(node({}), found, until=HOUR, known_until={"c": T0 + timedelta(hours=1)})
+    assert how(result) == {1: ("unknown", None, None), 2: ("whole-node", 1, 0)}
+    assert result.total["unallocated_gpu_hours"] == 0
+    lost = issue(result, "runaway-jobs")
+    assert lost is not None
+    assert (lost.count, lost.gpu_hours, "runawayjobs" in lost.detail) == (1, 1, True)
+    assert lost.examples == ("job 1 of ann on n1",)
+
+
+def test_job_is_credible_until_its_time_limit(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
+    """The half hour within the limit is measured; a suspended job does not exceed its limit."""
+    rows = [{**row, "time": row["time"] + timedelta(hours=hours)} for hours in (0, 60) for row in node({})]
+    job = {"job_id": 1, "start": 0, "timelimit_s": 1800, "state": "RUNNING"}
+    until = {"until": 61 * HOUR, "known_until": {"c": T0 + timedelta(hours=61)}}
+    result = analysed(rows, jobs({**job, "elapsed_s": 61 * HOUR}), **until)
+    assert how(result) == {1: ("whole-node", 0.5, 0)}
+    assert result.total["gpu_hours_unknown"] == pytest.approx(60.5)
+    assert result.total["gpu_hours_capacity"] == pytest.approx(61)
+    assert how(analysed([], jobs({**job, "elapsed_s": 1700}), **until))[1][1] == pytest.approx(2)
+
+
+def test_gpu_is_one_if_the_metrics_name_it_differently_on_another_day(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """Only the index is known before midnight, the UUID from then on."""
+    names = (lambda gpu: {"uuid": None, "index": gpu}, lambda gpu: {"uuid": f"GPU-{gpu}", "index": gpu})
+    hours = {15: names[0], 16: names[1]}
+    rows = [row for hour, name in hours.items() for gpu in range(4)
+            for row in samples([hour * HOUR + t for t in TIMES], util_pct=0, **name(gpu))]  # fmt: skip
+    interval = {"since": 15 * HOUR, "until": 17 * HOUR}
+    free = analysed(rows, jobs({"start": 0, "end": 20 * HOUR, "gpus": 0}), **interval)
+    assert free.total["gpu_hours_capacity"] == pytest.approx(8)
+    result = analysed([], jobs({"start": 15 * HOUR, "end": 17 * HOUR, "gpus": 4}), **interval)
+    assert how(result) == {1: ("whole-node", 8, 0)}
+    assert result.total["gpu_hours_capacity"] == pytest.approx(8)
+    assert result.quality.devices == 4

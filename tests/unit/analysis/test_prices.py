@@ -69,6 +69,7 @@ def test_price_table_is_loaded(tmp_path: Path) -> None:
     assert (table.currency, table.source, table.as_of, table.default) == ("CHF", "finance", "2026-01-31", 1.0)
     assert (table.of("A100-PCIE"), table.of("NVIDIA A40"), table.of("L4"), table.example) == (2.0, 2.0, 1.0, False)
     assert prices.load(path, currency="EUR").currency == "EUR"
+    assert prices.load(currency="EUR").currency == prices.load().currency == "USD"
 
 
 def test_built_in_price_table_is_marked_as_example() -> None:

@@ -142,6 +142,24 @@ def test_samples_of_the_future_do_not_hide_engines(tmp_path: Path) -> None:
     assert "ahead" in invoke("list", "--state", str(tmp_path), "--until", later)[1]
 
 
+def test_state_without_recent_samples_is_unknown(tmp_path: Path) -> None:
+    """Two engines at the same address of different nodes; the samples of one end eleven minutes earlier."""
+    for node, end in (("c1", 1793520000), ("c2", 1793520660)):
+        path = tmp_path / f"{node}.prom"
+        path.write_text("".join(
+            f"{name} {value} {(end - 30 * n) * 1000}\n" for n in range(40, -1, -1)
+            for name, value in (("vllm:num_requests_running", 1), ("vllm:generation_tokens_total", 40000 - 10 * n))
+        ))  # fmt: skip
+        arguments = ["ingest", "serving", "--state", str(tmp_path), "--node", node, "--address", "127.0.0.1:18200"]
+        assert CliRunner().invoke(cli, [*arguments, str(path)]).exit_code == 0
+    lines = {
+        line.split()[1]: line for line in invoke("list", "--state", str(tmp_path))[1].splitlines() if ":18200" in line
+    }
+    assert "unknown" in lines["c1:18200"]
+    assert "healthy" in lines["c2:18200"]
+    assert "c1:18200" in invoke("explain", "c1:18200", "--state", str(tmp_path))[1]
+
+
 def test_engines_can_be_selected(state: Path) -> None:
     code, text = invoke("list", "--state", str(state), "--engine", "sglang")
     assert (code, text.splitlines()[0]) == (0, "no engine matches")

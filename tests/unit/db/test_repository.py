@@ -13,7 +13,7 @@ from slurm_affinode.base.errors import AffinodeError, InputError
 from slurm_affinode.db import migrations
 from slurm_affinode.db.records import Counts, IngestProblem, IngestRecord, ReportRecord
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS, STEPS, empty
+from slurm_affinode.slurm.accounting.schema import JOBS, RECORDED_GPUS, STEPS, empty
 
 T0 = datetime(2026, 11, 1, tzinfo=UTC)
 EARLY, LATE = T0 - timedelta(days=3650), T0 + timedelta(days=3650)
@@ -152,8 +152,29 @@ def test_filters_and_columns_are_applied(repository, jobs, steps, gpus):
     assert ids(gpu_only=True) == [1, 3]
     assert repository.jobs(EARLY, LATE, columns=["gpus", "user"]).columns == ["gpus", "user"]
     held = repository.allocation_gpus(EARLY, LATE, users=["ann"])
-    assert held.schema == empty(ALLOCATION_GPUS).schema
-    assert held.to_dicts() == [{"cluster": "c1", "job_id": 1, "start": None, "node": None, "gpu": "GPU-a"}]
+    assert held.schema == empty(RECORDED_GPUS).schema
+    assert held.to_dicts() == [
+        {"cluster": "c1", "job_id": 1, "start": None, "node": None, "gpu": "GPU-a", "attempts": 1}
+    ]
+
+
+def test_attempts_of_a_job_are_counted_over_all_times(repository, jobs, gpus):
+    """Slurm used the ID again years later; pending attempts do not count."""
+    years = 9_000 * HOUR
+    pending = {"state": "PENDING", "start": None, "end": None, "elapsed_s": 0, "submit": T0 + 3 * years}
+    again = ended(submit=T0 + years, start=T0 + years, end=T0 + years + HOUR)
+    repository.upsert(jobs(ended(), again, pending))
+    repository.upsert_allocation_gpus(gpus({"start": None}))
+    assert repository.allocation_gpus(T0 + years, LATE + 2 * years)["attempts"].to_list() == [2]
+
+
+def test_undated_records_are_deleted_with_the_runs_of_their_job(repository, jobs, gpus):
+    """Otherwise they would belong to the later job with the same ID."""
+    repository.upsert(jobs(ended(), ended(submit=T0 + 9 * HOUR, start=T0 + 9 * HOUR, end=T0 + 10 * HOUR)))
+    repository.upsert_allocation_gpus(gpus({"start": None}, {"start": T0 + 9 * HOUR}))
+    repository.delete_before(T0 + 2 * HOUR)
+    assert repository.allocation_gpus(EARLY, LATE)["start"].to_list() == [T0 + 9 * HOUR]
+    assert repository.counts().allocation_gpus == 1
 
 
 def test_similar_keys_stay_apart(repository, jobs, all_jobs):
@@ -274,7 +295,7 @@ def test_fingerprint_depends_on_the_attempts_of_the_interval(repository, jobs, g
 def test_empty_database_returns_empty_frames(repository):
     assert repository.jobs(EARLY, LATE).schema == empty(JOBS).schema
     assert stored_steps(repository).schema == empty(STEPS).schema
-    assert repository.allocation_gpus(EARLY, LATE).schema == empty(ALLOCATION_GPUS).schema
+    assert repository.allocation_gpus(EARLY, LATE).schema == empty(RECORDED_GPUS).schema
     assert repository.upsert(empty(JOBS), empty(STEPS)).jobs == Counts()
 
 

@@ -239,3 +239,25 @@ def test_large_file_is_committed_at_once(
     summary = take(store, small, large)
     assert (summary.samples, summary.new) == (6, 6)
     assert store.devices()["rows"].sort().to_list() == [1, 5]
+
+
+def test_values_that_a_device_cannot_measure_are_not_used(store: SampleStore, tmp_path: Path) -> None:
+    """The utilization 0 of a MIG instance, and the profiling fields of a virtual GPU; the summary counts them."""
+
+    def line(name: str, labels: str, value: float) -> str:
+        return f'{name}{{gpu="0",UUID="GPU-1",Hostname="n1",{labels}}} {value} 1793520000000\n'
+
+    util, engine = "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+    instance, virtual = 'GPU_I_ID="3"', 'modelName="NVIDIA A40-48Q"'
+    path = tmp_path / "m.prom"
+    path.write_text("".join(
+        line(name, labels, value)
+        for labels in (instance, virtual) for name, value in ((util, 0), (engine, 0), ("DCGM_FI_DEV_FB_USED", 5))
+    ))  # fmt: skip
+    summary = take(store, path)
+    rows = store.scan().sort("mig").select("mig", "util_pct", "engine_active", "fb_used_mib").collect()
+    assert rows.rows() == [(None, 0.0, None, 5.0), ("3", None, 0.0, 5.0)]
+    assert dict(summary.files[0].decisions) == {
+        "MIG instances do not measure util_pct: its values are not used": 1,
+        "virtual GPUs do not measure engine_active: its values are not used": 1,
+    }

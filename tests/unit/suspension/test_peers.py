@@ -152,6 +152,13 @@ def test_gpus_are_found_by_index() -> None:
     assert by_index([Device("GPU-a", 0, minor=0, mig="7")], (0,)) is None
 
 
+def test_gpus_without_known_device_files_are_found_only_together() -> None:
+    """NVML's index may be another number than that of the device file."""
+    devices = [Device("GPU-a", 0), Device("GPU-b", 1, minor=0)]
+    assert by_index(devices, (0,)) is None
+    assert [one.uuid for one in by_index(devices, (0, 1)) or ()] == ["GPU-a", "GPU-b"]
+
+
 def test_gpus_are_found_by_processes() -> None:
     """This is the fallback if the GPUs of a job are not known otherwise; the environment is not trusted."""
     gpus = Gpus(holders={1: [4242]})

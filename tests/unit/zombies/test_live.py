@@ -378,7 +378,27 @@ other{{{labels}}} 3
 """
     (one,) = exposed("g1", text)
     assert one.signals_pct == {"util_pct": 0.0, "sm_active": 25.0}
-    assert (one.minor, one.used_mib, one.total_mib, one.power_w, one.jobs) == (3, 100, 1000, None, ("7",))
+    assert (one.minor, one.used_mib, one.total_mib, one.power_w, one.jobs) == (None, 100, 1000, None, ("7",))
+
+
+def test_device_file_is_known_from_the_own_exporter() -> None:
+    """The label ``device`` of dcgm-exporter has the index of the GPU, which may be another number."""
+    text = 'DCGM_FI_DEV_GPU_UTIL{gpu="6",UUID="GPU-a",device="nvidia0"} 0\n'
+    assert [one.minor for one in exposed("g1", text)] == [None]
+    assert [one.minor for one in exposed("g1", text + "slurm_affinode_exporter_up 1\n")] == [0]
+
+
+def test_mig_instance_has_no_utilization() -> None:
+    """dcgm-exporter may write 0, and the power of the whole GPU."""
+    labels = '{gpu="0",UUID="GPU-a",GPU_I_ID="3"}'
+    text = "".join(
+        f"{name}{labels} {value}\n"
+        for name, value in (("DCGM_FI_DEV_GPU_UTIL", 0), ("DCGM_FI_DEV_POWER_USAGE", 300), ("DCGM_FI_DEV_FB_USED", 9))
+    )
+    (one,) = exposed("g1", text)
+    assert (one.signals_pct, one.power_w, one.used_mib) == ({}, None, 9)
+    row = {"uuid": "GPU-a", "index": 0, "mig": "3", "reading": {"util_pct": 0.0, "engine_active": 0.5}}
+    assert from_agent("g1", {"gpus": [row]}).gpus[0].signals_pct == {"engine_active": 50.0}
 
 
 def test_agent_response_with_faulty_gpu() -> None:

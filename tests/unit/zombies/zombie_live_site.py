@@ -52,8 +52,8 @@ def node(name: str = "g1", **more: Any) -> Node:
 def gpu(index: int = 0, util: float | None = 0.0, used: float = 79_000, **more: Any) -> LiveGpu:
     """A GPU of g1."""
     signals = {} if util is None else {"util_pct": util}
-    values = {"node": "g1", "uuid": f"GPU-{index}", "index": index, "signals_pct": signals, "used_mib": used,
-              "total_mib": 81_920.0, "processes": (), **more}  # fmt: skip
+    values = {"node": "g1", "uuid": f"GPU-{index}", "index": index, "minor": index, "signals_pct": signals,
+              "used_mib": used, "total_mib": 81_920.0, "processes": (), **more}  # fmt: skip
     return LiveGpu(**values)
 
 

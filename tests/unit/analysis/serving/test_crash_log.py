@@ -179,6 +179,71 @@ def test_kills_of_two_processes_are_two_failures() -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "kind", "requested"),
+    [
+        ("c1:9:44 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-k2Hgfe to 9637892 bytes",
+         "shared-memory", None),
+        ("include/shm.h:26 NCCL WARN Call to posix_fallocate failed : No space left on device", "shared-memory", None),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/psm_1234'", "shared-memory", None),
+        ("OSError: [Errno 28] No space left on device: '/scratch/dev/shm.txt'", "disk-full", None),
+        ("transport/net.cc NCCL WARN NET/Socket : connection refused", "collective", None),
+        ("RuntimeError: CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "gpu-out-of-memory", None),
+        ("RuntimeError: CUDA Error: invalid argument at /workspace/csrc/cumem_allocator.cpp:119", None, None),
+        ("XlaRuntimeError: RESOURCE_EXHAUSTED: Failed to allocate request for 2.0GiB (2147483648B) on device ordinal 0",
+         "gpu-out-of-memory", 2 * GIB),
+        ("Failed to allocate a port for the server", None, None),
+        ("ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.", "node-out-of-memory",
+         None),
+        ("(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers crashed",
+         "node-out-of-memory", None),
+        ("(raylet) 1 Workers killed due to a request of the user", None, None),
+        ("RuntimeError: Buffer overflow when allocating memory for batch_prefill_tmp_v with size 420478976 and alignment 16,"
+         " but only 402653184 bytes available in AlignedAllocator. Increase the workspace buffer size.",
+         "workspace-too-small", 420478976),
+        ("AlignedAllocator uses 402653184 bytes", None, None),
+        ("llama_init_from_model: failed to initialize the context: failed to allocate buffer for kv cache",
+         "no-kv-cache-memory", None),
+        ("alloc_tensor_range: failed to allocate CUDA0 buffer of size 17179869184 bytes", "gpu-out-of-memory", 16 * GIB),
+        ("alloc_tensor_range: failed to allocate CPU buffer of size 17179869184 bytes", "host-allocation", None),
+        ("update_slots: failed to find free space in the KV cache, retrying with smaller batch size", "kv-cache-exhausted",
+         None),
+        ("decode: failed to find a memory slot for batch of size 512", "kv-cache-exhausted", None),
+        ("error: failed to find a model file", None, None),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: not enough memory: you tried to "
+         "allocate 4294967296 bytes.", "host-allocation", 4 * GIB),
+        ("INFO there is not enough memory for a larger batch", None, None),
+    ],
+)  # fmt: skip
+def test_specific_message_is_told_from_a_similar_one(line: str, kind: str | None, requested: float | None) -> None:
+    """The memory that ran out is named by the most specific rule."""
+    failures = findings(line + "\n").failures
+    assert [(one.kind, one.requested) for one in failures] == ([] if kind is None else [(kind, requested)])
+
+
+@pytest.mark.parametrize(
+    ("others", "used", "holders"),
+    [
+        ("Process 9 has 76.00 GiB memory in use. ", 76 * GIB, ()),
+        ("Process 9 has 76.00 GiB memory in use. Process 8 has 1.00 GiB memory in use. ", 76 * GIB, ((8, GIB),)),
+        ("Process 9 has 76.00 GiB memory in use. Process 8 has 77.00 GiB memory in use. ", None, ()),
+        ("Process 9 has 2.00 GiB memory in use. Including non-PyTorch memory, this process has 76.00 GiB memory in use. ",
+         76 * GIB, ((9, 2 * GIB),)),
+    ],
+    ids=["itself", "itself and another", "one of two", "known"],
+)  # fmt: skip
+def test_own_memory_in_a_container_is_not_that_of_another_process(
+    others: str, used: float | None, holders: tuple[tuple[int, float], ...]
+) -> None:
+    """The driver's PIDs are those of the host, so PyTorch does not recognize itself."""
+    one = only(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB "
+        f"of which 1.00 GiB is free. {others}Of the allocated memory 70.00 GiB is allocated by PyTorch, and 5.00 GiB is "
+        "reserved by PyTorch but unallocated.\n"
+    )
+    assert (one.used, one.holders) == (used, holders)
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "INFO the engine is out of practice",

@@ -128,6 +128,9 @@ def test_share_that_is_free_is_named() -> None:
         "(0.9, 72.0 GiB).\n"
     )
     assert any("0.25" in one for one in found(text).advice)
+    full = found(text.replace("20.0/80.0", "0.4/80.0")).advice
+    assert not any("below" in one for one in full)
+    assert any("another GPU" in one for one in full)
 
 
 def test_advice_distinguishes_raise_from_lower() -> None:

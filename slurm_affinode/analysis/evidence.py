@@ -1,0 +1,142 @@
+"""Decide which GPUs labels and records assign to runs; ambiguous evidence assigns none.
+
+A GPU counts by its slot: the devices of one slot followed each other. A run without a number of GPUs in accounting
+(gres/shard, MPS, untracked GPUs) may have any number of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import polars as pl
+
+_UNLIMITED = 1 << 40
+_PAIR = ("run", "slot")
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """GPUs that labels and records assign to runs."""
+
+    pairs: pl.DataFrame
+    """``run``, ``at``, ``mapping`` (``labels`` or ``recorded``)."""
+    unused: pl.DataFrame
+    """``run``, ``at``, ``weight``: label pairs that are not used."""
+    doubtful: pl.DataFrame
+    """``run``, ``why``: runs with labels or records that leave their GPUs open."""
+
+
+def settle(  # noqa: PLR0917 - the kinds of evidence
+    labels: pl.DataFrame,
+    records: pl.DataFrame,
+    complete: pl.Series,
+    runs: pl.DataFrame,
+    nodes: pl.DataFrame,
+    devices: pl.DataFrame,
+) -> Settled:
+    """Combine labels and records by the rule ``mapping`` of ``docs/metrics.md``.
+
+    ``labels``: ``run``, ``at``, ``weight``, ``leader`` (the label is the ID of an array or a heterogeneous job);
+    ``records``: ``run``, ``at``, without ambiguous records; ``complete``: runs with all of their GPUs in records;
+    ``runs``: ``run``, ``gpus``, ``start_ms``, ``end_ms``; ``nodes``: from ``runs.nodes_of``; ``devices``: ``at``,
+    ``node``, ``slot``, ``instance`` (of MIG).
+    """
+    about = runs.select("run", "start_ms", "end_ms", _limit()).with_columns(_limit_of_node(nodes))
+    said = labels.join(devices, on="at", maintain_order="left").join(about, on="run", maintain_order="left")
+    recorded = records.select("run", "at").join(devices, on="at", maintain_order="left")
+    recorded = recorded.join(about, on="run", maintain_order="left")
+    many = _beyond(said)
+    contrary = _beyond(pl.concat([said, recorded], how="diagonal").filter(~_in(many)))
+    # Labels that contradict records: only GPUs that both name.
+    usable = said.filter(~(_in(many) & _in(complete)))
+    usable = pl.concat([usable.filter(~_in(contrary)), _both(usable.filter(_in(contrary)), recorded)])
+    recorded = pl.concat([recorded.filter(~_in(contrary)), _both(recorded.filter(_in(contrary)), usable)])
+    usable = usable.with_row_index("claim")
+    disputed = _disputed(usable, recorded)
+    undecided = pl.concat([many.filter(~many.is_in(complete.implode())), disputed["run"]]).unique()
+    held = pl.concat([usable.filter(~_in(undecided)), recorded], how="diagonal")
+    open_ = _not_held(usable.filter(_in(undecided)), held, recorded)
+    still = _beyond(pl.concat([open_, recorded.filter(_in(undecided))], how="diagonal"))
+    good = open_.filter(~_in(still)).join(_disputed(open_, recorded), on="claim", how="anti", maintain_order="left")
+    kept = pl.concat([usable.filter(~_in(undecided)), good])
+    lost = open_.join(good, on="claim", how="anti", maintain_order="left")["run"]
+    found = pl.concat([kept, recorded], how="diagonal").group_by("run").agg(pl.col("slot").n_unique())
+    short = about.filter(_in(undecided), pl.col("limit") < _UNLIMITED).join(found, on="run", how="left")
+    lost = pl.concat([lost, short.filter(pl.col("slot").fill_null(0) < pl.col("limit"))["run"]])
+    doubtful = pl.concat(
+        [
+            pl.DataFrame({"run": lost.unique(), "why": "labels"}, schema=_DOUBTFUL),
+            pl.DataFrame({"run": contrary, "why": "contradiction"}, schema=_DOUBTFUL),
+        ]
+    )
+    pairs = pl.concat(
+        [
+            kept.select("run", "at", pl.lit("labels").alias("mapping")),
+            recorded.join(kept, on=_PAIR, how="anti", maintain_order="left").select(
+                "run", "at", pl.lit("recorded").alias("mapping")
+            ),
+        ]
+    )
+    unused = said.join(kept, on=["run", "at"], how="anti", maintain_order="left").select("run", "at", "weight")
+    return Settled(pairs.unique(["run", "at"], keep="first", maintain_order=True), unused, doubtful)
+
+
+_DOUBTFUL = {"run": pl.Int64(), "why": pl.String()}
+
+
+def _limit() -> pl.Expr:
+    return pl.when(pl.col("gpus") > 0).then("gpus").otherwise(_UNLIMITED).alias("limit")
+
+
+def _limit_of_node(nodes: pl.DataFrame) -> pl.Expr:
+    """Return the maximum number of GPUs on one node: a run has at least one on each of its others."""
+    counts = dict(nodes.group_by("run").len().iter_rows())
+    others = pl.col("run").replace_strict(counts, default=1, return_dtype=pl.Int64) - 1
+    return pl.when(pl.col("limit") > others).then(pl.col("limit") - others).otherwise("limit").alias("here")
+
+
+def _in(runs: pl.Series) -> pl.Expr:
+    return pl.col("run").is_in(runs.implode())
+
+
+def _beyond(pairs: pl.DataFrame) -> pl.Series:
+    """Return the runs with more GPUs in ``pairs`` than they have, in total or on a node."""
+    here = pairs.group_by("run", "node").agg(pl.col("slot").n_unique(), pl.col("limit", "here").first())
+    over = here.group_by("run").agg(
+        ((pl.col("slot") > pl.col("here")).any() | (pl.col("slot").sum() > pl.col("limit").first())).alias("over")
+    )
+    return over.filter("over")["run"]
+
+
+def _both(pairs: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+    return pairs.join(others, on=_PAIR, how="semi", maintain_order="left")
+
+
+def _disputed(claims: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """Return ``claim``, ``run`` of label pairs on GPUs that another run claims at the same time: one of both is wrong.
+
+    Slurm does not share a MIG instance; exporters label each instance with all jobs of its GPU. The ID of an array or
+    a heterogeneous job does not say which of its jobs has the GPU.
+    """
+    doubtful = claims.filter(pl.col("instance") | pl.col("leader")).join(recorded, on=_PAIR, how="anti")
+    others = pl.concat([claims, recorded], how="diagonal").with_columns(pl.col("leader").fill_null(value=False))
+    met = doubtful.join(others, on="slot", suffix="_other").filter(
+        (pl.col("run") != pl.col("run_other"))
+        & _at_once()
+        & (pl.col("instance") | (pl.col("leader") & pl.col("leader_other")))
+    )
+    return met.select("claim", "run").unique("claim")
+
+
+def _not_held(claims: pl.DataFrame, held: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
+    """Drop the ``claims`` on GPUs that another run is known to have held at the time."""
+    others = claims.join(held.select("run", "slot", "start_ms", "end_ms"), on="slot", suffix="_other").filter(
+        (pl.col("run") != pl.col("run_other")) & _at_once()
+    )
+    own = _both(claims, recorded)
+    taken = others.join(own, on="claim", how="anti")
+    return claims.join(taken, on="claim", how="anti", maintain_order="left")
+
+
+def _at_once() -> pl.Expr:
+    return (pl.col("start_ms") < pl.col("end_ms_other")) & (pl.col("start_ms_other") < pl.col("end_ms"))
