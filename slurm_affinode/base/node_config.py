@@ -99,6 +99,9 @@ class AgentConfig:
     server_period: Span = "15s"
     """Interval of the search for model servers in jobs, by which processes that have lost their server are found; 0:
     never."""
+    server_programs: tuple[str, ...] = ()
+    """Patterns of the names of programs, scripts and Python modules whose ports are searched for model servers, in
+    addition to the known engines. Also for ``slurm-affinode exporter --serving``."""
     job_map: AbsolutePath | None = None
     """dcgm-exporter's job mapping directory, written by prolog and epilog; ``None``: not written."""
     strict_hooks: bool = False
