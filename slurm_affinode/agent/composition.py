@@ -193,7 +193,7 @@ def build(context: AgentContext) -> Orchestration:
     keeper = JobKeeper(parts, outcomes, in_place)
     sleeping = InPlaceEnding(
         parts, outcomes, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning),
-        freeze_s=parse_span_s(config.inplace.freeze_timeout),
+        freeze_s=parse_span_s(config.inplace.freeze_timeout), settle_s=parse_span_s(config.inplace.settle),
     )  # fmt: skip
     lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
     prefetcher = Prefetcher(parts, parse_span_s(suspend.tiers.prefetch), demand)
@@ -217,6 +217,7 @@ def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCall
         start_free_pct=inplace.start_free_pct,
         deadline_s=parse_span_s(inplace.wake_deadline),
         end_on_deadline=inplace.on_deadline == "end",
+        max_sleep_s=parse_span_s(inplace.max_sleep),
     )
     announcements = Announcements(config.agent.run_dir / DIRECTORY)
     inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)

@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -50,6 +50,7 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
 from slurm_affinode.suspension.interface import AgentContext, DaemonCalls, Orchestration
+from slurm_affinode.suspension.journal import Journal
 from slurm_affinode.suspension.peers import Identity, Inspector, Peer
 from slurm_affinode.suspension.promises import Promises
 from slurm_affinode.suspension.registry import Registry
@@ -100,7 +101,10 @@ class Daemon:
         self.watch = Watch(parts.driver(), inspector)
         self.queue = QueueView(parts.slurm, parse_span_s(config.agent.queue_period))
         prepare_directory(config.agent.run_dir)
-        self.servers = ServerSearch(self.watch.driver, self.registry)
+        self.servers = ServerSearch(
+            self.watch.driver, self.registry, suspending=Journal(config.suspend.journal).open_jobs,
+            programs=config.agent.server_programs,
+        )  # fmt: skip
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
         calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of)
         context = AgentContext(
@@ -230,14 +234,16 @@ class ServerSearch:
 
     def __init__(
         self, driver: Callable[[], contextlib.AbstractContextManager[GpuDriver]], registry: Registry,
-        finder: JobFinder | None = None,
+        finder: JobFinder | None = None, *,
+        suspending: Callable[[], Collection[int]] = tuple, programs: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self.finder = finder or JobFinder()
         self.trees = ServerTrees(self.finder)
         self._driver, self._registry = driver, registry
         self._jobs: frozenset[int] = frozenset()
         self._scraper = EngineScraper(
-            self.finder, say=log.warning, look=lambda: ports(self.finder, jobs=self._jobs), once=True
+            self.finder, say=log.warning, look=lambda: ports(self.finder, jobs=self._jobs, programs=programs),
+            suspending=suspending, once=True,
         )  # fmt: skip
 
     def search(self) -> None:

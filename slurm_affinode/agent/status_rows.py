@@ -49,6 +49,7 @@ def watched(
         "gpus": None if job.devices is None else [{"name": name_of(one), "uuid": one.uuid} for one in job.devices],
         "memory_held_bytes": 0 if asleep is not None else None if idle is None else idle.used_bytes,
         "in_place": asleep,
+        "shares_gpus": None if job.slurm is None else job.slurm.shares_gpus,
         "suspensions": job.suspensions,
         "idle": None if idle is None else _idle(idle, clock_s, now_epoch),
         "next": None if decision is None else _next(decision),

@@ -99,6 +99,9 @@ class AgentConfig:
     server_period: Span = "15s"
     """Interval of the search for model servers in jobs, by which processes that have lost their server are found; 0:
     never."""
+    server_programs: tuple[str, ...] = ()
+    """Patterns of the names of programs, scripts and Python modules whose ports are searched for model servers, in
+    addition to the known engines. Also for ``slurm-affinode exporter --serving``."""
     job_map: AbsolutePath | None = None
     """dcgm-exporter's job mapping directory, written by prolog and epilog; ``None``: not written."""
     strict_hooks: bool = False
@@ -208,6 +211,11 @@ class InplaceConfig:
     """Time for the GPU memory of a job to be restored after a wake request."""
     on_deadline: Annotated[str, either("wait", "end")] = "wait"
     """``wait`` longer, marked as overdue, or ``end`` the job."""
+    settle: Span = "5m"
+    """How long the listeners of a job that has received no request must not have changed before it is frozen: a server
+    that is starting has yet to open its port. 0: not checked."""
+    max_sleep: Span = "12h"
+    """A sleeping job wakes after this time without an event, unless ``wake=hold``; 0: never."""
     wake_at_prolog: bool = False
     """Prologs return when all sleepers with memory on the job's GPUs are awake: for prologs that change GPU
     settings."""

@@ -101,6 +101,7 @@ def exporter(
         cluster=cluster or config.cluster.name,
         host=host, port=port, period_s=period, job_map=job_map, spool=spool,
         spool_file_s=spool_file, spool_keep_s=spool_keep, serving_s=serving_period if serving else None,
+        server_programs=config.agent.server_programs, journal=config.suspend.journal,
         access=Access(tls_cert, tls_key, tls_client_ca, _token(token_file)),
     )  # fmt: skip
     signals = Signals()

@@ -1,13 +1,18 @@
 """Discovery of inference engines in the jobs of this node, and their scrapes.
 
-An engine is found by a listening TCP socket that a process of a job holds, and by the response to ``/metrics``. The
-request is sent by a program with the privileges of that process (``metrics.serving.scrape``): it reaches nothing that
-the user could not reach, and only its bounded result is read here. A process is held while it is examined, and the
+A connection changes the process that accepts it, so only announced ports are connected to: listening TCP sockets of a
+process that is known as an inference engine by its command line or executable, or that the site names, and ports that
+the job names in ``SLURM_AFFINODE_METRICS_PORT``. Such a port is an engine if it responds as one to ``/metrics``. A
+process that does not respond in HTTP is probed ``MOST_REFUSALS`` times, in growing intervals, and then never again.
+
+The request is sent by a program with the privileges of that process (``metrics.serving.scrape``): it reaches nothing
+that the user could not reach, and only its bounded result is read here. A process is held while it is examined, and the
 socket must still be its own after the scrape, so that no other program's metrics count for the job. Jobs are those of
 cgroups and of slurmstepd; environment variables are the user's, and do not count. Engines in network namespaces of
 their own are not found.
 
-A process that is stopped or frozen is not scraped: the request would wake a job that sleeps in place.
+A process that is stopped or frozen is not scraped: the request would wake a job that sleeps in place. Nor is a job with
+an open journal: a connection that waits would roll its suspension back.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
 
@@ -28,27 +34,38 @@ from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, own_nam
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import TRUSTED, GpuHolder, ServerPort, ServerTrees, listening, sockets_of
-from slurm_affinode.metrics.serving import scrape
+from slurm_affinode.metrics.serving import engines, scrape
 from slurm_affinode.metrics.serving.scrape import EngineReading
 from slurm_affinode.model.gpu import total_mib
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 
-MOST_PORTS_OF_JOB = 8
-MOST_PORTS = 64
+VARIABLE = "SLURM_AFFINODE_METRICS_PORT"
+"""Environment variable in which a job names ports of engines that their programs do not announce, with commas."""
+MOST_PORTS_OF_JOB = 16
+MOST_PORTS = 128
 MOST_SEARCH_S = 1.0
 """CPU time for the descriptors of one job's processes, of which a user may have thousands."""
 AT_ONCE = 4
 """Scrapes at the same time."""
 RETRY_S = 300.0
-"""How long a port that has no engine is left alone at most, and an engine that fails is still exported as down."""
+"""How long an engine that fails is still exported as down."""
 FIRST_RETRY_S = 1.0
-"""How long a port is left alone after its first request, twice as long after each further one.
+"""How long a port is left alone after a response without metrics, twice as long after each further one.
 
 A server that loads its model, which takes seconds to many minutes, does not respond as an engine yet.
 """
+LONGEST_RETRY_S = 4 * 3600.0
+MOST_REFUSALS = 4
+"""Requests to a process without a response of HTTP after which it is not probed again."""
+FIRST_REFUSAL_S = 300.0
+"""How long a process is left alone after the first of them, four times as long after each further one."""
 PROGRAM_S = scrape.TIMEOUT_S + 5.0
 """Timeout of the program, which needs time to start."""
 _MOST_GROUPS = 1024
+_MOST_BYTES = 64 << 10
+"""Of a command line or an environment that are read."""
+_ANNOUNCED, _DEFAULT, _OTHER = range(3)
+"""Ranks of ports: in the command line or the environment, the engine's default, other ports of its server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +81,8 @@ class ListeningPort:
     host: str
     """Address to connect to: that of the socket, or loopback if it listens on all."""
     port: int
+    rank: int = _ANNOUNCED
+    """Ports with a lower rank are probed first."""
 
     @property
     def key(self) -> tuple[Id, int]:
@@ -85,15 +104,22 @@ class FoundEngine:
     """Whether the last scrape succeeded; if not, ``reading`` has no values. ``None``: its server has ended."""
 
 
-def ports(finder: JobFinder, *, jobs: Collection[int] | None = None, proc: Path = PROC) -> list[ListeningPort]:
-    """Return the listening ports of jobs on this node, each once, bounded for each job and the node.
+def ports(
+    finder: JobFinder,
+    *,
+    jobs: Collection[int] | None = None,
+    programs: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+    proc: Path = PROC,
+) -> list[ListeningPort]:
+    """Return the announced ports of jobs on this node, each once, bounded for each job and the node.
 
-    ``jobs``: raw IDs of the jobs; ``None``: all.
+    ``jobs``: raw IDs of the jobs; ``None``: all. ``programs``: patterns of further servers. ``say`` is called for each
+    job with ports beyond the bounds.
 
     Raises ``ExhaustedError``.
     """
     found: dict[int, ListeningPort] = {}
-    of_job: Counter[str] = Counter()
     spent_s: defaultdict[int, float] = defaultdict(float)
     with contextlib.suppress(OSError):
         sockets, here = listening(proc=proc), own_namespace("net", proc=proc)
@@ -104,20 +130,31 @@ def ports(finder: JobFinder, *, jobs: Collection[int] | None = None, proc: Path 
             if spent_s[job.job_id] > MOST_SEARCH_S:
                 continue
             began_s = time.thread_time()
-            for port in _of_process(one, str(job.job_id), sockets, here):
+            for port in _of_process(one, str(job.job_id), sockets, here, programs):
                 # Workers of a server share its socket.
-                if port.inode not in found and of_job[port.job] < MOST_PORTS_OF_JOB and len(found) < MOST_PORTS:
+                if port.inode not in found or port.rank < found[port.inode].rank:
                     found[port.inode] = port
-                    of_job[port.job] += 1
             spent_s[job.job_id] += time.thread_time() - began_s
-    return list(found.values())
+    of_job: Counter[str] = Counter()
+    bounded: list[ListeningPort] = []
+    for port in sorted(found.values(), key=lambda port: port.rank):
+        of_job[port.job] += 1
+        if of_job[port.job] <= MOST_PORTS_OF_JOB and len(bounded) < MOST_PORTS:
+            bounded.append(port)
+    left = {port.job for port in found.values()} if len(found) > len(bounded) else set()
+    for job_id in sorted(left):
+        count = sum(port.job == job_id for port in bounded)
+        if count < of_job[job_id]:
+            say(f"job {job_id}: {of_job[job_id]} ports of model servers, of which {count} are examined")
+    return bounded
 
 
 def _of_process(
-    one: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int]
+    one: Process, job: str, sockets: Mapping[int, tuple[str, int]], here: tuple[int, int], programs: Sequence[str]
 ) -> Iterator[ListeningPort]:
     try:
-        if one.namespace("net") != here:
+        announcement = _Announcement.of(one, programs)
+        if announcement is None or one.namespace("net") != here:
             return
         user = _user(one)
         if user is None:
@@ -125,11 +162,62 @@ def _of_process(
         for inode in sockets_of(one):
             if inode in sockets:
                 host, port = sockets[inode]
-                yield ListeningPort(one.id, inode, job, *user, host, port)
+                rank = announcement.rank(port)
+                if rank is not None:
+                    yield ListeningPort(one.id, inode, job, *user, host, port, rank)
     except ExhaustedError:
         raise
     except OSError:
         return  # it has ended, or may not be examined
+
+
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """What a process announces about its ports."""
+
+    named: frozenset[int]
+    """Ports that the job names."""
+    arguments: frozenset[int] = frozenset()
+    """Numbers in the command line."""
+    defaults: frozenset[int] = frozenset()
+    server: bool = False
+    """Whether it is known as the server of an engine."""
+
+    @classmethod
+    def of(cls, one: Process, programs: Sequence[str]) -> _Announcement | None:
+        """Read it; ``None``: nothing is announced. Raises ``OSError``, ``ExhaustedError``."""
+        arguments = one.read("cmdline", _MOST_BYTES).decode("utf-8", "replace").rstrip("\0").split("\0")
+        names = engines.program_names(arguments)
+        with contextlib.suppress(OSError):
+            names.append(one.link("exe").rpartition("/")[2])
+        servers = engines.servers_named(names)
+        listed = any(fnmatchcase(name, pattern) for name in names for pattern in programs)
+        named = _named_ports(one)
+        if not servers and not listed:
+            return cls(named) if named else None
+        numbers = (kernel_text.number(word.rpartition("=")[2].rpartition(":")[2]) for word in arguments)
+        defaults = frozenset(port for engine in servers for port in engine.ports)
+        return cls(named, frozenset(number for number in numbers if number), defaults, server=True)
+
+    def rank(self, port: int) -> int | None:
+        """Return the rank of a port; ``None``: it must not be connected to."""
+        if port in self.named or port in self.arguments:
+            return _ANNOUNCED
+        if port in self.defaults:
+            return _DEFAULT
+        return _OTHER if self.server else None
+
+
+def _named_ports(one: Process) -> frozenset[int]:
+    """Return the ports that the environment of a process names. Raises ``ExhaustedError``."""
+    try:
+        text = one.read("environ", _MOST_BYTES).decode("utf-8", "replace")
+    except ExhaustedError:
+        raise
+    except OSError:
+        return frozenset()
+    values = [entry.partition("=")[2] for entry in text.split("\0") if entry.startswith(f"{VARIABLE}=")]
+    return frozenset(number for value in values for word in value.split(",") if (number := kernel_text.number(word)))
 
 
 def _user(one: Process) -> tuple[int, int, tuple[int, ...]] | None:
@@ -143,7 +231,10 @@ def _user(one: Process) -> tuple[int, int, tuple[int, ...]] | None:
 
 
 def request(port: ListeningPort) -> list[EngineReading]:
-    """Scrape a port with the privileges of its user. Raises ``UnreachableError`` with the reason."""
+    """Scrape a port with the privileges of its user; empty: it responded without metrics of an engine.
+
+    Raises ``AffinodeError`` with the reason if there was no response of HTTP.
+    """
     argv = process.of_module(
         "slurm_affinode.metrics.serving.scrape", port.host, str(port.port), str(port.uid), str(port.gid),
         ",".join(map(str, port.groups)),
@@ -185,19 +276,30 @@ class EngineScraper:
         say: Callable[[str], None],
         look: Callable[[], Sequence[ListeningPort]] | None = None,
         send: Callable[[ListeningPort], list[EngineReading]] = request,
+        suspending: Callable[[], Collection[int]] = tuple,
+        programs: Sequence[str] = (),
         now: Callable[[], float] = time.monotonic,
         proc: Path = PROC,
         once: bool = False,
     ) -> None:
-        """``once``: do not scrape a port again that has responded as an engine. ``look``, ``send``: for tests."""
+        """``once``: do not scrape a port again that has responded as an engine. ``look``, ``send``: for tests.
+
+        ``suspending``: returns the raw IDs of jobs that must not be probed now. Raises ``AffinodeError``: unknown.
+        ``programs``: see ``ports``.
+        """
         self._once = once
-        self._look = look or (lambda: ports(finder, proc=proc))
-        self._say, self._send, self._now, self._proc = say, send, now, proc
+        self._reported: set[str] = set()
+        self._look = look or (lambda: ports(finder, programs=programs, say=self._say_once, proc=proc))
+        self._say, self._send, self._suspending, self._now, self._proc = say, send, suspending, now, proc
         self._freezer = LinuxFreezer(proc=proc)
         self._quiet: dict[tuple[Id, int], tuple[float, float]] = {}
-        """Port without an engine -> time from which it is scraped again, and how long it was left alone."""
+        """Port -> time from which it is scraped again, and how long it was left alone."""
+        self._refusals: dict[Id, tuple[float, int]] = {}
+        """Process -> time from which ports that are no known engines are probed, and the number of refusals."""
         self._known: dict[tuple[Id, int], tuple[float, ListeningPort, list[FoundEngine]]] = {}
         """Port -> time of its last good scrape, and its engines then."""
+        self._proven: set[tuple[Id, int]] = set()
+        """Ports that have responded as engines at any time."""
         self._failing = False
 
     def round(self) -> list[FoundEngine]:
@@ -212,16 +314,47 @@ class EngineScraper:
         self._failing = False
         return found
 
+    def _say_once(self, text: str) -> None:
+        if text not in self._reported:
+            self._reported.add(text)
+            self._say(text)
+
     def _found(self, there: Sequence[ListeningPort]) -> list[FoundEngine]:
         """Scrape these ports. Raises ``ExhaustedError``."""
         keys = {port.key for port in there}
         self._quiet = {key: one for key, one in self._quiet.items() if key in keys}
         self._known = {key: one for key, one in self._known.items() if key in keys}
-        done = self._known if self._once else ()
-        now, due = self._now(), (0.0, 0.0)
-        wanted = [port for port in there if self._quiet.get(port.key, due)[0] <= now and port.key not in done]
+        self._proven &= keys
+        self._refusals = {process: one for process, one in self._refusals.items() if self._lives(process)}
+        due, waiting = self._due(there)
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="engines") as pool:
-            return [engine for found in pool.map(self._one, wanted) for engine in found]
+            found = [engine for found in pool.map(self._one, due) for engine in found]
+        return found + [engine for port in waiting for engine in self._down(port, None)]
+
+    def _due(self, there: Sequence[ListeningPort]) -> tuple[list[ListeningPort], list[ListeningPort]]:
+        """Return the ports to scrape now, at most one of a process that is no engine, and failing engines to wait for.
+
+        Ports that were left alone for the shortest time come first, of these the announced ones.
+        """
+        now = self._now()
+        due: list[ListeningPort] = []
+        waiting: list[ListeningPort] = []
+        serving = {process for process, _ in self._proven}
+        probed: set[Id] = set()
+        for port in sorted(there, key=lambda port: (self._quiet.get(port.key, (0.0, 0.0))[1], port.rank)):
+            known, paused = port.key in self._known, self._quiet.get(port.key, (now, 0.0))[0] > now
+            if known and self._once:
+                continue
+            if paused:
+                waiting += [port] * known
+            elif port.key in self._proven:
+                due.append(port)
+            elif port.process not in probed and (port.rank == _ANNOUNCED or port.process not in serving):
+                at, refusals = self._refusals.get(port.process, (now, 0))
+                if at <= now and refusals < MOST_REFUSALS:
+                    probed.add(port.process)
+                    due.append(port)
+        return due, waiting
 
     def servers(self) -> list[ServerPort]:
         """Return the ports of the last round that have responded as engines, also if they do not respond now."""
@@ -234,35 +367,53 @@ class EngineScraper:
         ]  # fmt: skip
 
     def _one(self, port: ListeningPort) -> list[FoundEngine]:
-        if not self._runs(port.process):
+        if int(port.job) in self._suspending() or not self._runs(port.process):
             return []
         started = time.monotonic()
+        responded, readings = True, list[EngineReading]()
         try:
             readings = self._send(port)
         except AffinodeError:
-            readings = []
+            responded = False
         took_s = time.monotonic() - started
+        if not responded and port.key not in self._proven:
+            _, refusals = self._refusals.get(port.process, (0.0, 0))
+            pause_s = min(LONGEST_RETRY_S, FIRST_REFUSAL_S * 4**refusals)
+            self._refusals[port.process] = self._now() + pause_s, refusals + 1
         if not self._still_there(port):
             return []
         if readings:
             name = f"[{port.host}]" if ":" in port.host else port.host
-            engines = [
-                FoundEngine(one, f"{name}:{port.port}", port.job, _name_of(port.uid), took_s) for one in readings
-            ]
-            self._known[port.key] = self._now(), port, engines
+            found = [FoundEngine(one, f"{name}:{port.port}", port.job, _name_of(port.uid), took_s) for one in readings]
+            self._known[port.key] = self._now(), port, found
+            self._proven.add(port.key)
             self._quiet.pop(port.key, None)
-            return engines
-        last, _, engines = self._known.get(port.key, (float("-inf"), port, []))
+            return found
+        _, pause_s = self._quiet.get(port.key, (0.0, 0.0))
+        pause_s = min(LONGEST_RETRY_S, max(FIRST_RETRY_S, 2 * pause_s))
+        self._quiet[port.key] = self._now() + pause_s, pause_s
+        return self._down(port, took_s)
+
+    def _down(self, port: ListeningPort, took_s: float | None) -> list[FoundEngine]:
+        """Return the engines of a port that does not respond; none once that has lasted for ``RETRY_S``."""
+        last, _, found = self._known.get(port.key, (float("-inf"), port, []))
         if self._now() - last > RETRY_S:
             self._known.pop(port.key, None)
-            _, pause_s = self._quiet.get(port.key, (0.0, 0.0))
-            pause_s = min(RETRY_S, max(FIRST_RETRY_S, 2 * pause_s))
-            self._quiet[port.key] = self._now() + pause_s, pause_s
             return []
         return [
             replace(one, reading=replace(one.reading, values={}, buckets={}), took_s=took_s, up=False)
-            for one in engines
-        ]
+            for one in found
+        ]  # fmt: skip
+
+    def _lives(self, process: Id) -> bool:
+        """Return whether a process has not ended."""
+        try:
+            with Process(process.pid, started=process.started, proc=self._proc) as one:
+                return not one.ended()
+        except ExhaustedError:
+            return True
+        except OSError:
+            return False
 
     def _runs(self, process: Id) -> bool:
         """Return whether a process has not ended and is neither stopped nor frozen."""

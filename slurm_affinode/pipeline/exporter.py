@@ -26,6 +26,7 @@ from slurm_affinode.gpu.server_trees import GpuHolder, ServerTrees, holders
 from slurm_affinode.metrics.serving import engines
 from slurm_affinode.model.gpu import Sweep
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, orphaned
+from slurm_affinode.suspension.journal import Journal
 
 Say = Callable[[str], None]
 CONVERT_TIMEOUT_S = 120.0
@@ -51,6 +52,10 @@ class ExporterOptions:
     spool_keep_s: float | None = None
     serving_s: float | None = None
     """Scrape interval of engines in jobs; ``None``: they are not searched for."""
+    server_programs: Sequence[str] = ()
+    """Patterns of programs that are searched for engines, in addition to the known ones."""
+    journal: Path | None = None
+    """Journal of the agent on this node: a job that it suspends is not scraped."""
 
 
 class LastEngines(Collector):
@@ -243,7 +248,9 @@ def _search_engines(  # noqa: PLR0917
         node=options.node, cluster=options.cluster, stale_s=3 * period_s + 60, gpus=shown.gpus
     )  # fmt: skip
     registry.register(last)
-    scraper, trees = EngineScraper(finder, say=say), ServerTrees(finder)
+    suspending = tuple if options.journal is None else Journal(options.journal).open_jobs
+    scraper = EngineScraper(finder, say=say, suspending=suspending, programs=options.server_programs)
+    trees = ServerTrees(finder)
 
     def put(found: list[FoundEngine]) -> None:
         there = on_gpus.last

@@ -164,6 +164,16 @@ class Journal:
                     found.append(self.of_job(JobKey(match["cluster"], int(match["job"]), int(match["submit"]))))
         return sorted(found, key=lambda one: one.key)
 
+    def open_jobs(self) -> frozenset[int]:
+        """Return the raw IDs of the jobs that are being suspended or sleep in place. Raises ``JournalError``."""
+        try:
+            names = [path.name for path in self._directory.iterdir()]
+        except FileNotFoundError:
+            return frozenset()
+        except OSError as error:
+            raise JournalError(f"{self._directory}: cannot be read: {error.strerror}") from error
+        return frozenset(int(match["job"]) for name in names if (match := _NAME.fullmatch(name)))
+
     def _check(self) -> None:
         """Check that no other user can write there: the agent acts as root on the processes that a journal names."""
         try:

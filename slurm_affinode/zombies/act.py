@@ -22,6 +22,7 @@ from slurm_affinode.db.audit import ZombieLog
 from slurm_affinode.model.cleanup import DESTRUCTIVE, Action, AuditEntry
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.finding import Finding, JobAttempt, NodeRef, ProcessRef
+from slurm_affinode.model.suspension import Mode
 from slurm_affinode.report.mail import shown
 from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, UnknownJobError
 from slurm_affinode.zombies import exemptions
@@ -52,7 +53,11 @@ class OptedIn:
     watched: frozenset[int] = frozenset()
     """Jobs that may be suspended."""
     asleep: frozenset[int] = frozenset()
-    """Jobs suspended in place, or waiting for GPU memory to wake or start: they are expected to be idle."""
+    """Jobs suspended in place, or waiting for GPU memory to wake or start: they are expected to be idle.
+
+    Only those with a share of a GPU: the whole GPU of any other job stays allocated to it, so that its sleep frees
+    nothing. If that is unknown, a GPU counts as whole.
+    """
 
 
 def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
@@ -70,7 +75,7 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
             rows = ask(node, {"verb": "status"}).get("jobs", ())
         except AffinodeError:
             return {}
-        return {int(row["job_id"]): str(row.get("state")) for row in rows}
+        return {int(row["job_id"]): str(row.get("state")) for row in rows if _frees_gpus(row)}
 
     states: dict[int, str] = {}
     with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -80,6 +85,12 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
         frozenset(job for job, state in states.items() if state == "watched"),
         frozenset(job for job, state in states.items() if state in _ASLEEP),
     )
+
+
+def _frees_gpus(row: Mapping[str, Any]) -> bool:
+    """Return whether others can use the GPUs of a job while it is suspended, given its row of ``status``."""
+    in_place = row.get("state") in _ASLEEP or (row.get("option") or {}).get("mode") == Mode.INPLACE.value
+    return not in_place or row.get("shares_gpus") is True
 
 
 def parts(jobs: Iterable[Job]) -> dict[int, frozenset[int]]:

@@ -87,7 +87,8 @@ def fault(cluster: Cluster, kind: str) -> Iterator[None]:
 def inplace_configured(cluster: Cluster, **keys: object) -> Iterator[None]:
     """Run the agent of c1 with these keys in ``[inplace]``."""
     lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-    cluster.shell(NODE, 'cp "$1" "$1.own"; printf "\n[inplace]\n%s" "$2" >>"$1"', CONFIG, lines)
+    insert = r'cp "$1" "$1.own"; printf "%s" "$2" | sed -i "/^\[inplace\]/r /dev/stdin" "$1"'
+    cluster.shell(NODE, insert, CONFIG, lines)
     kill_agent(cluster, NODE)
     wait_for_agents(cluster)
     try:

@@ -6,9 +6,11 @@ It is also read by the program that scrapes an engine on a node, so that Polars 
 from __future__ import annotations
 
 import functools
+import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib import resources
 from typing import Any
 
@@ -32,6 +34,10 @@ EXPORTED_UP = EXPORTED + "up"
 """Whether the exporter's last scrape succeeded. It is 0 only while a process of the job still listens there."""
 CONFIGURATION = frozenset({"kv_tokens", "kv_blocks", "block_size", "max_running", "memory_share"})
 """Fields that hold for all models and ranks behind an endpoint if a series names none."""
+_INTERPRETER = re.compile(r"(?:python|pypy)[0-9.]*|(?:ba|da|k|z)?sh|perl|node")
+_WITH_VALUE = ("-W", "-X", "-o")
+"""Options of interpreters that are followed by a value."""
+_MOST_WORDS = 16
 _SUMMED = COUNTERS | {"running", "waiting", "waiting_capacity", "swapped"}
 
 
@@ -67,6 +73,10 @@ class EngineNames:
     model: tuple[str, ...]
     """Labels with the name of the model."""
     rank: tuple[str, ...]
+    programs: tuple[str, ...] = ()
+    """Patterns of the names of its servers, see ``program_names``."""
+    ports: tuple[int, ...] = ()
+    """Ports at which it exports metrics by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +102,12 @@ def parse(data: Mapping[str, Mapping[str, Any]]) -> EngineTable:
     sources: list[MetricSource] = []
     by_name: dict[str, list[MetricSource]] = {}
     engines = {
-        engine: EngineNames(one["title"], tuple(one["prefixes"]), tuple(one["model"]), tuple(one["rank"]))
+        engine: EngineNames(
+            one["title"], tuple(one["prefixes"]), tuple(one["model"]), tuple(one["rank"]),
+            tuple(one.get("programs", ())), tuple(one.get("ports", ())),
+        )
         for engine, one in data.items()
-    }
+    }  # fmt: skip
     for engine, one in data.items():
         for name, entry in _entries(one):
             source = _source(engine, len(sources), entry)
@@ -147,6 +160,39 @@ def exported_fields() -> Mapping[str, str]:
 def exported_buckets() -> Mapping[str, str]:
     """Return the names under which the exporter publishes the buckets of histograms, and their columns."""
     return {f"{EXPORTED}{field}_bucket": field for field in BUCKETS}
+
+
+def program_names(arguments: Sequence[str]) -> list[str]:
+    """Return the names under which a command line is known: its program, and the script or module that it interprets.
+
+    ``arguments``: those of the process, the program first.
+    """
+    if not arguments:
+        return []
+    names = [_basename(arguments[0])]
+    if _INTERPRETER.fullmatch(names[0]):
+        rest = list(arguments[1:_MOST_WORDS])
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+            del rest[: 2 if rest[0] in _WITH_VALUE else 1]
+        if rest[:1] == ["-m"]:
+            names += rest[1:2]
+        elif rest and rest[0] != "-c":
+            names.append(_basename(rest[0]).removesuffix(".py"))
+    return names
+
+
+def servers_named(names: Iterable[str]) -> list[EngineNames]:
+    """Return the engines of which one of these programs is a server."""
+    known = tuple(names)
+    return [
+        engine
+        for engine in load().engines.values()
+        if any(fnmatchcase(name, pattern) for name in known for pattern in engine.programs)
+    ]
+
+
+def _basename(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 EngineLabels = tuple[str, str | None, str | None]

@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import socket
+import struct
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -47,6 +48,8 @@ _STATUS = re.compile(rb"HTTP/1\.[0-9] ([0-9]{3})(?: |\r\n|$)")
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _SHARES = ("kv_usage", "host_kv_usage", "memory_share")
 _MOST_ID = 2**32 - 2
+_RESET, _ORDERLY = struct.pack("ii", 1, 0), struct.pack("ii", 0, 0)
+"""``struct linger``: a socket that is closed resets its connection, or ends it in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,10 @@ class EngineReading:
     """Column -> value; a column that the engine does not export is absent."""
     buckets: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
     """Column of ``engines.BUCKETS`` -> upper bounds, ascending, the last one infinite, and cumulative counts."""
+
+
+class NoMetricsError(ValueError):
+    """The response is HTTP, but has no metrics: the server works, and has closed the connection."""
 
 
 def readings(text: str) -> list[EngineReading]:
@@ -204,11 +211,14 @@ def _shown(text: str | None) -> str | None:
 def fetch(host: str, port: int, *, timeout_s: float = TIMEOUT_S, largest: int = LARGEST) -> str:
     """Return the body of ``GET /metrics``. Raises ``OSError`` or ``ValueError`` with the reason, in one line.
 
-    HTTP/1.0, so that the response is neither chunked nor compressed and ends with the connection.
+    HTTP/1.0, so that the response is neither chunked nor compressed and ends with the connection. Without a complete
+    response the connection is reset: its end is an error event for the peer, and the kernel keeps neither a socket in
+    CLOSE-WAIT nor unread bytes for a program that does not read.
     """
     ends = time.monotonic() + timeout_s
     data = bytearray()
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         connection.settimeout(timeout_s)
         connection.connect((host, port))
         connection.sendall(
@@ -228,19 +238,25 @@ def fetch(host: str, port: int, *, timeout_s: float = TIMEOUT_S, largest: int = 
                 break
         else:
             raise TimeoutError(f"timed out after {timeout_s:g} s")
-    return body_of(bytes(data))
+        response = bytes(data)
+        if _STATUS.match(response):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ORDERLY)
+    return body_of(response)
 
 
 def body_of(data: bytes) -> str:
-    """Return the body of a whole response. Raises ``ValueError`` with the reason, in one line."""
+    """Return the body of a whole response. Raises ``ValueError`` with the reason, in one line.
+
+    ``NoMetricsError``: it is one of HTTP.
+    """
     head, blank, body = data.partition(b"\r\n\r\n")
     status = _STATUS.match(head)
     if not blank or status is None:
         raise ValueError("is not an HTTP response")
     if status[1] != b"200":
-        raise ValueError(f"HTTP {status[1].decode()}")
+        raise NoMetricsError(f"HTTP {status[1].decode()}")
     if b"\r\ntransfer-encoding:" in head.lower() or b"\r\ncontent-encoding:" in head.lower():
-        raise ValueError("is an encoded response, which was not requested")
+        raise NoMetricsError("is an encoded response, which was not requested")
     return body.decode("utf-8", "replace")
 
 
@@ -328,13 +344,20 @@ def _decoded_buckets(counts: object) -> tuple[tuple[float, float], ...]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Scrape and print the readings; 1 if that failed, with the reason on standard error."""
+    """Scrape and print the readings, none if the response has no metrics.
+
+    Returns 1 if there was no response of HTTP, with the reason on standard error.
+    """
     host, port, uid, gid, groups = arguments
     engines.load()  # the user may not be permitted to read the package
     try:
         if os.geteuid() == 0:
             drop_privileges(int(uid), int(gid), [int(one) for one in groups.split(",") if one])
-        print(report(readings(fetch(host, int(port)))))
+        try:
+            found = readings(fetch(host, int(port)))
+        except NoMetricsError:
+            found = []
+        print(report(found))
     except (OSError, ValueError, MemoryError) as error:
         print(getattr(error, "strerror", None) or str(error) or type(error).__name__, file=sys.stderr)
         return 1

@@ -44,6 +44,8 @@ class Rules:
     deadline_s: float = 600.0
     """How long a job may wait in the queue."""
     end_on_deadline: bool = False
+    max_sleep_s: float = 0.0
+    """Time after which a job wakes without an event; 0: never."""
 
 
 class Holder(Protocol):

@@ -48,11 +48,12 @@ _UNSEEN_S = 10.0
 class SleeperChecks:
     """Checks of sleeping jobs. For one thread."""
 
-    def __init__(self, freezer: Freezer, sockets: Sockets, wake_backoff_s: float) -> None:
-        """``wake_backoff_s``: the shortest sleep of a job that no request can reach."""
+    def __init__(self, freezer: Freezer, sockets: Sockets, wake_backoff_s: float, max_sleep_s: float = 0.0) -> None:
+        """``wake_backoff_s``: the shortest sleep of a job that no request can reach; ``max_sleep_s``: see ``Rules``."""
         self._freezer = freezer
         self._sockets = sockets
         self._wake_backoff_s = wake_backoff_s
+        self._max_sleep_s = max_sleep_s
         self._unseen: dict[int, float] = {}
 
     def requests(self, asleep: Sequence[Sleeper], now: float) -> Iterator[tuple[Sleeper, str]]:
@@ -117,11 +118,14 @@ class SleeperChecks:
     def due(self, one: Sleeper, now: float, fits: Callable[[Sleeper], bool]) -> str | None:
         """Return why a job wakes without a request.
 
-        Its time has come, or no request can ever reach it and there is room (``fits``).
+        Its time has come, or no request can ever reach it and there is room (``fits``). Requests to a port that it had
+        not opened yet are not seen, so the time of a sleep is limited.
         """
         wake = one.option.wake
         if wake == "hold":
             return None
+        if 0 < self._max_sleep_s <= now - one.since_epoch:
+            return f"it has slept for {span(self._max_sleep_s)} (inplace.max_sleep)"
         if wake != "auto":
             try:
                 return f"wake={wake}" if wake_time(wake, one.since_epoch) <= now else None
@@ -242,7 +246,7 @@ class InPlaceScheduler:
         self._rules = rules
         self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)
-        self._looks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s)
+        self._looks = SleeperChecks(freezer, sockets, parts.settings.wake_backoff_s, rules.max_sleep_s)
         self._line = GpuQueue(parts, self._sharing, self._comments, rules.deadline_s, clock, pressed=calls.pressed)
         self._starters = Starters(parts, freezer, rules.start_free_pct)
         self._lock = threading.Condition()

@@ -8,10 +8,12 @@ way back is that of a sleeper that is woken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.text import span
 from slurm_affinode.core.inplace import sleeps_forever
 from slurm_affinode.model.suspension import Phase, Refusal
 from slurm_affinode.suspension.context import Parts
@@ -60,6 +62,56 @@ class FreezeAttempt(Attempt):
     """Processes that used a GPU when it began."""
 
 
+_Listeners = frozenset[tuple[str, int, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    listeners: _Listeners
+    since_s: float
+    served: bool
+
+
+class Settling:
+    """Servers that are still starting: the listeners of jobs, and since when they have not changed.
+
+    A helper that listens, of NCCL or ``torch.distributed``, makes a job look like one that can receive requests, while
+    the port of its API is opened after its model is loaded. A connection to that port would be refused by the kernel
+    and wake nothing.
+    """
+
+    def __init__(self, settle_s: float, clock: Callable[[], float]) -> None:
+        """``settle_s``: how long listeners must exist without a change; ``clock``: a monotonic clock, in seconds."""
+        self._settle_s = settle_s
+        self._clock = clock
+        self._seen: dict[tuple[int, int], _Seen] = {}
+
+    def forget_others(self, attempts: Collection[tuple[int, int]]) -> None:
+        """Forget all jobs but these attempts (raw ID and restart count)."""
+        self._seen = {key: seen for key, seen in self._seen.items() if key in attempts}
+
+    def hindrance(self, attempt: tuple[int, int], look: sockets.Look) -> str | None:
+        """Return why a job may still be starting, given its sockets now; ``None``: it is not.
+
+        A job that has received data on a connection to one of its ports has started for good.
+        """
+        listeners = frozenset((sock.family, sock.port, sock.name) for sock in look.values() if sock.listens)
+        ports = {sock.port for sock in look.values() if sock.listens and sock.family == "tcp"}
+        served = any(not one.listens and one.port in ports and one.received for one in look.values())
+        now_s, before = self._clock(), self._seen.get(attempt)
+        if before is not None and before.served:
+            return None
+        same = before is not None and before.listeners == listeners
+        since_s = before.since_s if before is not None and same else now_s
+        self._seen[attempt] = _Seen(listeners, since_s, served)
+        if served or not self._settle_s or now_s - since_s >= self._settle_s:
+            return None
+        return (
+            f"it may still be starting: no request has arrived yet, and its listeners have not changed for "
+            f"{span(now_s - since_s)} so far, less than {span(self._settle_s)} (inplace.settle)"
+        )
+
+
 class InPlaceEnding(Ending[FreezeAttempt]):
     """The ending of jobs with ``mode=inplace``."""
 
@@ -67,8 +119,9 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def __init__(
         self, parts: Parts, outcomes: SuspensionOutcomes, scheduler: InPlaceScheduler, *, freezer: Freezer,
-        sockets: Sockets, freeze_s: float,
+        sockets: Sockets, freeze_s: float, settle_s: float = 0.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
+        """``settle_s``: how long listeners must not have changed before a job sleeps that has received no request."""
         self._parts = parts
         self._outcomes = outcomes
         self._freezer = freezer
@@ -76,6 +129,7 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         self._scheduler = scheduler
         self._freeze_s = freeze_s
         self._rollback = Rollback(parts)
+        self._settling = Settling(settle_s, clock)
 
     # --- refusals
 
@@ -152,6 +206,11 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal("request", asks))
+        self._settling.forget_others({(one.job_id, one.restarts) for one in self._parts.registry.jobs()})
+        # A job without sockets wakes by itself.
+        starting = self._settling.hindrance((job.job_id, job.restarts), now) if sockets.can_be(now) else None
+        if starting is not None:
+            raise Refused(Refusal("not-started", starting))
         return _Rest(now, readers, waits, waited & self._freezer.calls(pids))
 
     def recheck(self, attempt: FreezeAttempt) -> None:

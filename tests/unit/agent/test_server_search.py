@@ -54,8 +54,10 @@ class OfSession(JobFinder):
 @contextlib.contextmanager
 def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerSearch]]:
     """Start a server; yield it, the PID of its engine, and a search in which the engine is on GPU 0."""
-    argv = (sys.executable, "-c", SERVER, metrics)
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as server:
+    argv = ("vllm", "-c", SERVER, metrics)
+    with subprocess.Popen(
+        argv, executable=sys.executable, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as server:
         assert server.stdout is not None
         engine = int(server.stdout.readline())
         gpus = Gpus(holders={0: [engine]})

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,15 +19,17 @@ from prometheus_client import CollectorRegistry, generate_latest
 from waiting import wait_until
 
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.base.pidfd import ExhaustedError, Id, Process
+from slurm_affinode.base.pidfd import ExhaustedError, Id, Process, processes
 from slurm_affinode.gpu import server_trees
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.gpu.server_trees import GpuHolder, LostServer, ServerPort, ServerTrees
+from slurm_affinode.metrics.serving import engines, scrape
 from slurm_affinode.metrics.serving.scrape import EngineReading
 from slurm_affinode.model.gpu import JobRef, Sweep
 from slurm_affinode.pipeline import engine_discovery
 from slurm_affinode.pipeline.engine_discovery import EngineScraper, FoundEngine, ListeningPort
 from slurm_affinode.pipeline.exporter import LastEngines, ProcessesOnGpus
+from slurm_affinode.suspension.journal import Journal
 
 NOBODY = 65534
 SERVER = """
@@ -64,8 +67,8 @@ class OneJob(JobFinder):
 @pytest.fixture
 def server() -> Iterator[tuple[int, int]]:
     """A server with a worker; yield the PID of its session and its port."""
-    argv = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, start_new_session=True) as started:
+    argv = ["vllm", "-c", SERVER]
+    with subprocess.Popen(argv, executable=sys.executable, stdout=subprocess.PIPE, start_new_session=True) as started:
         assert started.stdout is not None
         yield started.pid, int(started.stdout.readline())
         os.killpg(started.pid, 9)
@@ -203,7 +206,8 @@ class Script:
 
     def __init__(self, port: ListeningPort) -> None:
         self.port, self.time, self.requests = port, 0.0, 0
-        self.answer: list[EngineReading] | None = None
+        self.answer: list[EngineReading] | None = []
+        """``None``: no response of HTTP."""
         self.scraper = EngineScraper(
             OneJob(0), say=pytest.fail, look=lambda: [self.port], send=self._send, now=lambda: self.time
         )
@@ -231,7 +235,20 @@ def test_port_without_an_engine_is_requested_less_and_less_often(script: Script)
     pauses = [later - one for one, later in itertools.pairwise(requested_s)]
     assert pauses[0] <= 15
     assert pauses == sorted(pauses)
-    assert max(pauses) - engine_discovery.RETRY_S in (0, 1)
+    assert len(requested_s) <= 13
+
+
+def test_process_that_refuses_is_probed_a_few_times_in_its_life(script: Script) -> None:
+    """Each probe may cost it a descriptor. Further sockets of the same process count as well."""
+    script.answer = None
+    at_s = []
+    for script.time in range(0, 3 * 86400, 60):
+        before = script.requests
+        script.port = replace(script.port, rank=script.time % 3)
+        assert script.scraper.round() == []
+        at_s += [script.time] * (script.requests - before)
+    assert len(at_s) == engine_discovery.MOST_REFUSALS
+    assert at_s[-1] - at_s[-2] > 3600
 
 
 def test_server_is_found_soon_after_it_has_loaded_its_model(script: Script) -> None:
@@ -251,11 +268,205 @@ def test_engine_that_does_not_respond_is_down_and_then_forgotten(script: Script)
     script.answer = [EngineReading("vllm", "m", None, {"running": 1.0})]
     assert [one.up for one in script.scraper.round()] == [True]
     script.answer = None
-    script.time += 60
-    (down,) = script.scraper.round()
-    assert (down.up, down.reading.model, down.reading.values) == (False, "m", {})
+    for script.time in (60, 60.5):  # the second one without a request
+        (down,) = script.scraper.round()
+        assert (down.up, down.reading.model, down.reading.values) == (False, "m", {})
+    assert script.requests == 2
     script.time += engine_discovery.RETRY_S
     assert script.scraper.round() == []
+
+
+def test_engine_that_hung_is_found_again(script: Script) -> None:
+    """It has responded before, so that it is not given up."""
+    script.answer = [EngineReading("vllm", "m", None, {"running": 1.0})]
+    assert script.scraper.round()
+    script.answer = None
+    for script.time in range(15, 3600, 15):
+        script.scraper.round()
+    assert script.requests <= 13
+    script.answer = [EngineReading("vllm", "m", None, {"running": 1.0})]
+    for script.time in range(3600, 7300, 15):
+        if script.scraper.round():
+            return
+    pytest.fail("it is not found")
+
+
+PEERS = """
+import os, selectors, socket, sys
+kind, count = sys.argv[1], int(sys.argv[2])
+listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+waiting, kept = selectors.DefaultSelector(), []
+for one in listeners:
+    if kind != "never-accepts":
+        waiting.register(one, selectors.EVENT_READ)
+if os.geteuid() == 0:
+    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
+print(*(one.getsockname()[1] for one in listeners), flush=True)
+while True:
+    for key, _ in waiting.select():
+        kept.append(key.fileobj.accept()[0])
+"""
+
+
+def in_process(port: ListeningPort) -> list[EngineReading]:
+    """Scrape without a program of its own, with a short timeout."""
+    try:
+        return scrape.readings(scrape.fetch(port.host, port.port, timeout_s=0.2))
+    except scrape.NoMetricsError:
+        return []
+    except (OSError, ValueError) as error:
+        raise UnreachableError(str(error)) from error
+
+
+def probe_for_a_day(session: int) -> list[ListeningPort]:
+    """Run the rounds of a day with real connections; return the ports that were connected to.
+
+    Only this process is examined: examining all others, round after round, takes a minute.
+    """
+    requested: list[ListeningPort] = []
+    clock = [0.0]
+
+    def send(port: ListeningPort) -> list[EngineReading]:
+        requested.append(port)
+        return in_process(port)
+
+    scraper = EngineScraper(OneJob(session), say=pytest.fail, send=send, now=lambda: clock[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine_discovery, "processes", lambda proc: processes([session], proc=proc))
+        for clock[0] in (*range(0, 900, 15), *range(900, 86400, 900)):
+            scraper.round()
+    return requested
+
+
+def descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def half_closed(ports: set[int]) -> list[str]:
+    """Return the connections to these ports that the kernel keeps in CLOSE-WAIT."""
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [row[1] for row in rows if row[3] == "08" and int(row[1].partition(":")[2], 16) in ports]
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest) -> Iterator[tuple[int, set[int]]]:
+    """A program with listeners that is no HTTP server; yield its PID and ports."""
+    name, kind, count = request.param
+    with subprocess.Popen(
+        [name, "-c", PEERS, kind, str(count)], executable=sys.executable, stdout=subprocess.PIPE, start_new_session=True
+    ) as started:
+        assert started.stdout is not None
+        yield started.pid, set(map(int, started.stdout.readline().split()))
+        started.kill()
+
+
+@pytest.mark.parametrize(
+    "peer", [("python3", "never-accepts", 8), ("python3", "never-closes", 8)], indirect=True, ids=lambda one: one[1]
+)
+def test_plain_program_is_not_connected_to_within_a_day(peer: tuple[int, set[int]]) -> None:
+    """It asked for nothing, and would have to close what it accepts."""
+    pid, own_ports = peer
+    before = descriptors(pid)
+    assert probe_for_a_day(pid) == []
+    assert (descriptors(pid), half_closed(own_ports)) == (before, [])
+
+
+@pytest.mark.parametrize(
+    "peer", [("vllm", "never-accepts", 13), ("vllm", "never-closes", 13)], indirect=True, ids=lambda one: one[1]
+)
+def test_engine_without_http_loses_few_descriptors_in_a_day(peer: tuple[int, set[int]]) -> None:
+    """Its sockets are reset: the kernel keeps none half closed, with bytes that would hinder a suspension."""
+    pid, own_ports = peer
+    before = descriptors(pid)
+    assert 0 < len(probe_for_a_day(pid)) <= engine_discovery.MOST_REFUSALS
+    assert descriptors(pid) <= before + engine_discovery.MOST_REFUSALS
+    assert half_closed(own_ports) == []
+
+
+def test_descriptors_of_an_engine_are_unchanged_after_a_day(server: tuple[int, int]) -> None:
+    session, port = server
+    before = descriptors(session)
+    assert len(probe_for_a_day(session)) > 100
+    wait_until("the server has closed its connections", lambda: descriptors(session) == before)
+    assert half_closed({port}) == []
+
+
+@pytest.mark.parametrize("peer", [("vllm", "never-accepts", 40)], indirect=True)
+def test_ports_beyond_the_bound_are_reported(peer: tuple[int, set[int]]) -> None:
+    pid, _ = peer
+    said: list[str] = []
+    found = engine_discovery.ports(OneJob(pid), say=said.append)
+    assert len(found) == engine_discovery.MOST_PORTS_OF_JOB
+    assert said == ["job 7: 40 ports of model servers, of which 16 are examined"]
+
+
+@pytest.mark.parametrize("peer", [("vllm", "never-closes", 40)], indirect=True)
+def test_announced_port_is_first_among_many(peer: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine has many sockets beside that of its API."""
+    pid, own_ports = peer
+    announced = max(own_ports)
+    table = engines.load()
+    known = {**table.engines, "vllm": replace(table.engines["vllm"], ports=(announced,))}
+    monkeypatch.setattr(engines, "load", lambda: replace(table, engines=known))
+    assert engine_discovery.ports(OneJob(pid))[0].port == announced
+
+
+def test_port_that_the_job_names_is_announced() -> None:
+    """For servers that a script of the user's starts from a library."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    code = (
+        "import http.server, os, sys\n"
+        f"server = http.server.HTTPServer(('127.0.0.1', {port}), http.server.BaseHTTPRequestHandler)\n"
+        "other = http.server.HTTPServer(('127.0.0.1', 0), http.server.BaseHTTPRequestHandler)\n"
+        "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)\n"
+        "print('listens', flush=True); server.serve_forever()\n"
+    )
+    environ = {**os.environ, engine_discovery.VARIABLE: f"1,{port}"}
+    argv = [sys.executable, "-c", code]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environ, start_new_session=True) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        found = engine_discovery.ports(OneJob(started.pid))
+        started.kill()
+    assert [one.port for one in found] == [port]
+
+
+@pytest.mark.parametrize("peer", [("serve_llm.bin", "never-accepts", 1)], indirect=True)
+def test_programs_of_the_site_are_examined(peer: tuple[int, set[int]]) -> None:
+    pid, own_ports = peer
+    assert engine_discovery.ports(OneJob(pid)) == []
+    (found,) = engine_discovery.ports(OneJob(pid), programs=["serve_*"])
+    assert found.port in own_ports
+
+
+def test_job_that_is_being_suspended_is_not_requested(server: tuple[int, int]) -> None:
+    """The connection would roll its suspension back. The agent announces the suspension in its journal."""
+    session, _ = server
+    suspending = {7}
+    scraper = EngineScraper(OneJob(session), say=pytest.fail, send=in_process, suspending=lambda: suspending)
+    assert scraper.round() == []
+    suspending.clear()
+    assert len(scraper.round()) == 1
+
+
+def test_nothing_is_requested_while_it_is_unknown_which_jobs_are_being_suspended(
+    server: tuple[int, int], tmp_path: Path
+) -> None:
+    session, _ = server
+    directory, said = tmp_path / "journal", list[str]()
+    scraper = EngineScraper(
+        OneJob(session), say=said.append, send=in_process, suspending=Journal(directory).open_jobs
+    )  # fmt: skip
+    directory.write_text("")
+    assert scraper.round() == []
+    assert said == [f"engines are not searched for: {directory}: cannot be read: Not a directory"]
+    directory.unlink()
+    directory.mkdir()
+    (directory / "alpha.7.1790000000.jsonl").write_text("")
+    assert scraper.round() == []
+    (directory / "alpha.7.1790000000.jsonl").rename(directory / "alpha.8.1790000000.jsonl")
+    assert len(scraper.round()) == 1
 
 
 @pytest.mark.parametrize(

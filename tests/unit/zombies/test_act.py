@@ -183,7 +183,9 @@ def test_template_error_does_not_affect_the_action(world: World, tmp_path: Path)
 def test_opted_in_job_is_suspended(world: World) -> None:
     """The agents report which jobs opted in; an agent's refusal is a failure."""
     rows = [(7, "watched"), (9, "suspended"), (10, "asleep"), (11, "waking")]
-    world.answers["status"] = {"jobs": [{"job_id": number, "state": state} for number, state in rows]}
+    world.answers["status"] = {
+        "jobs": [{"job_id": number, "state": state, "shares_gpus": True} for number, state in rows]
+    }
     assert opted_in([due()], world.ask) == OptedIn(frozenset({7}), frozenset({10, 11}))
     assert [one.result for one in act(world, due(verb="suspend"))] == ["done"]
     assert world.cancelled == ["suspend 7"]
@@ -192,6 +194,17 @@ def test_opted_in_job_is_suspended(world: World) -> None:
     assert [one.result for one in act(world, due(squatter(subject=job(submit=NOW)), verb="suspend"))] == ["gone"]
     world.answers["status"] = UnreachableError("no agent")
     assert opted_in([due()], world.ask) == OptedIn()
+
+
+@pytest.mark.parametrize("shares", [False, None])
+@pytest.mark.parametrize("state", ["watched", "asleep", "waking"])
+def test_sleep_on_a_whole_gpu_does_not_protect_a_job(world: World, state: str, shares: bool | None) -> None:
+    """Its GPU stays allocated to it: a suspension in place would free nothing. Unknown counts as a whole GPU."""
+    row = {"job_id": 7, "state": state, "option": {"mode": "inplace"}, "shares_gpus": shares}
+    world.answers["status"] = {"jobs": [row]}
+    assert opted_in([due()], world.ask) == OptedIn()
+    assert [one.result for one in act(world)] == ["done"]
+    assert world.cancelled == ["7"]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +340,7 @@ def test_opt_in_is_checked_again_before_canceling(world: World, state: str, resu
     """The agent may have been restarting when the decision was made; it does not matter if the policy prefers to
     cancel.
     """
-    world.answers["status"] = {"jobs": [{"job_id": 7, "state": state}]}
+    world.answers["status"] = {"jobs": [{"job_id": 7, "state": state, "shares_gpus": True}]}
     assert [one.result for one in act(world)] == [result]
     assert world.cancelled == done
     again = due(squatter(subject=job(job_id=8, id="8")), prefer_suspend=False)

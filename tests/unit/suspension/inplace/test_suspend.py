@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from agent_site import Crash, Process
-from inplace_site import BACK, GIB, OPEN, OUT, QUIET, Node, asleep, awake, entries
+from inplace_site import BACK, GIB, LISTENER, OPEN, OPTION, OUT, QUIET, Node, asleep, awake, entries
 from job_owner import OWNER
 
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts
@@ -18,7 +18,10 @@ from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Phase
 from slurm_affinode.suspension.compatibility import CompatibilityRow
 from slurm_affinode.suspension.inplace.gpu_sharing import Rules
+from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, LISTEN, Sock
+from slurm_affinode.suspension.inplace.suspend import InPlaceEnding
 from slurm_affinode.suspension.interface import Refused
+from slurm_affinode.suspension.suspend import JobSuspender
 
 
 def test_request_wakes_suspended_job(world, node):
@@ -384,3 +387,66 @@ def test_stops_and_continues_during_suspension_are_kept(world, node, before, by_
     node.round()
     assert node.scheduler.view(7) is None
     assert node.stopped() == [before if by_slurm else not before, False]
+
+
+def settling(node, seconds=300.0):
+    """Return a suspender that waits for listeners to settle."""
+    parts = replace(node.agent.parts, gpus=node.cards)
+    ending = InPlaceEnding(
+        parts, node.agent.outcomes, node.scheduler, freezer=node.freezer, sockets=node.sockets, freeze_s=1,
+        settle_s=seconds, clock=lambda: node.world.clock,
+    )  # fmt: skip
+    return JobSuspender(parts, {Mode.INPLACE: ending})
+
+
+def refusal(node, suspender):
+    """Return the code of the refusal of a suspension; empty: the job sleeps."""
+    try:
+        suspender.suspend(node.job(), "idle 15m", look_again=lambda: None)
+    except Refused as error:
+        return error.refusal.code
+    return ""
+
+
+def test_server_that_is_still_starting_is_not_frozen(world, node):
+    """It listens with a helper, and opens the port of its API later. The time begins with each change of listeners."""
+    suspender = settling(node)
+    helper = Sock(21, "tcp", LISTEN, 0, port=29500)
+    node.sockets.now = {21: helper}
+    assert refusal(node, suspender) == "not-started"
+    world.clock += 299
+    assert refusal(node, suspender) == "not-started"
+    node.sockets.now = {21: helper, 11: LISTENER}
+    assert refusal(node, suspender) == "not-started"
+    world.clock += 299
+    assert refusal(node, suspender) == "not-started"
+    assert world.running()
+    world.clock += 2
+    assert (refusal(node, suspender), asleep(world)) == ("", True)
+
+
+def test_server_that_has_received_a_request_has_started(world, node):
+    """The connection may be closed by the next attempt."""
+    suspender = settling(node)
+    answered = Sock(12, "tcp", ESTABLISHED, 0, port=8000, received=100, received_ms=10**6, sent_ms=10**6, sent=1)
+    node.sockets.now = {11: replace(LISTENER, waiting=0), 12: answered}
+    assert (refusal(node, suspender), asleep(world)) == ("", True)
+
+
+def test_job_that_no_request_can_reach_is_not_waited_for(world, node):
+    """It wakes when there is room."""
+    node.sockets.has, node.sockets.now = False, {}
+    assert (refusal(node, settling(node)), asleep(world)) == ("", True)
+
+
+@pytest.mark.parametrize(("wake", "wakes"), [("auto", True), ("hold", False)])
+def test_job_wakes_after_the_longest_sleep(world, wake, wakes):
+    """A request to a port that it had not opened is not seen. ``wake=hold`` has no limit."""
+    node = Node(world, Rules(max_sleep_s=3600))
+    node.sleep(option=replace(OPTION, wake=wake))
+    world.clock += 3590
+    node.round()
+    assert asleep(world)
+    world.clock += 10
+    node.round()
+    assert awake(world) is wakes
