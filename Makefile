@@ -23,7 +23,7 @@ help: ## Show the targets.
 install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
 	@$(UV) sync --quiet --frozen --no-default-groups --inexact
 
-.venv/.dev: pyproject.toml uv.lock $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
+.venv/.dev: pyproject.toml uv.lock hatch_build.py $(wildcard slurm_affinode/analysis/join/*.[ch]) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
 	$(UV) sync --quiet --frozen --all-extras --group dev
 	@touch $@
 
