@@ -24,7 +24,7 @@ install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime
 	@$(UV) sync --quiet --frozen --no-default-groups --inexact
 
 .venv/.dev: pyproject.toml uv.lock hatch_build.py $(wildcard slurm_affinode/analysis/join/*.[ch]) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
-	$(UV) sync --quiet --frozen --all-extras --group dev
+	UV_COMPILE_BYTECODE=1 $(UV) sync --quiet --frozen --all-extras --group dev
 	@touch $@
 
 demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.html.
