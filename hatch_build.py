@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SOURCES = Path("slurm_affinode/analysis/join")
 LIBRARY = SOURCES / "libjoin.so"
 FLAGS = (
-    "-std=c11", "-O3", "-g0", "-fPIC", "-shared", "-fwrapv", "-ffp-contract=off",
+    "-std=c11", "-O3", "-g0", "-s", "-fPIC", "-shared", "-fwrapv", "-ffp-contract=off",
     # Sums may be reordered, so that they are vectorized, but NaN keeps its meaning.
     "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno",
 )  # fmt: skip

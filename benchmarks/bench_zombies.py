@@ -107,6 +107,8 @@ def jobs(count: int, hours: float) -> pl.DataFrame:
         pl.when(number < count).then(pl.format("gpu{}", number // PER_NODE)).alias("node_list"),
         pl.lit(1).alias("nodes"), pl.when(number < count).then(1).alias("gpus"), pl.lit(1).alias("req_gpus"),
         pl.lit(8).alias("cpus"), pl.lit(86_400).alias("timelimit_s"),
+        # Accounting is known up to this time.
+        pl.when(number < count).then(int((hours + 1) * 3600)).alias("elapsed_s"),
     )  # fmt: skip
     return conform(running, JOBS)
 
