@@ -14,6 +14,7 @@ the true one, since a job is submitted before it is eligible, and eligible befor
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -84,16 +85,22 @@ def _identity(row: Mapping[str, Any], key: Sequence[str]) -> str:
     return ", ".join(f"{name} {str(row[name])[:40]}" for name in key if row[name] is not None)
 
 
-def from_rows(rows: Iterable[Sequence[Any]], schema: Schema) -> pl.DataFrame:
-    """Convert ``rows`` (tuples in the order of ``schema``), as fetched by a driver, to a frame in stored form."""
-    # Thousands of new tuples would start the garbage collector repeatedly, and none of them is garbage.
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Pause the garbage collector: thousands of new tuples would start it repeatedly, and none of them is garbage."""
     collecting = gc.isenabled()
     gc.disable()
     try:
-        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+        yield
     finally:
         if collecting:
             gc.enable()
+
+
+def from_rows(rows: Iterable[Sequence[Any]], schema: Schema) -> pl.DataFrame:
+    """Convert ``rows`` (tuples in the order of ``schema``), as fetched by a driver, to a frame in stored form."""
+    with without_collection():
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
     return pl.DataFrame(
         [
             pl.Series(name, values, dtype=stored_dtype(dtype))
@@ -494,10 +501,11 @@ class AccountingQueries:
 
     def _frame(self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]) -> pl.DataFrame:
         statement = select(*(table.c[name] for name in schema)).where(condition)
-        with reading(self._engine) as connection:
-            # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
-            rows = connection.execute(statement).cursor.fetchall()
-        return from_stored(from_rows(rows, schema), schema)
+        with without_collection():
+            with reading(self._engine) as connection:
+                # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
+                rows = connection.execute(statement).cursor.fetchall()
+            return from_stored(from_rows(rows, schema), schema)
 
 
 _ATTEMPTS = {"cluster": pl.String(), "job_id": pl.Int64(), "attempts": pl.Int64()}

@@ -174,12 +174,12 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
     ``jobs``: accounting of the interval, with the columns of ``JOBS`` that the query filters. With a filter by
     partition or account, engines of unknown jobs are left out.
     """
-    owners = _owners(jobs)
     # Engines in order of urgency, with a number to break ties, and the charts of the first ones.
     found: list[tuple[Any, int, EngineUsage, pl.DataFrame | None]] = []
     with contextlib.closing(engine_store(config.serving_dir)) as store:
         if not store.parts(query.since, query.until):
             return None
+        owners = _owners(jobs)
         samples = store.scan(query.since, query.until)
         if query.clusters:
             samples = samples.filter(pl.col("cluster").is_in(query.clusters))
@@ -212,8 +212,9 @@ def _owners(jobs: pl.DataFrame) -> dict[tuple[str | None, str | None], _Owner]:
     alone = jobs["cluster"].n_unique() == 1
     found: dict[tuple[str | None, str | None], _Owner] = {}
     for cluster, job, user, account, partition in jobs.select(names).iter_rows():
+        owner = {"user": user, "account": account, "partition": partition}
         for one in (cluster, UNNAMED_CLUSTER) if alone else (cluster,):
-            found[one, str(job)] = {"user": user, "account": account, "partition": partition}
+            found[one, str(job)] = owner
     return found
 
 

@@ -30,11 +30,12 @@ the whole page.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 
+import polars as pl
 from markupsafe import Markup
 
 from slurm_affinode.base import times
@@ -248,20 +249,13 @@ _SCATTER_TOP, _SCATTER_PLOT = 26, 260
 _COLUMNS, _ROWS = 50, 26
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A mark at ``x``, ``y``; ``size`` 0-1 sets the area, ``label`` is the tooltip."""
-
-    x: float
-    y: float
-    fill: str = "1"
-    size: float = 0.2
-    label: str = ""
+POINT = {"x": pl.Float64(), "y": pl.Float64(), "fill": pl.String(), "size": pl.Float64(), "label": pl.String()}
+"""Columns of the marks of a scatter chart; ``size`` 0-1 sets the area, ``label`` is the tooltip."""
 
 
 def scatter(
     words: Words,
-    points: Sequence[Point],
+    points: pl.DataFrame,
     *,
     x_label: str,
     y_label: str,
@@ -271,14 +265,14 @@ def scatter(
     thing: str = "jobs",
     note: str | None = None,
 ) -> Markup:
-    """Draw points over two axes from 0.
+    """Draw points (``POINT``) over two axes from 0.
 
     More than ``MAX_POINTS`` points are drawn as a density grid, each cell in the fill of most of its points.
     """
-    if not points:
+    if points.is_empty():
         return empty(words, "Nothing was measured that has both figures.")
-    across = value_axis(x_max or max(p.x for p in points), ticks=5)
-    up = value_axis(y_max or max(p.y for p in points))
+    across = value_axis(x_max or points["x"].max(), ticks=5)  # type: ignore[arg-type]
+    up = value_axis(y_max or points["y"].max())  # type: ignore[arg-type]
     body = [horizontal_grid(up, _SCATTER_PLOT, _SCATTER_TOP, y_label)]
     dense = len(points) > MAX_POINTS
     body.append(_density(points, across, up, thing) if dense else _points(points, across, up))
@@ -296,39 +290,35 @@ def scatter(
     )
 
 
-def _points(points: Sequence[Point], across: ValueAxis, up: ValueAxis) -> Markup:
+def _points(points: pl.DataFrame, across: ValueAxis, up: ValueAxis) -> Markup:
     mark = Markup('<circle class="p f-{}" cx="{}%" cy="{}" r="{}"><title>{}</title></circle>')
+    marks = points.sort("size", descending=True, maintain_order=True).select(*POINT)
     return Markup("").join(
         mark.format(
-            p.fill, num(100 * min(p.x / across.top, 1)), num(_SCATTER_TOP + _SCATTER_PLOT * (1 - min(p.y / up.top, 1))),
-            num(2.5 + 8 * max(0.0, min(1.0, p.size)) ** 0.5), p.label,
+            fill, num(100 * min(x / across.top, 1)), num(_SCATTER_TOP + _SCATTER_PLOT * (1 - min(y / up.top, 1))),
+            num(2.5 + 8 * max(0.0, min(1.0, size)) ** 0.5), label,
         )
-        for p in sorted(points, key=lambda p: -p.size)
+        for x, y, fill, size, label in marks.iter_rows()
     )  # fmt: skip
 
 
-def _cell(value: float, top: float, cells: int) -> int:
-    return min(cells - 1, max(0, int(cells * value / top)))
+def _cell(name: str, top: float, cells: int) -> pl.Expr:
+    return (cells * pl.col(name) / top).cast(pl.Int64).clip(0, cells - 1)
 
 
-def _density(points: Sequence[Point], across: ValueAxis, up: ValueAxis, thing: str) -> Markup:
+def _density(points: pl.DataFrame, across: ValueAxis, up: ValueAxis, thing: str) -> Markup:
     """Draw cells in five strengths, by equal steps of the square root of the count, so single points stay visible."""
-    cells: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
-    for p in points:
-        key = (_cell(p.x, across.top, _COLUMNS), _cell(p.y, up.top, _ROWS))
-        cells[key][p.fill] += 1
-    most = max(c.total() for c in cells.values())
+    place = _cell("x", across.top, _COLUMNS).alias("column"), _cell("y", up.top, _ROWS).alias("row")
+    fills = points.group_by(*place, "fill", maintain_order=True).len().sort("len", descending=True, maintain_order=True)
+    cells = fills.group_by("column", "row").agg(pl.col("len").sum(), pl.col("fill").first()).sort("column", "row")
+    most = max(cells["len"])
     mark = Markup('<g class="o{}"><title>{}</title>{}</g>')
     drawn = []
-    for (column, row), fills in sorted(cells.items()):
-        tip = f"{fmt.count(fills.total())} {thing}"
+    for column, row, count, fill in cells.iter_rows():
+        tip = f"{fmt.count(count)} {thing}"
         x, y = 100 * column / _COLUMNS, _SCATTER_TOP + _SCATTER_PLOT * (1 - (row + 1) / _ROWS)
-        strength = max(1, math.ceil(5 * (fills.total() / most) ** 0.5))
-        drawn.append(
-            mark.format(
-                strength, tip, rect(x, y, 96 / _COLUMNS, 0.93 * _SCATTER_PLOT / _ROWS, fills.most_common(1)[0][0])
-            )
-        )
+        strength = max(1, math.ceil(5 * (count / most) ** 0.5))
+        drawn.append(mark.format(strength, tip, rect(x, y, 96 / _COLUMNS, 0.93 * _SCATTER_PLOT / _ROWS, fill)))
     return Markup("").join(drawn)
 
 
@@ -336,16 +326,17 @@ def _edge(top: float, i: int, n: int) -> str:
     return f"{fmt.number(top * i / n)}–{fmt.number(top * (i + 1) / n)}"
 
 
-def _coarse(points: Sequence[Point], across: ValueAxis, up: ValueAxis, corner: str, caption: str) -> Numbers:
+def _coarse(points: pl.DataFrame, across: ValueAxis, up: ValueAxis, corner: str, caption: str) -> Numbers:
     """Return the text alternative: the number of points in each of 5 x 4 fields."""
-    counts = Counter((_cell(p.x, across.top, 5), _cell(p.y, up.top, 4)) for p in points)
+    place = _cell("x", across.top, 5).alias("column"), _cell("y", up.top, 4).alias("row")
+    counts = Counter({(column, row): n for column, row, n in points.group_by(*place).len().iter_rows()})
     head = [corner, *(_edge(across.top, i, 5) for i in range(5))]
     rows = [[_edge(up.top, j, 4), *(fmt.count(counts[i, j]) for i in range(5))] for j in reversed(range(4))]
     return Numbers(head, rows, caption)
 
 
 __all__ = [
-    "MAX_POINTS", "Bar", "Point", "Series", "Words", "empty", "histogram", "lines", "meter", "scatter", "split",
+    "MAX_POINTS", "POINT", "Bar", "Series", "Words", "empty", "histogram", "lines", "meter", "scatter", "split",
     "stacked_bars", "stacked_time", "strip",
 ]  # fmt: skip
 

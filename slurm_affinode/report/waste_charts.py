@@ -12,7 +12,7 @@ from slurm_affinode.analysis.result import WasteResult
 from slurm_affinode.base import times
 from slurm_affinode.report import charts
 from slurm_affinode.report import format as fmt
-from slurm_affinode.report.charts import Bar, Point, Series, Words
+from slurm_affinode.report.charts import Bar, Series, Words
 from slurm_affinode.report.measures import STATES, idle_share, known, total
 
 _OF_ALLOCATED = pl.col("gpu_hours_idle") / pl.col("gpu_hours_allocated")
@@ -179,22 +179,23 @@ def scatter(result: WasteResult) -> Markup:
     )
 
 
-def _points(frame: pl.DataFrame) -> list[Point]:
+def _points(frame: pl.DataFrame) -> pl.DataFrame:
     largest = max(frame["gpu_hours_allocated"].drop_nulls().to_list(), default=0.0) or 1.0
-    labelled = frame.height <= charts.MAX_POINTS
-    columns = ("job_id", "user", "util_mean_pct", "fb_mean_gib", _OF_ALLOCATED.alias("share"), "gpu_hours_allocated")
-    return [
-        Point(
-            util,
-            held,
-            "idle" if (idle or 0.0) >= _HALF else "busy",
-            (hours or 0.0) / largest,
-            f"job {job}, {fmt.name(user)}: {fmt.pct(util)} utilization, {fmt.number(held)} GiB, {fmt.hours(hours)}"
-            if labelled
-            else "",
-        )
-        for job, user, util, held, idle, hours in frame.select(columns).iter_rows()
+    fill = pl.when(_OF_ALLOCATED.fill_null(0.0) >= _HALF).then(pl.lit("idle")).otherwise(pl.lit("busy"))
+    points = frame.select(
+        pl.col("util_mean_pct").alias("x"),
+        pl.col("fb_mean_gib").alias("y"),
+        fill.alias("fill"),
+        (pl.col("gpu_hours_allocated").fill_null(0.0) / largest).alias("size"),
+    )
+    if frame.height > charts.MAX_POINTS:
+        return points.with_columns(pl.lit("").alias("label"))
+    columns = ("job_id", "user", "util_mean_pct", "fb_mean_gib", "gpu_hours_allocated")
+    labels = [
+        f"job {job}, {fmt.name(user)}: {fmt.pct(util)} utilization, {fmt.number(held)} GiB, {fmt.hours(hours)}"
+        for job, user, util, held, hours in frame.select(columns).iter_rows()
     ]
+    return points.with_columns(pl.Series("label", labels, pl.String))
 
 
 def idle_shares(result: WasteResult) -> Markup:

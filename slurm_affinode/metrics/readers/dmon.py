@@ -61,19 +61,17 @@ class DmonReader:
             rows: list[_Row] = []
             for line, number in block.lines.iter_rows():
                 if header := HEADER.match(line):
-                    yield from self._flush(rows)
-                    rows = []
-                    self._start_table(_VALUE.findall(header.group(2)))
+                    names = _VALUE.findall(header.group(2))
+                    if names != self._names:
+                        yield from self._flush(rows)
+                        rows = []
+                        self._names, self._table = names, None
                 elif not _NOTHING.match(line + " ") and not _UNITS.match(line):
                     row = self._row(line, number, last=number == block.open_line)
                     rows += [row] if row is not None else []
             yield from self._flush(rows)
         if not self._names:
             raise InputError("has no header '#Entity ...'", where=self._notes.name)
-
-    def _start_table(self, names: list[str]) -> None:
-        if names != self._names:
-            self._names, self._table = names, None
 
     def _row(self, line: str, number: int, *, last: bool) -> _Row | None:
         match = _ROW.match(line)

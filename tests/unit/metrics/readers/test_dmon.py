@@ -6,8 +6,11 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+
+from slurm_affinode.metrics.readers.tables import TableReader
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
 Reader = Callable[..., Any]
@@ -48,6 +51,16 @@ def test_dmon_output_is_read(read: Reader, recorded: Path) -> None:
     assert [(row["util_pct"], row["engine_active"], row["fb_used_mib"]) for row in mig] == [
         (None, pytest.approx(0.7), 20000.0)
     ] * 3
+
+
+def test_repeated_headers_do_not_split_the_table(read: Reader, tmp_path: Path) -> None:
+    """Building a table takes as long as reading a thousand lines, and each sample may have a header."""
+    path = tmp_path / "gpu01.txt"
+    path.write_text("# Entity  GRACT\n      Id\n    GPU 0  0.5\n" * 50)
+    with mock.patch.object(TableReader, "rows", autospec=True, side_effect=TableReader.rows) as rows:
+        result = read(path, start=EIGHT, interval_s=30)
+    assert len(result.rows) == 50
+    assert rows.call_count == 1
 
 
 def test_dmon_with_timestamps_needs_no_start(read: Reader, tmp_path: Path) -> None:

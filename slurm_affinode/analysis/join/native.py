@@ -1,0 +1,166 @@
+"""The compiled library of the join: ``fold.c`` and ``parquet.c``, built with the package (``hatch_build.py``).
+
+A structure of ``join.h`` has its fields here in the same order. The library does not check bounds: ``record`` checks
+the types of arrays, and their lengths are the callers' responsibility.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_affinode.base.errors import UnreachableError
+
+LIBRARY = Path(__file__).with_name("libjoin.so")
+MISSING, PARTIAL, COMPLETE = 0, 1, 2
+"""Whether no, some or all rows of a block have a value of a metric."""
+CHUNK = 4096
+"""Number of samples of a piece that are processed at once; at most that of ``join.h``."""
+CHUNK_WIDTH, PAGE_WIDTH = 4, 7
+"""Fields of ``struct chunk`` and ``struct page``, which are 64-bit integers: first byte, bytes in the file, bytes when
+unpacked, and whether values may be missing; those of a page are filled by the library."""
+
+_I64, _I32, _F64, _F32, _U8 = (np.dtype(name) for name in ("int64", "int32", "float64", "float32", "uint8"))
+_FLAG = np.dtype(np.bool_)
+Types = dict[str, tuple[type[Any], np.dtype[Any] | None]]
+"""Field -> its type; with it, for a pointer, the type of the array."""
+_INT: tuple[type[Any], None] = ctypes.c_int64, None
+
+
+def _array(dtype: np.dtype[Any]) -> tuple[type[Any], np.dtype[Any]]:
+    return ctypes.c_void_p, dtype
+
+
+class Record(ctypes.Structure):
+    """A structure whose pointers are arrays, which it keeps alive."""
+
+    types: ClassVar[Types]
+    arrays: list[npt.NDArray[Any]]
+
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def _fields(kind: type[Kind]) -> type[Kind]:
+    kind._fields_ = [(name, c_type) for name, (c_type, _) in kind.types.items()]
+    return kind
+
+
+@_fields
+class Block(Record):
+    """The rows of a block. A metric that is missing in the block is all NaN."""
+
+    types: ClassVar[Types] = {
+        **dict.fromkeys(("count", "row", "next_time", "util_present", "fb_present", "power_present"), _INT),
+        "time": _array(_I64),
+        **dict.fromkeys(("util", "engine", "sm", "tensor", "dram", "fb", "power"), _array(_F32)),
+    }  # fmt: skip
+
+
+@_fields
+class Pieces(Record):
+    """``block.Pieces``."""
+
+    types: ClassVar[Types] = {
+        "count": _INT, **dict.fromkeys(("device", "end", "step"), _array(_I64)), "limit": _array(_F64),
+        **dict.fromkeys(("next_time", "first_time", "reach"), _array(_I64)),
+    }  # fmt: skip
+
+
+@_fields
+class Timeline(Record):
+    """``segments.Cells``. ``offset``: first cell of each device, followed by the number of cells."""
+
+    types: ClassVar[Types] = {
+        **dict.fromkeys(("offset", "start", "end", "earliest", "latest"), _array(_I64)),
+        **dict.fromkeys(("inside", "held"), _array(_FLAG)),
+        **dict.fromkeys(("owner_offset", "owners"), _array(_I64)),
+    }  # fmt: skip
+
+
+@_fields
+class Limits(Record):
+    """``result.Thresholds``; ``floors``: those of util, engine, sm, tensor and dram."""
+
+    types: ClassVar[Types] = {
+        "floors": _array(_F32), "idle_pct": (ctypes.c_float, None), "low_pct": (ctypes.c_float, None), "chunk": _INT,
+    }  # fmt: skip
+
+
+@_fields
+class Sums(Record):
+    """Sums of one thread. ``peak``: bits of 32-bit floats, -1 if there is no value."""
+
+    types: ClassVar[Types] = {
+        "sums": _array(_F64), "peak": _array(_I32), "partly_cell": _array(_I64), "partly_time": _array(_I64),
+        "partly_sums": _array(_F64), **dict.fromkeys(("partly", "gaps", "gap_ms", "samples"), _INT),
+    }  # fmt: skip
+
+
+@_fields
+class Windows(Record):
+    """Open idle windows and counts of closed ones, per allocation; then bins of their lengths."""
+
+    types: ClassVar[Types] = {
+        "count": _INT, "owner_start": _array(_I64), "counted": _array(_FLAG),
+        **dict.fromkeys(("begin", "end"), _array(_I64)), "share": _array(_F64),
+        **dict.fromkeys(("windows", "longest"), _array(_I64)), "bounds_count": _INT,
+        **dict.fromkeys(("bounds", "bin_counts"), _array(_I64)), "bin_share": _array(_F64),
+    }  # fmt: skip
+
+
+@_fields
+class RowGroup(Record):
+    """Input and output of ``decode``."""
+
+    types: ClassVar[Types] = {
+        "packed": _array(_U8), **dict.fromkeys(("chunks", "pages"), _array(_I64)),
+        **dict.fromkeys(("pages_count", "rows", "metrics", "unpacked_width", "values_width"), _INT),
+        "unpacked": _array(_U8), **dict.fromkeys(("dictionary", "dense"), _array(_F32)), "time": _array(_I64),
+        "values": _array(_F32), **dict.fromkeys(("following", "found"), _array(_I64)),
+    }  # fmt: skip
+
+
+def record(kind: type[Kind], **fields: Any) -> Kind:
+    """Build a structure. An array of another type than the field's, or one that is not contiguous, is an error."""
+    made = kind()
+    made.arrays = []
+    for name, (_, dtype) in kind.types.items():
+        value = fields[name]
+        if dtype is not None:
+            if value.dtype != dtype or not value.flags.c_contiguous:
+                raise TypeError(f"{name}: {value.dtype} instead of {dtype}, or not contiguous")
+            made.arrays.append(value)
+            value = value.ctypes.data
+        setattr(made, name, value)
+    return made
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the library. Raises ``UnreachableError``. Its functions run without the interpreter lock."""
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        raise UnreachableError(
+            f"{LIBRARY}: cannot be loaded: {error}", hint="install slurm-affinode again: its compiled part is missing"
+        ) from error
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    for name, parameters in {
+        "in_order": (pointer, pointer),
+        "fold": (pointer,) * 6,
+        "give_idle": (pointer, integer, pointer, pointer),
+        "end_all_windows": (pointer,),
+        "find_pages": (pointer, pointer, integer, pointer, integer),
+        "decode": (pointer,),
+    }.items():
+        getattr(loaded, name).argtypes = parameters
+    loaded.fold.restype = loaded.find_pages.restype = integer
+    for name in ("give_idle", "end_all_windows"):
+        getattr(loaded, name).restype = None
+    return loaded
