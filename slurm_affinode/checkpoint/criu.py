@@ -39,7 +39,6 @@ from slurm_affinode.checkpoint import (
     restore_gate,
     root_directory,
     sessions,
-    task_states,
 )
 from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
@@ -204,7 +203,7 @@ class Criu:
             inventory = inspect(directory_fd)
             more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
             refusal = more or open_files.refusal(directory_fd)
-            task_states.resume(directory_fd, inventory.with_memory, but=tree.stopped)
+            sessions.resume(directory_fd, inventory.with_memory, but=tree.stopped)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU reported success, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:

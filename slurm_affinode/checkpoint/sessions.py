@@ -1,4 +1,4 @@
-"""Changes to the sessions of a dumped tree so that CRIU restores every process in its place.
+"""Changes to a dumped tree so that CRIU restores every process in its place, and running if it ran.
 
 A daemon that has forked twice is in a session without a leader, and a child of the script, which is a subreaper
 (``PR_SET_CHILD_SUBREAPER``). CRIU restores such a session with a helper that leads it, is the daemon's parent and ends
@@ -10,21 +10,26 @@ other session can get the old session's number meanwhile; the only visible chang
 If another process of the job leads the session (a shell below ``setsid`` or in a terminal multiplexer), its terminal
 and its process groups are in use, and the session stays. The daemon is then restored as a child of that leader instead
 of the script: CRIU needs no helper for that, and every process stays below the script.
+
+A job is stopped before it is dumped, and CRIU restores a process as it finds it. So the processes that the agent has
+stopped are marked as running: ``task_core_entry.task_state`` in ``core-PID.img`` (``images/core.proto``, CRIU 4.1).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.criu_images import BadImage, encoded, read_image, spans
+from slurm_affinode.checkpoint.criu_images import BadImage, bodies, encoded, framed, integer, message, read_image, spans
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 _TREE = "pstree.img"
 _MAGICS = 8  # bytes
 _PID, _PARENT, _SESSION = 1, 2, 4  # fields of pstree_entry in images/pstree.proto
+_TASK, _STATE = 3, 1
+_ALIVE, _STOPPED = 1, 3  # criu/include/pstree.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,30 @@ def settle(directory_fd: int) -> None:
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
         root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def resume(directory_fd: int, pids: Iterable[int], *, but: Collection[int]) -> None:
+    """Mark the stopped processes of a dump as running, except ``but``. Raises ``BadImage``, ``OSError``.
+
+    ``pids``, ``but``: PIDs in the job's namespace. The files are rewritten before digests are computed.
+    """
+    for pid in pids:
+        if pid not in but:
+            _resume(directory_fd, f"core-{pid}.img")
+
+
+def _resume(directory_fd: int, name: str) -> None:
+    data = read_image(directory_fd, name)
+    body, *others = bodies(data)
+    task = message(body).get(_TASK, [])
+    if others or len(task) != 1 or not isinstance(task[0], bytes):
+        raise BadImage(f"{name}: a process is described twice, or not at all")
+    if integer(message(task[0]), _STATE) != _STOPPED:
+        return
+    running = _with(body, _TASK, _with(task[0], _STATE, _ALIVE))
+    fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data[:_MAGICS] + framed(running))
 
 
 def _check(tree: Sequence[SessionProcess]) -> None:
@@ -157,6 +186,6 @@ def _process(body: bytes, names: Collection[str]) -> SessionProcess:
         raise BadImage(f"{_TREE}: field {error} is missing") from None
 
 
-def _with(body: bytes, field: int, wanted: int) -> bytes:
+def _with(body: bytes, field: int, wanted: int | bytes) -> bytes:
     made = encoded(field, wanted)
     return b"".join(made if number == field else body[begin:end] for number, _, begin, end in spans(body))

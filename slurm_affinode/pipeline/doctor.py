@@ -37,7 +37,7 @@ from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.pipeline import ingest, known_holes
-from slurm_affinode.pipeline.known_holes import Verdict
+from slurm_affinode.pipeline.known_holes import HoleFinding
 from slurm_affinode.slurm import scontrol
 from slurm_affinode.slurm.accounting import sacct_command
 from slurm_affinode.slurm.client import Availability
@@ -194,8 +194,8 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
     found = table.of(program, version) if version else []
     checks = []
     for verdict, status, what in (
-        (Verdict.AFFECTED, PROBLEM, "has known security holes"),
-        (Verdict.UNKNOWN, SKIPPED, "may have known security holes"),
+        (HoleFinding.AFFECTED, PROBLEM, "has known security holes"),
+        (HoleFinding.UNKNOWN, SKIPPED, "may have known security holes"),
     ):
         holes = [hole for hole, one in found if one is verdict]
         if not holes:
@@ -203,7 +203,9 @@ def known_hole_checks(program: str, version: str) -> list[Check]:
         listed = "; ".join(f"{hole.name} ({hole.date}): {hole.about}" for hole in holes)
         fixes = "; ".join(f"{hole.name}: {', '.join(hole.fixed)}, {hole.source}" for hole in holes)
         advice = (
-            f"update {program}" if verdict is Verdict.AFFECTED else f"see the changelog of your package of {program}"
+            f"update {program}"
+            if verdict is HoleFinding.AFFECTED
+            else f"see the changelog of your package of {program}"
         )
         name = f"{program} security" if status == PROBLEM else f"{program} security, unknown"
         detail = f"{version} {what} (as of {table.as_of}): {listed}"

@@ -18,7 +18,7 @@ _FILE = "known-holes.toml"
 _VERSION = re.compile(r"\d{1,4}\.\d{1,4}\.\d{1,4}", re.ASCII)
 
 
-class Verdict(Enum):
+class HoleFinding(Enum):
     """Whether a release has a hole."""
 
     FIXED = "fixed"
@@ -39,16 +39,16 @@ class Hole:
     source: str
     backported: bool = False
 
-    def verdict(self, version: str) -> Verdict:
+    def verdict(self, version: str) -> HoleFinding:
         """Return whether a release has the hole. ``version`` has the form of those in ``fixed``."""
         lines = {release[:-1]: release for release in map(_numbers, self.fixed)}
         numbers = _numbers(version)
         line = numbers[:-1]
         if line in lines:
             if numbers >= lines[line]:
-                return Verdict.FIXED
-            return Verdict.UNKNOWN if self.backported else Verdict.AFFECTED
-        return Verdict.FIXED if line > max(lines) else Verdict.UNKNOWN
+                return HoleFinding.FIXED
+            return HoleFinding.UNKNOWN if self.backported else HoleFinding.AFFECTED
+        return HoleFinding.FIXED if line > max(lines) else HoleFinding.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class HoleTable:
     as_of: str
     holes: tuple[Hole, ...]
 
-    def of(self, program: str, version: str) -> Sequence[tuple[Hole, Verdict]]:
+    def of(self, program: str, version: str) -> Sequence[tuple[Hole, HoleFinding]]:
         """Return the holes that a release of a program has, or may have."""
         judged = [(hole, hole.verdict(version)) for hole in self.holes if hole.program == program]
-        return [(hole, verdict) for hole, verdict in judged if verdict is not Verdict.FIXED]
+        return [(hole, verdict) for hole, verdict in judged if verdict is not HoleFinding.FIXED]
 
 
 def version_in(text: str) -> str:

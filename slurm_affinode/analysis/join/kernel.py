@@ -62,11 +62,11 @@ def run(  # noqa: PLR0917
     code = native.library()
     workers = min(len(os.sched_getaffinity(0)), MOST_WORKERS)
     stretches = native.record(
-        native.Pieces, count=len(pieces), device=pieces.device, end=pieces.end, step=pieces.step, limit=pieces.limit,
-        next_time=pieces.next_time, first_time=pieces.first_time, reach=pieces.reach,
+        native.PiecesRecord, count=len(pieces), device=pieces.device, end=pieces.end, step=pieces.step,
+        limit=pieces.limit, next_time=pieces.next_time, first_time=pieces.first_time, reach=pieces.reach,
     )  # fmt: skip
     limits = native.record(
-        native.Limits, floors=np.array([thresholds.floor(name) for name in _SIGNALS], np.float32),
+        native.LimitsRecord, floors=np.array([thresholds.floor(name) for name in _SIGNALS], np.float32),
         idle_pct=thresholds.idle_pct, low_pct=thresholds.low_pct, chunk=min(chunk, native.CHUNK),
     )  # fmt: skip
     line, windows = _timeline(cells), _Windows(allocations)
@@ -118,7 +118,11 @@ class _Worker:
         self._decoder: Decoder | None = None
 
     def fold(
-        self, rows: Block | RowGroup, stretches: native.Pieces, line: native.Timeline, limits: native.Limits
+        self,
+        rows: Block | RowGroup,
+        stretches: native.PiecesRecord,
+        line: native.TimelineRecord,
+        limits: native.LimitsRecord,
     ) -> Ints:
         """Add a block, after reading it if necessary. Return the idle time in it (rows of ``events`` in ``fold.c``)."""
         if isinstance(rows, RowGroup):
@@ -139,7 +143,7 @@ class _Worker:
         )  # fmt: skip
         return self._idle[:found].copy()
 
-    def _values(self, block: Block) -> native.Block:
+    def _values(self, block: Block) -> native.BlockRecord:
         count = len(block)
         if len(self._nothing) < count:
             self._nothing = np.full(count, np.nan, np.float32)
@@ -148,7 +152,7 @@ class _Worker:
             for field, name in _FIELDS.items()
         }
         return native.record(
-            native.Block, count=count, row=block.row, next_time=block.next_time, time=block.time, **metrics,
+            native.BlockRecord, count=count, row=block.row, next_time=block.next_time, time=block.time, **metrics,
             **{f"{field}_present": _present(block, _FIELDS[field]) for field in ("util", "fb", "power")},
         )  # fmt: skip
 
@@ -181,10 +185,10 @@ def _totals(states: list[_State], windows: _Windows) -> Totals:
     )
 
 
-def _timeline(cells: Cells) -> native.Timeline:
+def _timeline(cells: Cells) -> native.TimelineRecord:
     devices = int(cells.device[-1]) + 1 if len(cells) else 0
     return native.record(
-        native.Timeline,
+        native.TimelineRecord,
         offset=np.searchsorted(cells.device, np.arange(devices + 1)),
         start=cells.start,
         end=cells.end,
@@ -208,8 +212,8 @@ class _State:
         self.partly_cell, self.partly_time = np.zeros(partly, np.int64), np.zeros(partly, np.int64)
         self.partly_sums = np.zeros((partly, len(SUMS)))
         self.record = native.record(
-            native.Sums, sums=self.sums, peak=self.peak, partly_cell=self.partly_cell, partly_time=self.partly_time,
-            partly_sums=self.partly_sums, partly=0, gaps=0, gap_ms=0, samples=0,
+            native.SumsRecord, sums=self.sums, peak=self.peak, partly_cell=self.partly_cell,
+            partly_time=self.partly_time, partly_sums=self.partly_sums, partly=0, gaps=0, gap_ms=0, samples=0,
         )  # fmt: skip
 
 
@@ -223,8 +227,8 @@ class _Windows:
         self.bin_counts = np.zeros(len(BOUNDS_S) + 1, np.int64)
         self.bin_share = np.zeros(len(BOUNDS_S) + 1)
         self.record = native.record(
-            native.Windows, count=count, owner_start=allocations.start, counted=allocations.counted, begin=self.begin,
-            end=self.end, share=np.zeros(count), windows=self.windows, longest=self.longest,
+            native.WindowsRecord, count=count, owner_start=allocations.start, counted=allocations.counted,
+            begin=self.begin, end=self.end, share=np.zeros(count), windows=self.windows, longest=self.longest,
             bounds_count=len(BOUNDS_S), bounds=np.array(BOUNDS_S, np.int64) * 1000, bin_counts=self.bin_counts,
             bin_share=self.bin_share,
         )  # fmt: skip

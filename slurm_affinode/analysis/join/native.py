@@ -52,7 +52,7 @@ def _fields(kind: type[Kind]) -> type[Kind]:
 
 
 @_fields
-class Block(Record):
+class BlockRecord(Record):
     """The rows of a block. A metric that is missing in the block is all NaN."""
 
     types: ClassVar[Types] = {
@@ -63,7 +63,7 @@ class Block(Record):
 
 
 @_fields
-class Pieces(Record):
+class PiecesRecord(Record):
     """``block.Pieces``."""
 
     types: ClassVar[Types] = {
@@ -73,7 +73,7 @@ class Pieces(Record):
 
 
 @_fields
-class Timeline(Record):
+class TimelineRecord(Record):
     """``segments.Cells``. ``offset``: first cell of each device, followed by the number of cells."""
 
     types: ClassVar[Types] = {
@@ -84,7 +84,7 @@ class Timeline(Record):
 
 
 @_fields
-class Limits(Record):
+class LimitsRecord(Record):
     """``result.Thresholds``; ``floors``: those of util, engine, sm, tensor and dram."""
 
     types: ClassVar[Types] = {
@@ -93,7 +93,7 @@ class Limits(Record):
 
 
 @_fields
-class Sums(Record):
+class SumsRecord(Record):
     """Sums of one thread. ``peak``: bits of 32-bit floats, -1 if there is no value."""
 
     types: ClassVar[Types] = {
@@ -103,7 +103,7 @@ class Sums(Record):
 
 
 @_fields
-class Windows(Record):
+class WindowsRecord(Record):
     """Open idle windows and counts of closed ones, per allocation; then bins of their lengths."""
 
     types: ClassVar[Types] = {
@@ -115,7 +115,7 @@ class Windows(Record):
 
 
 @_fields
-class RowGroup(Record):
+class RowGroupRecord(Record):
     """Input and output of ``decode``."""
 
     types: ClassVar[Types] = {

@@ -205,7 +205,7 @@ class Decoder:
         )
         _check(count >= 0)
         decoded = native.record(
-            native.RowGroup, packed=packed, chunks=table, pages=self._pages, pages_count=count, rows=group.rows,
+            native.RowGroupRecord, packed=packed, chunks=table, pages=self._pages, pages_count=count, rows=group.rows,
             metrics=metrics, unpacked_width=unpacked.shape[1], values_width=values.shape[1], unpacked=unpacked,
             dictionary=dictionary, dense=dense, time=times, values=values, following=following, found=found,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import task_states
+from slurm_affinode.checkpoint import sessions
 from slurm_affinode.checkpoint.criu_images import BadImage, image_records, integer, message
 
 from . import criu_files
@@ -38,7 +38,7 @@ def test_processes_stopped_for_the_dump_run_after_the_restore(image: int, tmp_pa
     """Nothing else in their files changes."""
     untouched = [(tmp_path / f"core-{pid}.img").read_bytes() for pid in (8, 9)]
     before = next(image_records(image, "core-7.img"))
-    task_states.resume(image, (7, 8, 9), but={8})
+    sessions.resume(image, (7, 8, 9), but={8})
     assert [state(image, pid) for pid in (7, 8, 9)] == [ALIVE, STOPPED, ALIVE]
     assert [(tmp_path / f"core-{pid}.img").read_bytes() for pid in (8, 9)] == untouched
     after = next(image_records(image, "core-7.img"))
@@ -55,4 +55,4 @@ def test_process_without_a_single_description_is_refused(
 ) -> None:
     (tmp_path / "core-7.img").write_bytes(criu_files.image(criu_files.message((1, 1), *fields)))
     with pytest.raises(BadImage, match=r"core-7\.img: a process is described twice, or not at all"):
-        task_states.resume(image, (7,), but=())
+        sessions.resume(image, (7,), but=())

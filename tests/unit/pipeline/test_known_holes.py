@@ -9,7 +9,7 @@ import pytest
 
 from slurm_affinode.pipeline import known_holes
 from slurm_affinode.pipeline.doctor import PROBLEM, SKIPPED, known_hole_checks
-from slurm_affinode.pipeline.known_holes import Hole, Verdict
+from slurm_affinode.pipeline.known_holes import Hole, HoleFinding
 
 HOLE = Hole("Slurm", "2026-09-02", "x", "y", ("25.05.9", "25.11.8", "26.05.4"), "https://example.org")
 
@@ -17,12 +17,12 @@ HOLE = Hole("Slurm", "2026-09-02", "x", "y", ("25.05.9", "25.11.8", "26.05.4"), 
 @pytest.mark.parametrize(
     ("version", "verdict"),
     [
-        ("26.05.3", Verdict.AFFECTED), ("26.05.4", Verdict.FIXED), ("26.05.10", Verdict.FIXED),
-        ("25.05.8", Verdict.AFFECTED), ("25.11.8", Verdict.FIXED), ("26.11.0", Verdict.FIXED),
-        ("24.11.5", Verdict.UNKNOWN),
+        ("26.05.3", HoleFinding.AFFECTED), ("26.05.4", HoleFinding.FIXED), ("26.05.10", HoleFinding.FIXED),
+        ("25.05.8", HoleFinding.AFFECTED), ("25.11.8", HoleFinding.FIXED), ("26.11.0", HoleFinding.FIXED),
+        ("24.11.5", HoleFinding.UNKNOWN),
     ],
 )  # fmt: skip
-def test_release_is_judged_by_its_line(version: str, verdict: Verdict) -> None:
+def test_release_is_judged_by_its_line(version: str, verdict: HoleFinding) -> None:
     """A line without a known fixed release is unknown; a later line has the fix."""
     assert HOLE.verdict(version) is verdict
 

@@ -27,7 +27,9 @@ def test_structures_are_those_of_the_header() -> None:
         for name, body in re.findall(r"struct (\w+) \{(.*?)\};", header, re.S)
     }
     for kind in native.Record.__subclasses__():
-        assert list(kind.types) == declared[re.sub(r"(?<!^)([A-Z])", r"_\1", kind.__name__).lower()], kind
+        assert (
+            list(kind.types) == declared[re.sub(r"(?<!^)([A-Z])", r"_\1", kind.__name__.removesuffix("Record")).lower()]
+        ), kind
     assert (len(declared["chunk"]), len(declared["page"])) == (native.CHUNK_WIDTH, native.PAGE_WIDTH)
     assert f"CHUNK = {native.CHUNK} " in header
 
@@ -45,9 +47,9 @@ def test_missing_library_is_one_error(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_arrays_of_another_type_are_rejected() -> None:
     with pytest.raises(TypeError, match="floors: float64"):
-        native.record(native.Limits, floors=np.zeros(5), idle_pct=0, low_pct=5, chunk=1)
+        native.record(native.LimitsRecord, floors=np.zeros(5), idle_pct=0, low_pct=5, chunk=1)
     with pytest.raises(TypeError, match="not contiguous"):
-        native.record(native.Limits, floors=np.zeros(10, np.float32)[::2], idle_pct=0, low_pct=5, chunk=1)
+        native.record(native.LimitsRecord, floors=np.zeros(10, np.float32)[::2], idle_pct=0, low_pct=5, chunk=1)
 
 
 @pytest.mark.slow
