@@ -109,7 +109,7 @@ def exchanged(cluster: Cluster, directory: str) -> bool:
 @pytest.mark.parametrize("what", sorted(PROGRAMS))
 def test_process_exchanged_after_admission_is_refused(cluster: Cluster, what: str) -> None:
     """The job is examined again when all of its processes are stopped, before root links, opens or dumps anything."""
-    with stopping_at(cluster, "parked"):
+    with stopping_at(cluster, "locking"):  # admitted, and not stopped yet
         job, node, directory = submit(cluster, PROGRAMS[what])
         cluster.exec("login", "slurm-affinode", "suspend", "--no-wait", job, user="alice")
         assert wait_for_stop(cluster, lambda: False) == node

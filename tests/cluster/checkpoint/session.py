@@ -291,7 +291,7 @@ class Session:
             tree = replace(tree, processes=(*tree.processes, *tree.outside), outside=())
         gpu = GpuUseFacts(self.cuda.capabilities(), frozenset(self.users()), 1 << 20)
         found = refusals(
-            JobFacts(batch=True, requeue=True), tree, gpu, memory_facts(self.init), uid=UID,
+            JobFacts(batch=True, requeue=True), tree, gpu, memory_facts(self.init), owner=self.owner,
             image=ImageFacts(self.criu.check(), os.uname().release),
         )  # fmt: skip
         return [asdict(one) for one in found]
