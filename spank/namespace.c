@@ -1,5 +1,6 @@
 /* Forks the shepherd-to-be into a PID namespace; the task becomes the keeper. */
 #include "channel.h"
+#include "first_pid.h"
 #include "keeper.h"
 
 #include <errno.h>
@@ -71,14 +72,30 @@ static bool probe_shepherd(const struct keeper_job *job, struct stat *program, c
     return false;
 }
 
+/* Without PIDs of its own the job runs nevertheless, as it does on a kernel that cannot set them. */
+static void set_first_pid(const struct keeper_job *job, uint32_t pid_max)
+{
+    struct timespec now;
+    uint64_t attempt_ns;
+    char line[160];
+
+    clock_gettime(CLOCK_REALTIME, &now);
+    attempt_ns = (uint64_t)now.tv_sec * 1000000000ULL + (uint64_t)now.tv_nsec;
+    if (pid_max > 0 && first_pid_set(first_pid_of(job->job_id, attempt_ns, pid_max), pid_max))
+        return;
+    snprintf(line, sizeof(line), "slurm-affinode: the PIDs of the job may be those of other jobs too: %s", strerror(errno));
+    job->log(line);
+}
+
 /* Called in the child. Mounts of the node (automounted homes) still propagate into the namespace, and none out of it. */
-static int make_namespace(void)
+static int make_namespace(const struct keeper_job *job, uint32_t pid_max)
 {
     setsid();
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_SLAVE, NULL) != 0 ||
         mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, NULL) != 0)
         return errno;
+    set_first_pid(job, pid_max);
     return 0;
 }
 
@@ -160,9 +177,9 @@ static bool wait_for_place(const struct keeper_job *job, pid_t child, int channe
     return false;
 }
 
-static void prepare_shepherd(int channel, const sigset_t *mask)
+static void prepare_shepherd(const struct keeper_job *job, uint32_t pid_max, int channel, const sigset_t *mask)
 {
-    struct packet ready = {.kind = PACKET_READY, .number = make_namespace()};
+    struct packet ready = {.kind = PACKET_READY, .number = make_namespace(job, pid_max)};
 
     channel_send(channel, &ready);
     if (ready.number != 0)
@@ -175,6 +192,7 @@ bool keeper_fork(const struct keeper_job *job, int *channel, char *error, size_t
     struct announcement announcement = {.directory = -1};
     struct stat program;
     int ends[2] = {-1, -1};
+    uint32_t pid_max = pid_max_read();
     sigset_t all;
     sigset_t mask;
     pid_t child = -1;
@@ -192,7 +210,7 @@ bool keeper_fork(const struct keeper_job *job, int *channel, char *error, size_t
     if (child == 0) {
         close(job->stepd_fd);
         *channel = ends[1];
-        prepare_shepherd(*channel, &mask);
+        prepare_shepherd(job, pid_max, *channel, &mask);
         return true;
     }
     if (child < 0)

@@ -500,14 +500,23 @@ def _failed_for(why: str, pages: Pages, left_s: float) -> CheckpointError:
 
 def _last_pid(numbers: Collection[int]) -> int:
     """Return the value for ``ns_last_pid`` that lets CRIU and its helpers use only PIDs that the job does not need."""
-    limit = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii"))
+    return _free_pid(numbers, int(Path("/proc/sys/kernel/pid_max").read_text(encoding="ascii")))
+
+
+def _free_pid(numbers: Collection[int], limit: int) -> int:
+    """Return a PID after which none of ``numbers`` follows soon. ``limit``: the highest PID plus 1.
+
+    Raises ``RestoreFailed`` if there is none.
+    """
     base = max(*numbers, _HELPERS + 2 * len(numbers)) + _PID_GAP
-    if base + _PID_GAP > limit:
-        taken = sorted(numbers)
-        base, room = max(((a, b - a) for a, b in pairwise(taken)), key=lambda gap: gap[1])
-        if room < 2 * _PID_GAP:
-            raise RestoreFailed("the image leaves no PIDs for CRIU")
-    return base
+    if base + _PID_GAP <= limit:
+        return base
+    # The job's PIDs have reached the limit. CRIU's helpers take the lowest free ones, hence the middle of a gap.
+    bounds = sorted({_HELPERS, limit, *numbers})
+    begin, room = max(((a, b - a) for a, b in pairwise(bounds)), key=lambda gap: gap[1])
+    if room < 2 * (_PID_GAP + len(numbers)):
+        raise RestoreFailed("the image leaves no PIDs for CRIU")
+    return begin + room // 2
 
 
 def _adapt_sockets(image: PrivateImage) -> tuple[str, ...]:

@@ -129,6 +129,18 @@ static void become_user(void)
     CHECK(setresgid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED) == 0 && setresuid(UNPRIVILEGED, UNPRIVILEGED, UNPRIVILEGED) == 0);
 }
 
+static void has_pids_of_its_own(int channel)
+{
+    struct packet packet = {.kind = PACKET_STATUS};
+    pid_t child = fork();
+
+    if (child == 0)
+        _exit(0);
+    packet.number = (child > 1000 ? 0 : 1) << 8;
+    CHECK(channel_send(channel, &packet));
+    _exit(0);
+}
+
 static void ends(int channel)
 {
     struct packet packet = {.kind = PACKET_STATUS, .number = 5 << 8};
@@ -181,6 +193,7 @@ static void keeper_exits_as_the_script(void)
     char socket[96];
 
     snprintf(socket, sizeof(socket), "%s/run/shepherd.sock", top);
+    CHECK(status_of_task(has_pids_of_its_own, socket) == 0);
     CHECK(status_of_task(ends, socket) == 5 << 8);
     CHECK(access(announced(), F_OK) != 0);
     CHECK(status_of_task(reports_a_stop_signal, socket) == 1 << 8);

@@ -158,7 +158,8 @@ def test_agent_and_shepherd_exchange_messages(cluster: Cluster, agents: dict[str
     assert cluster.output(job) == "slurm-affinode: hello from the agent\n"
     (hello,) = agents["c2"].received("hello")
     assert hello["option"] == "window=300,util=2,mode=requeue,wake=auto,when=pressure"
-    assert (hello["job"], hello["root"], hello["image"], hello["streams"]) == (job, "2", "0", 3)
+    assert (hello["job"], hello["image"], hello["streams"]) == (job, "0", 3)
+    assert int(hello["root"]) > 1
     (ended,) = agents["c2"].received("exit")
     assert ended["status"] == str(3 << 8)
 
@@ -172,7 +173,7 @@ def test_shepherd_reconnects_to_restarted_agent(cluster: Cluster, agents: dict[s
     wait_until("hello was received", lambda: agents["c2"].received("hello"))
     agents["c2"].start("start")
     (hello,) = wait_until("hello was received again", lambda: agents["c2"].received("hello"))
-    assert hello["root"] == "2"
+    assert int(hello["root"]) > 1
     end(cluster, job)
     assert outcome(cluster, job).exit_code == "5:0"
     assert cluster.output(job) == "begins\nends\n"

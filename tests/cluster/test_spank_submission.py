@@ -75,10 +75,10 @@ def test_help_describes_option(cluster: Cluster, command: str) -> None:
 
 def test_sbatch_line_sets_option(cluster: Cluster) -> None:
     """`#SBATCH --gpu-suspend-idle=...` works, and an invalid value is refused."""
-    line = "#!/bin/bash\n#SBATCH --gpu-suspend-idle={}\n#SBATCH --partition=gpu\necho $$\n"
+    line = "#!/bin/bash\n#SBATCH --gpu-suspend-idle={}\n#SBATCH --partition=gpu\necho $PPID\n"
     job = cluster.submit(script=line.format("90s,util=5"))
     assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job) == "2\n"
+    assert cluster.output(job) == "1\n"
     done = cluster.run("login", "sbatch", user="alice", stdin=line.format("90s,util=x"))
     assert done.returncode != 0
     assert "--gpu-suspend-idle: util 'x'" in done.stderr
@@ -89,16 +89,16 @@ def test_sbatch_line_sets_option(cluster: Cluster) -> None:
 )
 def test_valid_values_are_accepted(cluster: Cluster, value: str) -> None:
     """The value may be omitted; the job runs under a shepherd."""
-    job = cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $$")
+    job = cluster.submit(f"--gpu-suspend-idle{value}", wrap="echo $PPID")
     assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job) == "2\n"
+    assert cluster.output(job) == "1\n"
 
 
 def test_option_works_without_exported_environment(cluster: Cluster) -> None:
     """With ``--export=NONE``, the option still applies on the node."""
-    job = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $$")
+    job = cluster.submit("--export=NONE", "--gpu-suspend-idle=15m", wrap="echo $PPID")
     assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job) == "2\n"
+    assert cluster.output(job) == "1\n"
 
 
 def test_site_limits_are_enforced(cluster: Cluster, site: str) -> None:
@@ -135,7 +135,7 @@ def test_default_partition_is_checked_on_node(cluster: Cluster) -> None:
     saved = cluster.exec("cpu1", "cat", PLUGSTACK)
     cluster.exec("cpu1", "tee", PLUGSTACK, stdin=f"{PLUGIN} partitions=gpu\n")
     try:
-        job = cluster.submit("--gpu-suspend-idle=15m", wrap="echo ran; [ $$ -gt 2 ]")
+        job = cluster.submit("--gpu-suspend-idle=15m", wrap="echo ran; [ $PPID -gt 1 ]")
         assert outcome(cluster, job).state == "COMPLETED"
         printed = cluster.output(job)
     finally:
@@ -176,7 +176,7 @@ STEPS = """
 srun --gpu-suspend-idle=15m echo own step
 srun --jobid=$SLURM_JOB_ID --overlap --gpu-suspend-idle=15m echo same job
 env | grep SPANK
-sbatch --parsable --partition=cpu --wrap='echo $$'
+sbatch --parsable --partition=cpu --wrap='echo $PPID'
 """
 
 
@@ -196,7 +196,7 @@ def test_step_with_option_is_started(cluster: Cluster, start: str) -> None:
     inner = lines[-1]
     assert len(lines) == 3
     assert outcome(cluster, inner).state == "COMPLETED"
-    assert int(cluster.output(inner)) > 2
+    assert int(cluster.output(inner)) > 1
 
 
 def test_step_in_job_of_another_host_is_started(cluster: Cluster) -> None:
@@ -214,12 +214,12 @@ def test_renamed_sbatch_is_recognized(cluster: Cluster) -> None:
     cluster.shell("login", "cp $(command -v sbatch) /usr/local/bin/sbatch.slurm")
     done = cluster.run(
         "login", "/usr/local/bin/sbatch.slurm", "--parsable", "--partition=gpu", "--gpu-suspend-idle=15m",
-        "--wrap=echo $$", user="alice",
+        "--wrap=echo $PPID", user="alice",
     )  # fmt: skip
     assert done.stderr == ""
     job = done.stdout.strip()
     assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job) == "2\n"
+    assert cluster.output(job) == "1\n"
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 
 import pytest
 from cluster.driver import Cluster, wait_until
@@ -226,6 +227,7 @@ while True:
     time.sleep(0.1)
 PYTHON
 daemon="python3 daemon-$SLURM_JOB_ID.py"
+echo script $$
 ($daemon subshell $$ </dev/null >/dev/null 2>&1 &)
 bash -c "nohup $daemon nohup $$ </dev/null >/dev/null 2>&1 & disown"
 setsid -f $daemon setsid $$ </dev/null >/dev/null 2>&1
@@ -291,9 +293,10 @@ def test_daemons_are_restored(cluster: Cluster) -> None:
     for kind in kinds:
         found = [row[:2] for row in rows(kind)]
         assert found == [[str(number), found[0][1]] for number in range(1, len(found) + 1)], kind
+    (script,) = re.findall(r"^script (\d+)$", cluster.output(job), re.MULTILINE)
     nested = parents.pop("nested")
-    assert (nested[0], len(nested), "1" in nested) == ("2", 2, False)
-    assert all(seen == ["2"] for seen in parents.values()), parents
+    assert (nested[0], len(nested), "1" in nested) == (script, 2, False)
+    assert all(seen == [script] for seen in parents.values()), parents
     for node in ("c1", "c2"):
         assert cluster.run(node, "pgrep", "-f", f"daemon-{job}.py").returncode == 1
     cluster.exec("login", "rm", f"/home/alice/daemon-{job}.py", user="alice")

@@ -98,7 +98,7 @@ def test_rdma_is_refused(cluster: Cluster) -> None:
 
 ENTER = r"""
 for pid in $(scontrol listpids "$1" | awk 'NR > 1 { print $1 }'); do
-  grep -qP '^NSpid:.*\t2$' /proc/$pid/status && break
+  grep -qP '^NSpid:.*\t\d+\t\d+$' /proc/$pid/status && ! grep -qP '^NSpid:.*\t1$' /proc/$pid/status && break
 done
 exec </dev/null >/dev/null 2>&1
 exec setsid -f nsenter -t $pid -p -m setpriv --reuid alice --regid alice --clear-groups sleep 300

@@ -19,7 +19,7 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.process import Completed
 from slurm_affinode.checkpoint import device_files, root_directory
-from slurm_affinode.checkpoint.criu import Criu, cgroup_files
+from slurm_affinode.checkpoint.criu import Criu, _free_pid, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
 from slurm_affinode.checkpoint.user_files import User
@@ -303,3 +303,22 @@ def test_cgroup_files_are_those_of_the_process(tmp_path: Path) -> None:
         (root / controller / "slurm" / "job_1" / "cgroup.procs").touch()
     found = cgroup_files(9, root, proc=proc)
     assert [file.relative_to(root).parts[0] for file in found] == ["memory", "cpu,cpuacct"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "limit", "last"),
+    [
+        ([2, 3, 9], 32768, 300 + 6 + 64),
+        ([5001, 5002, 5100], 32768, 5164),
+        ([30000, 32700, 32767], 32768, 300 + (30000 - 300) // 2),
+        ([310, 32760], 32768, 310 + (32760 - 310) // 2),
+    ],
+)
+def test_pids_of_criu_keep_away_from_those_of_the_image(numbers: list[int], limit: int, last: int) -> None:
+    """Above all of them, or in the middle of the widest gap once they have reached the limit."""
+    assert _free_pid(numbers, limit) == last
+
+
+def test_image_without_a_gap_is_refused() -> None:
+    with pytest.raises(RestoreFailed, match="leaves no PIDs"):
+        _free_pid(range(300, 1000), 1000)

@@ -1,0 +1,93 @@
+"""Programs of users that the option, a suspension or a restore must not harm."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.driver import Cluster
+from cluster.sleepers import BY_HAND, end, suspend, wait_asleep, wait_for_agents, wake
+from cluster.spank import OPTION, outcome
+from cluster.test_suspend_kinds import ON_C1
+
+pytestmark = pytest.mark.cluster
+
+START_S = 120
+
+
+@pytest.fixture(autouse=True)
+def agents(cluster: Cluster) -> None:
+    """Wait until the agents respond."""
+    wait_for_agents(cluster)
+
+
+def move(cluster: Cluster, job: str, node: str) -> None:
+    """Suspend a job, and resume it on a node."""
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    cluster.exec("login", "scontrol", "update", f"jobid={job}", f"reqnodelist={node}")
+    wake(cluster, job)
+    cluster.wait_for_state(job, "RUNNING")
+
+
+# --- PIDs
+
+
+def test_mpirun_starts_beside_another_job_and_after_a_lost_one(cluster: Cluster) -> None:
+    """Open MPI names its session directory after host, PID and user, and a killed job leaves it behind."""
+    cluster.shell("c1", "rm -rf /tmp/prterun.*")
+    mpirun = "mpirun -n 2 --bind-to none sh -c 'echo rank of $1; sleep $2' -"
+    options = ("--partition=gpu", "--ntasks=2", "--nodelist=c1", OPTION)
+    first = cluster.submit(*options, wrap=f"{mpirun} first 300; echo ended with $?")
+    cluster.wait_for_output(first, "rank of first", timeout_s=START_S)
+    second = cluster.submit(*options, wrap=f"{mpirun} second 0; echo ended with $?")
+    assert outcome(cluster, second).state == "COMPLETED"
+    cluster.exec("login", "scancel", "--signal=KILL", "--full", first, user="alice")
+    outcome(cluster, first)
+    assert cluster.shell("c1", "ls -d /tmp/prterun.*") != ""
+    third = cluster.submit(*options, wrap=f"{mpirun} third 0; echo ended with $?")
+    assert outcome(cluster, third).state == "COMPLETED"
+    cluster.shell("c1", "rm -rf /tmp/prterun.*")
+    for job in (second, third):
+        assert "ended with 0" in cluster.output(job), cluster.output(job)
+
+
+def test_jobs_and_attempts_have_different_pids(cluster: Cluster) -> None:
+    """Neither a further job nor a further attempt repeats the PIDs of an earlier one."""
+    script = (
+        "#!/bin/bash\necho pid $$\n[ ${SLURM_RESTART_COUNT:-0} = 0 ] && scontrol requeue $SLURM_JOB_ID && sleep 60\n"
+    )
+    jobs = [cluster.submit("--partition=gpu", OPTION, "--open-mode=append", script=script) for _ in range(2)]
+    found = []
+    for job in jobs:
+        cluster.wait_for_runs(job, "REQUEUED", "COMPLETED", duplicates=True)
+        found += [int(line.split()[1]) for line in cluster.output(job).splitlines() if line.startswith("pid ")]
+    assert len(set(found)) == len(found) == 4, found
+    assert min(found) > 1000
+
+
+def test_job_near_the_highest_pid_moves(cluster: Cluster) -> None:
+    """The PIDs of CRIU and of further processes are those that the job does not use."""
+    script = """#!/usr/bin/python3
+import os, pathlib, subprocess, time
+top = int(pathlib.Path("/proc/sys/kernel/pid_max").read_text())
+held = []
+while len(held) < 20 or held[-1].pid < 2000 or held[-1].pid > top - 50:
+    child = subprocess.Popen(["sleep", "1000"])
+    if child.pid > top - 20 or held:
+        held.append(child)
+    else:
+        child.kill(); child.wait()
+print("high", held[0].pid, "low", held[-1].pid, flush=True)
+end = pathlib.Path.home() / f"slurm-{os.environ['SLURM_JOB_ID']}-end.out"
+while not end.exists():
+    time.sleep(0.1)
+subprocess.run(["true"], check=True)
+assert all(child.poll() is None for child in held)
+print("all are there", flush=True)
+for child in held: child.kill()
+"""
+    job = cluster.submit(BY_HAND, *ON_C1, script=script)
+    cluster.wait_for_output(job, "high", timeout_s=200)
+    move(cluster, job, "c2")
+    end(cluster, job)
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert "all are there" in cluster.output(job)
