@@ -17,9 +17,10 @@ from pathlib import Path
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
-from slurm_affinode.checkpoint import device_files
+from slurm_affinode.checkpoint import device_files, restore_gate
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint.restore_gate import Credentials
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 NO_LIMIT = 1 << 60
@@ -33,6 +34,8 @@ SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
+_PROTOCOL = "system.sockprotoname"
+"""Extended attribute of a socket (``net/socket.c``)."""
 _MPS = "nvidia-cuda-mps"
 """Common prefix of the names of the MPS daemon and servers, as truncated by the kernel."""
 
@@ -62,6 +65,12 @@ class ProcessFacts:
     """Ancestors from which it has all of its NVIDIA device files (``device_files.inherited``)."""
     arguments: tuple[str, ...] = field(default=(), repr=False)  # may contain passwords
     """The beginning of its command line, as far as the kernel returns it. The process can change it at any time."""
+    protocols: frozenset[str] = frozenset()
+    """Protocols of its sockets, as the kernel names them: ``TCPv6``, ``UNIX-STREAM``, ``MPTCP``."""
+    gids_changed: bool = False
+    """It has a group ID that the job was not given (a setgid program)."""
+    excess: str | None = None
+    """Another right of one of its threads that the job was not given, and that a restore would refuse."""
 
     @property
     def has_gpu_files(self) -> bool:
@@ -157,7 +166,7 @@ def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
     strangers = [one for one in _members(space, proc) if one not in known]
     # Some may have been forked since the tree was read.
     late = [one for one in strangers if _is_below(one, set(tree), init.id, proc)]
-    members = _facts_of_all([*tree, *late], proc)
+    members = _facts_of_all([*tree, *late], proc, restore_gate.of_process(init))
     return TreeFacts(
         init.pid,
         root.pid,
@@ -209,12 +218,27 @@ def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
     return False
 
 
-def _facts_of_all(found: Iterable[Id], proc: Path) -> tuple[ProcessFacts, ...]:
+def _facts_of_all(found: Iterable[Id], proc: Path, given: Credentials | None = None) -> tuple[ProcessFacts, ...]:
+    """``given``: credentials of the job; ``None``: those of the processes are not compared with them."""
     told = []
     for one in found:
         with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
-            told.append(_facts_of(process, proc))
+            facts = _facts_of(process, proc)
+            told.append(facts if given is None else _with_rights(facts, process, given))
     return tuple(told)
+
+
+def _with_rights(facts: ProcessFacts, process: Process, given: Credentials) -> ProcessFacts:
+    """Add the rights that the process has beyond those of its job, except for user IDs, which ``uids`` has."""
+    changed, excess = False, None
+    for thread in process.threads() if facts.state not in "ZX" else ():
+        with contextlib.suppress(OSError):
+            found = replace(restore_gate.of_process(process, thread), uids=given.uids)
+            if found.gids <= given.gids | given.groups:
+                excess = excess or restore_gate.excess(found, given)
+            else:
+                changed = True
+    return replace(facts, gids_changed=changed, excess=excess)
 
 
 def _with_ancestors(one: ProcessFacts, proc: Path) -> ProcessFacts:
@@ -234,7 +258,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
     Raises ``OSError`` if it has ended before.
     """
     status = process.status()
-    files, deleted = _files(process)
+    files, deleted, protocols = _files(process)
     uids = kernel_text.numbers(status.get("Uid", ""))
     return ProcessFacts(
         process.pid,
@@ -250,6 +274,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         _uses_mps(process, uids, proc),
         process.started,
         arguments=_arguments(process),
+        protocols=protocols,
     )
 
 
@@ -296,29 +321,40 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _files(process: Process) -> tuple[tuple[str, ...], int]:
-    """Return the targets of the descriptors, and the total size of deleted files."""
+def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
+    """Return the targets of the descriptors, the total size of deleted files, and the protocols of sockets."""
     seen: dict[str, None] = {}
+    protocols: set[str] = set()
     deleted: dict[tuple[int, int], int] = {}
     try:
         entries = process.names("fd")
     except OSError:
-        return (), 0
+        return (), 0, frozenset()
     for name in entries:
         with contextlib.suppress(OSError):
             target = process.link(f"fd/{name}")
+            if target.startswith("socket:[") and target not in seen:
+                protocols |= _protocol(process, name)
             if target == _EVENTFD and _COUNTS_DOWN.search(process.text_if_readable(f"fdinfo/{name}")):
                 target = SEMAPHORE
             seen[target] = None
             if target.endswith(DELETED):
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
-    return tuple(sorted(seen)), sum(deleted.values())
+    return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
+
+
+def _protocol(process: Process, descriptor: str) -> set[str]:
+    """Return the protocol of a socket; empty if the kernel does not name it."""
+    try:
+        return {process.attribute(f"fd/{descriptor}", _PROTOCOL).rstrip(b"\0").decode("ascii", "replace")}
+    except OSError:
+        return set()
 
 
 def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:
     held = {file for one in members for file in one.files if file.startswith("/") and file.endswith(DELETED)}
-    streams, _ = _files(init)
+    streams, _, _ = _files(init)
     return tuple(file.removesuffix(DELETED) for file in streams if file in held)
 
 

@@ -31,6 +31,11 @@ _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 # CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE) or nothing. A file below
 # /proc/PID would belong to another process, and access to it depends on the process that opens it.
 _WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+(/.*)?")
+_PROTOCOLS = frozenset(
+    ("TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "PING", "PINGv6", "UNIX", "UNIX-STREAM", "NETLINK")
+)
+"""Protocols of the sockets that CRIU dumps (``can_dump_ipproto`` in ``criu/sk-inet.c``, ``dump_socket`` in
+``criu/sockets.c``) and that are restored: raw sockets are not."""
 _OF_ITSELF = ("batch", "extern", "interactive")
 """Steps that Slurm itself starts."""
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
@@ -190,9 +195,16 @@ def of_tree(
     changed = [one for one in living if len(set(one.uids)) > 1]
     strangers = [one for one in living if one.uids and one not in changed and uid not in one.uids]
     refuse("setuid", "runs with changed user ids (setuid)", changed)
+    refuse("setgid", "runs with a group that its job was not given (setgid)",
+           [one for one in living if one.gids_changed and one not in changed])  # fmt: skip
     refuse("other-user", f"does not belong to the job's user {uid}", strangers)
+    beyond = [one for one in living if one.excess is not None and one not in (*changed, *strangers)]
+    refuse("rights", f"has {beyond[0].excess if beyond else ''}: a restore would refuse it", beyond)
     refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
     refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
+    others = {name for one in tree.processes for name in one.protocols} - _PROTOCOLS
+    refuse("socket-kind", f"has a socket that cannot be dumped ({', '.join(sorted(others))})",
+           [one for one in tree.processes if one.protocols & others])  # fmt: skip
     refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
     refuse("namespaces", "is in namespaces of its own (a container)",
            [one for one in living if _elsewhere(one, tree)])  # fmt: skip
@@ -287,6 +299,9 @@ _REMEDIES = {
     "no-shared-store": f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
     "no-room": f"try again later; or {_IN_PLACE}",
     "setuid": _IN_PLACE,
+    "setgid": _IN_PLACE,
+    "rights": _IN_PLACE,
+    "socket-kind": f"use TCP (GODEBUG=multipathtcp=0 for programs in Go); or {_IN_PLACE}",
     "other-user": _IN_PLACE,
     "left-tree": _IN_PLACE,
     "traced": f"detach the debugger; or {_IN_PLACE}",

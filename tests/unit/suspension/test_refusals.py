@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from namespace_job import Job, needs_root
+from waiting import wait_until
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint import inspection
@@ -76,6 +77,9 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("left-tree", {"tree": replace(TREE, outside=(replace(ROOT, pid=104, name="daemon"),))}),
     ("gone", {"tree": replace(TREE, processes=())}),
     ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
+    ("setgid", {"tree": with_process(gids_changed=True)}),
+    ("rights", {"tree": with_process(excess="capabilities that its run was not given (CapEff 0x80)")}),
+    ("socket-kind", {"tree": with_process(protocols=frozenset({"TCPv6", "MPTCP"}))}),
     ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
     ("other-user", {"tree": with_process(uids=(0,) * 4)}),
     ("traced", {"tree": with_process(tracer=55)}),
@@ -434,3 +438,25 @@ def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str,
     said = [one.text for one in found if one.code == "namespaces"]
     named = [re.search(r"\((.*)\)", text) for text in said]
     assert [", ".join(sorted(one[1].split(", "))) for one in named if one] == ([names] if names else [])
+
+
+@needs_root
+def test_rights_and_sockets_of_processes_are_compared_with_those_of_the_job(tmp_path: Path) -> None:
+    """One has a group that the job was not given, one a socket that CRIU does not know, the shell neither."""
+    group = "import os, time; os.setgid(2001); time.sleep(1000)"
+    mptcp = "import socket, time; held = [socket.socket(2, 1), socket.socket(2, 1, 262)]; time.sleep(1000)"
+    job = Job(tmp_path / "log", f"python3 -c '{group}' & python3 -c '{mptcp}' & echo up >>\"$0\"; wait")
+    try:
+        (root,) = Process(job.init).text(f"task/{job.init}/children").split()
+
+        def facts() -> tuple[ProcessFacts, ...]:
+            return collect(job.init, int(root)).processes
+
+        def rights(tree: tuple[ProcessFacts, ...]) -> set[tuple[bool, frozenset[str]]]:
+            return {(one.gids_changed, one.protocols) for one in tree}
+
+        wanted = {(False, frozenset[str]()), (True, frozenset[str]()), (False, frozenset({"TCP", "MPTCP"}))}
+        found = wait_until("all are set up", facts, lambda tree: rights(tree) == wanted)
+        assert [one.excess for one in found] == [None] * 3
+    finally:
+        job.end()
