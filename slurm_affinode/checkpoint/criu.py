@@ -33,6 +33,7 @@ from slurm_affinode.checkpoint import (
     deleted_files,
     device_files,
     inet_sockets,
+    kernel_states,
     local_files,
     memory_map,
     open_files,
@@ -165,6 +166,7 @@ class Criu:
         deadline = time.monotonic() + timeout_s
         self.check()
         space = self._space(tree.init, DumpFailed)
+        kernel_states.refuse_lost(one for _, one in space.processes())
         arguments = [
             "dump", f"--tree={tree.root_pid_ns}",
             "--images-dir=/proc/self/fd/" + str(directory_fd),
@@ -263,6 +265,7 @@ class Criu:
                 image = stack.enter_context(private_image(directory_fd, pages, shared=shared))
                 inventory = inspect(image.fd, image.pages)
                 memories = memory_map.fillable(image.fd, inventory) if self._leaves_memory() else ()
+                kernel_states.clear_death_signals(image)
             except BadImage as error:
                 raise RestoreFailed(f"the image is not complete: {error}") from None
             space = self._space(init, RestoreFailed)

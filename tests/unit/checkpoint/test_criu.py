@@ -18,7 +18,7 @@ from namespace_job import EmptyNamespace
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.process import Completed
-from slurm_affinode.checkpoint import device_files, root_directory
+from slurm_affinode.checkpoint import device_files, kernel_states, root_directory
 from slurm_affinode.checkpoint.criu import Criu, _free_pid, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
@@ -221,6 +221,7 @@ def test_plugin_is_loaded_for_forked_workers_only(image: tuple[Path, int], monke
     monkeypatch.setattr(device_files, "opened", lambda plugin: contextlib.nullcontext(77))
     monkeypatch.setattr(device_files, "held", lambda process, majors: "/dev/nvidia0" if 195 in majors else None)
     monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, own)]))
+    monkeypatch.setattr(kernel_states, "refuse_lost", lambda processes: None)
     with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
         made(program).dump(Tree(ID, os.getpid(), 5, frozenset({own.id})), image[1], timeout_s=5)
     ((argv, options),) = program.calls
