@@ -7,6 +7,7 @@ respond.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import threading
@@ -34,6 +35,8 @@ SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
+_CREATE_RULESET = 444
+"""Number of the system call, on all architectures."""
 _PROTOCOL = "system.sockprotoname"
 """Extended attribute of a socket (``net/socket.c``)."""
 _MPS = "nvidia-cuda-mps"
@@ -71,6 +74,8 @@ class ProcessFacts:
     """It has a group ID that the job was not given (a setgid program)."""
     excess: str | None = None
     """Another right of one of its threads that the job was not given, and that a restore would refuse."""
+    maybe_landlocked: bool = False
+    """It may be in a Landlock domain, which CRIU does not carry: the kernel shows only its precondition."""
 
     @property
     def has_gpu_files(self) -> bool:
@@ -230,15 +235,22 @@ def _facts_of_all(found: Iterable[Id], proc: Path, given: Credentials | None = N
 
 def _with_rights(facts: ProcessFacts, process: Process, given: Credentials) -> ProcessFacts:
     """Add the rights that the process has beyond those of its job, except for user IDs, which ``uids`` has."""
-    changed, excess = False, None
+    changed, excess, restricted = False, None, False
     for thread in process.threads() if facts.state not in "ZX" else ():
         with contextlib.suppress(OSError):
             found = replace(restore_gate.of_process(process, thread), uids=given.uids)
+            restricted |= found.no_new_privs and not given.no_new_privs
             if found.gids <= given.gids | given.groups:
                 excess = excess or restore_gate.excess(found, given)
             else:
                 changed = True
-    return replace(facts, gids_changed=changed, excess=excess)
+    landlocked = restricted and has_landlock()
+    return replace(facts, gids_changed=changed, excess=excess, maybe_landlocked=landlocked)
+
+
+def has_landlock() -> bool:
+    """Return whether this kernel has Landlock: landlock_create_ruleset(2) then returns its version."""
+    return int(ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, 1)) > 0
 
 
 def _with_ancestors(one: ProcessFacts, proc: Path) -> ProcessFacts:

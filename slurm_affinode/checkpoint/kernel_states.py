@@ -2,7 +2,7 @@
 
 A restored process would lose the permission to use AMX, without which its next matrix instruction raises SIGILL, the
 denial of writable and executable memory (``PR_SET_MDWE``), and others. The kernel shows none of them in ``/proc``, so
-the process is made to execute the queries, as by a debugger: its registers, signal mask and memory are put back.
+the process is made to execute the queries, as by a debugger: its registers, signal mask and memory are restored.
 
 The queries are for x86-64. Other architectures have no AMX, and their processes are not queried.
 """

@@ -198,6 +198,8 @@ def of_tree(
     refuse("setgid", "runs with a group that its job was not given (setgid)",
            [one for one in living if one.gids_changed and one not in changed])  # fmt: skip
     refuse("other-user", f"does not belong to the job's user {uid}", strangers)
+    refuse("landlock", "has no_new_privs, and so may be in a Landlock domain, which a restore would lose",
+           [one for one in living if one.maybe_landlocked])  # fmt: skip
     beyond = [one for one in living if one.excess is not None and one not in (*changed, *strangers)]
     refuse("rights", f"has {beyond[0].excess if beyond else ''}: a restore would refuse it", beyond)
     refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
@@ -301,6 +303,7 @@ _REMEDIES = {
     "setuid": _IN_PLACE,
     "setgid": _IN_PLACE,
     "rights": _IN_PLACE,
+    "landlock": _IN_PLACE,
     "socket-kind": f"use TCP (GODEBUG=multipathtcp=0 for programs in Go); or {_IN_PLACE}",
     "other-user": _IN_PLACE,
     "left-tree": _IN_PLACE,

@@ -79,6 +79,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
     ("setgid", {"tree": with_process(gids_changed=True)}),
     ("rights", {"tree": with_process(excess="capabilities that its run was not given (CapEff 0x80)")}),
+    ("landlock", {"tree": with_process(maybe_landlocked=True)}),
     ("socket-kind", {"tree": with_process(protocols=frozenset({"TCPv6", "MPTCP"}))}),
     ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
     ("other-user", {"tree": with_process(uids=(0,) * 4)}),
@@ -444,7 +445,8 @@ def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str,
 def test_rights_and_sockets_of_processes_are_compared_with_those_of_the_job(tmp_path: Path) -> None:
     """One has a group that the job was not given, one a socket that CRIU does not know, the shell neither."""
     group = "import os, time; os.setgid(2001); time.sleep(1000)"
-    mptcp = "import socket, time; held = [socket.socket(2, 1), socket.socket(2, 1, 262)]; time.sleep(1000)"
+    restricted = "import ctypes, socket, time; ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)\n"
+    mptcp = f"{restricted}held = [socket.socket(2, 1), socket.socket(2, 1, 262)]; time.sleep(1000)"
     job = Job(tmp_path / "log", f"python3 -c '{group}' & python3 -c '{mptcp}' & echo up >>\"$0\"; wait")
     try:
         (root,) = Process(job.init).text(f"task/{job.init}/children").split()
@@ -458,5 +460,6 @@ def test_rights_and_sockets_of_processes_are_compared_with_those_of_the_job(tmp_
         wanted = {(False, frozenset[str]()), (True, frozenset[str]()), (False, frozenset({"TCP", "MPTCP"}))}
         found = wait_until("all are set up", facts, lambda tree: rights(tree) == wanted)
         assert [one.excess for one in found] == [None] * 3
+        assert {one.maybe_landlocked for one in found if one.protocols} == {inspection.has_landlock()}
     finally:
         job.end()
