@@ -76,12 +76,11 @@ class RequeueEnding(Ending[DumpAttempt]):
 
     def image(self, job: WatchedJob, tree: TreeFacts, gpu_bytes: int) -> ImageFacts:
         """See ``Ending``."""
-        return ImageFacts(
-            self._criu(),
-            "" if self._parts.settings.criu_sockets else os.uname().release,
-            self._no_room(job, estimate(tree, gpu_bytes, _OUTPUT_BYTES)),
-            self._parts.imager.why_no_device_files(),
-        )
+        return replace(self._image_facts(), room=self._no_room(job, estimate(tree, gpu_bytes, _OUTPUT_BYTES)))
+
+    def _image_facts(self) -> ImageFacts:
+        kernel = "" if self._parts.settings.criu_sockets else os.uname().release
+        return ImageFacts(self._criu(), kernel, no_device_files=self._parts.imager.why_no_device_files())
 
     def _criu(self) -> str | None:
         try:
@@ -145,15 +144,14 @@ class RequeueEnding(Ending[DumpAttempt]):
         dump is complete or rolled back, none of them runs, so this check counts.
         """
         parts, job = self._parts, attempt.job
+        members = parts.processes.everybody(job.init_pid, job.init_started)
+        before = attempt.stopped_by_others(members)  # may have changed since it began
+        announce(parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
         attempt.stop.stop(timeout_s=STOP_S)
         tree = parts.look(job.init_pid, attempt.root.pid)
         cuda = attempt.facts.cuda_pids or ()
-        image = self.image(job, tree, 0)
-        found = [
-            *of_criu(image, tree),
-            *of_tree(tree, cuda, job.owner, image.no_device_files, attempt.forked),
-            *([] if image.room is None else [Refusal("no-room", f"no room for the image: {image.room}")]),
-        ]
+        image = self._image_facts()  # the stores check their room when they are written to
+        found = [*of_criu(image, tree), *of_tree(tree, cuda, job.owner, image.no_device_files, attempt.forked)]
         if found:
             raise AbortedError(found[0].text)
         attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES)  # includes the GPU memory by now

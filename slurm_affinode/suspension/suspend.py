@@ -210,10 +210,7 @@ class JobSuspender:
                 if allowance is not None:
                     self._halt(attempt)
                     self._memory.check_use(job, allowance)
-                members = self._members(job)
-                announce(
-                    self._parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=attempt.stopped_by_others(members))
-                )
+                announce(self._parts, attempt, Phase.PARKED)
                 ending.finish(attempt)
             except (AffinodeError, OSError) as error:
                 attempt.stop.release()
