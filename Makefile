@@ -23,8 +23,8 @@ help: ## Show the targets.
 install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
 	@$(UV) sync --quiet --frozen --no-default-groups --inexact
 
-.venv/.dev: pyproject.toml uv.lock hatch_build.py $(wildcard slurm_affinode/analysis/join/*.[ch]) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
-	UV_COMPILE_BYTECODE=1 $(UV) sync --quiet --frozen --all-extras --group dev
+.venv/.dev: pyproject.toml uv.lock $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
+	$(UV) sync --quiet --frozen --all-extras --group dev
 	@touch $@
 
 demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.html.

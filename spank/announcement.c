@@ -207,7 +207,7 @@ bool announcement_make(struct announcement *made, const char *socket, uint32_t j
 
     made->directory = -1;
     if (text == NULL)
-        return fail(error, size, "the shepherd cannot be announced: cannot describe process %d", (int)shepherd);
+        return fail(error, size, "the shepherd cannot be announced: cannot read the status of process %d", (int)shepherd);
     made->directory = open_announcements(socket, error, size);
     if (made->directory < 0) {
         free(text);

@@ -108,7 +108,8 @@ class NightlyError(AffinodeError):
     """Parts of a run failed. The exit status is the highest among them."""
 
     def __init__(self, outcome: NightlyOutcome) -> None:
-        super().__init__(describe_failures(outcome))
+        super().__init__("")
+        self.args = (describe_failures(outcome),)  # of several lines, whose parts are escaped
         self.outcome = outcome
         self.exit_code = max(failure.exit_code for failure in outcome.failures)
 

@@ -197,7 +197,7 @@ def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[st
 
 
 def _user(uid: int | None) -> User | None:
-    if uid is None:
+    if not uid:  # root has chosen the paths of root's job
         return None
     try:
         entry = pwd.getpwuid(uid)

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from slurm_affinode.agent.composition import DriverGpus
@@ -153,7 +154,7 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
     gpus = DriverGpus(watch.driver)
     signer = Signer(bytes(32), "here")
     parts = Parts(
-        node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, None),
+        node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, SimpleNamespace(tiers=())),
         processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
         ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
         absences=Absences(work, signer, keep_s=0), environments=JobEnvironments(work / "environment"),

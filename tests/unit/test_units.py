@@ -97,6 +97,14 @@ def test_agent_unit_explains_each_missing_setting() -> None:
         assert f"{name}=" in comments, name
 
 
+def test_nightly_run_keeps_compiled_code_in_its_own_directory() -> None:
+    """``ProtectSystem`` and ``ProtectHome`` close the default places; code that others may write would be executed."""
+    found = settings((UNITS / "slurm-affinode-nightly.service").read_text())
+    values = dict(found)
+    assert ("Environment", f"NUMBA_CACHE_DIR=/var/cache/{values['CacheDirectory']}") in found
+    assert values["CacheDirectoryMode"] == "0700"
+
+
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.stem.removeprefix("slurm-affinode-"))
 def test_exposure_of_units(unit: Path) -> None:
     """As computed by ``systemd-analyze``."""
@@ -130,8 +138,8 @@ def test_services_without_criu_are_confined(name: str) -> None:
     assert values["CapabilityBoundingSet"] == few
 
 
-def test_polars_can_start() -> None:
-    """It maps executable memory when it is imported."""
+def test_polars_and_numba_can_start() -> None:
+    """polars maps executable memory when it is imported, numba when it compiles."""
     for unit in SERVICES:
         assert "MemoryDenyWriteExecute" not in dict(settings(unit.read_text())), unit.name
 

@@ -1,4 +1,4 @@
-"""Row groups of the sample store, read and decoded by the thread that sums them.
+"""Row groups of the sample store for the compiled loops, read and decoded by the thread that sums them.
 
 Values pass from the file to the sums within one core's cache, in memory that is reused. A general reader would hand
 each block to another core in new memory, which costs more than decoding. The layout is the one that
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping
-from ctypes import byref
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -23,10 +22,11 @@ import pyarrow.parquet as pq
 
 from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.block import COLUMNS, Block, BlockColumn
-from slurm_affinode.analysis.join import native
+from slurm_affinode.analysis.join import decoder
+from slurm_affinode.analysis.join.compilation import machine_code
+from slurm_affinode.analysis.join.decoder import Bytes
 from slurm_affinode.analysis.segments import FAR
 
-Bytes = npt.NDArray[np.uint8]
 MOST_BYTES = 64 << 20
 """Column chunks above this size, packed or unpacked, are left to Polars: a damaged file may contain any length."""
 
@@ -180,14 +180,15 @@ class Decoder:
     def __init__(self) -> None:
         self._part: tuple[Path, Bytes] | None = None
         self._memory: dict[str, npt.NDArray[np.generic]] = {}
-        self._pages = np.empty((_MOST_PAGES, native.PAGE_WIDTH), np.int64)
-        self._code = native.library()
+        self._pages = np.empty((_MOST_PAGES, decoder.PAGE_WIDTH), np.int64)
+        self._fields = np.empty(decoder.FIELDS, np.int64)
+        self._code = machine_code(decoder)
 
     def block(self, group: RowGroup, chunks: Mapping[str, Chunk]) -> Block:
         """Read and decode a row group. Raises ``LayoutError``, ``OSError`` and Arrow's errors."""
         wanted = [*(chunks.get(name) for name in COLUMNS), None if group.last else group.following]
         packed = self._mapped(group.path)
-        table = np.zeros((len(wanted), native.CHUNK_WIDTH), np.int64)
+        table = np.zeros((len(wanted), decoder.CHUNK_WIDTH), np.int64)
         for number, chunk in enumerate(wanted):
             if chunk is not None:
                 _check(chunk.start + chunk.packed <= len(packed))
@@ -200,16 +201,11 @@ class Decoder:
         dictionary = self._array("dictionary", most // 4, np.float32)
         dense = self._array("dense", group.rows, np.float32)
         following, found = np.empty(1, np.int64), np.empty((metrics, 2), np.int64)
-        count = self._code.find_pages(
-            packed.ctypes.data, table.ctypes.data, len(table), self._pages.ctypes.data, len(self._pages)
-        )
+        count = self._code.find(packed, table, self._pages, self._fields)
         _check(count >= 0)
-        decoded = native.record(
-            native.RowGroupRecord, packed=packed, chunks=table, pages=self._pages, pages_count=count, rows=group.rows,
-            metrics=metrics, unpacked_width=unpacked.shape[1], values_width=values.shape[1], unpacked=unpacked,
-            dictionary=dictionary, dense=dense, time=times, values=values, following=following, found=found,
-        )  # fmt: skip
-        _check(self._code.decode(byref(decoded)))
+        pages = self._pages[:count]
+        buffers = unpacked, dictionary, dense, times, values, following, found
+        _check(self._code.row_group(packed, table, pages, *buffers))
         columns = {}
         for number, name in enumerate(COLUMNS[1:]):
             if name in chunks:

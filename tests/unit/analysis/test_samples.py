@@ -1,4 +1,4 @@
-"""Sample blocks: days with several parts, sampling intervals, damaged files."""
+"""Sample blocks: days with several parts, sampling intervals, damaged files, the choice of compiled loops."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import polars as pl
 import pytest
 
 from slurm_affinode.analysis import samples, waste
+from slurm_affinode.analysis.join import kernel, row_groups
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.parquet import writer
@@ -103,6 +105,7 @@ def spoil_inside(path: Path) -> None:
     path.write_bytes(b"PAR1" + b"\xff" * (len(content) // 3) + content[4 + len(content) // 3 :])
 
 
+@pytest.mark.usefixtures("either_kernel")
 @pytest.mark.parametrize(
     ("what", "spoil"),
     [("samples", spoil_all), ("samples", spoil_inside), ("samples", Path.unlink), ("devices", spoil_all)],
@@ -129,6 +132,7 @@ def test_progress_is_reported_in_samples(history: History, samples: Samples, job
     assert told[-1] == (50, 50)
 
 
+@pytest.mark.usefixtures("either_kernel")
 @pytest.mark.parametrize(
     ("table", "change"),
     [
@@ -156,6 +160,7 @@ def test_inconsistent_tables_are_rejected(  # noqa: PLR0917
         analysed(store, jobs({"start": 0, "end": 7200}), t0)
 
 
+@pytest.mark.usefixtures("either_kernel")
 def test_part_with_missing_samples_is_rejected(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
     """The part need not be the first."""
     store = history(samples([3600.0 * i for i in range(48)], util_pct=5.0))
@@ -163,6 +168,36 @@ def test_part_with_missing_samples_is_rejected(history: History, samples: Sample
     pl.read_parquet(path).head(3).write_parquet(path)
     with pytest.raises(UnreachableError, match="3 samples instead of 24"):
         analysed(store, jobs({"start": 0, "end": 7200}), t0, hours=48)
+
+
+def test_compiled_loops_are_used_for_many_samples() -> None:
+    """Loading Numba and machine code pays off only for many samples."""
+    assert not kernel.compiled(1_000_000)
+    assert kernel.compiled(10**12)
+
+
+def test_report_of_few_samples_loads_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, history: History, samples: Samples, jobs: Jobs, t0: datetime
+) -> None:
+    """Importing Numba takes longer than such a report."""
+    for module in (kernel, row_groups):
+        monkeypatch.setattr(module, "machine_code", mock.Mock(side_effect=AssertionError("compiled")))
+    result = analysed(history(*two_sources(samples)), jobs({"start": 0, "end": 7200}), t0)
+    assert result.total["gpu_hours_idle"] == pytest.approx(1)
+
+
+def test_few_and_many_samples_give_the_same_report(
+    monkeypatch: pytest.MonkeyPatch, history: History, samples: Samples, jobs: Jobs, t0: datetime
+) -> None:
+    """Compares the whole analysis."""
+    store, runs = history(*two_sources(samples)), jobs({"start": 0, "end": 7200})
+    few = analysed(store, runs, t0)
+    monkeypatch.setattr(kernel, "COMPILED_FROM_ROWS", 0)
+    refused = mock.Mock(side_effect=AssertionError("read for the uncompiled loops"))
+    monkeypatch.setattr("slurm_affinode.analysis.samples.blocks", refused)
+    many = analysed(store, runs, t0)
+    assert many.jobs.equals(few.jobs)
+    assert many.window_histogram.equals(few.window_histogram)
 
 
 def samples_index(store: SampleStore, t0: datetime, days: int = 1) -> samples.Index:

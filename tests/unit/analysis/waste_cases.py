@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
+import pytest
 
 from slurm_affinode.analysis.prices import Price, PriceTable
 from slurm_affinode.analysis.result import WasteResult
@@ -16,6 +17,9 @@ Jobs = Callable[..., pl.DataFrame]
 
 HOUR = 3600
 EUROS = PriceTable("EUR", (Price(("a100*",), 2.0),))
+
+both = pytest.mark.usefixtures("either_kernel")
+"""Run the test with the join as for few samples and as for many."""
 
 
 def every(start: float, end: float, step: float = 60) -> list[float]:

@@ -64,10 +64,15 @@ class OneJob(JobFinder):
             return None
 
 
+def named(name: str) -> str:
+    """Return a command name with which Python finds its library, wherever ``PATH`` leads."""
+    return str(Path(sys.executable).with_name(name))
+
+
 @pytest.fixture
 def server() -> Iterator[tuple[int, int]]:
     """A server with a worker; yield the PID of its session and its port."""
-    argv = ["vllm", "-c", SERVER]
+    argv = [named("vllm"), "-c", SERVER]
     with subprocess.Popen(argv, executable=sys.executable, stdout=subprocess.PIPE, start_new_session=True) as started:
         assert started.stdout is not None
         yield started.pid, int(started.stdout.readline())
@@ -353,7 +358,10 @@ def peer(request: pytest.FixtureRequest) -> Iterator[tuple[int, set[int]]]:
     """A program with listeners that is no HTTP server; yield its PID and ports."""
     name, kind, count = request.param
     with subprocess.Popen(
-        [name, "-c", PEERS, kind, str(count)], executable=sys.executable, stdout=subprocess.PIPE, start_new_session=True
+        [named(name), "-c", PEERS, kind, str(count)],
+        executable=sys.executable,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     ) as started:
         assert started.stdout is not None
         yield started.pid, set(map(int, started.stdout.readline().split()))
