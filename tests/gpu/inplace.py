@@ -154,7 +154,8 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
     gpus = DriverGpus(watch.driver)
     signer = Signer(bytes(32), "here")
     parts = Parts(
-        node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None), tiers=cast(Any, SimpleNamespace(tiers=())),
+        node="here", cluster="gpu", slurm=cast(Any, Slurm()), cuda=cuda, imager=cast(Any, None),
+        tiers=cast(Any, SimpleNamespace(tiers=())),
         processes=LinuxProcesses(), gpus=gpus, streams=cast(Any, None), journal=Journal(work / "journal"),
         ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
         absences=Absences(work, signer, keep_s=0), environments=JobEnvironments(work / "environment"),

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ET
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import polars as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from markupsafe import Markup
 
 from slurm_affinode.base import times
 from slurm_affinode.report import charts
-from slurm_affinode.report.charts import Bar, Point, Series, Words, time_ticks, value_axis
+from slurm_affinode.report.charts import POINT, Bar, Series, Words, time_ticks, value_axis
 
 WORDS = Words("chart", "Title <b>", "What it & shows.", "How <i>to</i> read.")
 HOSTILE = '"><script>alert(1)</script>'
@@ -35,6 +36,12 @@ def rects(root: ET.Element, fill: str) -> list[dict[str, float]]:
     ]
 
 
+def points(*marks: tuple[object, ...]) -> pl.DataFrame:
+    """Return marks of a scatter chart; fill, size and label may be left out."""
+    usual = (None, None, "1", 0.2, "")
+    return pl.DataFrame([(*mark, *usual[len(mark) :]) for mark in marks], schema=POINT, orient="row", strict=False)
+
+
 def every_figure() -> dict[str, Markup]:
     """Return one figure of each kind, with hostile text for every label."""
     starts = [START + timedelta(hours=i) for i in range(3)]
@@ -44,8 +51,8 @@ def every_figure() -> dict[str, Markup]:
         "stacked_bars": charts.stacked_bars(WORDS, [Bar(HOSTILE, HOSTILE, [1.0, None])], series, unit="h"),
         "histogram": charts.histogram(WORDS, [HOSTILE, "b", "c"], series, unit="%", x_label=HOSTILE),
         "lines": charts.lines(WORDS, [0.0, 1.0, 2.0], series, unit="%", x_label=HOSTILE),
-        "scatter": charts.scatter(WORDS, [Point(1, 2, "idle", 0.5, HOSTILE)], x_label=HOSTILE, y_label=HOSTILE),
-        "density": charts.scatter(WORDS, [Point(i, i) for i in range(700)], x_label="x", y_label="y", note="n"),
+        "scatter": charts.scatter(WORDS, points((1, 2, "idle", 0.5, HOSTILE)), x_label=HOSTILE, y_label=HOSTILE),
+        "density": charts.scatter(WORDS, points(*((i, i) for i in range(700))), x_label="x", y_label="y", note="n"),
         "empty": charts.empty(WORDS, HOSTILE),
     }
 
@@ -124,7 +131,7 @@ def test_chart_without_data_shows_a_note() -> None:
     assert "Nothing was measured" in markup
     assert charts.stacked_bars(WORDS, [], [], unit="h").count("Nothing to show") == 1
     assert "Too few points" in charts.lines(WORDS, [1.0], [], unit="", x_label="x")
-    assert "Nothing was measured" in charts.scatter(WORDS, [], x_label="x", y_label="y")
+    assert "Nothing was measured" in charts.scatter(WORDS, points(), x_label="x", y_label="y")
     assert "Nothing happened" in charts.stacked_time(WORDS, [], 60, [], unit="GPUs")
 
 
@@ -137,8 +144,8 @@ def test_line_is_interrupted_at_unknown_values() -> None:
 
 def test_many_points_are_drawn_as_density_grid() -> None:
     """Each cell gives its number of points; none is lost."""
-    points = [Point(i % 10, i % 7, "idle") for i in range(5000)]
-    root = parse(charts.scatter(WORDS, points, x_label="x", y_label="y", thing="jobs"))
+    marks = points(*((i % 10, i % 7, "idle") for i in range(5000)))
+    root = parse(charts.scatter(WORDS, marks, x_label="x", y_label="y", thing="jobs"))
     cells = [t.text or "" for g in root.iter("g") if str(g.get("class")).startswith("o") for t in g.iter("title")]
     assert sum(int(t.split()[0].replace(",", "")) for t in cells) == 5000
     assert "stronger the color" in "".join(root.itertext())
@@ -146,8 +153,8 @@ def test_many_points_are_drawn_as_density_grid() -> None:
 
 def test_scatter_table_counts_every_point() -> None:
     """Points beyond the axis are counted at its edge."""
-    points = [Point(150, 5), Point(0, 0), Point(50, 2)]
-    root = parse(charts.scatter(WORDS, points, x_label="x", y_label="y", x_max=100))
+    marks = points((150, 5), (0, 0), (50, 2))
+    root = parse(charts.scatter(WORDS, marks, x_label="x", y_label="y", x_max=100))
     assert sum(int(td.text or "0") for td in root.iter("td")) == 3
     assert all(float(str(c.get("cx")).rstrip("%")) <= 100 for c in root.iter("circle"))
 
