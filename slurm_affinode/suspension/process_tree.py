@@ -135,8 +135,12 @@ class StoppedJob:
         self._hold(members, but)
 
     def hold(self) -> None:
-        """Hold them. Raises ``NotStoppedError``, also if there is another process than before, ``TreeGoneError``."""
-        self._hold(self._processes.everybody(*self._init), ())
+        """Hold them. Raises ``NotStoppedError``, also if a process is started meanwhile.
+
+        If the job has ended, there is nothing to hold: that is the cause of whatever failed, and is reported as such.
+        """
+        with contextlib.suppress(TreeGoneError):
+            self._hold(self._processes.everybody(*self._init), ())
 
     def _hold(self, members: Sequence[Member], but: Collection[int]) -> None:
         self.release()

@@ -214,3 +214,15 @@ def test_job_is_not_stopped_while_a_parent_waits_for_its_vfork_child(start):
         assert states(identity) <= {"t", "Z"}
         stop.release()
         LinuxProcesses().resume(reversed(LinuxProcesses().everybody(*identity)))
+
+
+def test_end_of_the_job_is_no_error_of_the_stop(start):
+    """The failure of a dump, whose cause it is, is reported in place of it."""
+    identity, _ = start(COUNTING)
+    stop = StoppedJob(LinuxProcesses(), identity)
+    stop.stop(timeout_s=20)
+    stop.release()
+    os.kill(identity.pid, signal.SIGKILL)
+    wait_until("the job has ended", lambda: not LinuxProcesses().alive(*identity))
+    stop.hold()
+    stop.release()
