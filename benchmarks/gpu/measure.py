@@ -23,7 +23,7 @@ from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.cuda_driver import Driver
 from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.interface import CudaError, Feature, Tree
+from slurm_affinode.checkpoint.interface import CudaError, Feature
 from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.model.suspension import JobKey, LiveRun
 from slurm_affinode.suspension import memory
@@ -269,32 +269,38 @@ def imaged(run: Programs, ours: Ours, machine: Machine, mib: int, directory: Pat
 
 def _imaged(run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: int) -> dict[str, Any]:
     ours.needs = {ours.nvml.devices()[0].uuid: mib * MIB}
-    work = Path(run.top)
-    place = work / f"imaged-{time.monotonic_ns()}"
-    place.mkdir()
-    program, key = Program(place), JobKey("bench", 1, 1)
+    with tree.directory() as place:
+        return _imaged_in(place, run, ours, criu, store, mib)
+
+
+def _imaged_in(  # noqa: PLR0917 - as above
+    place: Path, run: Programs, ours: Ours, criu: Criu, store: DirectoryStore, mib: int
+) -> dict[str, Any]:
+    work, program, key = Path(run.top), Program(place), JobKey("bench", 1, 1)
     seconds: dict[str, float] = {}
     command = (sys.executable, str(HERE / "worker.py"), str(place))
-    with tree.space(work, *command) as first, looked_after(ours.cuda, program):
+    with tree.space(work, *command, owner=tree.OWNER) as first, looked_after(ours.cuda, program):
         program.ready()
         root_ns, program.pid = first.root()
         program.ask("setup", mib=mib, seed=1, graph=False)
         for name in ("lock", "checkpoint"):
             seconds[name] = timed(ours.phases(program.pid)[name])
         began = time.monotonic()
-        with store.begin(key, uid=0, estimate=mib * MIB) as writer:
+        with store.begin(key, uid=tree.OWNER.uid, estimate=mib * MIB) as writer:
             writer.follow()
-            criu.dump(Tree(Process(first.init).id, program.pid, root_ns), writer.criu_fd, timeout_s=480)
+            tree.dump(criu, first, writer.criu_fd, timeout_s=480)
             image = writer.commit(tree.manifest(key, root_ns, mib))
         seconds["dump"] = time.monotonic() - began
-    with tree.space(work) as second, looked_after(ours.cuda, program):
-        again = store.find(LiveRun(replace(key, submit_epoch=2), 0, 1))
+    with tree.space(work, owner=tree.OWNER) as second, looked_after(ours.cuda, program):
+        again = store.find(LiveRun(replace(key, submit_epoch=2), tree.OWNER.uid, 1))
         assert again is not None
         seconds["verify"] = timed(lambda: store.verify(again))
         fd = store.open_criu(again)
         with store.verifying(again) as pages:
             seconds["restore image"] = timed(
-                lambda: criu.restore(Process(second.init).id, fd, [], root_pid_ns=root_ns, timeout_s=480, pages=pages)
+                lambda: criu.restore(
+                    Process(second.init).id, fd, [], root_pid_ns=root_ns, timeout_s=480, pages=pages, user=tree.OWNER
+                )
             )
         os.close(fd)
         program.pid = second.members()[root_ns]
