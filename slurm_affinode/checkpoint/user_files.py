@@ -54,7 +54,7 @@ def as_user(
     which paths are resolved meanwhile. ``effective``: set the effective IDs as well, which sockets show to their peers
     (``SO_PEERCRED``); the real IDs stay root's, so that the user can signal no thread. Raises ``OSError`` if the rights
     cannot be set or the namespace cannot be entered, and ``PermissionError`` for a user or group with the rights of
-    root: what is done for a user is never done as root. ``call`` has not run then.
+    root, with whose rights nothing is done for a user. ``call`` has not run then.
     """
     if os.geteuid() == 0 and user.is_root:
         raise PermissionError(errno.EPERM, "root does not act with its own rights for a user")

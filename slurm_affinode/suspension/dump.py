@@ -140,8 +140,8 @@ class RequeueEnding(Ending[DumpAttempt]):
     def _stop(self, attempt: DumpAttempt) -> None:
         """Stop the whole job and repeat the admission. Raises ``AbortedError``, and the errors of the stop.
 
-        What was checked before is a courtesy to the user: the processes ran on, and may be others by now. Until the
-        dump is complete or rolled back, none of them runs, so this check counts.
+        Earlier checks are a courtesy to the user: the processes ran on, and may be others by now. Until the dump is
+        complete or rolled back, none of them runs, so this check counts.
         """
         parts, job = self._parts, attempt.job
         members = parts.processes.everybody(job.init_pid, job.init_started)
