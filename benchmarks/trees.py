@@ -9,17 +9,18 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurm_affinode.base.pidfd import Namespace, Process
+from slurm_affinode.base.pidfd import Namespace, Process, ProcessGoneError
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.interface import Image, Tree
@@ -128,7 +129,13 @@ def namespace(work: Path, mib: int = 0) -> Iterator[int]:
     try:
         wait_for(token.with_name(token.name + (".ready" if mib else ".up")))
         children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
-        yield int(children[0])
+        with Process(int(children[0])) as init:
+            try:
+                yield init.pid
+            finally:
+                # It has changed its user, and so receives no signal when its parent ends.
+                with suppress(ProcessGoneError):
+                    init.signal(signal.SIGKILL)
     finally:
         made.kill()
         made.wait()
