@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -95,7 +96,13 @@ def space(
                 raise AssertionError("no PID namespace could be made")
             time.sleep(0.005)
         children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text(encoding="ascii").split()
-        yield Space(int(children[0]))
+        with Process(int(children[0])) as init:
+            try:
+                yield Space(init.pid)
+            finally:
+                # With another user, it receives no signal when its parent ends.
+                with contextlib.suppress(ProcessLookupError):
+                    init.signal(signal.SIGKILL)
     finally:
         if made is not None:
             made.kill()
