@@ -196,7 +196,7 @@ def of_tree(
     if not tree.processes:
         found.append(Refusal("gone", "its processes have ended"))
     refuse("srun-steps", "is srun: the step that it runs is not below the script",
-           [one for one in tree.processes if one.name == "srun"])  # fmt: skip
+           [one for one in tree.processes if one.name == "srun" and not _is_launcher(one)])  # fmt: skip
     refuse("left-tree", "is outside of the script's process tree and would be lost", list(tree.outside))
     # CRIU restores a zombie without its IDs: it then belongs to root.
     living = [one for one in tree.processes if one.state != "Z"]
@@ -238,6 +238,14 @@ def of_tree(
         text = f"its user has made System V IPC since it began ({names}), which would stay on its node"
         found.append(Refusal("sysv-ipc", text))
     return found
+
+
+def _is_launcher(one: ProcessFacts) -> bool:
+    """Return whether a process named ``srun`` is that of local steps (``spank/srun.py``), which runs them below itself.
+
+    Observed: a script that starts a step twice a second could not be suspended while Python was loading.
+    """
+    return bool(one.arguments) and one.arguments[0].rpartition("/")[2].startswith("python")
 
 
 def _elsewhere(one: ProcessFacts, tree: TreeFacts) -> bool:

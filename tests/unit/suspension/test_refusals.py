@@ -185,6 +185,18 @@ def test_inplace_has_fewer_refusals() -> None:
     assert [one.code for one in told(image=None, memory=MemoryFacts(GIB))] == ["host-memory"]
 
 
+def test_launcher_of_local_steps_is_not_refused() -> None:
+    """It has the name of Slurm's program, and runs the step below the script."""
+    launcher = ("/usr/bin/python3", "-I", "/usr/libexec/slurm-affinode/srun", "hostname")
+    assert (
+        told(tree=replace(TREE, processes=(*TREE.processes, replace(ROOT, pid=102, name="srun", arguments=launcher))))
+        == []
+    )
+    for arguments in ((), ("srun", "hostname"), ("/usr/bin/srun", "python3")):
+        slurms = replace(ROOT, pid=102, name="srun", arguments=arguments)
+        assert [one.code for one in told(tree=replace(TREE, processes=(*TREE.processes, slurms)))] == ["srun-steps"]
+
+
 def test_rights_of_the_owner_are_not_refused() -> None:
     """A thread may have fewer groups, another of the owner's groups, and inheritable capabilities."""
     fewer = replace(
