@@ -137,6 +137,8 @@ class Job:
     """Nodes that its allocation must not include (``--exclude``)."""
     nodes_expected: tuple[str, ...] = ()
     """Of a pending job: the nodes planned by the scheduler, if any."""
+    requests_share: bool = False
+    """Submitted with a request for a share of a GPU (``--gres=shard:2``)."""
     held_by_admin: bool = False
     """Held so that its owner cannot release it. In lists only if Slurm reports the reason of the hold."""
 
@@ -169,8 +171,12 @@ class Job:
 
     @property
     def shares_gpus(self) -> bool:
-        """Whether it has a share of a GPU by Slurm's count: ``gres/shard``, ``gres/mps``."""
-        return any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in self.tres_allocated)
+        """Whether it has a share of a GPU: ``gres/shard``, ``gres/mps``.
+
+        Slurm counts shares only where ``AccountingStorageTRES`` names them, so the request counts as well.
+        """
+        counted = any(name.partition(":")[0] in ("gres/shard", "gres/mps") for name in self.tres_allocated)
+        return counted or (self.allocated and self.requests_share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -191,7 +191,9 @@ class _Announcement:
         with contextlib.suppress(OSError):
             names.append(one.link("exe").rpartition("/")[2])
         servers = engines.servers_named(names)
-        listed = any(fnmatchcase(name, pattern) for name in names for pattern in programs)
+        listed = any(
+            fnmatchcase(name.removesuffix(".py"), pattern.removesuffix(".py")) for name in names for pattern in programs
+        )
         named = _named_ports(one)
         if not servers and not listed:
             return cls(named) if named else None

@@ -20,6 +20,7 @@ FLAG_ORDER = (
 )  # fmt: skip
 """Flags that Slurm shows instead of the base state, by precedence (job_state_string in slurm_protocol_defs.c)."""
 
+_SHARE = re.compile(r"(?:^|,)(?:gres[/:])?(?:shard|mps)(?=[:=,]|$)")
 _DETAIL = re.compile(r"gpu(?::([^,():]+))?:([0-9]{1,9})(?:\((?:S:[^)]*|IDX:([0-9,-]*))[^)]*\))?(?=,|$)")
 BY_ADMIN = "JobHeldAdmin"
 """Slurm's reason for a job that its owner cannot release."""
@@ -114,6 +115,11 @@ def gpus_of_gres(text: object) -> GpuCount | None:
     except ValueError:
         return None
     return None if found.count is None else GpuCount(found.count, found.kind)
+
+
+def requests_share(*requests: object) -> bool:
+    """Return whether one of a job's requests per node, task, socket or job (``gres/shard:6``) is a share of a GPU."""
+    return any(_SHARE.search(str(one)) is not None for one in requests if one)
 
 
 def node_gpus(names: Sequence[str], details: Sequence[str]) -> tuple[NodeGpus, ...]:

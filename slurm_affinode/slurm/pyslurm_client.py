@@ -73,6 +73,7 @@ def _job(job: Mapping[str, Any]) -> Job:
         nodes_required=live_records.nodes(_joined(job.get("required_nodes"))),
         nodes_excluded=live_records.nodes(_joined(job.get("excluded_nodes"))),
         nodes_expected=live_records.nodes(_joined(job.get("scheduled_nodes"))),
+        requests_share=live_records.requests_share(*(job.get("gres_per_node") or ())),
         batch_host=live_records.word(job["batch_host"]),
         node_count=job["num_nodes"],
         cpus=job["cpus"],

@@ -21,6 +21,7 @@ from slurm_affinode.slurm import identifiers, live_records, units
 
 ARGV = ("scontrol", "--all", "--oneliner", "--details", "show", "jobs")
 _RECORD = re.compile(rb"^JobId=(\d+) ", re.MULTILINE)
+_REQUESTS = ("job", "node", "socket", "task")
 _BLOCK = re.compile(rb" Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
 
 
@@ -167,6 +168,7 @@ def _job(job: Mapping[str, Any]) -> Job:
         stdout=None if waiting else job.get("standard_output") or None,
         stderr=None if waiting else job.get("standard_error") or None,
         batch=bool(job.get("batch_flag")),
+        requests_share=live_records.requests_share(*(job.get(f"tres_per_{each}") for each in _REQUESTS)),
         nodes_required=live_records.nodes(job.get("required_nodes") or None),
         nodes_expected=live_records.nodes(job.get("scheduled_nodes") or None),
         nodes_excluded=live_records.nodes(job.get("excluded_nodes") or None),

@@ -10,24 +10,19 @@ import re
 from typing import Any
 
 import pytest
-from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.driver import Cluster, wait_until
 from cluster.servers import NODE, ask, frozen, in_place, put_to_sleep, serve, wait_awake
 from cluster.sleepers import (
     BY_HAND,
     asleep,
-    continue_criu,
     each_once,
     finish,
-    hold_criu,
     idle_job,
-    pausing_criu,
     status,
     steps,
     suspend,
     wait_asleep,
     wait_for_agents,
-    wait_for_held_criu,
-    wait_for_no_images,
     wake,
 )
 
@@ -65,13 +60,6 @@ def cgroups(cluster: Cluster) -> None:
     if "cgroup" not in cluster.exec("login", "scontrol", "show", "config").partition("ProctrackType")[2].split("\n")[0]:
         pytest.skip("the cluster runs without cgroups (CLUSTER_CGROUPS=none)")
     wait_for_agents(cluster)
-
-
-@pytest.fixture
-def memory(cluster: Cluster) -> None:
-    """Skip the test if jobs have no memory limits."""
-    if cluster.run(NODE, "test", "-d", "/sys/fs/cgroup/memory").returncode != 0:
-        pytest.skip("the host has the memory controller in cgroup version 1: there is none in version 2")
 
 
 def found(cluster: Cluster, node: str) -> dict[str, Any]:
@@ -201,42 +189,3 @@ def test_sleeper_is_frozen_in_its_cgroup(cluster: Cluster) -> None:
     cluster.wait_for_state(server.job, "FAILED", "CANCELLED", "COMPLETED")
     wait_until("its cgroup is gone", lambda: own_cgroups(cluster), lambda left: not left)
     assert found(cluster, NODE)["processes"] == []
-
-
-HUNGRY = r"""
-import os, time
-while not os.path.exists(os.path.expanduser("~/grow")):
-    time.sleep(0.1)
-held = bytearray()
-while True:
-    held += bytes([1]) * (16 << 20)
-"""
-OOM_KILLS = (
-    'find /sys/fs/cgroup/memory -path "*/job_$1/*" -name memory.oom_control -exec grep "^oom_kill [1-9]" {} +; true'
-)
-"""Script with output once the kernel has killed a process of a job for lack of memory."""
-
-
-def test_out_of_memory_during_suspension(cluster: Cluster, memory: None) -> None:
-    """Slurm kills the job as usual: it ends as OUT_OF_MEMORY, and leaves neither processes nor an image."""
-    with pausing_criu(cluster):
-        script = idle_job("--nodelist=c1", "--mem=1000M", BY_HAND, idle=60).replace(
-            f"\n{WORKLOADS}", f"\npython3 -c '{HUNGRY}' & echo 1000 >/proc/self/oom_score_adj\n{WORKLOADS}", 1
-        )
-        job = cluster.submit(script=script)
-        cluster.wait_for_output(job, "step number=2")
-        hold_criu(cluster, "c1", "before", "dump")
-        asked = ("login", "sh", "-c", 'slurm-affinode suspend "$1" >/tmp/suspended 2>&1 & disown', "sh", job)
-        cluster.run(*asked, user="alice")
-        wait_for_held_criu(cluster, "c1", "before", "dump")
-        cluster.exec("login", "touch", "/home/alice/grow", user="alice")
-        try:
-            wait_until(
-                "the kernel kills a process", lambda: cluster.shell("c1", OOM_KILLS, job), lambda seen: seen != ""
-            )
-            continue_criu(cluster, "c1")
-            cluster.wait_for_state(job, "OUT_OF_MEMORY")
-        finally:
-            cluster.exec("login", "rm", "-f", "/home/alice/grow", user="alice")
-        wait_for_no_images(cluster, job)
-        assert found(cluster, "c1")["processes"] == []

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.cluster
 PLUGSTACK = "/etc/slurm/plugstack.conf.d/slurm-affinode.conf"
 PLUGIN = "optional /usr/local/lib/slurm/slurm_affinode.so"
 ON_C1 = ("--partition=gpu", "--nodelist=c1", OPTION)
-SCRIPT = "#!/bin/bash\n[ $$ -gt 2 ] && echo plain; [ $$ = $SLURM_TASK_PID ] && exit 6\n"
+SCRIPT = "#!/bin/bash\n[ $PPID != 1 ] && echo plain; [ $$ = $SLURM_TASK_PID ] && exit 6\n"
 
 
 @pytest.fixture
@@ -144,9 +144,9 @@ def test_missing_plugin_does_not_stop_job(cluster: Cluster) -> None:
 def test_invalid_plugin_argument_on_node_is_ignored(cluster: Cluster, plugstack: str) -> None:
     """The job has a shepherd, and the valid settings of the node's plugstack.conf apply."""
     cluster.exec("c1", "tee", plugstack, stdin=f"{PLUGIN} color=red min_window=1s\n")
-    job = cluster.submit(*ON_C1, wrap="echo $$")
+    job = cluster.submit(*ON_C1, wrap="[ $PPID = 1 ] && echo in a namespace")
     assert outcome(cluster, job).state == "COMPLETED"
-    assert cluster.output(job).endswith("2\n")
+    assert cluster.output(job).endswith("in a namespace\n")
 
 
 def test_script_starts_at_process_limit(cluster: Cluster) -> None:

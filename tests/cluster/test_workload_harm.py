@@ -53,7 +53,8 @@ def test_mpirun_starts_beside_another_job_and_after_a_lost_one(cluster: Cluster)
 def test_jobs_and_attempts_have_different_pids(cluster: Cluster) -> None:
     """Neither a further job nor a further attempt repeats the PIDs of an earlier one."""
     script = (
-        "#!/bin/bash\necho pid $$\n[ ${SLURM_RESTART_COUNT:-0} = 0 ] && scontrol requeue $SLURM_JOB_ID && sleep 60\n"
+        "#!/bin/bash\necho pid $$\n"
+        "if [ ${SLURM_RESTART_COUNT:-0} = 0 ]; then scontrol requeue $SLURM_JOB_ID; sleep 60; fi\n"
     )
     jobs = [cluster.submit("--partition=gpu", OPTION, "--open-mode=append", script=script) for _ in range(2)]
     found = []
@@ -68,17 +69,13 @@ def test_job_near_the_highest_pid_moves(cluster: Cluster) -> None:
     """The PIDs of CRIU and of further processes are those that the job does not use."""
     script = """#!/usr/bin/python3
 import os, pathlib, subprocess, time
-top = int(pathlib.Path("/proc/sys/kernel/pid_max").read_text())
-held = []
-while len(held) < 20 or held[-1].pid < 2000 or held[-1].pid > top - 50:
-    child = subprocess.Popen(["sleep", "1000"])
-    if child.pid > top - 20 or held:
-        held.append(child)
-    else:
-        child.kill(); child.wait()
+home, job = pathlib.Path.home(), os.environ["SLURM_JOB_ID"]
+print("started", flush=True)
+while not (home / f"slurm-{job}-go.out").exists():
+    time.sleep(0.1)
+held = [subprocess.Popen(["sleep", "1000"]) for _ in range(20)]
 print("high", held[0].pid, "low", held[-1].pid, flush=True)
-end = pathlib.Path.home() / f"slurm-{os.environ['SLURM_JOB_ID']}-end.out"
-while not end.exists():
+while not (home / f"slurm-{job}-end.out").exists():
     time.sleep(0.1)
 subprocess.run(["true"], check=True)
 assert all(child.poll() is None for child in held)
@@ -86,7 +83,15 @@ print("all are there", flush=True)
 for child in held: child.kill()
 """
     job = cluster.submit(BY_HAND, *ON_C1, script=script)
-    cluster.wait_for_output(job, "high", timeout_s=200)
+    cluster.wait_for_output(job, "started", timeout_s=START_S)
+    # Tens of thousands of processes would have the same effect.
+    near = "top=$(cat /proc/sys/kernel/pid_max); for pid in $(pgrep -u alice); do "
+    near += 'nsenter -t $pid -p -m sh -c "echo $((top - 10)) >/proc/sys/kernel/ns_last_pid"; done; echo $top'
+    top = int(cluster.shell("c1", near).split()[-1])
+    cluster.exec("login", "touch", f"/home/alice/slurm-{job}-go.out", user="alice")
+    cluster.wait_for_output(job, "high")
+    _, high, _, low = cluster.output(job).split("started")[1].split()[:4]
+    assert int(high) > top - 10 > int(low)
     move(cluster, job, "c2")
     end(cluster, job)
     assert outcome(cluster, job).state == "COMPLETED"

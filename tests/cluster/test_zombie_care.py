@@ -65,8 +65,8 @@ def test_squatter_beside_busy_job_is_warned_but_not_canceled(
     assert {cluster.job(one)["JobState"] for one in (whole, busy, job)} == {"RUNNING"}
 
 
-def test_job_asleep_in_place_is_left_alone(cluster: Cluster) -> None:
-    """Its GPUs are idle on purpose, so its owner gets no warning and the job is not canceled."""
+def test_job_asleep_in_place_on_a_whole_gpu_is_treated_as_idle(cluster: Cluster) -> None:
+    """Its GPU stays allocated to it, so its sleep frees nothing for others."""
     wait_for_agents(cluster)
     job = cluster.submit(*ON_C1, "--gpu-suspend-idle=1h,mode=inplace,when=always,wake=hold",
                          wrap=f"exec {WORKLOADS}/squatter.py --memory-mib 300")  # fmt: skip
@@ -76,8 +76,8 @@ def test_job_asleep_in_place_is_left_alone(cluster: Cluster) -> None:
     found = wait_until(
         "it is found", lambda: clean(cluster), lambda seen: [one for one in seen["actions"] if one["job"] == job]
     )
-    assert [one["code"] for one in found["actions"] if one["job"] == job] == ["asleep"]
-    assert mails(cluster) == []
+    assert [one["code"] for one in found["actions"] if one["job"] == job] == ["due"]
+    assert [name.startswith("mail-alice") for name in mails(cluster)] == [True]
     assert cluster.job(job)["JobState"] == "RUNNING"
 
 

@@ -214,7 +214,7 @@ def test_ended_job_is_reported_as_ended(node: Node1, what: str, state: str | Non
     assert caught.value.code == "ended"
 
 
-@pytest.mark.parametrize(("rule", "code"), [({"min_run_s": 7200.0}, "min-run"), ({"backoff_s": 7200.0}, "backoff")])
+@pytest.mark.parametrize(("rule", "code"), [({"min_run_s": 86400.0}, "min-run"), ({"backoff_s": 86400.0}, "backoff")])
 def test_suspend_on_request_respects_limits(node: Node1, rule: dict[str, float], code: str) -> None:
     """An attempt that is too short, or a job suspended recently, is refused; an administrator may force it."""
     busy(node)

@@ -440,11 +440,19 @@ def test_port_that_the_job_names_is_announced() -> None:
     assert [one.port for one in found] == [port]
 
 
-@pytest.mark.parametrize("peer", [("serve_llm.bin", "never-accepts", 1)], indirect=True)
-def test_programs_of_the_site_are_examined(peer: tuple[int, set[int]]) -> None:
+@pytest.mark.parametrize(
+    ("peer", "pattern"),
+    [
+        (("serve_llm.bin", "never-accepts", 1), "serve_*"),
+        (("serve_llm.py", "never-accepts", 1), "serve_llm"),
+        (("serve_llm.py", "never-accepts", 1), "serve_llm.py"),
+    ],
+    indirect=["peer"],
+)
+def test_programs_of_the_site_are_examined(peer: tuple[int, set[int]], pattern: str) -> None:
     pid, own_ports = peer
     assert engine_discovery.ports(OneJob(pid)) == []
-    (found,) = engine_discovery.ports(OneJob(pid), programs=["serve_*"])
+    (found,) = engine_discovery.ports(OneJob(pid), programs=[pattern])
     assert found.port in own_ports
 
 

@@ -172,3 +172,22 @@ def test_jobs_without_gpus_need_one_request() -> None:
     assert programs.asked == ["squeue"]
     waits = list(squeue.jobs(_row(7, state="PENDING"), MARK))
     assert scontrol.needed([*waits, replace(waits[0], state="RUNNING")]) == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "shares"),
+    [
+        ({"tres-per-node": "gres/shard:6"}, True),
+        ({"tres-per-node": "gres/gpu:a100:1,gres/mps:50"}, True),
+        ({"tres-per-task": "gres/shard:h100=2"}, True),
+        ({"tres-per-node": "gres/gpu:shard:1"}, False),
+        ({"tres-per-job": "gres/gpu:1"}, False),
+    ],
+)
+def test_share_of_a_gpu_is_known_without_accounting_of_shares(request_: dict[str, str], shares: bool) -> None:
+    """Slurm's TRES do not contain shares that ``AccountingStorageTRES`` does not name."""
+    (job,) = squeue.jobs(_row(7, **{"tres-alloc": "cpu=1,mem=1G", **request_}), MARK)
+    assert job.shares_gpus is shares
+    record = {key.replace("-", "_"): value for key, value in request_.items()}
+    (same,) = scontrol.jobs([{"job_id": 7, "job_state": ["RUNNING"], "tres_alloc_str": "cpu=1,mem=1G", **record}])
+    assert same.shares_gpus is shares
