@@ -72,6 +72,11 @@ static void log_fault(const char *line)
     slurm_error("slurm-affinode: %s", line);
 }
 
+static void warn_at_submission(const char *reason)
+{
+    slurm_info("--" OPTION_NAME ": the job will not be suspended: %s", reason);
+}
+
 static void log_line(const char *line)
 {
     slurm_error("%s", line);
@@ -168,8 +173,10 @@ static int client_init_post_opt(struct plugin_state *state, spank_t spank)
         }
         return ESPANK_SUCCESS;
     }
-    if (submission_partition_allowed(&state->settings, refused, sizeof(refused)))
+    if (submission_partition_allowed(&state->settings, refused, sizeof(refused))) {
+        submission_check(state->option.mode == MODE_REQUEUE, warn_at_submission);
         return ESPANK_SUCCESS;
+    }
     settings_list_partitions(&state->settings, allowed, sizeof(allowed));
     slurm_error("--" OPTION_NAME ": partition '%s': this site allows %s", refused, allowed);
     exit(EXIT_FAILURE); /* Slurm ignores the return value of an optional plugin */
@@ -402,6 +409,13 @@ static void prepend_launcher(const struct plugin_state *state, spank_t spank)
         spank_setenv(spank, REAL_SRUN, srun, 1);
 }
 
+/* Go listens with MPTCP where it can, and CRIU cannot dump such sockets. A setting of the user stays. */
+static void set_go_debug(const struct plugin_state *state, spank_t spank)
+{
+    if (state->option.mode == MODE_REQUEUE)
+        spank_setenv(spank, "GODEBUG", "multipathtcp=0", 0);
+}
+
 /* Requeues and holds a job with an image that cannot be restored here for lack of a shepherd: a start from the beginning
  * would lose its work. Does not return then: the task waits until Slurm ends it. */
 static void requeue_held(const struct plugin_state *state, spank_t spank)
@@ -453,6 +467,7 @@ static int remote_task_init(struct plugin_state *state, spank_t spank)
         return ESPANK_SUCCESS;
     }
     prepend_launcher(state, spank);
+    set_go_debug(state, spank);
     fcntl(state->keeper_fd, F_SETFD, 0);
     return ESPANK_SUCCESS;
 }

@@ -62,3 +62,38 @@ bool submission_partition_allowed(const struct settings *settings, char *refused
         }
     return true;
 }
+
+static bool is_set(const char *value)
+{
+    return value != NULL && value[0] != '\0' && strcmp(value, "unset") != 0 && strcmp(value, "(null)") != 0;
+}
+
+static bool requests_gpus(void)
+{
+    static const char *const counts[] = {"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"};
+    static const char *const lists[] = {"gres", "tres-per-task"};
+    const char *value;
+
+    for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
+        if (is_set(own_option(counts[i])))
+            return true;
+    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++)
+        if (is_set(value = own_option(lists[i])) && (strstr(value, "gpu") != NULL || strstr(value, "shard") != NULL))
+            return true;
+    return false;
+}
+
+void submission_check(bool requeue, void (*warn)(const char *reason))
+{
+    const char *nodes = own_option("nodes");
+    const char *requeued = own_option("requeue");
+
+    if (nodes == NULL)
+        return; /* the symbols of this program are not found */
+    if (strtol(nodes, NULL, 10) > 1)
+        warn("it requests several nodes (submit it with --nodes=1)");
+    if (requeue && requeued != NULL && strcmp(requeued, "no-requeue") == 0)
+        warn("it may not be requeued (submit it with --requeue, or with mode=inplace)");
+    if (!requests_gpus())
+        warn("it requests no GPUs (--gpus, --gres=gpu:N), unless the site adds some");
+}

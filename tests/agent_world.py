@@ -95,7 +95,7 @@ class FakeProcesses:
         return members
 
     @contextlib.contextmanager
-    def hold(self, members):  # type: ignore[no-untyped-def]
+    def hold(self, members, examine=None):  # type: ignore[no-untyped-def]
         list(members)
         self.world.kept_stopped = True
         try:

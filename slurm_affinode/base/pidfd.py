@@ -184,6 +184,11 @@ class Process:
         with _gone(self.pid):
             return os.stat(name, dir_fd=self._directory, follow_symlinks=follow)
 
+    def attribute(self, name: str, attribute: str) -> bytes:
+        """Return an extended attribute of a file in its directory. Raises ``ProcessGoneError``, ``OSError``."""
+        with _gone(self.pid):
+            return os.getxattr(f"/proc/self/fd/{self._directory}/{name}", attribute)
+
     def names(self, name: str = ".", most: int | None = None) -> list[str]:
         """Return the names in a directory, the first ``most``. Raises ``ProcessGoneError``, ``OSError``."""
         fd = self.open(name, os.O_RDONLY | os.O_DIRECTORY)

@@ -33,6 +33,7 @@ from slurm_affinode.checkpoint import (
     deleted_files,
     device_files,
     inet_sockets,
+    kernel_states,
     local_files,
     memory_map,
     open_files,
@@ -272,6 +273,7 @@ class Criu:
                 image = stack.enter_context(private_image(directory_fd, pages, shared=shared))
                 inventory = inspect(image.fd, image.pages)
                 memories = memory_map.fillable(image.fd, inventory) if self._leaves_memory() else ()
+                kernel_states.clear_death_signals(image)
             except BadImage as error:
                 raise RestoreFailed(f"the image is not complete: {error}") from None
             space = self._space(init, RestoreFailed)

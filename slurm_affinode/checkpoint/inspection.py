@@ -7,6 +7,7 @@ respond.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 import threading
@@ -34,6 +35,10 @@ SEMAPHORE = "anon_inode:[eventfd-semaphore]"
 _COUNTS_DOWN = re.compile(r"^eventfd-semaphore:\s*1$", re.MULTILINE)
 _DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
+_CREATE_RULESET = 444
+"""Number of the system call, on all architectures."""
+_PROTOCOL = "system.sockprotoname"
+"""Extended attribute of a socket (``net/socket.c``)."""
 _MPS = "nvidia-cuda-mps"
 """Common prefix of the names of the MPS daemon and servers, as truncated by the kernel."""
 
@@ -66,6 +71,8 @@ class ProcessFacts:
     """Ancestors from which it has all of its NVIDIA device files (``device_files.inherited``)."""
     arguments: tuple[str, ...] = field(default=(), repr=False)  # may contain passwords
     """The beginning of its command line, as far as the kernel returns it. The process can change it at any time."""
+    protocols: frozenset[str] = frozenset()
+    """Protocols of its sockets, as the kernel names them: ``TCPv6``, ``UNIX-STREAM``, ``MPTCP``."""
 
     @property
     def has_gpu_files(self) -> bool:
@@ -96,6 +103,11 @@ class TreeFacts:
     ``sem 3``."""
     node_namespaces: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Namespaces of the node, by type: a restored tree may be in them, whatever namespaces the new shepherd has."""
+    maybe_landlocked: frozenset[int] = frozenset()
+    """PIDs of processes that may be in a Landlock domain, which CRIU does not carry.
+
+    The kernel shows only its precondition: ``no_new_privs``, which the job was not started with.
+    """
 
     @property
     def memory(self) -> int:
@@ -174,6 +186,7 @@ def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
         _lost_streams(init, members),
         _sysv(init, root, proc),
         _of_node(proc),
+        _maybe_landlocked(init, members),
     )
 
 
@@ -240,7 +253,7 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
     Raises ``OSError`` if it has ended before.
     """
     status = process.status()
-    files, deleted = _files(process)
+    files, deleted, protocols = _files(process)
     uids = kernel_text.numbers(status.get("Uid", ""))
     return ProcessFacts(
         process.pid,
@@ -257,7 +270,19 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         process.started,
         _credentials(process),
         arguments=_arguments(process),
+        protocols=protocols,
     )
+
+
+def _maybe_landlocked(init: Process, members: Iterable[ProcessFacts]) -> frozenset[int]:
+    if init.status().get("NoNewPrivs") == "1" or not has_landlock():
+        return frozenset()
+    return frozenset(one.pid for one in members if any(thread.no_new_privs for thread in one.credentials))
+
+
+def has_landlock() -> bool:
+    """Return whether this kernel has Landlock: landlock_create_ruleset(2) then returns its version."""
+    return int(ctypes.CDLL(None).syscall(_CREATE_RULESET, None, 0, 1)) > 0
 
 
 def _tracer(status: Mapping[str, str], proc: Path) -> int:
@@ -316,29 +341,40 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
-def _files(process: Process) -> tuple[tuple[str, ...], int]:
-    """Return the targets of the descriptors, and the total size of deleted files."""
+def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
+    """Return the targets of the descriptors, the total size of deleted files, and the protocols of sockets."""
     seen: dict[str, None] = {}
+    protocols: set[str] = set()
     deleted: dict[tuple[int, int], int] = {}
     try:
         entries = process.names("fd")
     except OSError:
-        return (), 0
+        return (), 0, frozenset()
     for name in entries:
         with contextlib.suppress(OSError):
             target = process.link(f"fd/{name}")
+            if target.startswith("socket:[") and target not in seen:
+                protocols |= _protocol(process, name)
             if target == _EVENTFD and _COUNTS_DOWN.search(process.text_if_readable(f"fdinfo/{name}")):
                 target = SEMAPHORE
             seen[target] = None
             if target.endswith(DELETED):
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
-    return tuple(sorted(seen)), sum(deleted.values())
+    return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
+
+
+def _protocol(process: Process, descriptor: str) -> set[str]:
+    """Return the protocol of a socket; empty if the kernel does not name it."""
+    try:
+        return {process.attribute(f"fd/{descriptor}", _PROTOCOL).rstrip(b"\0").decode("ascii", "replace")}
+    except OSError:
+        return set()
 
 
 def _lost_streams(init: Process, members: Iterable[ProcessFacts]) -> tuple[str, ...]:
     held = {file for one in members for file in one.files if file.startswith("/") and file.endswith(DELETED)}
-    streams, _ = _files(init)
+    streams, _, _ = _files(init)
     return tuple(file.removesuffix(DELETED) for file in streams if file in held)
 
 

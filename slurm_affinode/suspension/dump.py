@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.pidfd import Id
-from slurm_affinode.checkpoint import deleted_files
+from slurm_affinode.base.pidfd import Id, Process
+from slurm_affinode.checkpoint import deleted_files, kernel_states
 from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
@@ -25,7 +26,7 @@ from slurm_affinode.suspension.interface import AbortedError, Refused, cause
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpus
 from slurm_affinode.suspension.notify import SuspensionOutcomes
-from slurm_affinode.suspension.process_tree import Member, StoppedJob
+from slurm_affinode.suspension.process_tree import Member, NotStoppedError, StoppedJob
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.refusals import ImageFacts, estimate, of_criu, of_tree
 from slurm_affinode.suspension.registry import WatchedJob
@@ -108,6 +109,13 @@ class RequeueEnding(Ending[DumpAttempt]):
         if cuda and job.slurm is not None and not parts.gpus_of(job.slurm):
             text = "its GPUs are unknown, so it could not be restored: is the prolog set up?"
             raise Refused(Refusal("gpu-numbers", text))
+        # A courtesy: it saves moving the GPU memory of a job that is refused by the same look at the stopped job.
+        with suppress(NotStoppedError):
+            try:
+                with parts.processes.hold(members, _refuse_lost_states):
+                    pass
+            except AbortedError as error:
+                raise Refused(Refusal("kernel-state", str(error))) from None
         held = gpu_memory(parts, cuda)
         gpus = visible_gpus(parts, job.devices or (), held) if cuda else ()
         facts = replace(
@@ -147,7 +155,7 @@ class RequeueEnding(Ending[DumpAttempt]):
         members = parts.processes.everybody(job.init_pid, job.init_started)
         before = attempt.stopped_by_others(members)  # may have changed since it began
         announce(parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
-        attempt.stop.stop(timeout_s=STOP_S)
+        attempt.stop.stop(timeout_s=STOP_S, examine=_refuse_lost_states)
         tree = parts.look(job.init_pid, attempt.root.pid)
         cuda = attempt.facts.cuda_pids or ()
         image = self._image_facts()  # the stores check their room when they are written to
@@ -248,3 +256,14 @@ def _gpu_count(job: WatchedJob) -> int:
     if job.slurm is not None and job.slurm.gpus_allocated is not None:
         return job.slurm.gpus_allocated.count
     return len(job.devices or ())
+
+
+def _refuse_lost_states(process: Process) -> None:
+    """Raise ``AbortedError`` if a traced process has a state that a restore would lose."""
+    try:
+        found = kernel_states.lost(process)
+    except OSError as error:
+        process.check()
+        raise AbortedError(f"process {process.pid} cannot be examined: {error.strerror or error}") from None
+    if found is not None:
+        raise AbortedError(f"process {process.pid} has {found}, which a restore would lose")

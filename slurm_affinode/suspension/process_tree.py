@@ -20,7 +20,7 @@ from typing import Protocol
 
 from slurm_affinode.base import kernel_text, pidfd
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process
+from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process, ProcessGoneError
 from slurm_affinode.base.text import one_line
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
@@ -103,10 +103,13 @@ class Processes(Protocol):
         """
         ...
 
-    def hold(self, members: Iterable[Member]) -> contextlib.AbstractContextManager[None]:
+    def hold(
+        self, members: Iterable[Member], examine: Callable[[Process], None] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         """Stop these processes while the context lasts, whatever signal arrives except SIGKILL.
 
-        Afterwards, those that had received SIGSTOP stay stopped. Raises ``NotStoppedError``.
+        ``examine``: called for each of them at first, by the thread that traces it; its errors are raised, except for
+        ``ProcessGoneError``. Afterwards, those that had received SIGSTOP stay stopped. Raises ``NotStoppedError``.
         """
         ...
 
@@ -129,10 +132,15 @@ class StoppedJob:
         self._init = init
         self._held = contextlib.ExitStack()
 
-    def stop(self, *, timeout_s: float, but: Collection[int] = ()) -> None:
-        """Stop and hold all processes but PID 1 and ``but``. Raises ``NotStoppedError``, ``TreeGoneError``."""
+    def stop(
+        self, *, timeout_s: float, but: Collection[int] = (), examine: Callable[[Process], None] | None = None
+    ) -> None:
+        """Stop and hold all processes but PID 1 and ``but``. Raises ``NotStoppedError``, ``TreeGoneError``.
+
+        ``examine``: see ``Processes.hold``.
+        """
         members = self._processes.stop_all(*self._init, timeout_s=timeout_s, but=but, strict=True)
-        self._hold(members, but)
+        self._hold(members, but, examine)
 
     def hold(self) -> None:
         """Hold them. Raises ``NotStoppedError``, also if a process is started meanwhile.
@@ -142,9 +150,11 @@ class StoppedJob:
         with contextlib.suppress(TreeGoneError):
             self._hold(self._processes.everybody(*self._init), ())
 
-    def _hold(self, members: Sequence[Member], but: Collection[int]) -> None:
+    def _hold(
+        self, members: Sequence[Member], but: Collection[int], examine: Callable[[Process], None] | None = None
+    ) -> None:
         self.release()
-        self._held.enter_context(self._processes.hold(members))
+        self._held.enter_context(self._processes.hold(members, examine))
         there = {one.id for one in self._processes.everybody(*self._init) if one.pid not in but}
         new = sorted(there - {one.id for one in members})
         if new:
@@ -253,28 +263,39 @@ class LinuxProcesses:
         send(members, number, proc=self.proc)
 
     @contextlib.contextmanager
-    def hold(self, members: Iterable[Member]) -> Iterator[None]:
+    def hold(self, members: Iterable[Member], examine: Callable[[Process], None] | None = None) -> Iterator[None]:
         """Trace every thread from a thread of our own; the kernel detaches them when that thread or the agent ends.
 
         A process that is traced does not continue on SIGCONT. Slurm sends that signal when it ends a job, other
         processes of the user may send it at any time, and nothing of the job may run while root acts for it.
         """
         ready, done = threading.Event(), threading.Event()
-        every = list(members)
+        every, traced, failures = list(members), list[int](), list[Exception]()
 
         def trace() -> None:
-            for member in every:
-                with contextlib.suppress(OSError), _held(member, self.proc) as process:
-                    for task in process.names("task"):
-                        _seize(process, int(task))
+            try:
+                for member in every:
+                    with contextlib.suppress(OSError), _held(member, self.proc) as process:
+                        traced.extend(task for task in map(int, process.names("task")) if _seize(process, task))
+                self._wait_for_stop(every)
+                if examine is not None:
+                    for member in every:
+                        with contextlib.suppress(ProcessGoneError), _held(member, self.proc) as process:
+                            examine(process)
+            except Exception as error:
+                failures.append(error)
             ready.set()
             done.wait()
+            # This thread is joined before the kernel has ended it, and another tracer may follow at once.
+            for task in traced:
+                _libc().ptrace(_DETACH, task, None, None)
 
         thread = threading.Thread(target=trace, name="hold", daemon=True)
         thread.start()
         ready.wait()
         try:
-            self._wait_for_stop(every)
+            if failures:
+                raise failures[0]
             yield
         finally:
             done.set()
@@ -345,18 +366,28 @@ def _of_a_thread(process: Process) -> str:
     return "Z"
 
 
-def _seize(process: Process, task: int) -> None:
-    """Trace a thread of an opened process. A thread that has reused the number meanwhile is detached again."""
+def _seize(process: Process, task: int) -> bool:
+    """Trace a thread of an opened process; return whether it is traced.
+
+    A thread that has reused the number meanwhile is detached again.
+    """
+    libc = _libc()
+    if libc.ptrace(_SEIZE, task, None, None) != 0:
+        return False
+    try:
+        process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
+    except OSError:
+        libc.ptrace(_DETACH, task, None, None)
+        return False
+    libc.ptrace(_INTERRUPT, task, None, None)  # it may have received SIGCONT meanwhile
+    return True
+
+
+def _libc() -> ctypes.CDLL:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
     libc.ptrace.restype = ctypes.c_long
-    if libc.ptrace(_SEIZE, task, None, None) == 0:
-        try:
-            process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
-        except OSError:
-            libc.ptrace(_DETACH, task, None, None)
-            return
-        libc.ptrace(_INTERRUPT, task, None, None)  # it may have received SIGCONT meanwhile
+    return libc
 
 
 def _held(member: Member, proc: Path) -> Process:

@@ -34,6 +34,11 @@ _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
 # CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE) or nothing. A file below
 # /proc/PID would belong to another process, and access to it depends on the process that opens it.
 _WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+(/.*)?")
+_PROTOCOLS = frozenset(
+    ("TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "PING", "PINGv6", "UNIX", "UNIX-STREAM", "NETLINK")
+)
+"""Protocols of the sockets that CRIU dumps (``can_dump_ipproto`` in ``criu/sk-inet.c``, ``dump_socket`` in
+``criu/sockets.c``) and that are restored: raw sockets are not."""
 _OF_ITSELF = ("batch", "extern", "interactive")
 """Steps that Slurm itself starts."""
 _SOCKETS_FIXED, _SOCKETS_BROKE = (4, 2), (6, 16)
@@ -210,8 +215,13 @@ def of_tree(
         more = next((why for found_here in one.credentials if (why := excess(found_here, given)) is not None), None)
         if more is not None:
             refuse("credentials", f"has {more} (setgid, a file capability)", [one])
+    refuse("landlock", "has set no_new_privs, and so may be in a Landlock domain, which a restore would lose",
+           [one for one in living if one.pid in tree.maybe_landlocked])  # fmt: skip
     refuse("traced", "is being traced (a debugger)", [one for one in tree.processes if one.tracer])
     refuse("io-uring", "uses io_uring", having(re.compile(r"anon_inode:\[io_uring\]")))
+    others = {name for one in tree.processes for name in one.protocols} - _PROTOCOLS
+    refuse("socket-kind", f"has a socket that cannot be dumped ({', '.join(sorted(others))})",
+           [one for one in tree.processes if one.protocols & others])  # fmt: skip
     refuse("rdma", "uses RDMA (InfiniBand)", having(_RDMA))
     refuse("namespaces", "is in namespaces of its own (a container)",
            [one for one in living if _elsewhere(one, tree)])  # fmt: skip
@@ -319,6 +329,9 @@ _REMEDIES = {
     "no-shared-store": f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
     "no-room": f"try again later; or {_IN_PLACE}",
     "setuid": _IN_PLACE,
+    "kernel-state": _IN_PLACE,
+    "landlock": _IN_PLACE,
+    "socket-kind": f"use TCP (GODEBUG=multipathtcp=0 for programs in Go); or {_IN_PLACE}",
     "credentials": f"end the program, or start it outside of the job; or {_IN_PLACE}",
     "root": f"submit it as another user; or {_IN_PLACE}",
     "other-user": _IN_PLACE,

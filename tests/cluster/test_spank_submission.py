@@ -152,6 +152,34 @@ def test_invalid_plugin_argument_is_reported_and_ignored(cluster: Cluster, site:
     assert "this site allows 10m" in refused(cluster, "sbatch", "--wrap=true", "--gpu-suspend-idle=5m")
 
 
+WARNINGS = {
+    ("--gres=gpu:1",): None,
+    ("--gpus=h100:1",): None,
+    ("--gres=shard:4", "--nodes=1"): None,
+    ("--gres=gpu:1", "--nodes=2"): "it requests several nodes",
+    ("--gres=gpu:1", "-N", "2-4"): "it requests several nodes",
+    ("--gres=gpu:1", "--no-requeue"): "it may not be requeued",
+    (): "it requests no GPUs",
+}
+
+
+def test_job_that_cannot_be_suspended_is_warned_of(cluster: Cluster) -> None:
+    """One line at submission says why; the job is submitted nevertheless."""
+    for options, why in WARNINGS.items():
+        sbatch = ("sbatch", "--partition=gpu", "--gpu-suspend-idle=15m", "--wrap=true", "--hold", *options)
+        done = cluster.run("login", *sbatch, user="alice")
+        assert done.returncode == 0
+        warnings = [line for line in done.stderr.splitlines() if "gpu-suspend-idle" in line]
+        wanted = [] if why is None else [f"sbatch: --gpu-suspend-idle: the job will not be suspended: {why}"]
+        assert [line.partition(" (")[0] for line in warnings] == wanted
+
+
+def test_job_in_place_needs_no_requeue(cluster: Cluster) -> None:
+    sbatch = ("sbatch", "--test-only", "--gres=gpu:1", "--partition=gpu", "--no-requeue", "--wrap=true")
+    done = cluster.run("login", *sbatch, "--gpu-suspend-idle=15m,mode=inplace", user="alice")
+    assert "will not be suspended" not in done.stderr
+
+
 INTERACTIVE = {
     "salloc": ("salloc", "true"),
     "srun": ("srun", "true"),
@@ -213,7 +241,7 @@ def test_renamed_sbatch_is_recognized(cluster: Cluster) -> None:
     """The option works, without any message, if a wrapper of the site calls the renamed sbatch."""
     cluster.shell("login", "cp $(command -v sbatch) /usr/local/bin/sbatch.slurm")
     done = cluster.run(
-        "login", "/usr/local/bin/sbatch.slurm", "--parsable", "--partition=gpu", "--gpu-suspend-idle=15m",
+        "login", "/usr/local/bin/sbatch.slurm", "--parsable", "--partition=gpu", "--gres=gpu:1", "--gpu-suspend-idle",
         "--wrap=echo $PPID", user="alice",
     )  # fmt: skip
     assert done.stderr == ""

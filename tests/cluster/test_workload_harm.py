@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from cluster.driver import Cluster
-from cluster.sleepers import BY_HAND, end, suspend, wait_asleep, wait_for_agents, wake
-from cluster.spank import OPTION, outcome
-from cluster.test_suspend_kinds import ON_C1
+from cluster.driver import Cluster, wait_until
+from cluster.sleepers import BY_HAND, NOT_CONNECTED, NOT_YET, end, suspend, wait_asleep, wait_for_agents, wake
+from cluster.spank import OPTION, outcome, submit_pair
+from cluster.test_suspend_kinds import IDLE, ON_C1
 
 pytestmark = pytest.mark.cluster
 
@@ -96,3 +96,90 @@ for child in held: child.kill()
     end(cluster, job)
     assert outcome(cluster, job).state == "COMPLETED"
     assert "all are there" in cluster.output(job)
+
+
+# --- parents
+
+
+def test_death_signal_of_first_process_does_not_end_it_after_a_move(cluster: Cluster) -> None:
+    """Its parent is Slurm's task, then the shepherd, and never a process that ends before it."""
+    script = f"""#!/usr/bin/python3
+import ctypes, os, signal, subprocess, threading
+prctl = ctypes.CDLL(None).prctl
+prctl(1, signal.SIGKILL)
+threading.Thread(target=lambda: (prctl(1, signal.SIGKILL), threading.Event().wait()), daemon=True).start()
+child = subprocess.Popen(["sleep", "1000"], preexec_fn=lambda: prctl(1, signal.SIGUSR1))
+code = os.system({IDLE!r})
+assert child.poll() is None
+child.kill()
+print("idle ended with", code, flush=True)
+"""
+    job = cluster.submit(BY_HAND, *ON_C1, script=script)
+    cluster.wait_for_output(job, "step number=1")
+    move(cluster, job, "c2")
+    wait_until("it is restored", lambda: "restored on c2" in cluster.output(job))
+    end(cluster, job)
+    assert outcome(cluster, job).state == "COMPLETED"
+    assert "idle ended with 0" in cluster.output(job)
+
+
+# --- refusals
+
+MDWE = """
+import ctypes, time
+assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0
+print("set up", flush=True)
+time.sleep(1000)
+"""
+MPTCP = """
+import socket, time
+listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 262)
+listener.bind(("127.0.0.1", 0))
+listener.listen()
+print("set up", flush=True)
+time.sleep(1000)
+"""
+NO_NEW_PRIVS = """
+import ctypes, time
+assert ctypes.CDLL(None).prctl(38, 1, 0, 0, 0) == 0
+print("set up", flush=True)
+time.sleep(1000)
+"""
+
+
+def test_jobs_with_states_that_would_be_lost_are_refused(cluster: Cluster) -> None:
+    """Before anything is changed; they run on to their end."""
+    cases = {MDWE: "PR_SET_MDWE", MPTCP: "MPTCP"}
+    # The version of Landlock, by landlock_create_ruleset(2), or -1.
+    if int(cluster.shell("c1", "python3 -c 'import ctypes; print(ctypes.CDLL(None).syscall(444, None, 0, 1))'")) > 0:
+        cases[NO_NEW_PRIVS] = "Landlock"
+    for program, text in cases.items():
+        job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\npython3 -c '{program}' &\n{IDLE}\nkill %1\n")
+        cluster.wait_for_output(job, "set up")
+        cluster.wait_for_output(job, "step number=1")
+        done = wait_until(
+            "it may be suspended",
+            lambda job=job: cluster.run("login", "slurm-affinode", "suspend", job, user="alice"),  # type: ignore[misc]
+            lambda done: NOT_YET not in done.stderr and NOT_CONNECTED not in done.stderr,
+        )
+        assert done.returncode == 1, done.stdout
+        assert text in done.stderr
+        end(cluster, job)
+        assert outcome(cluster, job).state == "COMPLETED"
+        assert cluster.job(job)["Restarts"] == "0"
+
+
+# --- the environment
+
+
+def test_go_programs_do_not_use_mptcp(cluster: Cluster) -> None:
+    """The variable is set only where MPTCP would prevent a checkpoint, and unless the user has set it."""
+    script = "#!/bin/bash\necho debug=$GODEBUG\n"
+    pair = submit_pair(cluster, script, "--partition=gpu")
+    own = cluster.submit("--partition=gpu", OPTION, "--export=ALL,GODEBUG=netdns=go", script=script)
+    inplace = cluster.submit("--partition=gpu", f"{OPTION},mode=inplace", script=script)
+    outputs = []
+    for job in (*pair.both, own, inplace):
+        outcome(cluster, job)
+        outputs.append(cluster.output(job).strip())
+    assert outputs == ["debug=", "debug=multipathtcp=0", "debug=netdns=go", "debug="]

@@ -52,6 +52,13 @@ NOT_DETECTED = {
     "server on libuv or uvloop (Node.js, vLLM)",
     "program with shared memory in /dev/shm",
     "salloc, srun from the shell",
+    "two mpirun on one node, or one after a killed one",
+    "script with a death signal (setpriv --pdeathsig)",
+    "setgid program (ssh-agent)",
+    "server in Go",
+    "program with a socket of MPTCP",
+    "program that uses AMX (PyTorch and vLLM on CPUs), or with PR_SET_MDWE",
+    "program with no_new_privs (Landlock, sandboxes)",
 }
 """Rows that ``status`` does not name: properties of programs, and jobs without the option."""
 

@@ -28,6 +28,7 @@ EXCEPTIONS = {
     ("suspension.inplace.sock_diag", "setns"): "a thread of its own enters a network namespace that is held",
     # A thread has no descriptor, either; it is detached if it is not a thread of the held process.
     ("suspension.process_tree", "ptrace"): "the traced process is checked afterwards",
+    ("checkpoint.kernel_states", "ptrace"): "the caller traces the process, so its number stays its own",
     ("checkpoint.criu", "os.sched_getaffinity"): "the process is found alive after that",
     ("checkpoint.page_filler", "os.sched_getaffinity"): "the CPUs of another process would only be slower",
 }

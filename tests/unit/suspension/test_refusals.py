@@ -80,6 +80,8 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("left-tree", {"tree": replace(TREE, outside=(replace(ROOT, pid=104, name="daemon"),))}),
     ("gone", {"tree": replace(TREE, processes=())}),
     ("setuid", {"tree": with_process(uids=(1001, 0, 0, 0))}),
+    ("landlock", {"tree": replace(TREE, maybe_landlocked=frozenset({TREE.root_pid}))}),
+    ("socket-kind", {"tree": with_process(protocols=frozenset({"TCPv6", "MPTCP"}))}),
     ("other-user", {"tree": with_process(uids=(1002,) * 4)}),
     ("credentials", {"tree": with_process(credentials=(RIGHTS, replace(RIGHTS, gids=frozenset((1001, 104)))))}),
     ("credentials", {"tree": with_process(credentials=(replace(RIGHTS, groups=frozenset((4, 27))),))}),

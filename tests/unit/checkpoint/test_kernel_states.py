@@ -1,0 +1,121 @@
+"""Processes with states that a restore would lose are found, and continue as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from waiting import wait_until
+
+from slurm_affinode.base.pidfd import Process
+from slurm_affinode.checkpoint.kernel_states import lost
+from slurm_affinode.suspension.process_tree import LinuxProcesses
+
+pytestmark = [
+    pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs x86-64"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
+
+HEAD = "import ctypes, os, select, signal, socket, sys, threading, time; prctl = ctypes.CDLL(None).prctl\n"
+
+
+@contextmanager
+def program(code: str) -> Iterator[tuple[subprocess.Popen[str], Process]]:
+    """Run a Python program that prints a line when it is ready."""
+    argv = (sys.executable, "-c", HEAD + code)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert running.stdout is not None
+            assert running.stdout.readline() == "ready\n"
+            with Process(running.pid) as process:
+                yield running, process
+        finally:
+            running.kill()
+
+
+def found(process: Process) -> list[str | None]:
+    """Return the state that ``lost`` finds in a process; empty if it has ended."""
+    processes, states = LinuxProcesses(), list[str | None]()
+    member = processes.read(process.pid)
+    assert member is not None
+    with processes.hold([member], lambda one: states.append(lost(one))):
+        return states
+
+
+STATES = {
+    "PR_SET_MDWE": "prctl(65, 1, 0, 0, 0) == 0",
+    "PR_SET_MEMORY_MERGE": "prctl(67, 1, 0, 0, 0) == 0",
+    "PR_MCE_KILL": "prctl(33, 1, 0, 0, 0) == 0",
+    "PR_SET_TSC": "prctl(26, 2, 0, 0, 0) == 0",
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_state_that_is_lost_is_refused(name: str) -> None:
+    """The text names the state."""
+    code = f"ok = {STATES[name]}\nos.write(1, b'ready\\n' if ok else b'no\\n'); signal.pause()"
+    with program(code) as (_, process):
+        (state,) = found(process)
+        assert state is not None
+        assert f"({name})" in state
+
+
+WAITS = {
+    "sleep": "time.sleep(1.5); print('slept')",
+    "poll": "print('polled', select.select([], [], [], 1))",
+    "socket": "a, b = socket.socketpair(); threading.Timer(1, lambda: b.send(b'x')).start(); print('got', a.recv(1))",
+    "futex": "one = threading.Event(); threading.Timer(1, one.set).start(); one.wait(); print('set')",
+    "compute": "end = time.time() + 1\nwhile time.time() < end: sum(range(1000))\nprint('computed')",
+    "signals": "signal.signal(10, lambda *_: print('signal')); signal.signal(5, signal.SIG_IGN); time.sleep(1)\n"
+    "os.kill(os.getpid(), 10); os.kill(os.getpid(), 5)",
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_ordinary_process_is_not_disturbed(wait: str) -> None:
+    """It completes the system call that the queries have interrupted, and has its signal mask and handlers."""
+    code = "signal.pthread_sigmask(0, [12]); print('ready', flush=True)\n" + WAITS[wait]
+    with program(f"{code}\nprint('end', flush=True)") as (running, process):
+        before = process.status()
+        for _ in range(20):
+            found(process)
+        after = process.status()
+        assert running.stdout is not None
+        assert running.stdout.read().endswith("end\n")
+        assert running.wait() == 0
+    assert [after[key] for key in ("SigBlk", "TracerPid")] == [before[key] for key in ("SigBlk", "TracerPid")]
+
+
+def test_stopped_process_stays_stopped() -> None:
+    """And continues where it was after SIGCONT."""
+    with program("print('ready', flush=True); time.sleep(1); print('end', flush=True)") as (running, process):
+        process.signal(signal.SIGSTOP)
+        wait_until("it is stopped", lambda: process.stat().state == "T")
+        found(process)
+        wait_until("it is stopped again", lambda: process.stat().state == "T")
+        process.signal(signal.SIGCONT)
+        assert running.stdout is not None
+        assert running.stdout.read() == "end\n"
+        assert running.wait() == 0
+
+
+def test_filter_of_the_process_does_not_kill_it(tmp_path: Path) -> None:
+    """Strict mode ends a process at any system call but four."""
+    code = "os.write(1, b'ready\\n'); prctl(22, 1)\nwhile True: pass"
+    with program(code) as (running, process):
+        wait_until("it is in strict mode", lambda: process.status()["Seccomp"] == "1")
+        found(process)
+        assert running.poll() is None
+
+
+def test_process_that_has_ended_is_skipped() -> None:
+    with program("print('ready', flush=True); signal.pause()") as (running, process):
+        running.kill()
+        wait_until("it has ended", process.ended)
+        found(process)
