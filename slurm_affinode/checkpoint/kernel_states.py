@@ -2,7 +2,7 @@
 
 A restored process would lose the permission to use AMX, without which its next matrix instruction raises SIGILL, the
 denial of writable and executable memory (``PR_SET_MDWE``), and others. The kernel shows none of them in ``/proc``, so
-the process, which is traced, is made to execute the queries: its registers, signal mask and memory are put back.
+the process, which is traced, is made to execute the queries: its registers, signal mask and memory are restored.
 
 The queries are for x86-64. Other architectures have no AMX, and their processes are not queried.
 """
@@ -175,7 +175,7 @@ class _Tracee:
 
 @contextmanager
 def _queried(process: Process) -> Iterator[_Tracee]:
-    """Prepare a thread of a process for queries, and put it back where it was."""
+    """Prepare a thread of a process for queries, and let it continue where it was."""
     memory = process.open("mem", os.O_RDWR)
     try:
         instruction, thread = _instruction(process, memory), _thread(process)

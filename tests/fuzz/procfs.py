@@ -445,7 +445,7 @@ def _descriptors() -> Iterator[Check]:
             put(f"{proc.base}/net/unix", _bytes(unix))
             put(f"{proc.base}/net/tcp", _bytes(tcp))
             with pidfd.Process(PID, proc=root) as process:
-                files, _ = inspection._files(process)
+                files, _, _ = inspection._files(process)
                 found = sock_diag.socket_inodes(process)
             with contextlib.suppress(OSError):
                 list(_opened(root))
