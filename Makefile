@@ -9,7 +9,7 @@ export UV_LINK_MODE ?= copy
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-fast fuzz oracle lint format check-types docs bench system-packages install lock wheel clean \
+.PHONY: help demo test test-fast coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -38,6 +38,11 @@ test: system-packages .venv/.dev lint check-types ## Install what is needed, che
 
 test-fast: .venv/.dev ## Only the tests that need no server and no browser.
 	$(VENV)/pytest -q -m "not browser and not database and not cluster and not gpu and not slow"
+
+# Measuring it makes the tests two to three times slower, so `make test` does not.
+coverage: system-packages .venv/.dev ## Measure how much of the code the tests without a cluster run (at least 90 %).
+	$(VENV)/pytest -q -m "not cluster and not gpu" -n auto --dist loadfile --no-loadscope-reorder \
+	  --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 # A million inputs for each target take one to two hours on one core; the tests run a few of each.
 fuzz: .venv/.dev ## Fuzz everything that root reads from users (ARGS='note --inputs 10000'; --list, --help).

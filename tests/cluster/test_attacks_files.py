@@ -14,7 +14,7 @@ from cluster.driver import Cluster
 
 from .test_checkpoint import Drive, DriveError, programs
 
-pytestmark = [pytest.mark.cluster, pytest.mark.main]
+pytestmark = pytest.mark.cluster
 __all__ = ["programs"]
 THEIRS = "/srv/checkpoint-attack"
 WORK = "/home/alice/checkpoint-test"

@@ -13,7 +13,7 @@ from .test_memory_limits import GPU_MIB, LIMIT_MIB, NODE, SMALL, limited, limits
 
 __all__ = ["limited"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.main]
+pytestmark = pytest.mark.cluster
 
 AGAIN = "/home/alice/hoard-again"
 GPU = ("--partition=gpu", "--gres=gpu:1")

@@ -16,7 +16,7 @@ from .test_checkpoint import Drive, DriveError, drive, programs
 
 __all__ = ["drive", "programs"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.main]
+pytestmark = pytest.mark.cluster
 
 PROGRAM = Path(__file__).with_name("number_taker.py")
 PLACE = "/home/alice/number-taker"

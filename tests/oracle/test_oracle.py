@@ -12,7 +12,7 @@ from oracle.model import Cluster, dumps, loads
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@settings(max_examples=25, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=8, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(clusters())
 def test_figures_agree_with_the_rules(cluster: Cluster) -> None:
     """Compares each run and the total, in three formats of GPU metrics."""

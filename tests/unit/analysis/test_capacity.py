@@ -99,7 +99,7 @@ _SEEN = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=_RUNS, seen=_SEEN)
 def test_capacity_equals_allocated_plus_unallocated(  # noqa: PLR0917
     analysed: Analysed, samples: Rows, jobs: Jobs, tmp_path: Path, runs: list[dict[str, Any]],

@@ -64,7 +64,7 @@ def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[tuple[
     return (last if last[0] < last[1] else None), held
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     st.lists(st.tuples(apart, util, dram, memory), min_size=1, max_size=40),
     st.integers(-1, 20),

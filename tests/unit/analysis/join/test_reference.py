@@ -218,7 +218,7 @@ def decoded(*arguments: Any) -> Totals:
 @pytest.mark.parametrize(
     "run", [by_arrays, by_plain_loop, compiled, decoded], ids=["arrays", "loop", "compiled", "decoded"]
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
 def test_join_agrees_with_reference_implementation(run: Callable[..., Totals], data: st.DataObject) -> None:
     """Sums, peaks, idle windows and free time agree wherever blocks, days and cells are cut."""

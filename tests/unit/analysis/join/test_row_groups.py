@@ -98,7 +98,7 @@ def assert_same(path: Path, frame: pl.DataFrame, *, fallback: bool) -> None:
     assert at == len(frame)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=25, deadline=None, suppress_health_check=SLOW)
 @given(table(), st.integers(1, 80))
 def test_parts_of_the_writer_are_decoded_without_polars(frame: pl.DataFrame, row_group: int) -> None:
     """Covers repeated and missing values, extremes, metrics that are always missing, and several row groups."""
@@ -138,7 +138,7 @@ def test_large_part_is_decoded(tmp_path: Path) -> None:
     assert_same(written(tmp_path, *frames), pl.concat(frames), fallback=False)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
 @given(st.data())
 def test_files_with_any_writer_settings_are_read(data: st.DataObject) -> None:
     """Covers other codecs, encodings, page versions, checksums, required columns and many pages."""
@@ -168,7 +168,7 @@ def test_files_with_any_writer_settings_are_read(data: st.DataObject) -> None:
         assert_same(path, frame, fallback=True)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=300), st.booleans())
 def test_any_times_are_decoded(times: list[int], few: bool) -> None:
     """Covers deltas of up to 64 bits, and sums that overflow 64 bits."""
@@ -200,7 +200,7 @@ def checked() -> Iterator[Any]:
         yield code
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=50, deadline=None, suppress_health_check=SLOW)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=12), st.integers(1, 120)), max_size=12))
 def test_lz4_blocks_are_decompressed(checked: Any, pieces: list[tuple[bytes, int]]) -> None:
     """Covers literals and near, far and overlapping matches; a block with a wrong length is rejected."""
@@ -213,7 +213,7 @@ def test_lz4_blocks_are_decompressed(checked: Any, pieces: list[tuple[bytes, int
     assert not len(content) or not checked.unpack(packed, out[:-1])
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=50, deadline=None, suppress_health_check=SLOW)
 @given(st.binary(max_size=80), st.integers(0, 300), st.integers(0, 6))
 def test_decoding_arbitrary_bytes_stays_in_bounds(checked: Any, content: bytes, rows: int, entries: int) -> None:
     data = np.frombuffer(content, np.uint8).copy()
@@ -232,7 +232,7 @@ def test_decoding_arbitrary_bytes_stays_in_bounds(checked: Any, content: bytes, 
         assert checked.deltas(whole, 0, rows, times) in {decoder.MALFORMED, rows}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=SLOW)
+@settings(max_examples=20, deadline=None, suppress_health_check=SLOW)
 @given(table(), st.data())
 def test_damaged_file_gives_values_or_one_error(checked: Any, frame: pl.DataFrame, data: st.DataObject) -> None:
     """Truncated or altered files never cause an out-of-bounds access, or an error other than ``UnreachableError``."""

@@ -49,7 +49,7 @@ def outcome(path: Path, chunk: int, **how: Any) -> tuple[Any, ...]:
     return rows.rows(), notes.problems, notes.problem_count, notes.decisions, notes.unknown
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(HEADERS), st.lists(LINES, max_size=12), st.sampled_from(",,;\t|"), st.booleans())
 def test_split_lines_agree_with_csv_reader(
     tmp_path_factory: pytest.TempPathFactory, header: str, lines: list[str], mark: str, strict: bool

@@ -132,7 +132,7 @@ damage = st.lists(
 FUZZED = ["parsable2.txt", "unit-separator.txt", "name-in-the-middle.txt", "epoch-seconds.txt", "sacct-v0.0.40.json"]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(name=st.sampled_from(FUZZED), cuts=damage, chunk=st.sampled_from([300, 1 << 20]))
 def test_damaged_input_is_read_or_refused_in_one_line(
     slurm: Path, name: str, cuts: list[tuple[int, int, bytes]], chunk: int
