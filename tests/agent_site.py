@@ -163,6 +163,9 @@ class Slurm:
     def set_begin(self, job: int | str, when: datetime) -> None:
         self.world.effect(f"begin {when.isoformat()}")
 
+    def set_time_limit(self, job: int | str, minutes: int) -> None:
+        self.world.effect(f"time limit {minutes}")
+
     def config(self) -> dict[str, str]:
         return {"ClusterName": "alpha"}
 

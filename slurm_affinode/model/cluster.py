@@ -137,6 +137,8 @@ class Job:
     """Nodes that its allocation must not include (``--exclude``)."""
     nodes_expected: tuple[str, ...] = ()
     """Of a pending job: the nodes planned by the scheduler, if any."""
+    expected_end: datetime | None = None
+    """Of a running job with a time limit: when the limit ends it, without the time for which Slurm suspended it."""
     requests_share: bool = False
     """Submitted with a request for a share of a GPU (``--gres=shard:2``)."""
     held_by_admin: bool = False

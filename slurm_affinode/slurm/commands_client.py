@@ -186,6 +186,10 @@ class CommandsClient:
         value = identifiers.text(text, "admin comment", identifiers.MAX_ADMIN_COMMENT_BYTES)
         self._update(job, "set the admin comment of", f"AdminComment={value}")
 
+    def set_time_limit(self, job: int | str, minutes: int) -> None:
+        """See ``SlurmClient``."""
+        self._update(job, "set the time limit of", f"TimeLimit={int(minutes)}")
+
     def set_begin(self, job: int | str, when: datetime) -> None:
         """See ``SlurmClient``."""
         # "uts" and epoch seconds: the only form that depends neither on slurmctld's time zone nor on the local one.

@@ -61,6 +61,7 @@ def job(
         start=None if pending else begins,
         end=moment(end) if over else None,
         expected_start=begins if pending else None,
+        expected_end=None if pending or over or fields.get("time_limit_s") is None else moment(end),
         tres_allocated={} if pending else tres_allocated,
         gpus_allocated=None if pending else gpus_allocated,
         nodes_expected=nodes_expected if pending else (),

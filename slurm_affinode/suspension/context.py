@@ -145,6 +145,8 @@ class SuspendSettings:
     wake_backoff_limit_s: float = 7200.0
     fresh: bool = False
     """Start the job afresh after a failed restore; otherwise it is held."""
+    whole_time_limit: bool = False
+    """Give a suspended job its whole time limit again, otherwise what it had left of it."""
     notices: bool = True
     criu_sockets: bool = False
     """Let CRIU dump network sockets, whatever its version and the kernel's."""
@@ -165,6 +167,7 @@ class SuspendSettings:
             wake_backoff_s=parse_span_s(config.wake_backoff),
             wake_backoff_limit_s=parse_span_s(config.wake_backoff_limit),
             fresh=config.on_restore_failure == "fresh",
+            whole_time_limit=config.time_limit == "whole",
             notices=config.notices,
             criu_sockets=config.criu_sockets,
             raise_limit=config.raise_memory_limit,

@@ -5,6 +5,7 @@ None of them can fail the suspension; failures are retried or logged.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -102,9 +103,20 @@ class SuspensionOutcomes:
         self._note(record)
         self.leave(record)
         job_id = record.key.job_id
+        self._limit_time(record)
         comment(parts, job_id, messages.suspended(record.why or "", record.gpu_bytes or 0, record.called))
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED), why=record.why)
         self._copies.post(self._copy, journal)  # if the agent exits during the copy, the next one continues it
+
+    def _limit_time(self, record: SuspensionRecord) -> None:
+        """Leave the job the time that it had left: with its whole limit again, each suspension would prolong it."""
+        if record.time_left_s is None or self._parts.settings.whole_time_limit:
+            return
+        minutes = max(1, math.ceil(record.time_left_s / 60))  # Slurm counts whole minutes
+        try:
+            self._parts.slurm.set_time_limit(record.key.job_id, minutes)
+        except AffinodeError as error:
+            self._parts.log.warning("job %s: cannot set its time limit: %s", record.key.job_id, error)
 
     def leave(self, record: SuspensionRecord) -> None:
         """Remove the job's files in ``/dev/shm`` and ``/tmp`` from this node: the image has them."""

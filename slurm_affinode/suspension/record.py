@@ -57,6 +57,8 @@ class SuspensionFacts:
     """ID as shown to users: ``123_4``."""
     option: SuspendOption | None = None
     why: str | None = None
+    time_left_s: float | None = None
+    """Time that the attempt had left before its time limit; ``None`` also if it has none."""
     began_epoch: float | None = _stored_as("began")
     init_pid: int | None = None
     """The shepherd, PID 1 of the job's namespace: since ``restoring``, that of the new attempt."""

@@ -295,10 +295,12 @@ def first_facts(
     """Return the facts of a suspension that begins now, in any mode. ``cuda``: the processes that use CUDA."""
     slurm = job.slurm
     assert slurm is not None  # noqa: S101 - it is the current record
+    left_s = None if slurm.expected_end is None else max(0.0, slurm.expected_end.timestamp() - parts.now())
     return SuspensionFacts(
         job_id=job.job_id, restarts=job.restarts, uid=job.uid, gid=job.gid, groups=job.groups, user=slurm.user,
         account=slurm.account, partition=slurm.partitions[0] if slurm.partitions else None, job_name=slurm.name,
         shown=slurm.id,
-        option=job.option, why=why, began_epoch=parts.now(), init_pid=job.init_pid, init_started=job.init_started,
+        option=job.option, why=why, time_left_s=left_s, began_epoch=parts.now(), init_pid=job.init_pid,
+        init_started=job.init_started,
         cuda_pids=cuda, stopped_pids=stopped(members),
     )  # fmt: skip

@@ -123,6 +123,24 @@ print("idle ended with", code, flush=True)
     assert "idle ended with 0" in cluster.output(job)
 
 
+# --- the time limit
+
+
+def test_time_limit_is_not_prolonged_by_a_suspension(cluster: Cluster) -> None:
+    """What is left of it counts, in whole minutes."""
+    job = cluster.submit(BY_HAND, *ON_C1, "--time=4", script=f"#!/bin/bash\n{IDLE}\n")
+    cluster.wait_for_output(job, "step number=1")
+    cluster.shell("c1", "sleep 60", timeout_s=90)
+    suspend(cluster, job)
+    wait_asleep(cluster, job)
+    wait_until("it has what is left", lambda: cluster.job(job)["TimeLimit"], lambda limit: limit == "00:03:00")
+    wake(cluster, job)
+    cluster.wait_for_output(job, "restored on")
+    assert cluster.job(job)["TimeLimit"] == "00:03:00"
+    end(cluster, job)
+    assert outcome(cluster, job).state == "COMPLETED"
+
+
 # --- refusals
 
 MDWE = """

@@ -53,6 +53,7 @@ def test_each_action_is_one_command_with_options_before_the_names():
     client.set_comment("5", "-v Priority=0 'x'")
     client.set_admin_comment("5", "")
     client.set_begin("5", datetime(2026, 1, 2, tzinfo=UTC))
+    client.set_time_limit("5", 90)
     client.notify("5", "--json")
     client.drain("c1", "why = --")
     client.resume("c1")
@@ -67,6 +68,7 @@ def test_each_action_is_one_command_with_options_before_the_names():
         ["scontrol", "--", "update", "JobId=5", "Comment=-v Priority=0 'x'"],
         ["scontrol", "--", "update", "JobId=5", "AdminComment="],
         ["scontrol", "--", "update", "JobId=5", "StartTime=uts1767312000"],
+        ["scontrol", "--", "update", "JobId=5", "TimeLimit=90"],
         ["scontrol", "--", "notify", "5", "--json"],
         ["scontrol", "--", "update", "NodeName=c1", "State=DRAIN", "Reason=why = --"],
         ["scontrol", "--", "update", "NodeName=c1", "State=RESUME"],

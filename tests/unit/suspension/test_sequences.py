@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
+from datetime import UTC, datetime
 
 import pytest
-from agent_site import STEPS, Crash
+from agent_site import STEPS, Crash, make_job
 from agent_world import Agent
 from job_owner import OWNER
 
@@ -41,6 +42,17 @@ def test_suspended_job_resumes_on_another_node(world):
     assert times == sorted(times)
     assert (entry.user, entry.gpus, entry.gpu_model, entry.restored_node) == ("alice", 1, "H100", "c2")
     assert Agent(world, "c2").keeper.suspended() == []
+
+
+@pytest.mark.parametrize(("left_s", "minutes"), [(61, 2), (-5, 1)])
+def test_suspended_job_has_the_time_that_was_left(world, left_s, minutes):
+    """In whole minutes, and at least one."""
+    agent = Agent(world, "c1")
+    ends = datetime.fromtimestamp(agent.parts.now() + left_s, UTC)
+    agent.parts.slurm.job = lambda job: make_job(world, expected_end=ends)
+    agent.suspend()
+    agent.settle()
+    assert world.effect_log == [*SUSPEND_EFFECTS, f"time limit {minutes}"]
 
 
 def test_suspended_jobs_are_counted_by_signed_notes(world):
