@@ -66,6 +66,7 @@ def ask_node(
     from slurm_affinode.agent import munge  # noqa: PLC0415 - prolog and epilog do without
 
     where = f"the agent on {node} ({host}:{port})"
+    began = time.monotonic()
     credential = munge.encode(_line({**request, "to": node}).rstrip(b"\n"))
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as sock:
@@ -75,9 +76,13 @@ def ask_node(
     except OSError as error:
         raise UnreachableError(f"{where} does not respond: {error.strerror or error}") from error
     if not line:
+        ended = "slurm-affinode status shows what became of the request, and the journal of the node why it ended"
+        refused = "retry in a moment; if that fails, compare the clocks and munge keys of both machines"
+        # An agent refuses a request as soon as unmunge has returned.
+        known = time.monotonic() - began > munge.TIMEOUT_S
         raise UnreachableError(
-            f"{where} refused the request",
-            hint="compare the clocks and munge keys of both machines, or retry in a moment",
+            f"{where} closed the connection without a response",
+            hint=ended if known else f"it has ended or was restarted meanwhile, or refused the request: {refused}",
         )
     message = munge.decode(line)
     if message.uid != 0:

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -195,9 +196,28 @@ def test_refused_and_absent_agents_are_unreachable(node: Node1, vouch: Munge, mo
         with pytest.raises(UnreachableError, match=r"the agent on c9 \(127\.0\.0\.1:\d+\) does not respond"):
             ask_node(HOST, deaf.getsockname()[1], "c9", {"verb": "status"})
     monkeypatch.setattr(munge, "encode", lambda payload, only_uid=None: b"MUNGE:forged:")
-    with pytest.raises(UnreachableError, match="refused the request") as caught:
+    with pytest.raises(UnreachableError, match="closed the connection without a response") as caught:
         ask_node(HOST, port_of(node), "c1", {"verb": "status"})
-    assert caught.value.hint
+    assert "munge keys" in str(caught.value.hint)
+
+
+def test_agent_that_ends_during_a_request_is_reported_as_that(vouch: Munge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials are refused within the time limit of unmunge, so that they are no longer the reason."""
+    monkeypatch.setattr(munge, "TIMEOUT_S", 0.2)
+    with socket.create_server((HOST, 0)) as server:
+
+        def end() -> None:
+            accepted, _ = server.accept()
+            time.sleep(0.3)
+            accepted.close()
+
+        thread = threading.Thread(target=end)
+        thread.start()
+        with pytest.raises(UnreachableError, match="closed the connection without a response") as caught:
+            ask_node(HOST, server.getsockname()[1], "c1", {"verb": "suspend"})
+        thread.join()
+    assert "munge" not in str(caught.value.hint)
+    assert "status shows what became of the request" in str(caught.value.hint)
 
 
 # --- the daemon as a process
