@@ -37,6 +37,10 @@ _DEVICE = re.compile(r"/dev/(?!zero|shm/|hugepages)\S+")
 _SYSV = {"sem": "semid", "msg": "msqid", "shm": "shmid"}
 _CREATE_RULESET = 444
 """Number of the system call, on all architectures."""
+QUEUE = "mqueue:"
+"""Prefix of descriptors of POSIX message queues in ``ProcessFacts.files``."""
+_MQUEUE_MAGIC = 0x19800202
+"""Type of their file system (``ipc/mqueue.c``)."""
 _PROTOCOL = "system.sockprotoname"
 """Extended attribute of a socket (``net/socket.c``)."""
 _MPS = "nvidia-cuda-mps"
@@ -357,11 +361,23 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
                 protocols |= _protocol(process, name)
             if target == _EVENTFD and _COUNTS_DOWN.search(process.text_if_readable(f"fdinfo/{name}")):
                 target = SEMAPHORE
+            if target.rfind("/") == 0 and _is_queue(process, name):
+                target = f"{QUEUE}{target}"
             seen[target] = None
             if target.endswith(DELETED):
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
     return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
+
+
+def _is_queue(process: Process, descriptor: str) -> bool:
+    """Return whether a descriptor is that of a POSIX message queue: its file system has no mount point."""
+    fd = process.open(f"fd/{descriptor}", os.O_PATH)
+    try:
+        found = (ctypes.c_long * 64)()  # struct statfs, which begins with the type
+        return ctypes.CDLL(None).fstatfs(fd, found) == 0 and found[0] == _MQUEUE_MAGIC
+    finally:
+        os.close(fd)
 
 
 def _protocol(process: Process, descriptor: str) -> set[str]:

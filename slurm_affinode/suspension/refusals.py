@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import size
-from slurm_affinode.checkpoint.inspection import SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
+from slurm_affinode.checkpoint.inspection import QUEUE, SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.restore_gate import excess, of_owner
 from slurm_affinode.checkpoint.user_files import User
@@ -237,6 +237,8 @@ def of_tree(
                [one for one in holders if is_forked(one)])  # fmt: skip
     stuck = [*having(_STUCK), *(one for one in having(_FAULTS) if one.pid not in cuda_users)]
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
+    refuse("undumpable", "has a POSIX message queue, which cannot be dumped",
+           having(re.compile(re.escape(QUEUE) + ".*")))  # fmt: skip
     refuse("undumpable", "holds an object that cannot be restored (a semaphore of eventfd(2), a file below /proc/PID)",
            having(_WRONG))  # fmt: skip
     if tree.lost_streams:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterator
@@ -112,6 +113,7 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
     ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
+    ("undumpable", {"tree": with_process(files=("mqueue:/jobs",))}),
     ("undumpable", {"tree": with_process(files=("/proc/2",))}),
     ("stream-deleted", {"tree": replace(TREE, lost_streams=("/home/a/out",))}),
     ("sysv-ipc", {"tree": replace(TREE, sysv=("sem 1",))}),
@@ -368,11 +370,17 @@ def test_system_v_ipc_created_since_job_start_counts(tmp_path: Path) -> None:
 
 
 def test_current_process_can_be_read() -> None:
-    """The real ``/proc`` is read, with a real deleted file and both kinds of eventfd."""
+    """The real ``/proc`` is read, with a real deleted file, a message queue, and both kinds of eventfd."""
     descriptor = os.memfd_create("x")
+    name, library = f"/affinode-{os.getpid()}", ctypes.CDLL("librt.so.1")
+    queue = library.mq_open(name.encode(), os.O_CREAT | os.O_RDWR, 0o600, None)
+    library.mq_unlink(name.encode())
     plain, counting = os.eventfd(0), os.eventfd(0, os.EFD_SEMAPHORE)
     found = collect(os.getpid(), os.getpid())
-    assert {"anon_inode:[eventfd]", "anon_inode:[eventfd-semaphore]"} <= set(found.processes[0].files)
+    files = set(found.processes[0].files)
+    assert {"anon_inode:[eventfd]", "anon_inode:[eventfd-semaphore]"} <= files
+    assert f"mqueue:{name} (deleted)" in files
+    os.close(queue)
     os.close(plain)
     os.close(counting)
     assert found.processes[0].pid == os.getpid()
