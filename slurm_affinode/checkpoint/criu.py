@@ -29,6 +29,7 @@ from slurm_affinode.base.node_config import CRIU_PLUGIN
 from slurm_affinode.base.pidfd import Id, Namespace, Process, ProcessGoneError
 from slurm_affinode.base.text import last_line
 from slurm_affinode.checkpoint import (
+    cpu_affinity,
     criu_launcher,
     deleted_files,
     device_files,
@@ -201,6 +202,7 @@ class Criu:
         try:
             sessions.settle(directory_fd)
             inet_sockets.record(directory_fd, inet_sockets.addresses())
+            cpu_affinity.record(directory_fd, space)
             inventory = inspect(directory_fd)
             more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
             refusal = more or open_files.refusal(directory_fd)
@@ -346,6 +348,7 @@ class Criu:
                 with self._or_none(space):
                     _look(space, target.inventory.pids, target.passed)
                     _refuse_shared_ports(image, space)
+                    cpu_affinity.restore(image, space)
                     ready()
 
             pages.begin(image.compare(None if filler is None else filler.take))

@@ -102,15 +102,21 @@ for child in held: child.kill()
 
 
 def test_death_signal_of_first_process_does_not_end_it_after_a_move(cluster: Cluster) -> None:
-    """Its parent is Slurm's task, then the shepherd, and never a process that ends before it."""
+    """Its parent is Slurm's task, then the shepherd, and never a process that ends before it.
+
+    Its affinity is restored too.
+    """
     script = f"""#!/usr/bin/python3
 import ctypes, os, signal, subprocess, threading
 prctl = ctypes.CDLL(None).prctl
 prctl(1, signal.SIGKILL)
 threading.Thread(target=lambda: (prctl(1, signal.SIGKILL), threading.Event().wait()), daemon=True).start()
 child = subprocess.Popen(["sleep", "1000"], preexec_fn=lambda: prctl(1, signal.SIGUSR1))
+os.sched_setaffinity(0, {{max(os.sched_getaffinity(0))}})
+bound = os.sched_getaffinity(0)
 code = os.system({IDLE!r})
 assert child.poll() is None
+assert os.sched_getaffinity(0) == bound
 child.kill()
 print("idle ended with", code, flush=True)
 """

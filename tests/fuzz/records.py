@@ -21,7 +21,7 @@ from fuzz.runner import Check, Target, Wrong
 from slurm_affinode.agent import hook_records
 from slurm_affinode.agent.hook_records import GpuNumbers
 from slurm_affinode.base.pidfd import Id
-from slurm_affinode.checkpoint import deleted_files, inet_sockets, local_files, manifest
+from slurm_affinode.checkpoint import cpu_affinity, deleted_files, inet_sockets, local_files, manifest
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
@@ -464,6 +464,7 @@ _CREATED = {
     "uid": 0, "submit": 1700000000, "version": 1,
     "files": {"/tmp/d/f": {"device": 23, "handle": "0800000001000000"}},
 }  # fmt: skip
+_AFFINITIES = {"5001": [0, 1], "5002": [3]}
 _ADDRESSES = {"10.0.0.1": "eth0", "fd00::1": "eth0", "fe80::1": "ib0"}
 _HOSTS = (b"::ffff:10.0.0.1", b"fe80::1%eth0", b"10.0.0.256", b"010.0.0.1")
 _REMAPS = {
@@ -480,6 +481,18 @@ def _addresses() -> Iterator[Check]:
         for address, name in found.items():
             if address.version not in (4, 6) or not isinstance(name, str):
                 raise Wrong(f"{address} of {name}")
+        return bool(found)
+
+    yield check
+
+
+@contextlib.contextmanager
+def _affinities() -> Iterator[Check]:
+    def check(data: bytes) -> bool:
+        found = cpu_affinity.recorded(data)
+        for thread, positions in found.items():
+            if thread < 0 or not positions or positions[0] < 0 or sorted(positions) != positions:
+                raise Wrong(f"thread {thread} at {positions}")
         return bool(found)
 
     yield check
@@ -559,6 +572,7 @@ TARGETS = (
         (RestoreFailed,),
     ),
     Target("created-files", "JOBID.json of created-files", _json(_CREATED, _PATHS), lambda: _file(_created_check)),
+    Target("affinities", "affinities.json of an image", _json(_AFFINITIES, (b"0", b"-1")), _affinities, (BadImage,)),
     Target("addresses", "addresses.json of an image", _json(_ADDRESSES, _HOSTS), _addresses, (BadImage,)),
     Target("remaps", "remaps.json of an image", _json(_REMAPS, _PATHS), _remaps, (RestoreFailed,)),
 )

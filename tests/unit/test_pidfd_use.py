@@ -29,6 +29,10 @@ EXCEPTIONS = {
     # A thread has no descriptor, either; it is detached if it is not a thread of the held process.
     ("suspension.process_tree", "ptrace"): "the traced process is checked afterwards",
     ("checkpoint.kernel_states", "ptrace"): "the caller traces the process, so its number stays its own",
+    (
+        "checkpoint.cpu_affinity",
+        "os.sched_setaffinity",
+    ): "CRIU holds the thread, found alive after that",
     ("checkpoint.criu", "os.sched_getaffinity"): "the process is found alive after that",
     ("checkpoint.page_filler", "os.sched_getaffinity"): "the CPUs of another process would only be slower",
 }
