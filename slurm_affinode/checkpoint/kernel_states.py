@@ -120,6 +120,8 @@ class _Tracee:
     def __init__(self, thread: int, memory: int, instruction: int) -> None:
         self._thread, self._memory, self._instruction = thread, memory, instruction
         self._saved = self._registers()
+        self.signals: list[int] = []
+        """Signals that were about to be delivered, and were not."""
 
     def result(self, query: _Query) -> int | None:
         """Return a state, or ``None`` if the kernel does not have it."""
@@ -145,10 +147,10 @@ class _Tracee:
             while True:
                 _ptrace(_SYSCALL, self._thread)
                 status = _wait(self._thread)
-                if status >> 16 != _EVENT_STOP:  # that of a process that was stopped before, or of the interruption
+                if os.WSTOPSIG(status) == _SYSCALL_STOP:
                     break
-            if os.WSTOPSIG(status) != _SYSCALL_STOP:
-                raise OSError(0, f"it is stopped by signal {os.WSTOPSIG(status)}")
+                if status >> 16 != _EVENT_STOP:  # that of a process that was stopped before, or of the interruption
+                    self.signals.append(os.WSTOPSIG(status))  # SIGSTOP: all others are blocked
         return ctypes.c_int64(self._registers().rax).value
 
     def put_back(self) -> None:
@@ -179,8 +181,11 @@ def _queried(process: Process) -> Iterator[_Tracee]:
     memory = process.open("mem", os.O_RDWR)
     try:
         instruction, thread = _instruction(process, memory), _thread(process)
+        lost: list[int] = []
         with suppress(OSError):
-            _wait(thread, wait_s=0.0)  # the stop that is known already
+            status = _wait(thread, wait_s=0.0)  # the stop that is known already
+            if status >> 16 != _EVENT_STOP:
+                lost.append(os.WSTOPSIG(status))
         filtered = process.status().get("Seccomp", "0") != "0"
         _ptrace(_SETOPTIONS, thread, 0, _TRACE_SYSCALLS | (_SUSPEND_SECCOMP if filtered else 0))
         mask = ctypes.c_uint64()
@@ -194,6 +199,8 @@ def _queried(process: Process) -> Iterator[_Tracee]:
             tracee.put_back()
             _ptrace(_SETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
             _ptrace(_SETOPTIONS, thread, 0, 0)
+            for number in dict.fromkeys([*lost, *tracee.signals]):
+                process.signal(number)
     finally:
         os.close(memory)
 

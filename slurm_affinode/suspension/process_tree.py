@@ -24,6 +24,7 @@ from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, 
 from slurm_affinode.base.text import one_line
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_OWN_THREADS = Path("/proc/self/task")
 _POLL_S = 0.01
 _SETTLE_S = 0.005
 _WAITS_S = 0.8
@@ -270,13 +271,14 @@ class LinuxProcesses:
         processes of the user may send it at any time, and nothing of the job may run while root acts for it.
         """
         ready, done = threading.Event(), threading.Event()
-        every, traced, failures = list(members), list[int](), list[Exception]()
+        every, failures = list(members), list[Exception]()
 
         def trace() -> None:
             try:
                 for member in every:
                     with contextlib.suppress(OSError), _held(member, self.proc) as process:
-                        traced.extend(task for task in map(int, process.names("task")) if _seize(process, task))
+                        for task in process.names("task"):
+                            _seize(process, int(task))
                 self._wait_for_stop(every)
                 if examine is not None:
                     for member in every:
@@ -286,9 +288,6 @@ class LinuxProcesses:
                 failures.append(error)
             ready.set()
             done.wait()
-            # This thread is joined before the kernel has ended it, and another tracer may follow at once.
-            for task in traced:
-                _libc().ptrace(_DETACH, task, None, None)
 
         thread = threading.Thread(target=trace, name="hold", daemon=True)
         thread.start()
@@ -300,6 +299,9 @@ class LinuxProcesses:
         finally:
             done.set()
             thread.join()
+            # The kernel detaches what it traces a moment later, and another tracer may follow at once.
+            while (_OWN_THREADS / str(thread.native_id)).exists():
+                self.sleep(_SETTLE_S)
 
     def _wait_for_stop(self, members: Sequence[Member]) -> None:
         deadline = self.now() + _HOLD_S
@@ -366,21 +368,16 @@ def _of_a_thread(process: Process) -> str:
     return "Z"
 
 
-def _seize(process: Process, task: int) -> bool:
-    """Trace a thread of an opened process; return whether it is traced.
-
-    A thread that has reused the number meanwhile is detached again.
-    """
+def _seize(process: Process, task: int) -> None:
+    """Trace a thread of an opened process. A thread that has reused the number meanwhile is detached again."""
     libc = _libc()
-    if libc.ptrace(_SEIZE, task, None, None) != 0:
-        return False
-    try:
-        process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
-    except OSError:
-        libc.ptrace(_DETACH, task, None, None)
-        return False
-    libc.ptrace(_INTERRUPT, task, None, None)  # it may have received SIGCONT meanwhile
-    return True
+    if libc.ptrace(_SEIZE, task, None, None) == 0:
+        try:
+            process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
+        except OSError:
+            libc.ptrace(_DETACH, task, None, None)
+            return
+        libc.ptrace(_INTERRUPT, task, None, None)  # it may have received SIGCONT meanwhile
 
 
 def _libc() -> ctypes.CDLL:

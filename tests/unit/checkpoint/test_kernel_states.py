@@ -105,6 +105,34 @@ def test_stopped_process_stays_stopped() -> None:
         assert running.wait() == 0
 
 
+def test_pending_stop_is_neither_lost_nor_an_obstacle() -> None:
+    """A second SIGSTOP stays pending while the process is stopped."""
+    with program("print('ready', flush=True); time.sleep(1); print('end', flush=True)") as (running, process):
+        process.signal(signal.SIGSTOP)
+        wait_until("it is stopped", lambda: process.stat().state == "T")
+        process.signal(signal.SIGSTOP)
+        assert found(process) == [None]
+        wait_until("it is stopped again", lambda: process.stat().state == "T")
+        assert int(process.status()["ShdPnd"], 16) >> (signal.SIGSTOP - 1) & 1
+        process.signal(signal.SIGCONT)
+        assert running.stdout is not None
+        assert running.stdout.read() == "end\n"
+        assert running.wait() == 0
+
+
+def test_signals_during_a_query_are_delivered() -> None:
+    """Also those that arrive at the moment of the stop."""
+    code = "count = 0\ndef on(*_): global count; count += 1\nsignal.signal(10, on); print('ready', flush=True)\n"
+    code += "while count < 30: time.sleep(0.01)\nos._exit(0)"
+    with program(code) as (running, process):
+        for _ in range(300):
+            process.signal(signal.SIGUSR1)
+            assert found(process) in ([None], [])
+            if running.poll() is not None:
+                break
+        assert running.wait(timeout=30) == 0
+
+
 def test_filter_of_the_process_does_not_kill_it(tmp_path: Path) -> None:
     """Strict mode ends a process at any system call but four."""
     code = "os.write(1, b'ready\\n'); prctl(22, 1)\nwhile True: pass"
