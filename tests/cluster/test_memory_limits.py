@@ -219,7 +219,7 @@ def test_memory_that_moves_is_charged_to_the_raised_limit(cluster: Cluster) -> N
     orders = [f"/home/alice/{name}" for name in ("fill", "check", "end")]
     cluster.shell("login", "rm -f " + " ".join(orders))
     options = ("--partition=gpu", "--gres=gpu:1", f"--nodelist={NODE}", "--mem=300M")
-    job = cluster.submit(*options, IN_PLACE, script=DENSE)
+    job = cluster.submit(*options, f"{IN_PLACE},wake=hold", script=DENSE)  # it has no socket, and would wake by itself
     cluster.wait_for_output(job, "waits")
     inside = cluster.shell(NODE, f"ls -d {PLACE}/task_0 2>/dev/null || echo {PLACE}").strip()
     cluster.shell(NODE, MOVE, ROOT)
