@@ -19,6 +19,8 @@ OWN = (
     "|SLURM_TOPOLOGY_ADDR|SLURM_JOB_SLUID|SLURM_SLUID"
 )
 
+ADDED = "GODEBUG=multipathtcp=0\n"
+
 
 @pytest.fixture
 def small_disk(cluster: Cluster) -> Iterator[str]:
@@ -40,15 +42,15 @@ def test_environment_is_unchanged(cluster: Cluster) -> None:
     without, with_option = outputs(cluster, pair)
     assert "loaded gcc" in with_option
     assert "SLURM_JOB_NAME=same" in with_option
-    assert with_option == without
+    assert with_option.replace(ADDED, "") == without
 
 
-def test_no_variable_is_added(cluster: Cluster) -> None:
-    """The names of all variables are the same, including those excluded above."""
+def test_one_variable_is_added(cluster: Cluster) -> None:
+    """The names of all others are the same, including those excluded above."""
     pair = submit_pair(cluster, "#!/bin/bash\nenv -0 | sed -z 's/=.*//' | sort -z | tr '\\0' '\\n'\n", *PARTITION)
     outcomes(cluster, pair)
     without, with_option = outputs(cluster, pair)
-    assert with_option == without
+    assert with_option.replace("GODEBUG\n", "") == without
 
 
 def test_limits_descriptors_signals_and_identity_are_unchanged(cluster: Cluster) -> None:
