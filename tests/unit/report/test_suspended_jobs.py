@@ -49,6 +49,15 @@ def test_page_shows_gpu_hours_given_back(result):
     assert "its GPU is busy" in html
 
 
+def test_job_that_could_not_be_restored_has_given_nothing_back(result):
+    """Unless a later restore has succeeded."""
+    begin = round(result.query.since.timestamp() * 1000)
+    entry = LedgerEntry("alpha", 7, 5, begin, gpus=2, queued_ms=begin, restore_failure="bad size")
+    later = dataclasses.replace(entry, job_id=8, restoring_ms=begin + HOUR, restored_ms=begin + HOUR + 10)
+    frame = given_back([entry, later], result.query, now=result.query.until)
+    assert dict(frame.select("job_id", "gpu_hours_given_back").iter_rows()) == {7: 0.0, 8: 2.0}
+
+
 def test_hours_given_back_are_unknown_without_gpu_count(result):
     """If the ledger has no number of GPUs or no memory size, the amount given back is unknown, not 0."""
     begin = round(result.query.since.timestamp() * 1000)
