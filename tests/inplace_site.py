@@ -188,7 +188,7 @@ class Node:
         self.agent = Agent(world, "c1", mailer=mailer, limits=limits)
         self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
-        self.woken: Callable[[int, str], None] = lambda job_id, how: None
+        self.woken: Callable[[int, str, float], None] = lambda job_id, how, slept_s: None
         self.pressed: Callable[[], None] = lambda: None
         self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
         calls = DaemonCalls(*(self._set_later(name) for name in ("idle_s", "woken", "pressed", "gpus_of")))

@@ -113,8 +113,8 @@ class Daemon:
         self.orchestration = parts.orchestration(context)
         self.work = Work(self.orchestration, self.workers, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
-            config=config.agent, policy=settings.policy(config.suspend), node=self.node, registry=self.registry,
-            watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration,
+            config=config.agent, policy=settings.policy(config.suspend, config.inplace), node=self.node,
+            registry=self.registry, watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration,
             promises=_promises(config, self.node), later=self._slurm.post, aside=self._aside.post, gpu_indices=indices,
             answered=self._poke.set,
         )  # fmt: skip
@@ -217,8 +217,9 @@ class Daemon:
         self.loop.restart(job_id)
         self._poke.set()
 
-    def _woken(self, job_id: int, how: str) -> None:
+    def _woken(self, job_id: int, how: str, slept_s: float) -> None:
         self.work.tell(job_id, how)
+        self.loop.woken(job_id, slept_s)
         self._changed(job_id)
 
     def _wake(self) -> None:

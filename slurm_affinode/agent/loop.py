@@ -53,6 +53,10 @@ class JobState:
     decision: Decision | None = None
     said: str = ""
     """Code of the last decision that was logged."""
+    short_sleeps: int = 0
+    """Number of the last sleeps in place, without a gap, that were too short."""
+    woken_s: float = 0.0
+    """When the last of them ended."""
 
 
 @dataclass(slots=True)
@@ -129,6 +133,14 @@ class Loop:
         open_ = [one for one in idle if one is not None and one.since_s is not None and one.remaining_s > 0]
         ends = [one.since_s + one.window_s for one in open_ if one.since_s is not None]
         return min((end for end in ends if end > self.clock()), default=None)
+
+    def woken(self, job_id: int, slept_s: float) -> None:
+        """Count short sleeps in place: requests, such as health checks, would wake the job again and again."""
+        with self._lock:
+            state = self.states.get(job_id)
+            if state is not None:
+                short = slept_s < self.policy.short_sleep_s
+                state.short_sleeps, state.woken_s = state.short_sleeps + 1 if short else 0, self.clock()
 
     def restart(self, job_id: int) -> None:
         """Restart the idle window after work on a job; samples from before do not count."""
@@ -279,6 +291,8 @@ class Loop:
             suspensions=job.suspensions,
             busy_with=busy,
             refusals=state.refusals,
+            short_sleeps=state.short_sleeps,
+            awake_s=self.clock() - state.woken_s,
             wanted_by=() if sleepers is None else tuple(map(str, sleepers.wanted(job.job_id))),
         )
 

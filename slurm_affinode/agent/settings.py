@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.node_config import AgentConfig, LimitConfig, SuspendConfig
+from slurm_affinode.base.node_config import AgentConfig, InplaceConfig, LimitConfig, SuspendConfig
 from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.idle import IdleRule
 from slurm_affinode.core.policy import Limit, SuspendPolicy
@@ -25,13 +25,17 @@ def idle_rule(agent: AgentConfig, option: SuspendOption) -> IdleRule:
     )
 
 
-def policy(suspend: SuspendConfig) -> SuspendPolicy:
-    """Return the policy of ``[suspend]``, with spans in seconds. Raises ``AffinodeError`` for an invalid span."""
+def policy(suspend: SuspendConfig, inplace: InplaceConfig) -> SuspendPolicy:
+    """Return the policy of ``[suspend]`` and ``[inplace]``, with spans in seconds.
+
+    Raises ``AffinodeError`` for an invalid span.
+    """
     return SuspendPolicy(
         min_run_s=parse_span_s(suspend.min_run),
         max_at_once=suspend.max_at_once,
         backoff_s=parse_span_s(suspend.backoff),
         backoff_max_s=parse_span_s(suspend.backoff_max),
+        short_sleep_s=parse_span_s(inplace.short_sleep),
         partitions=_rules(suspend.partitions, suspend.exclude_partitions),
         accounts=_rules(suspend.accounts, suspend.exclude_accounts),
         users=_rules(suspend.users, suspend.exclude_users),

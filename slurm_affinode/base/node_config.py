@@ -217,6 +217,9 @@ class InplaceConfig:
     settle: Span = "5m"
     """How long the listeners of a job that has received no request must not have changed before it is frozen: a server
     that is starting has yet to open its port. 0: not checked."""
+    short_sleep: Span = "1m"
+    """After a sleep that was shorter, the job stays awake for ``suspend.backoff``, doubled with each further one; 0:
+    never."""
     max_sleep: Span = "12h"
     """A sleeping job wakes after this time without an event, unless ``wake=hold``; 0: never."""
     wake_at_prolog: bool = False

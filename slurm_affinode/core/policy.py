@@ -41,6 +41,8 @@ class SuspendPolicy:
     backoff_s: float = 300.0
     """Minimum run time after a job's first suspension; doubled after each further one."""
     backoff_max_s: float = 21600.0
+    short_sleep_s: float = 60.0
+    """A sleep in place that ended sooner has gained nothing: the job stays awake for the backoff."""
     partitions: Mapping[str, Limit] = field(default_factory=dict)
     accounts: Mapping[str, Limit] = field(default_factory=dict)
     users: Mapping[str, Limit] = field(default_factory=dict)
@@ -70,6 +72,10 @@ class Candidate:
     """``signalled``, ``suspending``, ``restoring``: an operation on it is in progress."""
     refusals: tuple[Refusal, ...] = ()
     """Why it cannot be suspended at all."""
+    short_sleeps: int = 0
+    """In place: number of its last sleeps, without a gap, that were too short."""
+    awake_s: float = 0.0
+    """Time since the last of them."""
     wanted_by: tuple[str, ...] = ()
     """In place: jobs that wait to wake on its GPUs, and for which it has to make room."""
 
@@ -332,6 +338,15 @@ def _rules(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
         if limit is not None and limit.exclude:
             yield Refusal(f"excluded-{what}", f"the site excludes {what} {name}")
     yield from too_soon(policy, candidate)
+    pause = backoff_s(policy, candidate.short_sleeps)
+    if candidate.awake_s < pause and not candidate.wanted_by:
+        many = candidate.short_sleeps
+        times = "its last sleep was" if many == 1 else f"its last {many} sleeps were"
+        yield Refusal(
+            "short-sleeps",
+            f"{times} shorter than {span(policy.short_sleep_s)}, so it stays awake for {span(pause)}; it has been "
+            f"awake for {span(int(candidate.awake_s))}",
+        )
 
 
 def too_soon(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:

@@ -221,8 +221,8 @@ class DaemonCalls:
 
     idle_s: Callable[[int], float | None] = lambda job_id: None
     """Returns how long a job has been idle; ``None`` if the policy would not suspend it for another job."""
-    woken: Callable[[int, str], None] = lambda job_id, how: None
-    """Called when a job runs again, with a description of its wake."""
+    woken: Callable[[int, str, float], None] = lambda job_id, how, slept_s: None
+    """Called when a job runs again, with a description of its wake and the length of its sleep."""
     pressed: Callable[[], None] = lambda: None
     """Called when jobs have to make room (``InPlace.wanted``)."""
     gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None

@@ -552,8 +552,8 @@ class InPlaceScheduler:
                 self._parts.registry.set_phase(sleeper.job_id, Phase.RUNNING)  # it may show a sleeping phase
                 self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
-            slept = span(self._parts.now() - sleeper.since_epoch)
-            self._calls.woken(sleeper.job_id, f"awake after {slept} in place: {sleeper.asked_why}")
+            slept_s = self._parts.now() - sleeper.since_epoch
+            self._calls.woken(sleeper.job_id, f"awake after {span(slept_s)} in place: {sleeper.asked_why}", slept_s)
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = sleeper.failed(why, self._parts.now())

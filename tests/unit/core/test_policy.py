@@ -258,6 +258,14 @@ def test_backoff_grows_with_each_suspension() -> None:
     assert decide(POLICY, replace(JOB, run_s=1200.0, suspensions=3), PRESSED).act
 
 
+def test_job_that_is_woken_at_once_stays_awake() -> None:
+    """Longer after each short sleep, unless another job waits for its GPU memory."""
+    woken = replace(JOB, short_sleeps=2, awake_s=599.0)
+    assert decide(POLICY, woken, PRESSED).code == "short-sleeps"
+    assert decide(POLICY, replace(woken, awake_s=600.0), PRESSED).act
+    assert decide(POLICY, replace(woken, wanted_by=("8",)), PRESSED).act
+
+
 def test_job_under_way_is_not_suspended_again() -> None:
     assert decide(POLICY, replace(JOB, busy_with="suspending"), PRESSED).code == "under-way"
 

@@ -17,7 +17,7 @@ from slurm_affinode.suspension.mail import Mailer
 
 def test_wake_and_its_reason_are_reported(world, node):
     told: list[tuple[int, str]] = []
-    node.woken = lambda job_id, how: told.append((job_id, how))
+    node.woken = lambda job_id, how, slept_s: told.append((job_id, how))
     node.sleep()
     world.clock += 600
     node.connection()

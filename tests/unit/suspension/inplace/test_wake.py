@@ -361,7 +361,7 @@ def test_job_with_unreadable_sockets_is_woken(world, node):
 def test_ended_process_wakes_job(world, node):
     """The OOM killer may have killed it: its stopped parent would never notice."""
     told: list[str] = []
-    node.woken = lambda job_id, how: told.append(how)
+    node.woken = lambda job_id, how, slept_s: told.append(how)
     node.sleep()
     world.clock += 58
     dead = node.processes.pop()
