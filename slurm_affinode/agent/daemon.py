@@ -114,7 +114,8 @@ class Daemon:
         self.work = Work(self.orchestration, self.workers, config.suspend.max_at_once, changed=self._changed)
         self.loop = Loop(
             config=config.agent, policy=settings.policy(config.suspend, config.inplace), node=self.node,
-            registry=self.registry, watch=self.watch, queue=self.queue, work=self.work, orchestration=self.orchestration,
+            registry=self.registry, watch=self.watch, queue=self.queue, work=self.work,
+            orchestration=self.orchestration,
             promises=_promises(config, self.node), later=self._slurm.post, aside=self._aside.post, gpu_indices=indices,
             answered=self._poke.set,
         )  # fmt: skip
