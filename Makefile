@@ -9,7 +9,7 @@ export UV_LINK_MODE ?= copy
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
-.PHONY: help demo test test-fast coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel clean \
+.PHONY: help demo test test-fast test-nightly coverage fuzz oracle lint format check-types docs bench system-packages install lock wheel clean \
   test-gpu gpu-bundle bench-gpu cluster-up cluster-down cluster-shell cluster-logs cluster-status cluster-demo cluster-demo-suspend cluster-test
 
 help: ## Show the targets.
@@ -89,6 +89,10 @@ cluster-demo: ## Run real jobs on it, report on its last ten minutes: out/cluste
 
 cluster-demo-suspend: ## Suspend an idle job on it, use its GPU for another, resume it on the other node, and report on it.
 	@containers/cluster-demo-suspend
+
+test-nightly: .venv/.dev ## Run the further cases of tests on the cluster that `make test` leaves out.
+	@containers/ensure-docker.sh
+	$(VENV)/pytest -m nightly tests/cluster
 
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from cluster.driver import Cluster, wait_until
 from cluster.phases import open_journals, stopping_at, wait_for_stop, wait_settled
 from cluster.servers import BY_HAND as SERVER_BY_HAND
@@ -17,6 +18,15 @@ from cluster.sleepers import BY_HAND, NOT_YET, SHARED, asleep, idle_job, journal
 BEFORE_IMAGE = ("locking", "locked", "parked", "dumping")
 WITH_IMAGE = ("dumped", "requeueing", "queued")
 IN_PLACE = ("locking", "locked", "parked", "frozen", "waking")
+
+
+def every_other(phases: Sequence[str]) -> list[Any]:
+    """Return the phases as parameters of a test, of which ``make test`` runs the second, the fourth, ... only."""
+    return [
+        phase if number % 2 else pytest.param(phase, marks=pytest.mark.nightly) for number, phase in enumerate(phases)
+    ]
+
+
 ATTEMPTS = 5
 REPLY = "/home/alice/request.out"
 """File with the last reply to ``send_request``."""

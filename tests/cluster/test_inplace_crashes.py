@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.driver import Cluster, wait_until
-from cluster.phase_jobs import IN_PLACE, assert_nothing_left, row_of, server_at_phase
+from cluster.phase_jobs import IN_PLACE, assert_nothing_left, every_other, row_of, server_at_phase
 from cluster.phases import continue_agent, kill_stopped
 from cluster.servers import NODE, Server, ask, in_place, put_to_sleep, wait_awake
 from cluster.sleepers import journals, wait_for_agents
@@ -46,7 +46,7 @@ def test_server_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> 
     assert cluster.job(server.job)["Restarts"] == "0"
 
 
-@pytest.mark.parametrize("phase", IN_PLACE)
+@pytest.mark.parametrize("phase", every_other(IN_PLACE))
 def test_server_survives_cuda_helper_killed_at_phase(cluster: Cluster, phase: str) -> None:
     """The step is rolled back with this reason, or another helper completes it."""
     with server_at_phase(cluster, phase) as server:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from cluster.driver import Cluster, wait_until
-from cluster.phase_jobs import BEFORE_IMAGE, WITH_IMAGE, job_at_phase
+from cluster.phase_jobs import BEFORE_IMAGE, WITH_IMAGE, every_other, job_at_phase
 from cluster.phases import stopping_at
 from cluster.sleepers import BY_HAND, each_once, finish, steps, suspend, wait_asleep, wait_for_agents, wake
 
@@ -19,7 +19,7 @@ def agents(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
-@pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
+@pytest.mark.parametrize("phase", every_other([*BEFORE_IMAGE, *WITH_IMAGE, "restoring"]))
 def test_job_survives_node_loss_at_phase(cluster: Cluster, phase: str) -> None:
     """Without an image the job starts from its beginning; with one it is restored, maybe only when the node is back."""
     before = 1 if phase == "restoring" else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster.driver import Cluster, wait_until
-from cluster.phase_jobs import BEFORE_IMAGE, WITH_IMAGE, job_at_phase
+from cluster.phase_jobs import BEFORE_IMAGE, WITH_IMAGE, every_other, job_at_phase
 from cluster.phases import continue_agent, kill_stopped, stopping_at, wait_settled
 from cluster.sleepers import each_once, finish, wait_asleep, wait_for_agents, wait_for_nodes, wake
 
@@ -50,7 +50,7 @@ def test_job_survives_agent_killed_at_phase(cluster: Cluster, phase: str) -> Non
     assert_completes(cluster, stopped.job, restarts=0 if phase in BEFORE_IMAGE else 1)
 
 
-@pytest.mark.parametrize("phase", [*BEFORE_IMAGE, *WITH_IMAGE, "restoring"])
+@pytest.mark.parametrize("phase", every_other([*BEFORE_IMAGE, *WITH_IMAGE, "restoring"]))
 def test_job_survives_slurmctld_restart_at_phase(cluster: Cluster, phase: str) -> None:
     """The job is suspended or restored as usual."""
     with stopping_at(cluster, phase):
