@@ -98,7 +98,8 @@ def test_scraped_samples_equal_those_of_exporters(cluster: Cluster, url: str, tm
     of_job = scraped.filter(pl.col("job") == job)
     assert of_job["uuid"].n_unique() == 1
     span = of_job.select(pl.col("time").max() - pl.col("time").min()).item()
-    assert timedelta(seconds=SECONDS - 3) < span < timedelta(seconds=SECONDS + 5)
+    # A loaded machine starts and ends the job late.
+    assert timedelta(seconds=SECONDS - 3) < span < timedelta(seconds=SECONDS + 20)
     assert of_job["util_pct"].max() == 100
     own = measured(cluster).filter(pl.col("uuid").is_in(scraped["uuid"].unique().implode()))
     pairs = scraped.select("uuid", "time", "util_pct", "fb_used_mib").join(own, on="uuid", suffix="_own")
