@@ -90,9 +90,9 @@ cluster-demo: ## Run real jobs on it, report on its last ten minutes: out/cluste
 cluster-demo-suspend: ## Suspend an idle job on it, use its GPU for another, resume it on the other node, and report on it.
 	@containers/cluster-demo-suspend
 
-test-nightly: .venv/.dev ## Run the further cases of tests on the cluster that `make test` leaves out.
+test-nightly: .venv/.dev ## Run the further cases that `make test` leaves out (of cluster tests, of the GPU suite).
 	@containers/ensure-docker.sh
-	$(VENV)/pytest -m nightly tests/cluster
+	$(VENV)/pytest -m nightly tests
 
 cluster-test: .venv/.dev ## Run the tests that need the cluster.
 	@containers/ensure-docker.sh

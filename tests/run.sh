@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test: those that need no cluster and, at the same time, once their images are built, the whole suite of the
+# Runs every test but those marked as nightly: those that need no cluster and, at the same time, once their images are built, the whole suite of the
 # cluster on one Slurm release and the main scenarios on the other, there also those of cgroups with version 2. All of them
 # run even if some fail; the exit status shows whether any failed. Tests on the cluster mostly wait: they are distributed over
 # five workers, each with its own cluster, and the other tests run with lower priority (nice).
@@ -47,7 +47,7 @@ echo "tests on the cluster run at the same time as the others, on two Slurm rele
 on_clusters &
 clusters=$!
 failed=0
-nice "$pytest" -m "not cluster and not gpu" -n 3 --dist loadfile --no-loadscope-reorder \
+nice "$pytest" -m "not cluster and not gpu and not nightly" -n 3 --dist loadfile --no-loadscope-reorder \
   --reruns 1 "$@" || failed=1
 wait "$clusters" || failed=1
 cat "$logs"/cluster-{24.11-v1,26.05-v1,26.05-v2}.log

@@ -14,6 +14,7 @@ import os
 import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,25 @@ SHOWN_LINES = 30
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+EVERY_OTHER = {
+    "test_outcome_and_output_are_the_same", "test_invalid_value_is_refused_with_allowed_values",
+    "test_interactive_job_is_rejected", "test_unusable_shepherd_is_reported", "test_faulty_agent_does_not_stop_job",
+    "test_workload_has_help",
+}  # fmt: skip
+"""Tests with many similar cases, of which ``make test`` runs every other one, and ``make test-nightly`` the rest."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Limit the run time of each test without its fixtures, which have their own deadlines."""
+    """Limit the run time of each test without its fixtures, which have their own deadlines; mark nightly cases."""
+    seen: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("cluster"):
             item.add_marker(pytest.mark.timeout(TEST_S, func_only=True))
+            name = item.name.partition("[")[0]
+            if name in EVERY_OTHER:
+                seen[name] += 1
+                if seen[name] % 2 == 0:
+                    item.add_marker(pytest.mark.nightly)
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,7 @@ def test_idle_detection_uses_performance_counters(bare_node: Node, tmp_path: Pat
     assert shown["busy"]["engine"] > 1 >= shown["idle"]["engine"]
 
 
+@pytest.mark.nightly
 def test_idle_tests_are_skipped_with_too_few_signals(node: Node, tmp_path: Path) -> None:
     """Idle detection needs two signals; an agent would suspend nothing there."""
     node.ctl("fault", "util-unsupported")
@@ -190,6 +191,7 @@ def test_killed_run_leaves_no_server(node: Node, tmp_path: Path) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 def test_broken_bindings_fail_tests(node: Node, tmp_path: Path) -> None:
     """Bindings that cannot be loaded, with a capable driver, are no reason to skip everything."""
     broken = tmp_path / "broken" / "cuda" / "bindings"
@@ -205,6 +207,7 @@ def test_broken_bindings_fail_tests(node: Node, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.nightly
 def test_unusable_criu_skips_tests(node: Node, tmp_path: Path) -> None:
     """A missing capability in a container or a missing kernel feature is unrelated to GPUs."""
     if (why := tree.can()) is not None:
@@ -218,6 +221,7 @@ def test_unusable_criu_skips_tests(node: Node, tmp_path: Path) -> None:
     assert all("CRIU cannot dump a plain process here" in one["why"] for one in found["tests"])
 
 
+@pytest.mark.nightly
 def test_missing_loopback_interface_skips_tests(node: Node, tmp_path: Path) -> None:
     """As on a small virtual machine."""
     if (why := tree.namespaces()) is not None:
@@ -302,6 +306,7 @@ def test_benchmark_rejects_invalid_options(node: Node, tmp_path: Path) -> None:
         assert (ran.returncode, why in ran.stderr, "Traceback" in ran.stderr) == (2, True, False), ran.stderr
 
 
+@pytest.mark.nightly
 def test_failed_measurement_does_not_affect_others(node: Node, tmp_path: Path) -> None:
     """The failure is reported, and the exit status is not 0."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -322,6 +327,7 @@ def test_failed_measurement_does_not_affect_others(node: Node, tmp_path: Path) -
     assert (found["complete"], len(found["staging"]), len(found["parallel"])) == (False, 1, 2)
 
 
+@pytest.mark.nightly
 def test_failing_cuda_is_reported_in_one_line(node: Node, tmp_path: Path) -> None:
     """It has all functions, but CUDA fails, as in a container without /dev/nvidia-uvm."""
     (tmp_path / "sitecustomize.py").write_text(
@@ -352,6 +358,7 @@ def test_refused_checkpoint_is_reported_once(node: Node, tmp_path: Path, code: i
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_startup_error_of_program_is_reported(node: Node, tmp_path: Path) -> None:
     """The program's standard error is discarded, as required for a dump."""
     (tmp_path / "sitecustomize.py").write_text("import kernels\nkernels.PTX = b'no program'\n")
