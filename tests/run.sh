@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs every test but those marked as nightly: those that need no cluster and, at the same time, once their images are built, the whole suite of the
-# cluster on one Slurm release and the main scenarios on the other, there also those of cgroups with version 2. All of them
-# run even if some fail; the exit status shows whether any failed. Tests on the cluster mostly wait: they are distributed over
-# five workers, each with its own cluster, and the other tests run with lower priority (nice).
+# Runs every test but those marked as nightly: those that need no cluster and, at the same time, once their images are built,
+# the whole suite of the cluster on one Slurm release and the main scenarios on the other, there also those of cgroups with
+# version 2. All of them run even if some fail; the exit status shows whether any failed. Tests on the cluster mostly wait: they
+# are distributed over five workers, each with its own cluster, and the other tests run with lower priority (nice).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 pytest=.venv/bin/pytest
