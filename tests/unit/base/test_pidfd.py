@@ -152,7 +152,7 @@ def test_namespace_is_killed_except_for_its_first_process(tmp_path: Path) -> Non
         assert len(held.members()) >= 2
         assert held.kill_all()
         assert held.members() == {}
-        assert not held.init.ended() or job.outer.poll() is not None
+        assert not held.init.ended() or job.outer.wait(10) is not None
     finally:
         job.end()
 
