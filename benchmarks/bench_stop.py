@@ -25,6 +25,7 @@ from trees import OWNER, namespace
 
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.checkpoint.inspection import collect
+from slurm_affinode.checkpoint.kernel_states import lost
 from slurm_affinode.suspension.process_tree import LinuxProcesses, Member, StoppedJob
 from slurm_affinode.suspension.refusals import of_tree
 
@@ -66,7 +67,7 @@ def _measured(work: Path, count: int, rounds: int) -> tuple[float, float, float]
                 for _ in range(rounds):
                     began = time.monotonic()
                     stop = StoppedJob(processes, init)
-                    stop.stop(timeout_s=60)
+                    stop.stop(timeout_s=60, examine=_examine)
                     of_tree(collect(pid, min(tree, key=lambda one: one.pid_ns).pid), (), OWNER)
                     added.append(time.monotonic() - began)
                     stop.release()
@@ -77,6 +78,10 @@ def _measured(work: Path, count: int, rounds: int) -> tuple[float, float, float]
                 outer.kill()
                 processes.end(*init, timeout_s=10)
     return tuple(1000 * statistics.median(one) for one in (added, refused, peer))  # type: ignore[return-value]
+
+
+def _examine(process: Process) -> None:
+    lost(process)
 
 
 def _signals_alone(processes: LinuxProcesses, init: Id, tree: Sequence[Member]) -> float:

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 
+from slurm_affinode.base import ptrace
 from slurm_affinode.base.pidfd import Process, ProcessGoneError
 from slurm_affinode.checkpoint.criu_images import (
     BadImage,
@@ -29,13 +32,13 @@ from slurm_affinode.checkpoint.criu_images import (
 )
 from slurm_affinode.checkpoint.private_image import PrivateImage
 
-_SYSCALL, _SETOPTIONS, _GETREGSET, _SETREGSET, _GETSIGMASK, _SETSIGMASK = 24, 0x4200, 0x4204, 0x4205, 0x420A, 0x420B
 _TRACE_SYSCALLS, _SUSPEND_SECCOMP = 1, 1 << 21
 _SYSCALL_STOP, _EVENT_STOP = 5 | 0x80, 128
 _GENERAL_REGISTERS = 1  # NT_PRSTATUS
 _ANY_CHILD = 0x40000000  # __WALL
 _WAIT_S = 5.0
 _PAUSE_S = 0.0005
+"""Between two checks of a thread, which usually stops within microseconds, and has the CPU meanwhile."""
 _NAMES = (
     "r15 r14 r13 r12 rbp rbx r11 r10 r9 r8 rax rcx rdx rsi rdi orig_rax rip cs eflags rsp ss fs_base gs_base "
     "ds es fs gs"
@@ -47,6 +50,8 @@ _INSTRUCTION = b"\x0f\x05"
 _PRCTL, _ARCH_PRCTL, _RESTART = 157, 158, 219
 _RESTARTED, _RESTARTED_BY_CALL = (-512, -513, -514), -516
 """Values that the kernel puts in place of a result when it is to repeat an interrupted call (``linux/errno.h``)."""
+_MOST_STOPS = 100
+"""Of a thread on its way to a system call, or out of it."""
 _MAGICS = 8  # bytes
 _PID, _THREADS = 1, 5  # fields of pstree_entry in images/pstree.proto
 _THREAD_CORE, _SIGNAL = 5, 8  # images/core.proto
@@ -90,14 +95,15 @@ class _Vector(ctypes.Structure):
 def lost(process: Process) -> str | None:
     """Return a state of a process that a restore would lose, in words that follow *has*; ``None``: there is none.
 
-    All threads of the process are stopped, and traced by the calling thread. Raises ``OSError`` if it has ended, or
-    cannot be examined.
+    All threads of the process are stopped, and traced by the calling thread. One of them is queried: a state that the
+    kernel keeps for each thread is that of the thread by which it was created, unless it has changed it. Raises
+    ``OSError`` if the process has ended, or cannot be examined.
     """
     if os.uname().machine != "x86_64":
         return None
     strict = process.status().get("Seccomp") == _STRICT
     with _queried(process) as tracee:
-        for query in (*_QUERIES, *_features()):
+        for query in _queries():
             if strict and query.implied:
                 continue
             value = tracee.result(query)
@@ -106,12 +112,15 @@ def lost(process: Process) -> str | None:
     return None
 
 
-def _features() -> Iterator[_Query]:
-    """Yield the query of the CPU features that a process may use beyond those of this one."""
-    value = ctypes.c_uint64()
-    if _libc().syscall(_ARCH_PRCTL, _XCOMP_PERM, ctypes.byref(value)) == 0:
-        text = "requested a CPU feature (AMX, ARCH_REQ_XCOMP_PERM)"
-        yield _Query(_ARCH_PRCTL, (_XCOMP_PERM, _BUFFER), 0, text, ~value.value)
+@cache
+def _queries() -> tuple[_Query, ...]:
+    """Return all queries, with that of the CPU features that a process may use beyond those of this one."""
+    libc, value = ctypes.CDLL(None), ctypes.c_uint64()
+    libc.syscall.restype = ctypes.c_long
+    if libc.syscall(_ARCH_PRCTL, _XCOMP_PERM, ctypes.byref(value)) != 0:
+        return _QUERIES
+    text = "requested a CPU feature (AMX, ARCH_REQ_XCOMP_PERM)"
+    return (*_QUERIES, _Query(_ARCH_PRCTL, (_XCOMP_PERM, _BUFFER), 0, text, ~value.value))
 
 
 class _Tracee:
@@ -125,6 +134,9 @@ class _Tracee:
 
     def result(self, query: _Query) -> int | None:
         """Return a state, or ``None`` if the kernel does not have it."""
+        if _BUFFER not in query.arguments:
+            value = self._call(query.number, query.arguments)
+            return None if value < 0 else value
         buffer = (self._saved.rsp - _BELOW_STACK) & ~0xF
         before = os.pread(self._memory, 8, buffer)
         os.pwrite(self._memory, bytes(8), buffer)
@@ -133,24 +145,27 @@ class _Tracee:
             written = os.pread(self._memory, 8, buffer)
         finally:
             os.pwrite(self._memory, before, buffer)
-        if value < 0:
-            return None
-        return int.from_bytes(written, "little") if _BUFFER in query.arguments else value
+        return None if value < 0 else int.from_bytes(written, "little")
 
-    def _call(self, number: int, arguments: list[int]) -> int:
+    def _call(self, number: int, arguments: Sequence[int]) -> int:
         registers = _copy(self._saved)
         registers.rax, registers.orig_rax, registers.rip = number, (1 << 64) - 1, self._instruction
         for name, value in zip(("rdi", "rsi", "rdx", "r10", "r8"), arguments, strict=False):
             setattr(registers, name, value)
         self._set(registers)
         for _ in ("entry", "exit"):
-            while True:
-                _ptrace(_SYSCALL, self._thread)
+            for _ in range(_MOST_STOPS):
+                ptrace.ptrace(ptrace.SYSCALL, self._thread)
                 status = _wait(self._thread)
                 if os.WSTOPSIG(status) == _SYSCALL_STOP:
                     break
-                if status >> 16 != _EVENT_STOP:  # that of a process that was stopped before, or of the interruption
-                    self.signals.append(os.WSTOPSIG(status))  # SIGSTOP: all others are blocked
+                if status >> 16 == _EVENT_STOP:  # that of a process that was stopped before, or of the interruption
+                    continue
+                if os.WSTOPSIG(status) != signal.SIGSTOP:  # all others are blocked: it has changed its vDSO
+                    raise OSError(0, f"it is stopped by signal {os.WSTOPSIG(status)}")
+                self.signals.append(signal.SIGSTOP)
+            else:
+                raise OSError(0, "it is stopped again and again")
         return ctypes.c_int64(self._registers().rax).value
 
     def put_back(self) -> None:
@@ -165,14 +180,14 @@ class _Tracee:
     def _registers(self) -> _Registers:
         found = _Registers()
         vector = _Vector(ctypes.addressof(found), ctypes.sizeof(found))
-        _ptrace(_GETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+        ptrace.ptrace(ptrace.GETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
         if vector.length != ctypes.sizeof(found):
             raise OSError(0, "it is a program for 32 bits")
         return found
 
     def _set(self, registers: _Registers) -> None:
         vector = _Vector(ctypes.addressof(registers), ctypes.sizeof(registers))
-        _ptrace(_SETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
+        ptrace.ptrace(ptrace.SETREGSET, self._thread, _GENERAL_REGISTERS, ctypes.addressof(vector))
 
 
 @contextmanager
@@ -187,18 +202,18 @@ def _queried(process: Process) -> Iterator[_Tracee]:
             if status >> 16 != _EVENT_STOP:
                 lost.append(os.WSTOPSIG(status))
         filtered = process.status().get("Seccomp", "0") != "0"
-        _ptrace(_SETOPTIONS, thread, 0, _TRACE_SYSCALLS | (_SUSPEND_SECCOMP if filtered else 0))
+        ptrace.ptrace(ptrace.SETOPTIONS, thread, 0, _TRACE_SYSCALLS | (_SUSPEND_SECCOMP if filtered else 0))
         mask = ctypes.c_uint64()
-        _ptrace(_GETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
+        ptrace.ptrace(ptrace.GETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
         every = ctypes.c_uint64((1 << 64) - 1)
         tracee = _Tracee(thread, memory, instruction)
-        _ptrace(_SETSIGMASK, thread, ctypes.sizeof(every), ctypes.addressof(every))
+        ptrace.ptrace(ptrace.SETSIGMASK, thread, ctypes.sizeof(every), ctypes.addressof(every))
         try:
             yield tracee
         finally:
             tracee.put_back()
-            _ptrace(_SETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
-            _ptrace(_SETOPTIONS, thread, 0, 0)
+            ptrace.ptrace(ptrace.SETSIGMASK, thread, ctypes.sizeof(mask), ctypes.addressof(mask))
+            ptrace.ptrace(ptrace.SETOPTIONS, thread, 0, 0)
             for number in dict.fromkeys([*lost, *tracee.signals]):
                 process.signal(number)
     finally:
@@ -226,14 +241,15 @@ def _instruction(process: Process, memory: int) -> int:
 
 def _wait(thread: int, wait_s: float = _WAIT_S) -> int:
     """Wait for the next stop of a traced thread; return its status. Raises ``OSError``."""
-    deadline = time.monotonic() + wait_s
+    began = time.monotonic()
     while True:
         found, status = os.waitpid(thread, _ANY_CHILD | os.WNOHANG)
         if found:
             break
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > wait_s:
             raise OSError(0, "it does not stop")
-        time.sleep(_PAUSE_S)
+        time.sleep(0 if waited_s < _PAUSE_S else _PAUSE_S)
     if not os.WIFSTOPPED(status):
         raise ProcessGoneError(0, "it has ended", str(thread))
     return status
@@ -241,21 +257,6 @@ def _wait(thread: int, wait_s: float = _WAIT_S) -> int:
 
 def _copy(registers: _Registers) -> _Registers:
     return _Registers.from_buffer_copy(registers)
-
-
-def _ptrace(request: int, thread: int, address: int = 0, data: int = 0) -> None:
-    libc = _libc()
-    if libc.ptrace(request, thread, address, data) < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    libc.ptrace.restype = ctypes.c_long
-    libc.syscall.restype = ctypes.c_long
-    return libc
 
 
 def clear_death_signals(image: PrivateImage) -> None:

@@ -8,7 +8,6 @@ process is opened and checked again, since the PID may have been reused.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -18,15 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from slurm_affinode.base import kernel_text, pidfd
+from slurm_affinode.base import kernel_text, pidfd, ptrace
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Namespace, NotContainedError, Number, Process, ProcessGoneError
 from slurm_affinode.base.text import one_line
 
-_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
 _OWN_THREADS = Path("/proc/self/task")
 _POLL_S = 0.01
 _SETTLE_S = 0.005
+_SOON_S = 0.0005
+"""Between two checks of what the kernel does by itself within microseconds."""
 _WAITS_S = 0.8
 """Patience with processes that wait in the kernel while no other one changes: these are stopped meanwhile."""
 _HOLD_S = 5.0
@@ -286,7 +286,8 @@ class LinuxProcesses:
                             examine(process)
             except Exception as error:
                 failures.append(error)
-            ready.set()
+            finally:
+                ready.set()
             done.wait()
 
         thread = threading.Thread(target=trace, name="hold", daemon=True)
@@ -301,7 +302,7 @@ class LinuxProcesses:
             thread.join()
             # The kernel detaches what it traces a moment later, and another tracer may follow at once.
             while (_OWN_THREADS / str(thread.native_id)).exists():
-                self.sleep(_SETTLE_S)
+                self.sleep(_SOON_S)
 
     def _wait_for_stop(self, members: Sequence[Member]) -> None:
         deadline = self.now() + _HOLD_S
@@ -309,7 +310,7 @@ class LinuxProcesses:
             while self._moves(member, strict=True):
                 if self.now() >= deadline:
                     raise NotStoppedError(f"process {member.pid} ({one_line(member.name)}) cannot be held")
-                self.sleep(_SETTLE_S)
+                self.sleep(_SOON_S)
 
     def end(self, init_pid: int, init_started: int, *, timeout_s: float, reaped: bool = False) -> bool:
         """Send SIGKILL until nothing is left, or PID 1 is gone, which takes the rest with it."""
@@ -370,21 +371,14 @@ def _of_a_thread(process: Process) -> str:
 
 def _seize(process: Process, task: int) -> None:
     """Trace a thread of an opened process. A thread that has reused the number meanwhile is detached again."""
-    libc = _libc()
-    if libc.ptrace(_SEIZE, task, None, None) == 0:
+    with contextlib.suppress(OSError):
+        ptrace.ptrace(ptrace.SEIZE, task)
         try:
             process.facts(f"task/{task}")  # a traced thread cannot disappear, so it belongs to this process
         except OSError:
-            libc.ptrace(_DETACH, task, None, None)
-            return
-        libc.ptrace(_INTERRUPT, task, None, None)  # it may have received SIGCONT meanwhile
-
-
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
-    libc.ptrace.restype = ctypes.c_long
-    return libc
+            ptrace.ptrace(ptrace.DETACH, task)
+            raise
+        ptrace.ptrace(ptrace.INTERRUPT, task)  # it may have received SIGCONT meanwhile
 
 
 def _held(member: Member, proc: Path) -> Process:

@@ -27,6 +27,7 @@ EXCEPTIONS = {
     ("checkpoint.user_files", "setns"): "a thread of its own enters a mount namespace that is held",
     ("suspension.inplace.sock_diag", "setns"): "a thread of its own enters a network namespace that is held",
     # A thread has no descriptor, either; it is detached if it is not a thread of the held process.
+    ("base.ptrace", "ptrace"): "the callers below",
     ("suspension.process_tree", "ptrace"): "the traced process is checked afterwards",
     ("checkpoint.kernel_states", "ptrace"): "the caller traces the process, so its number stays its own",
     (
