@@ -176,8 +176,8 @@ class SuspendConfig:
     on_restore_failure: Annotated[str, either("hold", "fresh")] = "hold"
     """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
     time_limit: Annotated[str, either("remaining", "whole")] = "remaining"
-    """Time limit of a suspended job when it resumes: what ``remaining`` of it when it was suspended, or the ``whole``
-    limit again."""
+    """Time limit of a suspended job when it resumes: the time ``remaining`` at its suspension, or the ``whole`` limit
+    again."""
     notices: bool = True
     """Write to the job's own output when it is suspended and restored."""
     mail: tuple[Annotated[str, _mail_kind], ...] = ()

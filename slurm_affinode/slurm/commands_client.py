@@ -188,7 +188,8 @@ class CommandsClient:
 
     def set_time_limit(self, job: int | str, minutes: int) -> None:
         """See ``SlurmClient``."""
-        self._update(job, "set the time limit of", f"TimeLimit={int(minutes)}")
+        # The user's minimum (--time-min) would prevent a lower limit.
+        self._update(job, "set the time limit of", "TimeMin=0", f"TimeLimit={int(minutes)}")
 
     def set_begin(self, job: int | str, when: datetime) -> None:
         """See ``SlurmClient``."""
@@ -242,9 +243,9 @@ class CommandsClient:
             return target
         return Target(found.array_job_id, task=found.array_task_id)
 
-    def _update(self, job: int | str, doing: str, change: str) -> None:
+    def _update(self, job: int | str, doing: str, *changes: str) -> None:
         target = self._exactly(identifiers.job(job), job)
-        self._act(f"{doing} job {target}", target, "scontrol", "--", "update", f"JobId={target}", change)
+        self._act(f"{doing} job {target}", target, "scontrol", "--", "update", f"JobId={target}", *changes)
 
     def _act(self, doing: str, target: Target | str, *argv: str) -> None:
         done = self._call(*argv)

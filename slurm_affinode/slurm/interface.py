@@ -256,7 +256,7 @@ class SlurmClient(Protocol):
         ...
 
     def set_time_limit(self, job: int | str, minutes: int) -> None:
-        """Set the time limit of a pending or running job. Only administrators may raise it."""
+        """Set the time limit of a pending or running job, and remove its minimum. Only administrators may raise it."""
         ...
 
     def set_begin(self, job: int | str, when: datetime) -> None:

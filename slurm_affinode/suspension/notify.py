@@ -100,16 +100,16 @@ class SuspensionOutcomes:
         """Complete a suspension: the processes are gone and the job is queued. The image is copied later."""
         parts, record = self._parts, journal.record
         parts.ledger.write(record.ledger_entry(parts.node))
+        self._limit_time(record)  # before the note, with which the job may be woken
         self._note(record)
         self.leave(record)
         job_id = record.key.job_id
-        self._limit_time(record)
         comment(parts, job_id, messages.suspended(record.why or "", record.gpu_bytes or 0, record.called))
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED), why=record.why)
         self._copies.post(self._copy, journal)  # if the agent exits during the copy, the next one continues it
 
     def _limit_time(self, record: SuspensionRecord) -> None:
-        """Leave the job the time that it had left: with its whole limit again, each suspension would prolong it."""
+        """Set the time limit to the remaining time: with the whole limit, each suspension would prolong the job."""
         if record.time_left_s is None or self._parts.settings.whole_time_limit:
             return
         minutes = max(1, math.ceil(record.time_left_s / 60))  # Slurm counts whole minutes

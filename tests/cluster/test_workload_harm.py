@@ -133,13 +133,13 @@ print("idle ended with", code, flush=True)
 
 
 def test_time_limit_is_not_prolonged_by_a_suspension(cluster: Cluster) -> None:
-    """What is left of it counts, in whole minutes."""
-    job = cluster.submit(BY_HAND, *ON_C1, "--time=4", script=f"#!/bin/bash\n{IDLE}\n")
+    """The job resumes with the remaining time, in whole minutes. A minimum (``--time-min``) does not prevent that."""
+    job = cluster.submit(BY_HAND, *ON_C1, "--time=4", "--time-min=4", script=f"#!/bin/bash\n{IDLE}\n")
     cluster.wait_for_output(job, "step number=1")
     cluster.shell("c1", "sleep 60", timeout_s=90)
     suspend(cluster, job)
     wait_asleep(cluster, job)
-    wait_until("it has what is left", lambda: cluster.job(job)["TimeLimit"], lambda limit: limit == "00:03:00")
+    wait_until("it has the remaining time", lambda: cluster.job(job)["TimeLimit"], lambda limit: limit == "00:03:00")
     wake(cluster, job)
     cluster.wait_for_output(job, "restored on")
     assert cluster.job(job)["TimeLimit"] == "00:03:00"
@@ -171,6 +171,17 @@ time.sleep(1000)
 """
 
 
+def refusal(cluster: Cluster, job: str) -> str:
+    """Request a suspension once the attempt has lasted long enough; return why it is refused."""
+    done = wait_until(
+        "it may be suspended",
+        lambda: cluster.run("login", "slurm-affinode", "suspend", job, user="alice"),
+        lambda done: NOT_YET not in done.stderr and NOT_CONNECTED not in done.stderr,
+    )
+    assert done.returncode == 1, done.stdout
+    return str(done.stderr)
+
+
 def test_jobs_with_states_that_would_be_lost_are_refused(cluster: Cluster) -> None:
     """Before anything is changed; they run on to their end."""
     cases = {MDWE: "PR_SET_MDWE", MPTCP: "MPTCP"}
@@ -181,13 +192,7 @@ def test_jobs_with_states_that_would_be_lost_are_refused(cluster: Cluster) -> No
         job = cluster.submit(BY_HAND, *ON_C1, script=f"#!/bin/bash\npython3 -c '{program}' &\n{IDLE}\nkill %1\n")
         cluster.wait_for_output(job, "set up")
         cluster.wait_for_output(job, "step number=1")
-        done = wait_until(
-            "it may be suspended",
-            lambda job=job: cluster.run("login", "slurm-affinode", "suspend", job, user="alice"),  # type: ignore[misc]
-            lambda done: NOT_YET not in done.stderr and NOT_CONNECTED not in done.stderr,
-        )
-        assert done.returncode == 1, done.stdout
-        assert text in done.stderr
+        assert text in refusal(cluster, job)
         end(cluster, job)
         assert outcome(cluster, job).state == "COMPLETED"
         assert cluster.job(job)["Restarts"] == "0"

@@ -68,7 +68,7 @@ def test_each_action_is_one_command_with_options_before_the_names():
         ["scontrol", "--", "update", "JobId=5", "Comment=-v Priority=0 'x'"],
         ["scontrol", "--", "update", "JobId=5", "AdminComment="],
         ["scontrol", "--", "update", "JobId=5", "StartTime=uts1767312000"],
-        ["scontrol", "--", "update", "JobId=5", "TimeLimit=90"],
+        ["scontrol", "--", "update", "JobId=5", "TimeMin=0", "TimeLimit=90"],
         ["scontrol", "--", "notify", "5", "--json"],
         ["scontrol", "--", "update", "NodeName=c1", "State=DRAIN", "Reason=why = --"],
         ["scontrol", "--", "update", "NodeName=c1", "State=RESUME"],
