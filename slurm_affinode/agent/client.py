@@ -66,8 +66,8 @@ def ask_node(
     from slurm_affinode.agent import munge  # noqa: PLC0415 - prolog and epilog do without
 
     where = f"the agent on {node} ({host}:{port})"
-    began = time.monotonic()
     credential = munge.encode(_line({**request, "to": node}).rstrip(b"\n"))
+    began = time.monotonic()
     try:
         with socket.create_connection((host, port), timeout=timeout_s) as sock:
             line = _exchange(sock, credential + b"\n", timeout_s)

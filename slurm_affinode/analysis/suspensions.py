@@ -75,7 +75,7 @@ def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, 
         if in_place and entry.gpu_bytes is not None:
             memory_hours = entry.gpu_bytes / _GIB * within
         elif not in_place and entry.restore_failure is not None and entry.restored_ms is None:
-            hours = 0.0  # a job that cannot return has lost its work: that is no saving
+            hours = 0.0  # unless a later restore succeeds, the work of the job is lost
         elif not in_place and entry.gpus is not None:
             hours = entry.gpus * within
     return (

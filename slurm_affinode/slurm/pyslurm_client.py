@@ -289,7 +289,7 @@ class PyslurmClient:
             self._commands.set_admin_comment(job, text)
 
     def set_time_limit(self, job: int | str, minutes: int) -> None:
-        """See ``SlurmClient``. Uses Slurm's commands: pyslurm also resets the minimum time limit."""
+        """See ``SlurmClient``. Uses Slurm's commands."""
         self._commands.set_time_limit(job, minutes)
 
     def set_begin(self, job: int | str, when: datetime) -> None:

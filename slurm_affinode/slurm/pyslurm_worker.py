@@ -29,7 +29,6 @@ JOB = (
     "standard_output", "standard_error", "is_batch_job",
 )  # fmt: skip
 JOB_NODES = ("required_nodes", "excluded_nodes", "scheduled_nodes")
-JOB_REQUESTS = ("gres_per_node",)
 STEP = ("job_id", "id", "name", "state", "allocated_nodes", "start_time", "ntasks")
 NODE = (
     "name", "state", "reason", "reason_user", "reason_time", "configured_gres", "allocated_gres", "partitions",
@@ -116,7 +115,7 @@ def _one(pyslurm: Any, job: int) -> dict[str, Any]:
 def _job(job: Any, steps: bool) -> dict[str, Any]:
     found = {name: getattr(job, name) for name in JOB}
     found |= {name: getattr(job, name, None) for name in JOB_NODES}
-    found |= {name: list(getattr(job, name, None) or ()) for name in JOB_REQUESTS}
+    found["gres_per_node"] = list(getattr(job, "gres_per_node", None) or ())
     found["tres_requested"], found["tres_allocated"] = _tres(job.requested_tres), _tres(job.allocated_tres)
     if steps:
         found["steps"] = [_step(step) for step in job.steps.values()]

@@ -13,12 +13,12 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.slurm import live_records, scontrol
 
-REQUESTS = ("tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
+_REQUESTS = ("tres-per-job", "tres-per-node", "tres-per-socket", "tres-per-task")
 FIELDS = (
     "JobID", "ArrayTaskID", "ArrayJobID", "HetJobID", "HetJobOffset", "UserName", "UserID", "Account", "Partition",
     "QOS", "State", "Reason", "PriorityLong", "SubmitTime", "EligibleTime", "StartTime", "EndTime", "TimeLimit",
     "NodeList", "BatchHost", "NumNodes", "NumCPUs", "tres-alloc", "RestartCnt", "BatchFlag", "Requeue", "Feature",
-    "Reservation", "ReqNodes", "ExcNodes", *REQUESTS, "Name", "Comment",
+    "Reservation", "ReqNodes", "ExcNodes", *_REQUESTS, "Name", "Comment",
 )  # fmt: skip
 """Fields of ``squeue --Format``, in this order. ``tres-alloc`` of a pending job is its request."""
 
@@ -109,7 +109,7 @@ def _job(row: Sequence[str], name: str, comment: str, known: dict[Any, Any]) -> 
         stdout=None,
         stderr=None,
         batch=values["BatchFlag"] == "1",
-        requests_share=any(_once(known, ("share", values[name]), live_records.requests_share) for name in REQUESTS),
+        requests_share=any(_once(known, ("share", values[name]), live_records.requests_share) for name in _REQUESTS),
         nodes_required=required,
         nodes_excluded=excluded,
     )
