@@ -133,6 +133,16 @@ def test_signals_during_a_query_are_delivered() -> None:
         assert running.wait(timeout=30) == 0
 
 
+def test_process_that_has_changed_its_vdso_is_refused() -> None:
+    """A query there raises a signal each time; the search ends at the first one."""
+    code = "line = next(one for one in open('/proc/self/maps') if '[vdso]' in one)\n"
+    code += "first, last = (int(one, 16) for one in line.split()[0].split('-'))\n"
+    code += "libc = ctypes.CDLL(None); libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]\n"
+    code += "assert libc.mprotect(first, last - first, 1) == 0; os.write(1, b'ready\\n'); signal.pause()"
+    with program(code) as (_, process), pytest.raises(OSError, match="stopped by signal 11"):
+        found(process)
+
+
 def test_filter_of_the_process_does_not_kill_it(tmp_path: Path) -> None:
     """Strict mode ends a process at any system call but four."""
     code = "os.write(1, b'ready\\n'); prctl(22, 1)\nwhile True: pass"
