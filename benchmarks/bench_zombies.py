@@ -27,7 +27,6 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-from ratios import MISSED
 from sqlalchemy import Engine, event
 
 from slurm_affinode.base.config import Config, StoreConfig
@@ -41,6 +40,8 @@ from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.zombies import find, live
 from slurm_affinode.zombies.nodes import JobUse, LiveGpu, NodeAnswer
 
+MISSED = 4
+"""Exit status if the limit is exceeded, which also happens on a slow or busy machine."""
 LIMIT_S = 20.0
 MARK = "@mark@"
 SQUEUE = """#!/bin/sh

@@ -1,0 +1,20 @@
+"""Every benchmark can be started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = sorted((Path(__file__).parents[2] / "benchmarks").glob("bench_*.py"))
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: path.stem)
+def test_benchmark_loads(program: Path) -> None:
+    """All that it imports exists."""
+    code = "import runpy, sys; sys.path.insert(0, sys.argv[2]); runpy.run_path(sys.argv[1], run_name='loaded')"
+    command = [sys.executable, "-c", code, str(program), str(program.parent)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
