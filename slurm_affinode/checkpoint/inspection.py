@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from slurm_affinode.base import kernel_text
-from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes
+from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes, processes_elsewhere
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import device_files
 from slurm_affinode.checkpoint.criu import cgroup_files
@@ -195,9 +195,9 @@ def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
 
 
 def _tree(root: Id, proc: Path) -> list[Id]:
-    """Return the root and its descendants, parents before children."""
+    """Return the root, which is in another PID namespace, and its descendants, parents before children."""
     children: dict[int, list[Id]] = {}
-    for process in processes(proc=proc):
+    for process in processes_elsewhere(proc=proc):
         with contextlib.suppress(OSError):
             children.setdefault(process.stat().parent, []).append(process.id)
     found, at = [root], 0
@@ -209,9 +209,9 @@ def _tree(root: Id, proc: Path) -> list[Id]:
 
 
 def _members(space: str, proc: Path) -> list[Id]:
-    """Return the processes of a PID namespace, sorted by PID."""
+    """Return the processes of another PID namespace, sorted by PID."""
     found = []
-    for process in processes(proc=proc):
+    for process in processes_elsewhere(proc=proc):
         with contextlib.suppress(OSError):
             if process.link("ns/pid") == space:
                 found.append(process.id)
