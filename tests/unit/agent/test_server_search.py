@@ -55,8 +55,10 @@ class OfSession(JobFinder):
 def serving(metrics: str) -> Iterator[tuple[subprocess.Popen[str], int, ServerSearch]]:
     """Start a server; yield it, the PID of its engine, and a search in which the engine is on GPU 0."""
     argv = ("vllm", "-c", SERVER, metrics)
+    # Python searches for its library from argv[0], and may find that of another installation.
+    env = {**os.environ, "PYTHONHOME": sys.base_prefix}
     with subprocess.Popen(
-        argv, executable=sys.executable, stdout=subprocess.PIPE, text=True, start_new_session=True
+        argv, executable=sys.executable, env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as server:
         assert server.stdout is not None
         engine = int(server.stdout.readline())
