@@ -140,11 +140,11 @@ def test_name_of_mapped_file_does_not_forge_line(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize("end", LINE_ENDS, ids=ascii)
-def test_name_of_socket_does_not_forge_line(tmp_path: Path, end: str) -> None:
+def test_name_of_socket_does_not_forge_line(tmp_path: Path, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``net/unix`` shows names unescaped, including newlines."""
     sock = socket.socket(socket.AF_UNIX)
     row = f"x{end}0000000000000000: 00000002 00000000 00010000 0001 01 {os.fstat(sock.fileno()).st_ino} /etc/x"
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     sock.bind(row.replace("/", "-"))
     try:
         with Process(os.getpid()) as held:
@@ -154,7 +154,6 @@ def test_name_of_socket_does_not_forge_line(tmp_path: Path, end: str) -> None:
             names = _sockets([held], [str(tmp_path)])
         assert all(path.startswith(f"{tmp_path}/") for path in names)
     finally:
-        os.chdir("/")
         sock.close()
 
 
