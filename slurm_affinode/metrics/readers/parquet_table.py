@@ -8,10 +8,10 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
+from slurm_affinode.metrics.readers import parquet_batches
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.lines import reading
 from slurm_affinode.metrics.readers.tables import TableReader, layout
@@ -24,7 +24,7 @@ _UNITS_A_DAY = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000
 def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
     """Yield the samples of one file. Raises ``InputError`` if it is not Parquet or has no metric."""
     try:
-        with reading(notes.name), pq.ParquetFile(path) as file:
+        with reading(notes.name), parquet_batches.open_file(path, notes.name) as file:
             header = file.schema_arrow.names
             found = layout(header, notes, options)
             if not file.metadata.num_rows:
@@ -32,12 +32,11 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             wanted = sorted({*(at for at, _ in found.values.values()), *found.parts.values()}
                             | {at for at in (found.time, found.metric, found.value) if at is not None})  # fmt: skip
             quiet = ReadingNotes(notes.name, notes.problems, notes.problem_count, decisions=notes.decisions)
-            table = TableReader([header[at] for at in wanted], quiet, options, fallback_node)
+            columns = [header[at] for at in wanted]
+            table = TableReader(columns, quiet, options, fallback_node)
             first = 1
-            _check_names([header[at] for at in wanted], header, notes)
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=[header[at] for at in wanted]):
-                # A damaged file may have offsets and texts on which libraries crash without validation.
-                batch.validate(full=True)
+            _check_names(columns, header, notes)
+            for batch in parquet_batches.batches(file, ROWS_AT_ONCE, columns, notes.name):
                 rows = pl.DataFrame(pl.from_arrow(_in_utc(batch)))
                 yield from table.rows(_as_text(rows, first))
                 first += len(rows)

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.text import one_line
-from slurm_affinode.metrics.readers import inputs, prometheus_json
+from slurm_affinode.metrics.readers import inputs, parquet_batches, prometheus_json
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.readers.exposition import (
     NAME,
@@ -304,7 +303,7 @@ def response_entries(
 def _parquet(path: Path, notes: ReadingNotes) -> Iterator[pl.DataFrame]:
     """Yield the samples of a Parquet file with columns of the sample schema."""
     try:
-        with reading(notes.name), pq.ParquetFile(path) as file:
+        with reading(notes.name), parquet_batches.open_file(path, notes.name) as file:
             header = file.schema_arrow.names
             if missing := [name for name in ("cluster", "address", "engine", "time") if name not in header]:
                 raise InputError(f"has no column {missing[0]}", where=notes.name, hint="see docs/engine-metrics.md")
@@ -312,8 +311,7 @@ def _parquet(path: Path, notes: ReadingNotes) -> Iterator[pl.DataFrame]:
             for name in header:
                 if name not in SAMPLES and name != "device":
                     notes.unknown[name] += 1
-            for batch in file.iter_batches(ROWS_AT_ONCE, columns=wanted):
-                batch.validate(full=True)
+            for batch in parquet_batches.batches(file, ROWS_AT_ONCE, wanted, notes.name):
                 yield pl.DataFrame(pl.from_arrow(batch)).select(
                     (pl.col(name) if name in wanted else pl.lit(None)).cast(dtype).alias(name)
                     for name, dtype in SAMPLES.items()
