@@ -16,6 +16,8 @@ LOCAL = "/var/lib/slurm-affinode"
 NOT_YET = "cannot be suspended yet"
 NOT_CONNECTED = "knows no job"
 """Error until the shepherd of a restored job, or of a job with a new agent, has connected."""
+RESTORING = ("is being worked on: restoring", "not-opted-in")
+"""Errors until a restore is complete; the second one in the moment before its shepherd connects."""
 UNTIL_FINISH = '--until "$HOME/slurm-$SLURM_JOB_ID-end.out"'
 """Option of ``idle_after.py``: idle until ``finish`` is called."""
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"
@@ -70,12 +72,12 @@ def steps_by_process(output: str) -> dict[str, list[int]]:
 def suspend(cluster: Cluster, job: str, user: str = "alice") -> None:
     """Suspend a job with a command on the login node; returns when its process tree is gone.
 
-    Retries until the attempt has lasted for ``min_run`` and ``backoff``.
+    Retries until its restore is complete, and the attempt has lasted for ``min_run`` and ``backoff``.
     """
     done = wait_until(
         f"job {job} can be suspended",
         lambda: cluster.run("login", "slurm-affinode", "suspend", job, user=user),
-        lambda done: NOT_YET not in done.stderr and NOT_CONNECTED not in done.stderr,
+        lambda done: not any(text in done.stderr for text in (NOT_YET, NOT_CONNECTED, *RESTORING)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -134,7 +134,7 @@ def scrape(port: int) -> str:
 
 
 def test_exporter_serves_metrics_and_writes_samples(node: Node, tmp_path: Path) -> None:
-    """Metrics over HTTP; SIGHUP closes a file, SIGTERM exits with all samples in closed files; the process stays small."""
+    """Metrics over HTTP; SIGHUP closes a file, SIGTERM exits with all samples in files; the process stays small."""
     spool, jobs = tmp_path / "spool", tmp_path / "jobs"
     jobs.mkdir()
     (jobs / "1").write_text("4711\n")

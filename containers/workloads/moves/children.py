@@ -1,0 +1,43 @@
+#!/usr/bin/python3
+"""Children: one that has ended and waits to be reaped, orphans, process groups, sessions, and stopped ones."""
+
+import os
+import signal
+import subprocess
+import time
+
+from moving import require, run, same
+
+ended = subprocess.Popen(["sh", "-c", "exit 42"])
+stopped = subprocess.Popen(["sleep", "100000"])
+stopped.send_signal(signal.SIGSTOP)
+session = subprocess.Popen(["sleep", "100000"], start_new_session=True)
+group = subprocess.Popen(["sleep", "100000"], process_group=0)
+reader, writer = os.pipe()
+subprocess.run(["sh", "-c", f"sleep 100000 & echo $! >&{writer}"], pass_fds=(writer,))
+orphan = int(os.read(reader, 20))
+time.sleep(0.3)
+
+
+def state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+def check():
+    same(state(ended.pid), "Z", "the child that has ended")
+    for _ in range(100):  # after a restore it stops a moment later than this process runs
+        if state(stopped.pid) == "T":
+            break
+        time.sleep(0.05)
+    same(state(stopped.pid), "T", "the child that is stopped")
+    same((os.getsid(session.pid), os.getpgid(group.pid)), (session.pid, group.pid), "session and group of children")
+    require(state(orphan) in "SRD", "the orphan")
+
+
+run(check)
+same(ended.wait(), 42, "the status of the child that has ended")
+for child in (stopped, session, group):
+    child.kill()
+    same(child.wait(), -9, "the status of a child that was killed")
+os.kill(orphan, 9)

@@ -1,0 +1,30 @@
+#!/usr/bin/python3
+"""Timers of a process, and clocks: none goes backwards, and an interval timer goes on."""
+
+import signal
+import time
+
+from moving import require, run, same
+
+CLOCKS = (time.CLOCK_MONOTONIC, time.CLOCK_BOOTTIME)  # CPU time starts again at 0
+beats = 0
+signal.signal(signal.SIGALRM, lambda *_: globals().__setitem__("beats", beats + 1))
+signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+last = [time.clock_gettime(clock) for clock in CLOCKS]
+
+
+def check():
+    before = beats
+    for number, clock in enumerate(CLOCKS):
+        now = time.clock_gettime(clock)
+        require(now >= last[number], f"clock {clock} went from {last[number]} to {now}")
+        last[number] = now
+    began = time.monotonic()
+    while beats == before and time.monotonic() - began < 30:
+        time.sleep(0.06)
+    require(beats > before, "the interval timer has stopped")
+    same(signal.getitimer(signal.ITIMER_REAL)[1], 0.05, "the interval")
+
+
+run(check)
+signal.setitimer(signal.ITIMER_REAL, 0)
