@@ -137,6 +137,7 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
     table, said, earlier, *later = (_renamed(one, names) for one in (table, said, earlier, *later))
+    said = _across_midnight(said, table)
     devices = _devices(table)
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     # Parts are whole days; labels outside the interval belong to other runs.
@@ -144,6 +145,25 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     said = said.join(at, on="device", how="left", maintain_order="left")
     return Index(store, tuple(sources), devices, pieces, said, earlier)
+
+
+def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Join labels (``JOBS``) that continue on the next day; parts end at midnight UTC, and labels do not.
+
+    ``table``: a row per device and day. A label continues if the last sample of one day and the first one of the
+    device's next day have it.
+    """
+    following = table.select("device", "last", pl.col("first").shift(-1).over("device", order_by="first").alias("next"))
+    ordered = labels.sort("device", "job", "first", "last").join(
+        following.drop_nulls(), on=["device", "last"], how="left", maintain_order="left"
+    )
+    continued = (pl.col("first") == pl.col("next").shift().over("device", "job")).fill_null(value=False)
+    return (
+        ordered.with_columns((~continued).cum_sum().alias("stretch"))
+        .group_by("stretch", maintain_order=True)
+        .agg(pl.col("device", "job", "first").first(), pl.col("last").last(), pl.col("rows").sum())
+        .select(labels.columns)
+    )
 
 
 def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame]) -> dict[int, int]:

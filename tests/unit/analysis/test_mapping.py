@@ -177,6 +177,19 @@ def test_array_id_as_label_of_concurrent_tasks_is_ambiguous(analysed: Analysed, 
     assert how(analysed([], jobs(*one_by_one))) == {11: ("labels", 0.5, 0), 12: ("labels", 0.5, 0)}
 
 
+def test_label_that_continues_after_midnight_is_one_label(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The label of job 10, which ended before midnight, was left; it is not the array ID of job 11 the day after."""
+    midnight = 16 * HOUR
+    times = [midnight - HOUR + 60.0 * k for k in range(120)]
+    tasks = [
+        {"job_id": 9 + n, "array_job_id": 10, "array_task_id": n, "start": midnight - HOUR, "end": midnight + end}
+        for n, end in ((1, -1800), (2, HOUR))
+    ]
+    record = {"cluster": "c", "job_id": 11, "node": "n1", "gpu": "0"}
+    result = analysed(samples(times, job="10"), jobs(*tasks), until=midnight + HOUR, recorded=[record])
+    assert how(result)[11][0] == "recorded"
+
+
 def test_labels_must_leave_a_gpu_for_each_other_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """One of the two labels is left over: the second of two GPUs is on the other node, which has no metrics."""
     found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
