@@ -50,6 +50,35 @@ def test_metric_names_of_dcgm_4_7_are_read(read: Reader, recorded: Path) -> None
     assert (row["fb_used_mib"], row["fb_total_mib"], row["power_w"]) == (80000.0, 81559.0, 401.5)
 
 
+def test_gpm_metrics_of_jobstats_exporter_are_ratios(read: Reader, tmp_path: Path) -> None:
+    """Instances of a divided GPU have no duty cycle; the other names end in ``percent`` with values up to 1."""
+    labels = '{minor_number="3",uuid="MIG-1",name="NVIDIA H100",instance="gpu01:9445"}'
+    path = tmp_path / "m.prom"
+    path.write_text(
+        f"nvidia_gpu_graphics_util_percent{labels} 0.25 1793520000000\n"
+        f"nvidia_gpu_sm_util_percent{labels} 0.125 1793520000000\n"
+    )
+    (row,) = read(path).rows
+    assert (row["engine_active"], row["sm_active"], row["util_pct"]) == (0.25, 0.125, None)
+
+
+@pytest.mark.parametrize(("gpu", "identity"), [("2", (2, None)), ("MIG-5a-0", (None, "MIG-5a-0"))])
+def test_metrics_of_slurm_job_exporter_are_read(
+    read: Reader, tmp_path: Path, gpu: str, identity: tuple[int | None, str | None]
+) -> None:
+    """With DCGM, its utilization is the activity of the SMs; an instance is named by its UUID."""
+    labels = f'{{user="ann",account="a",slurmjobid="77",gpu="{gpu}",gpu_type="NVIDIA A100",instance="gpu01:9798"}}'
+    values = {"utilization_gpu": 50, "utilization_gpu_memory": 25, "tensor_gpu": 12.5, "memory_usage_gpu": 2**30,
+              "memory_total_gpu": 2**35, "power_gpu": 250000}  # fmt: skip
+    path = tmp_path / "m.prom"
+    path.write_text("".join(f"slurm_job_{name}{labels} {value} 1793520000000\n" for name, value in values.items()))
+    (row,) = read(path).rows
+    assert (row["sm_active"], row["dram_active"], row["tensor_active"]) == (0.5, 0.25, 0.125)
+    assert (row["fb_used_mib"], row["fb_total_mib"], row["power_w"]) == (1024, 32768, 250)
+    assert (row["node"], row["job"], row["model"]) == ("gpu01", "77", "NVIDIA A100")
+    assert (row["index"], row["mig"]) == identity
+
+
 def test_ratio_metric_with_percent_values_is_percent(read: Reader, tmp_path: Path) -> None:
     """DCGM 4.6 exports percent under a name that is a ratio in 4.7; values above 1 show that it is percent."""
     path = tmp_path / "m.prom"
