@@ -126,7 +126,7 @@ _ENGINE = EngineModel()
 
 
 @trace.command(short_help="Analyze the Azure LLM inference traces (2023, 2024, LMM 2025)")
-@click.argument("paths", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @out_option
 @json_option
 @click.option(
@@ -182,7 +182,8 @@ def azure(
 ) -> None:  # fmt: skip
     """Analyze the requests of the Azure LLM inference traces (2023, 2024, LMM 2025).
 
-    FILE is a published CSV file, plain or compressed; several are analyzed one by one. Arrivals, tokens and work are
+    PATH is a published CSV file, plain or compressed, or a directory with such files; they are analyzed one by one.
+    Arrivals, tokens and work are
     exact. What engines would experience is an estimate by a queueing model over the busiest hour, with the parameters
     given; the defaults are assumptions about no particular GPU.
 
@@ -201,8 +202,9 @@ def azure(
     )  # fmt: skip
     results = []
     problems: list[str] = []
-    with progress("files", total=len(paths), quiet=as_json) as advance:
-        for path in paths:
+    files = azure_llm.files(paths)
+    with progress("files", total=len(files), quiet=as_json) as advance:
+        for path in files:
             found = azure_llm.read(path)
             problems += found.problems
             results.append(requests.analyse(found.name, found.requests, engine, engines))

@@ -6,6 +6,8 @@ Times have up to nine digits of a fraction, and an offset or none; without one t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,8 @@ _OFFSET = r"(?:Z|[+-]\d{2}:?\d{2})$"
 _YEARS = (1970, 2999)
 """Years of usable times: Python has none of the year 0, to which an offset may lead."""
 _SHOWN = 5
+_FILE = re.compile(r"(?!\._).+\.csv(?:\.(?:gz|bz2|xz|zst))?", re.IGNORECASE)
+"""Files of a directory that are read; macOS writes attributes beside a file as ``._name``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,26 @@ class RequestTrace:
     """Rows of the file, good and bad."""
     problems: tuple[str, ...]
     """Rows that could not be used: the first ones by line, and how many more."""
+
+
+def files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files of ``paths``: those below a directory are the CSV files, plain or compressed, sorted.
+
+    Raises ``InputError`` for a directory without such a file, or that cannot be read.
+    """
+    found: list[Path] = []
+    for path in paths:
+        try:
+            if not path.is_dir():
+                found.append(path)
+                continue
+            there = sorted(file for file in path.rglob("*") if _FILE.fullmatch(file.name) and file.is_file())
+        except OSError as error:
+            raise InputError(f"cannot be read: {error.strerror}", where=str(path)) from error
+        if not there:
+            raise InputError("no CSV file in this directory", where=str(path))
+        found += there
+    return found
 
 
 def read(path: Path) -> RequestTrace:

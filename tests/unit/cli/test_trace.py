@@ -337,6 +337,22 @@ def test_requests_are_analyzed_and_bad_rows_reported(tmp_path: Path) -> None:
     assert "Requests of language models" in (tmp_path / "out" / "report.html").read_text()
 
 
+def test_directory_of_request_traces_is_analyzed(tmp_path: Path) -> None:
+    """Its CSV files, plain and compressed, in subdirectories too; other files are left out."""
+    directory = tmp_path / "traces" / "2024"
+    directory.mkdir(parents=True)
+    (directory.parent / "code.csv").write_text(AZURE)
+    (directory / "conv.csv.gz").write_bytes(gzip.compress(AZURE.encode()))
+    (directory / "README.md").write_text("about\n")
+    (directory / "._conv.csv").write_text("attributes\n")
+    result = CliRunner().invoke(cli, ["trace", "azure", str(directory.parent), "--json"])
+    assert [row["name"] for row in json.loads(result.stdout)["files"]] == ["conv", "code"]
+    (tmp_path / "empty").mkdir()
+    refused = CliRunner().invoke(cli, ["trace", "azure", str(tmp_path / "empty")])
+    assert refused.exit_code != 0
+    assert "no CSV file" in str(refused.exception) + refused.output
+
+
 def test_parameters_of_the_engine_matter(tmp_path: Path) -> None:
     """A KV cache below one request: nothing fits."""
     path = tmp_path / "code.csv"
