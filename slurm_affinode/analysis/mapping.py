@@ -7,6 +7,7 @@ the node's number of GPUs is known. Otherwise the run's GPUs are unknown.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 import polars as pl
 
@@ -58,7 +59,8 @@ def of_index(
     devices, earlier = one_cluster(index.devices, runs), one_cluster(index.earlier, runs)
     runs = job_runs.credible(runs)
     nodes = nodes.join(runs, on="run", how="semi", maintain_order="left")
-    return devices, find(runs, nodes, devices, earlier, index.labels, conform(allocation_gpus, RECORDED_GPUS))
+    recorded = conform(allocation_gpus, RECORDED_GPUS)
+    return devices, find(runs, nodes, devices, earlier, index.labels, recorded, index.until)
 
 
 def find(  # noqa: PLR0917 - the kinds of evidence
@@ -68,11 +70,12 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     earlier: pl.DataFrame,
     labels: pl.DataFrame,
     recorded: pl.DataFrame,
+    until: datetime,
 ) -> Mapped:
     """Map ``runs`` (``runs.prepare``) to ``devices`` (``DEVICES``; the row number is ``at``).
 
     ``nodes``: from ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``labels``: job
-    labels of the metrics, with ``at``; ``recorded``: ``RECORDED_GPUS``.
+    labels of the metrics, with ``at``; ``recorded``: ``RECORDED_GPUS``; ``until``: the end of the interval.
     """
     table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     parents = _parents(table)
@@ -98,7 +101,10 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     )
     doubtful = pl.concat([settled.doubtful, open_]).unique("run", keep="first", maintain_order=True).sort("run")
     sure = runs.join(doubtful, on="run", how="anti", maintain_order="left")
-    whole = by_whole_node(runs, sure, nodes, every, table, recorded, known, records.there)
+    # A GPU that appears later on the last day may be a replacement: it does not count for the node.
+    seen = pl.concat([frame.filter(pl.col("first") < until)["device"] for frame in (every, earlier)])
+    counted = every.filter(pl.col("device").is_in(seen.implode()))
+    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
     pairs = pairs.join(slots.select("at", "slot"), on="at", maintain_order="left")
     spans = said.select("run", "at", "first_ms", "last_ms")

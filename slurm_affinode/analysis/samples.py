@@ -92,6 +92,8 @@ class Index:
     """``JOBS``: job labels in the interval, with the row of the device table as ``at``."""
     earlier: pl.DataFrame
     """``DEVICES`` with samples in the period ``EARLIER`` before the interval."""
+    until: datetime
+    """End of the interval; parts are whole days and may contain later samples."""
 
     @property
     def rows(self) -> int:
@@ -144,7 +146,7 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     said = said.join(at, on="device", how="left", maintain_order="left")
-    return Index(store, tuple(sources), devices, pieces, said, earlier)
+    return Index(store, tuple(sources), devices, pieces, said, earlier, until)
 
 
 def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:

@@ -429,7 +429,12 @@ def _named_there(cluster: Cluster, run: Run, node: str, slots: set[Slot]) -> int
     seen = [gpu for gpu in cluster.gpus if gpu.node == node and _seen(cluster, gpu)]
     if run.gpus and _least_named(cluster, run) > run.gpus:
         names = set()
-    recorded = {slot for name in names for slot in [_slot(g) for g in seen if name in _names(g)] or [name]}
+    during = [gpu for gpu in seen if _reaches(cluster, gpu, run)]
+    recorded: set[object] = set()
+    for name in names:
+        # A GPU that earlier had more instances: the name stands for those that the metrics show during the run.
+        slots_of = [{_slot(g) for g in some if name in _names(g)} for some in (during, seen)]
+        recorded |= slots_of[0] or slots_of[1] or {name}
     return max(len(recorded), sum(slot[0] == node for slot in slots))
 
 

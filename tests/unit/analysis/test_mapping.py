@@ -190,6 +190,16 @@ def test_label_that_continues_after_midnight_is_one_label(analysed: Analysed, sa
     assert how(result)[11][0] == "recorded"
 
 
+def test_gpu_that_appears_after_the_interval_is_not_counted(
+    analysed: Analysed, samples: Rows, node: Rows, jobs: Jobs
+) -> None:
+    """Its samples are on the last day of the interval; without a PCI address or an index it may be a replacement."""
+    later = samples([2 * HOUR + t for t in TIMES], uuid="GPU-later", index=None)
+    rows = [{**row, "pci": None, "index": None} for row in node({}, {})]
+    result = analysed([*rows, *later], jobs({"start": -HOUR, "end": HOUR, "gpus": 2}), since=0, until=HOUR)
+    assert how(result) == {1: ("whole-node", pytest.approx(1), pytest.approx(1))}
+
+
 def test_labels_must_leave_a_gpu_for_each_other_node(analysed: Analysed, node: Rows, jobs: Jobs) -> None:
     """One of the two labels is left over: the second of two GPUs is on the other node, which has no metrics."""
     found = jobs({"start": 0, "end": HOUR, "gpus": 2, "nodes": 2, "node_list": "n[1-2]"})
