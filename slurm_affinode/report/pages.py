@@ -53,12 +53,15 @@ def answer(result: WasteResult) -> Answer:
         if not result.quality.samples:
             why = "there are no GPU metrics of these jobs"
         return Answer(before, "How much of it was idle is unknown", f": {why}.")
-    strong = f"{fmt.number(idle)} GPU-hours were idle"
+    averaged = any(issue.code == "per-run-averages" for issue in result.quality.issues)
+    strong = f"{'At least ' if averaged else ''}{fmt.number(idle)} GPU-hours were idle"
     after = f", {fmt.percent(idle / allocated)} of the allocated"
     unknown = known(total, "gpu_hours_unknown")
     if measured < 0.995 * allocated and unknown:
         after += f"; {fmt.number(unknown)} ({fmt.percent(unknown / allocated)}) are unknown"
     after += "."
+    if averaged:
+        after += " The metrics are averages per job: idle time within a job counts as low or busy."
     cost = known(total, "idle_cost") if result.priced else None
     if cost:
         after += f" The idle hours cost {fmt.money(cost, result.currency)}."

@@ -150,10 +150,18 @@ def _cause(failures: Sequence[LogFailure], job: JobOutcome | None) -> tuple[LogF
             return named, recorded
         before = _first([one for one in failures if one.rank < KINDS[recorded][1]])
         return (before, before.kind) if before is not None else (None, recorded)
-    if job is not None and job.state == "COMPLETED":
+    if job is not None and job.state == "COMPLETED" and not _ended(failures, job):
         return None, None
     found = _first([one for one in failures if one.kind != "retraction"])
     return (None, None) if found is None else (found, found.kind)
+
+
+def _ended(failures: Sequence[LogFailure], job: JobOutcome) -> bool:
+    """Return whether an engine or a step failed, although the batch script ended with status 0.
+
+    A script may cancel the step of its server at its end.
+    """
+    return any(state != "CANCELLED" for _, state in job.steps) or any(one.kind == "engine-ended" for one in failures)
 
 
 def _detailed(cause: LogFailure | None, failures: Sequence[LogFailure]) -> LogFailure | None:
@@ -170,7 +178,7 @@ def _first(failures: Sequence[LogFailure]) -> LogFailure | None:
 
 def _summary(kind: str | None, cause: LogFailure | None, job: JobOutcome | None) -> str:
     if kind is None:
-        if job is not None and job.state == "COMPLETED":
+        if job is not None and job.state == "COMPLETED" and all(state == "CANCELLED" for _, state in job.steps):
             return "the job completed; failures in its logs were handled by the program"
         if job is not None and job.exit_signal:
             return f"the job was ended by signal {job.exit_signal}, and its logs name no failure"
@@ -236,8 +244,11 @@ def _doubts(
     kind: str | None, cause: LogFailure | None, failures: Sequence[LogFailure], job: JobOutcome | None
 ) -> Sequence[str]:
     doubts = []
-    if job is not None and job.state == "COMPLETED" and any(one.rank == 0 for one in failures):
-        doubts.append("the logs report that memory ran out, but the job completed")
+    if job is not None and job.state == "COMPLETED":
+        if cause is not None:
+            doubts.append("the batch script ended with status 0: it did not pass on the status of its program")
+        elif any(one.rank == 0 for one in failures):
+            doubts.append("the logs report that memory ran out, but the job completed")
     if job is not None and job.running and cause is not None:
         doubts.append("the job has not ended: the program may have handled the failure")
     if kind == "job-memory-limit" and job is not None and job.max_rss_bytes and job.memory_bytes:

@@ -207,6 +207,8 @@ def test_clustercockpit_jobs_are_classified_by_average(tmp_path: Path) -> None:
     assert total["mem_gib_h"] == pytest.approx(3.25)
     assert total["unallocated_gpu_hours"] is None
     assert "lower bound" in (out / "report.html").read_text()
+    assert "At least 1" in (out / "report.html").read_text()
+    assert "averages per job" in (out / "report.html").read_text()
     assert "lower bound" in done.output
 
 

@@ -72,6 +72,17 @@ def test_handled_failure_of_a_completed_job_is_not_a_cause() -> None:
     assert result.failures
 
 
+def test_engine_that_died_below_a_wrapper_is_found() -> None:
+    """The batch script ends with 0 after its engine has died, or a step of it failed."""
+    result = found(TORCH + DEAD, "COMPLETED", exit_code=0)
+    assert (result.kind, result.memory) == ("gpu-out-of-memory", "gpu")
+    assert any("status 0" in one for one in result.doubts)
+    step = triage([log(TORCH)], JobOutcome(7, "COMPLETED", exit_code=0, steps=(("0", "FAILED"),)))
+    assert step.kind == "gpu-out-of-memory"
+    canceled = triage([log(TORCH)], JobOutcome(7, "COMPLETED", exit_code=0, steps=(("0", "CANCELLED"),)))
+    assert canceled.kind is None
+
+
 def test_failure_of_a_running_job_is_doubtful() -> None:
     result = found(TORCH, "RUNNING")
     assert result.kind == "gpu-out-of-memory"
