@@ -49,6 +49,7 @@ class CommandsClient:
         self._run = run
         self._env = environment(os.environ if env is None else env)
         self._timeout_s = timeout_s
+        self._parser: str | None = None
 
     # --- queries
 
@@ -266,7 +267,12 @@ class CommandsClient:
         return records
 
     def _ask_json(self, key: str, doing: str, *words: str) -> tuple[list[Mapping[str, object]], bool]:
-        done = self._call("scontrol", "--all", f"--json={scontrol.PARSER}", "--", *words)
+        if self._parser is None:
+            listed = self._call(*scontrol.LIST_PARSERS)
+            if listed.returncode != 0:
+                raise interface.refusal(doing, listed.stderr or listed.stdout.decode("utf-8", "replace"))
+            self._parser = scontrol.parser(listed.stdout)
+        done = self._call("scontrol", "--all", f"--json={self._parser}", "--", *words)
         if done.returncode != 0 and (done.stderr.strip() or not done.stdout.lstrip().startswith(b"{")):
             raise interface.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
         return scontrol.document(done.stdout, key)

@@ -1,7 +1,7 @@
 """Output of ``scontrol show``: jobs, steps and nodes from JSON, GPU numbers and configuration from text.
 
-The data parser is named (``--json=v0.0.42``), so Slurm 24.11 and 26.05 give the same keys; a number is ``{set,
-infinite, number}``.
+The data parser is named (``--json=v0.0.42``): the newest one of ``PARSERS`` that this Slurm has, as each release drops
+the oldest. They give the same keys; a number is ``{set, infinite, number}``.
 
 The text of ``scontrol --oneliner --details show jobs`` contains job names and comments chosen by users, line breaks
 included, so anyone can imitate a record. It is read only for GPU numbers, and only where it has exactly one record of a
@@ -68,8 +68,28 @@ def _agrees(job: Job, told: tuple[NodeGpus, ...]) -> bool:
     return sum(one.count for one in told) == whole and all(len(one.indices) in (0, one.count) for one in told)
 
 
-PARSER = "v0.0.42"
+PARSERS = ("v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42")
+"""Data parsers whose output is understood, the newest first: those of Slurm 24.11 to 26.05."""
+LIST_PARSERS = ("scontrol", "--json=list", "ping")
 _DIGITS = 20
+
+
+def parser(listed: bytes) -> str:
+    """Return the newest of ``PARSERS`` in the output of ``LIST_PARSERS``.
+
+    Raises ``UnreachableError`` if there is none: this Slurm is older or newer than those that are supported, or lacks
+    the plugins.
+    """
+    there = {line.strip().rpartition("/")[2] for line in listed.decode("utf-8", "replace").splitlines()}
+    found = next((name for name in PARSERS if name in there), None)
+    if found is None:
+        names = sorted(name for name in there if re.fullmatch(r"v[\d.]+", name))
+        raise UnreachableError(
+            f"scontrol has no data parser of {PARSERS[-1]} to {PARSERS[0]} (it has {', '.join(names) or 'none'})",
+            hint="it needs Slurm's plugins serializer/json and data_parser (Debian: slurm-wlm-basic-plugins); for a "
+            "newer Slurm, update slurm-affinode",
+        )
+    return found
 
 
 def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
@@ -86,8 +106,8 @@ def document(data: bytes, key: str) -> tuple[list[Mapping[str, Any]], bool]:
     records = found.get(key) if isinstance(found, dict) else None
     if not isinstance(records, list):
         raise UnreachableError(
-            f"scontrol --json={PARSER} returned no JSON",
-            hint="it needs Slurm's plugins serializer/json and data_parser/v0.0.42 (Debian: slurm-wlm-basic-plugins)",
+            "scontrol --json returned no JSON",
+            hint="it needs Slurm's plugins serializer/json and data_parser (Debian: slurm-wlm-basic-plugins)",
         )
     updated = found.get("last_update") if isinstance(found, dict) else None
     answered = bool(records) or updated is None or _number(updated) != 0
@@ -165,8 +185,9 @@ def _job(job: Mapping[str, Any]) -> Job:
         reservation=live_records.word(job.get("resv_name")),
         comment=job.get("comment") or None,
         admin_comment=job.get("admin_comment") or None,
-        stdout=None if waiting else job.get("standard_output") or None,
-        stderr=None if waiting else job.get("standard_error") or None,
+        # From v0.0.43 on, the path without patterns has a name of its own.
+        stdout=None if waiting else job.get("stdout_expanded") or job.get("standard_output") or None,
+        stderr=None if waiting else job.get("stderr_expanded") or job.get("standard_error") or None,
         batch=bool(job.get("batch_flag")),
         requests_share=live_records.requests_share(*(job.get(f"tres_per_{each}") for each in _REQUESTS)),
         nodes_required=live_records.nodes(job.get("required_nodes") or None),

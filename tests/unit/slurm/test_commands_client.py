@@ -16,6 +16,9 @@ from slurm_affinode.slurm.commands_client import CommandsClient
 class Slurm:
     """Records the commands; replies by their words."""
 
+    parsers = b"data_parser/v0.0.40\ndata_parser/v0.0.42\n"
+    listings = 0
+
     def __init__(self, answers=None, jobs=()):
         self.ran = []
         self.env = None
@@ -26,8 +29,11 @@ class Slurm:
     def __call__(self, argv, *, timeout_s, env=None, check=True):
         assert timeout_s > 0
         assert not check
-        self.ran.append(argv)
         self.env = env
+        if "--json=list" in argv:
+            self.listings += 1
+            return Completed(tuple(argv), 0, self.parsers, "Possible data_parser plugins:\n")
+        self.ran.append(argv)
         for word, (status, out, err) in self.answers.items():
             if word in argv:
                 return Completed(tuple(argv), status, out, err)
@@ -191,6 +197,37 @@ def test_programs_other_than_slurms_are_refused():
         client.jobs()
     with pytest.raises(interface.SlurmError, match="read the configuration"):
         client.config()
+
+
+@pytest.mark.parametrize(
+    ("listed", "parser"),
+    [(b"data_parser/v0.0.42\ndata_parser/v0.0.40\n", "v0.0.42"),
+     (b"data_parser/v0.0.44\ndata_parser/v0.0.46\ndata_parser/v0.0.45\n", "v0.0.45")],
+)  # fmt: skip
+def test_newest_data_parser_of_both_sides_is_requested_once(listed, parser):
+    slurm = Slurm(jobs=[job()])
+    slurm.parsers = listed
+    client = CommandsClient(slurm)
+    client.jobs()
+    client.steps()
+    assert [words[2] for words in slurm.ran if "show" in words] == [f"--json={parser}"] * 2
+    assert slurm.listings == 1
+
+
+def test_output_path_of_newer_parsers_is_without_patterns():
+    """From v0.0.43 on, ``standard_output`` has the patterns."""
+    (found,) = CommandsClient(
+        Slurm(jobs=[job(standard_output="slurm-%j.out", stdout_expanded="/h/slurm-5.out")])
+    ).jobs()
+    assert found.stdout == "/h/slurm-5.out"
+
+
+@pytest.mark.parametrize("listed", [b"data_parser/v0.0.46\n", b"data_parser/v0.0.41\n", b"", b"Possible\n"])
+def test_slurm_without_a_known_data_parser_is_reported(listed):
+    slurm = Slurm(jobs=[job()])
+    slurm.parsers = listed
+    with pytest.raises(UnreachableError, match=r"no data parser of v0\.0\.42 to v0\.0\.45"):
+        CommandsClient(slurm).jobs()
 
 
 def test_client_is_a_context_manager():
