@@ -409,6 +409,9 @@ class Converter:
         present = [name for name in times.ORDER if name in self._out]
         chosen: dict[str, dict[int, datetime]] = {name: {} for name in present}
         starts = self._job_starts
+        # Elapsed is without the time in which the job was suspended.
+        cells = self._column("suspended")
+        suspended = None if cells is None else seconds(cells).values
         for at in sorted(open_):
             candidates = {
                 name: times.readings(open_[at][name], zone) if name in open_[at] else (self._out[name][at],)
@@ -416,6 +419,8 @@ class Converter:
                 if name in open_[at] or self._out[name][at] is not None
             }
             elapsed = self._out["elapsed_s"][at] if "elapsed_s" in self._out else None
+            if elapsed is not None and suspended is not None:
+                elapsed += round(suspended[at] or 0)
             job, step = self._out["job_id"][at], self._out["step_id"][at]
             picked = times.choose(candidates, elapsed, not_before=starts.get(job) if step is not None else None)
             if step is None and "start" in picked:

@@ -145,6 +145,17 @@ def test_epoch_seconds_and_compact_offsets_are_read() -> None:
     )  # fmt: skip
 
 
+def test_ambiguous_time_of_a_suspended_job_is_decided_with_its_suspended_time() -> None:
+    """Elapsed is without the two hours in which Slurm had suspended the job."""
+    text = (
+        "JobID|Submit|Start|End|Elapsed|Suspended\n"
+        "1|2026-10-25T01:00:00|2026-10-25T02:30:00|2026-10-25T05:30:00|02:00:00|02:00:00\n"
+        "2|2026-10-25T01:00:00|2026-10-25T02:30:00|2026-10-25T05:30:00|02:00:00|01:00:00\n"
+    )
+    found = parse(text, zone="Europe/Oslo")
+    assert found.jobs["start"].to_list() == [utc("2026-10-25T00:30:00"), utc("2026-10-25T01:30:00")]
+
+
 def test_ambiguous_time_is_decided_by_elapsed_and_reported() -> None:
     """Clocks in Oslo are set back on 25 October 2026 at 03:00."""
     found = parse(
