@@ -433,8 +433,9 @@ def tuning_rows(facts: TuningFacts) -> list[tuple[str, str]]:
         free = f"{_figure(facts.gpu_free_gib)} of {_figure(facts.gpu_total_gib, ' GiB')}"
     return [
         ("requests completed", _figure(facts.requests)),
-        ("prompt tokens, mean and longest", f"{_figure(facts.prompt_mean)}, {_figure(facts.prompt_longest)}"),
-        ("answer tokens, mean and longest", f"{_figure(facts.output_mean)}, {_figure(facts.output_longest)}"),
+        # The longest one is known by the bucket of a histogram that it is in.
+        ("prompt tokens, mean and upper bound", f"{_figure(facts.prompt_mean)}, {_figure(facts.prompt_longest)}"),
+        ("answer tokens, mean and upper bound", f"{_figure(facts.output_mean)}, {_figure(facts.output_longest)}"),
         ("KV cache", _figure(facts.kv_tokens, " tokens")),
         ("KV usage, peak and while requests wait", f"{_figure(facts.kv_peak)}, {_figure(facts.kv_when_waiting)}"),
         ("running and waiting, peaks", f"{_figure(facts.running_peak)}, {_figure(facts.waiting_peak)}"),

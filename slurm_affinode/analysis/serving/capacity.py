@@ -110,6 +110,10 @@ def _kv_saturated(series: EngineSeries, capacity: Capacity, first: int, last: in
     share = float(capacity.kv_full[first : last + 1].mean())
     level = capacity.full_level
     because = "" if capacity.demand is None else f", as a running request holds {percent(capacity.demand)} of it"
+    # With a queue, the cache is full at a lower usage: requests wait because the next one does not fit.
+    queued = capacity.waiting_level
+    lower = queued is not None and level is not None and f"{queued:.2f}" != f"{level:.2f}" and bool(waiting)
+    because += f", and from {queued:.2f} while requests wait" if lower else ""
     proof = [
         evidence("kv", mean, "", None if level is None else f"from {level:.2f}", 0.4,
                  "KV usage is unknown" if mean is None else

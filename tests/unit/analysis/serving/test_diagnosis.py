@@ -739,3 +739,21 @@ def test_damaged_samples_are_diagnosed(serving: Path, change: Callable[[pl.DataF
         for found in examine(KEY, change(recordings.read(serving, name))):
             assert all(one.since <= one.until and 0 <= one.confidence <= 1 for one in found.health.diagnoses)
             assert all(one.as_json() for one in found.health.diagnoses)
+
+
+def test_saturation_below_the_usual_level_names_the_level_with_a_queue() -> None:
+    """A usage below *the cache is full from* would contradict it."""
+    found = health(synthetic(
+        3600, running=10.0, waiting=5.0, kv_usage=0.74, generation_tokens=lambda t: 100 * t, finished=lambda t: t / 10
+    ))  # fmt: skip
+    (kv,) = [one for one in only(found, "kv-saturated").evidence if one.dimension == "kv"]
+    assert "and from 0.74 while requests wait" in kv.text
+
+
+def test_queue_without_progress_is_a_stall_at_any_kv_usage() -> None:
+    """The batch is full at ``max_running``, and no request ends; histograms have no request that never ends."""
+    found = health(synthetic(
+        3600, running=4.0, waiting=3.0, max_running=4.0, kv_usage=0.2, finished=lambda t: min(t, 1800) / 10,
+        generation_tokens=lambda t: 100 * min(t, 1800),
+    ))  # fmt: skip
+    assert only(found, "stalled").since >= BEGIN + timedelta(seconds=1700)
