@@ -110,7 +110,9 @@ def triage(
     (OUT_OF_MEMORY, TIMEOUT, ...) decides where it has one.
     """
     failures = tuple(one for log in logs for one in log.failures if job is None or one.job in (None, job.job_id))
-    startup = next((log.startup for log in logs if log.startup != StartupFacts()), StartupFacts())
+    started = [log.startup for log in logs if log.startup != StartupFacts()]
+    # Logs of several engines: the advice must not be computed from the figures of another one.
+    startup = started[0] if started and all(one == started[0] for one in started) else StartupFacts()
     cause, kind = _cause(failures, job)
     cause = _detailed(cause, failures)
     memory = None if kind is None else KINDS[kind][0]

@@ -177,3 +177,11 @@ def test_result_as_json() -> None:
     assert row["holders"][0] == {"process": "this process", "bytes": 48 * GIB}
     assert row["logs"] == [{"log": "job.out", "bytes": len(TORCH)}]
     assert row["job"]["state"] == "FAILED"
+
+
+def test_startup_figures_of_several_engines_are_unknown() -> None:
+    """Two logs with different figures: neither is taken for that of the engine that failed."""
+    one, other = (log(f"(EngineCore pid=1) INFO GPU KV cache size: {tokens} tokens\n") for tokens in ("1,000", "2,000"))
+    assert one.startup.kv_tokens == 1000
+    assert triage([one]).startup.kv_tokens == triage([one, one]).startup.kv_tokens == 1000
+    assert triage([one, other]).startup.kv_tokens is None
