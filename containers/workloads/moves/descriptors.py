@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Descriptors without names: eventfd, epoll, timerfd, memfd, and pipes and sockets with data in them."""
+"""Descriptors without names: eventfd, epoll, an expired timerfd, memfd, and pipes and sockets with data in them."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ datagrams = socket.socketpair(type=socket.SOCK_DGRAM)
 datagrams[0].send(b"one")
 datagrams[0].send(b"two")
 timer = LIBC.timerfd_create(1, os.O_NONBLOCK)
-LIBC.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 1_000_000, 0, 1_000_000), None)
+LIBC.timerfd_settime(timer, 0, (ctypes.c_long * 4)(0, 0, 0, 1), None)
 poll = select.epoll()
 poll.register(event, select.EPOLLIN)
 poll.register(timer, select.EPOLLIN)
@@ -42,10 +42,7 @@ def check():
     datagrams[0].send(b"one")
     datagrams[0].send(b"two")
     found = {fd for fd, _ in poll.poll()}
-    same(select.select([timer], [], [], 30)[0], [timer], "the timer for select")
-    found |= {fd for fd, _ in poll.poll()}
     same(found, {event, timer}, "what epoll reports")
-    same(len(os.read(timer, 8)), 8, "the timer")
 
 
 run(check)
