@@ -46,6 +46,7 @@ _LEVELS: dict[str, tuple[Values, ...]] = {
     "floor": (
         {**dict.fromkeys(_ACTIVITY, 0.0), "dram_active": 0.000131},
         {**dict.fromkeys(_ACTIVITY, 0.0), "dram_active": 0.0005},
+        {**dict.fromkeys(_ACTIVITY, 1.75e-9), "util_pct": 0.0},
     ),
     "nan": (
         dict.fromkeys(_ACTIVITY, None),
