@@ -30,6 +30,8 @@ def test_backends_report_the_same(cluster: Cluster) -> None:
     """All fields of jobs and nodes are equal, except exit statuses of failed jobs, which pyslurm does not report."""
     commands, pyslurm = both(cluster)
     cluster.wait_for_state(cluster.submit(*GPU, "--array=1-3%1", wrap=HALF_HOUR) + "_1", "RUNNING")
+    # Its CPUs differ from its tasks and nodes: 26.05 has moved the fields beside them in libslurm's struct.
+    cluster.wait_for_state(cluster.submit(*CPU, "--ntasks=2", "--cpus-per-task=3", wrap=HALF_HOUR), "RUNNING")
     team = cluster.submit(*CPU, "--hold", ":", *CPU, wrap=HALF_HOUR)
     cluster.wait_for_state(cluster.submit(*CPU, wrap="exit 3"), "FAILED")
     with pyslurm:
