@@ -274,6 +274,7 @@ class CommandsClient:
             self._parser = scontrol.parser(listed.stdout)
         done = self._call("scontrol", "--all", f"--json={self._parser}", "--", *words)
         if done.returncode != 0 and (done.stderr.strip() or not done.stdout.lstrip().startswith(b"{")):
+            self._parser = None  # an upgrade of Slurm may have removed it
             raise interface.refusal(doing, done.stderr or done.stdout.decode("utf-8", "replace"))
         return scontrol.document(done.stdout, key)
 

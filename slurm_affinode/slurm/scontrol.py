@@ -186,8 +186,8 @@ def _job(job: Mapping[str, Any]) -> Job:
         comment=job.get("comment") or None,
         admin_comment=job.get("admin_comment") or None,
         # From v0.0.43 on, the path without patterns has a name of its own.
-        stdout=None if waiting else job.get("stdout_expanded") or job.get("standard_output") or None,
-        stderr=None if waiting else job.get("stderr_expanded") or job.get("standard_error") or None,
+        stdout=None if waiting else job.get("stdout_expanded", job.get("standard_output")) or None,
+        stderr=None if waiting else job.get("stderr_expanded", job.get("standard_error")) or None,
         batch=bool(job.get("batch_flag")),
         requests_share=live_records.requests_share(*(job.get(f"tres_per_{each}") for each in _REQUESTS)),
         nodes_required=live_records.nodes(job.get("required_nodes") or None),

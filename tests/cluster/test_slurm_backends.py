@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from cluster.driver import Cluster, wait_until
 from cluster.slurm_clients import CPU, GPU, HALF_HOUR, NO_PYSLURM, runner, starter
 
-from slurm_affinode.slurm import interface
+from slurm_affinode.slurm import interface, scontrol
 from slurm_affinode.slurm.client import examine, open_client
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import SlurmClient
@@ -39,6 +39,22 @@ def test_backends_report_the_same(cluster: Cluster) -> None:
         wait_until("both report the same", lambda: differences(commands, pyslurm), lambda found: not found)
         assert {node.name: node for node in commands.nodes()} == {node.name: node for node in pyslurm.nodes()}
         commands.cancel(team)
+
+
+def test_data_parsers_report_the_same(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every data parser of this Slurm that is known gives the same jobs, steps and nodes."""
+    run = runner(cluster, "root")
+    cluster.wait_for_state(cluster.submit(*GPU, wrap="srun sleep 1800"), "RUNNING")
+    cluster.submit(*CPU, "--hold", wrap=HALF_HOUR)
+    listed = run(scontrol.LIST_PARSERS, timeout_s=30).stdout.decode()
+    found = {}
+    for name in (name for name in scontrol.PARSERS if f"data_parser/{name}\n" in listed):
+        monkeypatch.setattr(scontrol, "parser", lambda _, name=name: name)
+        client = CommandsClient(run)
+        jobs = [replace(job, priority=None, end=None) for job in client.jobs(steps=True)]
+        found[name] = (jobs, client.nodes())
+    assert len(found) == (4 if cluster.release == "26.05" else 1)
+    assert all(each == found["v0.0.42"] for each in found.values())
 
 
 def differences(one: SlurmClient, other: SlurmClient) -> list[str]:

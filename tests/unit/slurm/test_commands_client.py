@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.process import Completed
 from slurm_affinode.slurm import interface
 from slurm_affinode.slurm.commands_client import CommandsClient
@@ -233,3 +233,18 @@ def test_slurm_without_a_known_data_parser_is_reported(listed):
 def test_client_is_a_context_manager():
     with CommandsClient(Slurm()) as client:
         assert client.backend == "commands"
+
+
+def test_data_parser_removed_by_an_upgrade_is_replaced():
+    """The client of a daemon outlives an upgrade of Slurm."""
+    slurm = Slurm({"--json=v0.0.42": (1, b"", "scontrol: error: load_plugins: unable to find plugin")}, jobs=[job(5)])
+    client = CommandsClient(slurm)
+    with pytest.raises(AffinodeError, match="unable to find plugin"):
+        client.jobs()
+    slurm.parsers = b"data_parser/v0.0.43\n"
+    assert len(client.jobs()) == 1
+
+
+def test_pattern_of_the_submission_is_no_path_of_output():
+    found = CommandsClient(Slurm(jobs=[job(standard_output="slurm-%j.out", stdout_expanded="")])).jobs()
+    assert found[0].stdout is None
