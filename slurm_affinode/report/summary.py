@@ -158,6 +158,10 @@ def to_json(summary: Summary) -> str:
     return json_values.shown(json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
+_BOUNDS = {"idle": ", at least", "low": " on average", "busy": ", at most"}
+"""State -> addition to its label if only averages per run are known: they hide idle time within a run."""
+
+
 def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
     """Return the headline as rows for a terminal: label, GPU-hours, share of the allocated hours."""
     total = result.total
@@ -166,8 +170,10 @@ def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
     if (capacity := known(total, "gpu_hours_capacity")) is not None:
         free = known(total, "unallocated_gpu_hours")
         rows = [("capacity", fmt.number(capacity), ""), ("not allocated", fmt.number(free), ""), *rows]
+    averaged = any(issue.code == "per-run-averages" for issue in result.quality.issues)
     for state, label in STATES:
         hours = known(total, f"gpu_hours_{state}")
         share = fmt.percent(hours / allocated) if hours is not None and allocated else ""
-        rows.append((label.lower(), fmt.number(hours), share))
+        bound = _BOUNDS.get(state, "") if averaged else ""
+        rows.append((label.lower() + bound, fmt.number(hours), share))
     return [(a, b, c.replace(fmt.NBSP, " ")) for a, b, c in rows]

@@ -210,6 +210,7 @@ def test_clustercockpit_jobs_are_classified_by_average(tmp_path: Path) -> None:
     assert "At least 1" in (out / "report.html").read_text()
     assert "averages per job" in (out / "report.html").read_text()
     assert "lower bound" in done.output
+    assert {"idle, at least", "busy, at most"} <= {line.split("  ")[0].strip() for line in done.output.splitlines()}
 
 
 def test_clustercockpit_without_gpu_hours_or_jobs(tmp_path: Path) -> None:
