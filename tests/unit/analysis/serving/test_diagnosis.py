@@ -511,6 +511,18 @@ def test_stall_with_a_full_cache() -> None:
     assert not of(found, "queue-unstable")
 
 
+def test_stall_at_the_limit_of_the_batch() -> None:
+    """Requests wait for a place in the batch, not for the KV cache; histograms have none of them, because none ends."""
+    stuck = lambda t: t >= 3600  # noqa: E731
+    found = health(synthetic(
+        7200, running=lambda t: 16.0 if stuck(t) else 8.0, waiting=lambda t: 5.0 if stuck(t) else 0.0, kv_usage=0.2,
+        generation_tokens=lambda t: 100 * min(t, 3600), finished=lambda t: min(t, 3600) / 10,
+    ))  # fmt: skip
+    one = only(found, "stalled")
+    assert abs((one.since - BEGIN).total_seconds() - 3600) <= 30
+    assert one in found.current
+
+
 def test_request_that_is_never_started() -> None:
     found = health(synthetic(
         3600, running=lambda t: 2.0 if t < 1800 else 0.0, waiting=lambda t: 0.0 if t < 1800 else 1 + (t > 2700),
