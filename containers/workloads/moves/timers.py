@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Timers of a process, and clocks: none goes backwards, and an interval timer goes on."""
+"""Timers of a process, and clocks: none goes backwards, and an interval timer continues."""
 
 import signal
 import time
