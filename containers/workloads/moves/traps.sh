@@ -11,7 +11,8 @@ until [ -e "$END" ]; do
   kill -USR1 $$
   sent=$((sent + 1))
   [ "$count" = "$sent" ] || { echo "changed: $count signals of $sent arrived"; exit 1; }
-  [ "$!" = "$child" ] && kill -0 "$child" || { echo "changed: the background job"; exit 1; }
+  [ "$!" = "$child" ] || { echo "changed: the number of the background job"; exit 1; }
+  kill -0 "$child" || { echo "changed: the background job"; exit 1; }
   sleep 0.1
 done
 kill "$child"
