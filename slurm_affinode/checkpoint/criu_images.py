@@ -132,6 +132,12 @@ def encoded(number: int, value: int | bytes) -> bytes:
     return varint(number << 3 | 2) + varint(len(value)) + value
 
 
+def with_field(body: bytes, number: int, value: int | bytes) -> bytes:
+    """Return a message with another value in a field that it has. Raises ``BadImage``."""
+    made = encoded(number, value)
+    return b"".join(made if one == number else body[begin:end] for one, _, begin, end in spans(body))
+
+
 def varint(value: int) -> bytes:
     """Encode a nonnegative integer as a protobuf varint."""
     made = bytearray()

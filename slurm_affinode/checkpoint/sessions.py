@@ -22,7 +22,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_affinode.checkpoint import root_directory
-from slurm_affinode.checkpoint.criu_images import BadImage, bodies, encoded, framed, integer, message, read_image, spans
+from slurm_affinode.checkpoint.criu_images import (
+    BadImage,
+    bodies,
+    framed,
+    integer,
+    message,
+    read_image,
+    spans,
+    with_field,
+)
 from slurm_affinode.checkpoint.interface import DumpFailed
 
 _TREE = "pstree.img"
@@ -64,7 +73,7 @@ def settle(directory_fd: int) -> None:
         )
     if settled != tree:
         before = {one.pid: body for one, body in zip(tree, bodies, strict=True)}
-        made = (_with(_with(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in settled)
+        made = (with_field(with_field(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in settled)
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
         root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
@@ -88,7 +97,7 @@ def _resume(directory_fd: int, name: str) -> None:
         raise BadImage(f"{name}: a process is described twice, or not at all")
     if integer(message(task[0]), _STATE) != _STOPPED:
         return
-    running = _with(body, _TASK, _with(task[0], _STATE, _ALIVE))
+    running = with_field(body, _TASK, with_field(task[0], _STATE, _ALIVE))
     fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     with os.fdopen(fd, "wb") as file:
         file.write(data[:_MAGICS] + framed(running))
@@ -184,8 +193,3 @@ def _process(body: bytes, names: Collection[str]) -> SessionProcess:
         return SessionProcess(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
     except KeyError as error:
         raise BadImage(f"{_TREE}: field {error} is missing") from None
-
-
-def _with(body: bytes, field: int, wanted: int | bytes) -> bytes:
-    made = encoded(field, wanted)
-    return b"".join(made if number == field else body[begin:end] for number, _, begin, end in spans(body))
