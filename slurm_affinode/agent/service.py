@@ -41,6 +41,8 @@ SEEN_S = 1.0
 ASKS_PER_S = 2.0
 ASKS_AT_ONCE = 20
 """Limit of requests to slurmctld about jobs that are not watched, for one user."""
+CONNECTS_S = 30.0
+"""Time after the start of a job within which its shepherd usually connects: Slurm runs the prolog first."""
 SUSPENDED_S = 2.0
 """How long a list of suspended jobs is reused; it is read from the stores."""
 
@@ -233,7 +235,14 @@ class Service:
             # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
         refusal = without_option(job)
+        if refusal.code == "not-opted-in" and job is not None and self._just_started(job):
+            text = f"job {job_id} has just started: whether it has the option --gpu-suspend-idle is not known yet"
+            return RequestError("starting", text, hint="try again in a moment")
         return RequestError(refusal.code, refusal_text(job_id, refusal), hint=refusal_hint(refusal))
+
+    def _just_started(self, job: Job) -> bool:
+        """Return whether the shepherd of a job may still be about to connect."""
+        return job.start is not None and 0 <= self.now() - job.start.timestamp() < CONNECTS_S
 
     def _limit(self, caller: Caller) -> None:
         """Count a request to slurmctld. Raises ``RequestError`` if ``caller`` exceeds the rate limit."""

@@ -20,7 +20,7 @@ from slurm_affinode.model.suspension import Mode
 POLL_S = 0.5
 LOST_S = 30.0
 """Time from the end of the attempt until the job is listed as suspended; after that it is considered ended."""
-_ON_THE_WAY = ("unknown-job", "not-opted-in", "ending", "under-way", "too-often")
+_ON_THE_WAY = ("unknown-job", "not-opted-in", "starting", "ending", "under-way", "too-often")
 """Error codes that an agent may return during that time."""
 
 _SUSPEND_EPILOG = """\b

@@ -16,8 +16,8 @@ LOCAL = "/var/lib/slurm-affinode"
 NOT_YET = "cannot be suspended yet"
 NOT_CONNECTED = "knows no job"
 """Error until the shepherd of a restored job, or of a job with a new agent, has connected."""
-RESTORING = ("is being worked on: restoring", "not-opted-in")
-"""Errors until a restore is complete; the second one in the moment before its shepherd connects."""
+RESTORING = ("is being worked on: restoring", "has just started")
+"""Errors until a restore is complete."""
 UNTIL_FINISH = '--until "$HOME/slurm-$SLURM_JOB_ID-end.out"'
 """Option of ``idle_after.py``: idle until ``finish`` is called."""
 BY_HAND = "--gpu-suspend-idle=1h,when=always,wake=hold"

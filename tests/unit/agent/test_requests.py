@@ -7,7 +7,9 @@ import json
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from slurm_affinode.agent import client, control, daemon
 from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.listeners import listen_unix
 from slurm_affinode.agent.requests import Caller
+from slurm_affinode.agent.service import CONNECTS_S
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.model.cluster import Step
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
@@ -157,6 +160,19 @@ def test_job_without_shepherd_is_explained(node: Node1, change: dict[str, Any], 
     assert caught.value.code == code
     with pytest.raises(control.RequestError, match="not yours"):
         ask(node, BOB, verb="status", job=9)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "code"), [(0.0, "starting"), (CONNECTS_S - 5, "starting"), (CONNECTS_S + 1, "not-opted-in")]
+)
+def test_job_that_has_just_started_is_not_reported_without_option(node: Node1, age_s: float, code: str) -> None:
+    """Its shepherd connects after the prolog."""
+    ask(node, verb="prolog", job=9, uid=2001)
+    node.slurm.all[9] = job(9, start=datetime.fromtimestamp(time.time() - age_s, UTC))
+    for verb in ("status", "suspend"):
+        with pytest.raises(control.RequestError) as caught:
+            ask(node, ALICE, verb=verb, job=9)
+        assert caught.value.code == code
 
 
 def test_job_being_restored_is_not_reported_without_option(node: Node1) -> None:
