@@ -38,7 +38,7 @@ REASON = "slurm-affinode"
 _SPARED = frozenset({"has-job", "maybe-job", "system", "unknown", "served", "other-job", "no-memory"})
 _NOT_NOW = frozenset({
     "under-way", "already-suspended", "fault", "ended", "gone", "unknown-job", "not-yours", "not-suspended",
-    "not-opted-in", "slurm", "recovering", "not-started", "state", "busy",
+    "not-opted-in", "starting", "slurm", "recovering", "not-started", "state", "busy",
 })  # fmt: skip
 """Error codes that do not mean that the job cannot be suspended: it is ending or being suspended, or the agent was
 restarted and does not yet know a job that it reported when this run began."""
