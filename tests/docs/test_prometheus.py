@@ -24,6 +24,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.timeout(900)  # these commands take minutes beside the tests on clusters
 def test_commands_of_the_page_run(prometheus_of: Callable[..., str], tmp_path: Path) -> None:
     """Unchanged except for the server's address and directory; the written-back samples are TSDB blocks."""
     labels = 'gpu="0",UUID="GPU-1",Hostname="gpu01",cluster="alpha"'
@@ -43,7 +44,7 @@ def test_commands_of_the_page_run(prometheus_of: Callable[..., str], tmp_path: P
     script = f"slurm-affinode ingest sacct sacct.txt\n{script}"
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", script],
-        cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=290,
+        cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=850,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "report" / "report.html").exists()
