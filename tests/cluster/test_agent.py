@@ -131,7 +131,11 @@ def test_impossible_requests_are_refused_with_reason(cluster: Cluster) -> None:
     job = cluster.submit("--partition=gpu", "--gres=gpu:1", "--nodelist=c1", wrap=IDLE)
     cluster.wait_for_state(job, "RUNNING")
     for node in ("login", "c1"):
-        refused = cluster.run(node, "slurm-affinode", "suspend", job, user="alice")
+        refused = wait_until(
+            f"{node} knows that it has no shepherd",
+            lambda node=node: cluster.run(node, "slurm-affinode", "suspend", job, user="alice"),  # type: ignore[misc]
+            lambda refused: "has just started" not in refused.stderr,
+        )
         assert refused.returncode == 1
         assert "submitted without --gpu-suspend-idle" in refused.stderr
     unknown = cluster.run("login", "slurm-affinode", "suspend", "999999", user="alice")
