@@ -11,18 +11,21 @@ from pathlib import Path
 END = Path(os.environ["END"])
 
 
-def run(check: Callable[[], object]) -> None:
-    """Say that the program has started, and call ``check`` until the file ``END`` exists.
+def run(check: Callable[[], object], finally_check: Callable[[], object] = lambda: None) -> None:
+    """Say that the program has started, and call ``check`` until the file ``END`` exists, then ``finally_check``.
 
-    ``check`` raises an exception if anything differs from before; then the program ends with status 1.
+    Both raise an exception if anything differs from before; then the program ends with status 1. What reads ``/proc``
+    belongs into the latter: a job with a file of ``/proc/PID`` open is not suspended at that moment.
     """
     check()
+    finally_check()
     say("started")
     count = 0
     while not END.exists():
         check()
         count += 1
         time.sleep(0.1)
+    finally_check()
     say(f"checked {count} times")
 
 
