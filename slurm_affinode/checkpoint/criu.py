@@ -208,7 +208,7 @@ class Criu:
             more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
             refusal = more or open_files.refusal(directory_fd)
             sessions.resume(directory_fd, inventory.with_memory, but=tree.stopped)
-            timers.rearm(directory_fd, inventory.with_memory)
+            timers.rearm(directory_fd)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU reported success, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:

@@ -25,7 +25,7 @@ def rearmed(directory: Path, *entries: bytes) -> bytes:
     (directory / "files.img").write_bytes(HEADER + b"".join(entries))
     fd = os.open(directory, os.O_RDONLY)
     try:
-        timers.rearm(fd, ())
+        timers.rearm(fd)
     finally:
         os.close(fd)
     data = (directory / "files.img").read_bytes()
@@ -62,52 +62,3 @@ def test_timer_that_is_described_twice_is_rejected(tmp_path: Path, more: bytes) 
 def test_timer_without_fields_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(BadImage, match="field 7 is missing"):
         rearmed(tmp_path, framed(encoded(12, b"")))
-
-
-# --- alarms
-
-
-def core(*timers: tuple[int, int, int, int]) -> bytes:
-    """Return a process with these interval timers (interval and time left, in s and us), and a timer of POSIX."""
-    parts = [
-        encoded(kind, b"".join(encoded(*one) for one in enumerate(timer, 1))) for kind, timer in enumerate(timers, 1)
-    ]
-    task = encoded(1, 1) + encoded(7, b"".join(parts) + encoded(4, b"\x08\x01")) + encoded(6, b"name")
-    return framed(encoded(1, 2) + encoded(3, task) + encoded(5, b""))
-
-
-def changed_core(directory: Path, entry: bytes) -> bytes:
-    """Return the entry of process 7 after the change."""
-    (directory / "core-7.img").write_bytes(HEADER + entry)
-    (directory / "files.img").write_bytes(HEADER)
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        timers.rearm(fd, (7,))
-    finally:
-        os.close(fd)
-    return (directory / "core-7.img").read_bytes().removeprefix(HEADER)
-
-
-OFF, PERIODIC = (0, 0, 0, 0), (0, 50_000, 0, 20_000)
-
-
-@pytest.mark.parametrize("alarm", [(0, 0, 60, 0), (0, 0, 0, 1), (0, 0, 1 << 33, 999_999)])
-@pytest.mark.parametrize("kind", [0, 1, 2])
-def test_alarm_gets_an_interval_that_never_passes(tmp_path: Path, kind: int, alarm: tuple[int, int, int, int]) -> None:
-    before, after = [OFF, PERIODIC, OFF], [OFF, PERIODIC, OFF]
-    before[kind], after[kind] = alarm, (2**30, 0, *alarm[2:])
-    assert changed_core(tmp_path, core(*before)) == core(*after)
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [core(OFF, OFF, OFF), core(PERIODIC, (3, 0, 0, 0), OFF), framed(encoded(1, 2)), framed(encoded(3, b"\x08\x06"))],
-)
-def test_processes_without_alarm_are_unchanged(tmp_path: Path, entry: bytes) -> None:
-    """A timer that has expired and is periodic, too: CRIU starts its interval again."""
-    assert changed_core(tmp_path, entry) == entry
-
-
-def test_process_without_a_timer_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(BadImage, match="interval timer 3 is missing"):
-        changed_core(tmp_path, core(OFF, OFF))
