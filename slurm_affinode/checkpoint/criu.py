@@ -41,7 +41,6 @@ from slurm_affinode.checkpoint import (
     restore_gate,
     root_directory,
     sessions,
-    timers,
 )
 from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
@@ -208,7 +207,7 @@ class Criu:
             more = restore_gate.excess_in_image(directory_fd, inventory.threads, restore_gate.of_owner(tree.owner))
             refusal = more or open_files.refusal(directory_fd)
             sessions.resume(directory_fd, inventory.with_memory, but=tree.stopped)
-            timers.rearm(directory_fd)
+            sessions.rearm(directory_fd)
         except BadImage as error:
             raise _failed(directory_fd, f"CRIU reported success, but the image is not complete: {error}") from None
         if inventory.pids[0] != tree.root_pid_ns:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_affinode.checkpoint import timers
+from slurm_affinode.checkpoint import sessions
 from slurm_affinode.checkpoint.criu_images import BadImage, encoded, framed, records
 
 HEADER = b"CRIUFILE"
@@ -25,7 +25,7 @@ def rearmed(directory: Path, *entries: bytes) -> bytes:
     (directory / "files.img").write_bytes(HEADER + b"".join(entries))
     fd = os.open(directory, os.O_RDONLY)
     try:
-        timers.rearm(fd)
+        sessions.rearm(fd)
     finally:
         os.close(fd)
     data = (directory / "files.img").read_bytes()
