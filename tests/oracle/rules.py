@@ -13,7 +13,7 @@ from statistics import median
 from oracle.model import Cluster, Gpu, Recorded, Run, Sample
 
 IDLE_PCT, LOW_PCT, MAX_GAP_STEPS = 0.0, 5.0, 3.0
-FLOOR_PCT = {"engine_active": 0.001, "sm_active": 0.001, "tensor_active": 0.001, "dram_active": 0.05}
+FLOOR_PCT = {"engine_active": 1e-6, "sm_active": 1e-6, "tensor_active": 1e-6, "dram_active": 0.05}
 """Percent; a value at or below the floor of its signal counts as 0."""
 DAY_MS, LOOK_BACK_S = 86_400_000, 7 * 86_400
 HOUR_MS = 3_600_000
