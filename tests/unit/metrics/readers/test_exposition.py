@@ -66,14 +66,15 @@ def test_gpm_metrics_of_jobstats_exporter_are_ratios(read: Reader, tmp_path: Pat
 def test_metrics_of_slurm_job_exporter_are_read(
     read: Reader, tmp_path: Path, gpu: str, identity: tuple[int | None, str | None]
 ) -> None:
-    """With DCGM, its utilization is the activity of the SMs; an instance is named by its UUID."""
+    """Its utilization may come from NVML, so it is no profiling field; an instance is named by its UUID."""
     labels = f'{{user="ann",account="a",slurmjobid="77",gpu="{gpu}",gpu_type="NVIDIA A100",instance="gpu01:9798"}}'
     values = {"utilization_gpu": 50, "utilization_gpu_memory": 25, "tensor_gpu": 12.5, "memory_usage_gpu": 2**30,
               "memory_total_gpu": 2**35, "power_gpu": 250000}  # fmt: skip
     path = tmp_path / "m.prom"
     path.write_text("".join(f"slurm_job_{name}{labels} {value} 1793520000000\n" for name, value in values.items()))
     (row,) = read(path).rows
-    assert (row["sm_active"], row["dram_active"], row["tensor_active"]) == (0.5, 0.25, 0.125)
+    assert row["util_pct"] == 50
+    assert (row["sm_active"], row["dram_active"], row["tensor_active"]) == (None, None, None)
     assert (row["fb_used_mib"], row["fb_total_mib"], row["power_w"]) == (1024, 32768, 250)
     assert (row["node"], row["job"], row["model"]) == ("gpu01", "77", "NVIDIA A100")
     assert (row["index"], row["mig"]) == identity
