@@ -6,7 +6,9 @@ with their dictionaries until a slice of limited size is expanded, and a file ma
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +23,30 @@ from slurm_affinode.base.text import one_line
 
 SLICE_BYTES = 64 << 20
 """Maximum size of the text of one batch, unless one row has more."""
-_TEXTS = ("STRING", "NONE", "JSON", "ENUM")
 FEW_VALUES = 10_000_000
 """A file of any size may have as many values in a column; a larger one ``UNPACKED_RATIO`` for each byte."""
+_TEXTS = ("STRING", "NONE", "JSON", "ENUM")
+"""Logical types of byte arrays that Arrow reads with their dictionaries."""
 
 
-def open_file(path: Path, where: str) -> pq.ParquetFile:
-    """Open a file, the text of which stays encoded. The caller closes it.
+@contextmanager
+def opened(path: Path, where: str) -> Iterator[pq.ParquetFile]:
+    """Open a file, the text of which stays encoded.
 
-    Raises ``InputError`` for the file ``where`` if it declares more values or data than its size explains, and
-    ``pyarrow.ArrowException`` if it is not Parquet.
+    Raises ``InputError`` for the file ``where`` if it declares more values or data than its size explains,
+    ``pyarrow.ArrowException`` if it is not Parquet, and ``OSError``.
     """
-    with pq.ParquetFile(path) as file:
-        found, columns = file.metadata, [file.schema.column(at) for at in range(len(file.schema))]
-        groups = [found.row_group(at) for at in range(found.num_row_groups)]
-    size = path.stat().st_size
+    with path.open("rb") as source:
+        columns = _checked(pq.ParquetFile(source), os.fstat(source.fileno()).st_size, where)
+        yield pq.ParquetFile(source, read_dictionary=[
+            one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.logical_type.type in _TEXTS
+        ])  # fmt: skip
+
+
+def _checked(file: pq.ParquetFile, size: int, where: str) -> list[pq.ColumnSchema]:
+    """Return the columns of a file. Raises ``InputError`` if it is larger than its size explains."""
+    found, columns = file.metadata, [file.schema.column(at) for at in range(len(file.schema))]
+    groups = [found.row_group(at) for at in range(found.num_row_groups)]
     count, most = found.num_rows, max(FEW_VALUES, UNPACKED_RATIO * size)
     unpacked = 0
     for at in range(len(columns)):
@@ -47,13 +58,13 @@ def open_file(path: Path, where: str) -> pq.ParquetFile:
     if unpacked > most_unpacked(size):
         raise InputError(f"unpacks to {unpacked:,} bytes, at most {most_unpacked(size):,} fit", where=where)
     if wide := [one.name for one in columns if one.length > NAME_BYTES]:
-        raise InputError(f"has values of a fixed size above {NAME_BYTES:,} bytes in column {wide[0]}", where=where)
-    texts = [one.path for one in columns if one.physical_type == "BYTE_ARRAY" and one.logical_type.type in _TEXTS]
-    return pq.ParquetFile(path, read_dictionary=texts)
+        name = one_line(wide[0], 80)
+        raise InputError(f"has values of a fixed size above {NAME_BYTES:,} bytes in column {name}", where=where)
+    return columns
 
 
 def batches(file: pq.ParquetFile, rows: int, columns: Sequence[str], where: str) -> Iterator[pa.RecordBatch]:
-    """Yield the columns of a file from ``open_file``, at most ``rows`` and about ``SLICE_BYTES`` of text at once.
+    """Yield the columns of a file from ``opened``, at most ``rows`` and about ``SLICE_BYTES`` of text at once.
 
     Raises ``InputError`` for the file ``where`` if its text is more than ``NAME_BYTES`` a row on average, and
     ``pyarrow.ArrowException`` if it is damaged.

@@ -24,7 +24,7 @@ _UNITS_A_DAY = {"ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000
 def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None) -> Iterator[pl.DataFrame]:
     """Yield the samples of one file. Raises ``InputError`` if it is not Parquet or has no metric."""
     try:
-        with reading(notes.name), parquet_batches.open_file(path, notes.name) as file:
+        with reading(notes.name), parquet_batches.opened(path, notes.name) as file:
             header = file.schema_arrow.names
             found = layout(header, notes, options)
             if not file.metadata.num_rows:

@@ -303,7 +303,7 @@ def response_entries(
 def _parquet(path: Path, notes: ReadingNotes) -> Iterator[pl.DataFrame]:
     """Yield the samples of a Parquet file with columns of the sample schema."""
     try:
-        with reading(notes.name), parquet_batches.open_file(path, notes.name) as file:
+        with reading(notes.name), parquet_batches.opened(path, notes.name) as file:
             header = file.schema_arrow.names
             if missing := [name for name in ("cluster", "address", "engine", "time") if name not in header]:
                 raise InputError(f"has no column {missing[0]}", where=notes.name, hint="see docs/engine-metrics.md")

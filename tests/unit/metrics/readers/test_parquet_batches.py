@@ -27,7 +27,7 @@ def repeated(text: str, rows: int) -> pa.Array:
 
 def read(path: Path, *columns: str) -> list[pa.RecordBatch]:
     """Return all batches."""
-    with parquet_batches.open_file(path, "f") as file:
+    with parquet_batches.opened(path, "f") as file:
         return list(parquet_batches.batches(file, 500_000, columns, "f"))
 
 
