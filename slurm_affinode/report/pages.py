@@ -30,6 +30,7 @@ from slurm_affinode.report.context import (
     Table,
 )
 from slurm_affinode.report.measures import STATES, Row, help_for, known, shown
+from slurm_affinode.report.summary import has_averages
 from slurm_affinode.report.tables import name_cell
 
 _WHY_UNKNOWN = frozenset({"unmapped-gpus", "partly-mapped", "no-samples", "gaps", "no-activity-signal"})
@@ -53,7 +54,7 @@ def answer(result: WasteResult) -> Answer:
         if not result.quality.samples:
             why = "there are no GPU metrics of these jobs"
         return Answer(before, "How much of it was idle is unknown", f": {why}.")
-    averaged = any(issue.code == "per-run-averages" for issue in result.quality.issues)
+    averaged = has_averages(result)
     strong = f"{'At least ' if averaged else ''}{fmt.number(idle)} GPU-hours were idle"
     after = f", {fmt.percent(idle / allocated)} of the allocated"
     unknown = known(total, "gpu_hours_unknown")

@@ -158,6 +158,11 @@ def to_json(summary: Summary) -> str:
     return json_values.shown(json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False)) + "\n"
 
 
+def has_averages(result: WasteResult) -> bool:
+    """Return whether metrics are averages per run, so that idle hours are a lower bound."""
+    return any(issue.code == "per-run-averages" for issue in result.quality.issues)
+
+
 _BOUNDS = {"idle": ", at least", "low": " on average", "busy": ", at most"}
 """State -> addition to its label if only averages per run are known: they hide idle time within a run."""
 
@@ -170,7 +175,7 @@ def headline_rows(result: WasteResult) -> list[tuple[str, str, str]]:
     if (capacity := known(total, "gpu_hours_capacity")) is not None:
         free = known(total, "unallocated_gpu_hours")
         rows = [("capacity", fmt.number(capacity), ""), ("not allocated", fmt.number(free), ""), *rows]
-    averaged = any(issue.code == "per-run-averages" for issue in result.quality.issues)
+    averaged = has_averages(result)
     for state, label in STATES:
         hours = known(total, f"gpu_hours_{state}")
         share = fmt.percent(hours / allocated) if hours is not None and allocated else ""
