@@ -1,8 +1,9 @@
 #!/bin/bash
 # Two processes that pass numbers through a FIFO by name, and back through a pipe.
-fifo=$(mktemp -u "$HOME/fifo.XXXXXX")
+directory=$(mktemp -d "$HOME/fifo.XXXXXX")
+fifo=$directory/fifo
 mkfifo "$fifo"
-trap 'rm -f "$fifo"' EXIT
+trap 'rm -rf "$directory"' EXIT
 coproc BACK { while read -r number; do echo $((number + 1)); done <"$fifo"; }
 exec 7>"$fifo"
 number=0
