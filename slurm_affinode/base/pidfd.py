@@ -391,8 +391,8 @@ def processes(numbers: Iterable[int] | None = None, *, proc: Path = PROC) -> Ite
 def processes_elsewhere(*, proc: Path = PROC) -> Iterator[Process]:
     """As ``processes``, but only those that may be in another PID namespace than this process.
 
-    Neither a process nor its children can leave a namespace that they are in for one above it. To read that takes a
-    tenth of the time of holding a process, and almost all processes of a node are in the agent's namespace.
+    A process of this namespace is not one of a job: no process enters a namespace above its own, not even a child of
+    it. To read that takes a tenth of the time of holding a process, and almost all processes of a node are here.
     """
     own = own_identity(proc)
     return processes((pid for pid in pids(proc) if _identity(proc, pid) != own), proc=proc)

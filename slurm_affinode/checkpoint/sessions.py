@@ -1,4 +1,4 @@
-"""Changes to a dumped tree so that CRIU restores every process in its place, and running if it ran.
+"""Changes to a dump so that CRIU restores every process in its place, running if it ran, with its timers.
 
 A daemon that has forked twice is in a session without a leader, and a child of the script, which is a subreaper
 (``PR_SET_CHILD_SUBREAPER``). CRIU restores such a session with a helper that leads it, is the daemon's parent and ends
@@ -96,6 +96,20 @@ def resume(directory_fd: int, pids: Iterable[int], *, but: Collection[int]) -> N
             _resume(directory_fd, f"core-{pid}.img")
 
 
+def rearm(directory_fd: int) -> None:
+    """Let the expired periodic timers of a dump expire at once when they are restored.
+
+    Raises ``BadImage``, ``OSError``. The file is rewritten before digests are computed. Expirations that were not read
+    are still counted.
+    """
+    before = read_image(directory_fd, FILES)
+    after = before[:_MAGICS] + b"".join(framed(_rearmed(body)) for body in bodies(before))
+    if after != before:
+        fd = os.open(FILES, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
+        with os.fdopen(fd, "wb") as file:
+            file.write(after)
+
+
 def _resume(directory_fd: int, name: str) -> None:
     data = read_image(directory_fd, name)
     body, *others = bodies(data)
@@ -108,6 +122,26 @@ def _resume(directory_fd: int, name: str) -> None:
     fd = os.open(name, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
     with os.fdopen(fd, "wb") as file:
         file.write(data[:_MAGICS] + framed(running))
+
+
+def _rearmed(entry: bytes) -> bytes:
+    timer = _part(entry, _TIMERFD)
+    if timer is None:
+        return entry
+    fields = message(timer)
+    left = integer(fields, _LEFT_S) or integer(fields, _LEFT_NS)
+    interval = integer(fields, _INTERVAL_S) or integer(fields, _INTERVAL_NS)
+    if left or not interval or not integer(fields, _TICKS):
+        return entry  # it expires in the future, once, or was disarmed
+    return with_field(entry, _TIMERFD, with_field(timer, _LEFT_NS, 1))
+
+
+def _part(body: bytes, field: int) -> bytes | None:
+    """Return the message in a field; ``None`` if it has none. Raises ``BadImage``."""
+    found = message(body).get(field, [])
+    if len(found) > 1 or not all(isinstance(one, bytes) for one in found):
+        raise BadImage(f"field {field} is there twice, or is no message")
+    return next((one for one in found if isinstance(one, bytes)), None)
 
 
 def _check(tree: Sequence[SessionProcess]) -> None:
@@ -200,37 +234,3 @@ def _process(body: bytes, names: Collection[str]) -> SessionProcess:
         return SessionProcess(pid, numbers[_PARENT], numbers[_SESSION], zombie=f"mm-{pid}.img" not in names)
     except KeyError as error:
         raise BadImage(f"{_TREE}: field {error} is missing") from None
-
-
-def rearm(directory_fd: int) -> None:
-    """Let the expired periodic timers of a dump expire at once when they are restored.
-
-    Raises ``BadImage``, ``OSError``. The file is rewritten before digests are computed. Expirations that were not read
-    are still counted.
-    """
-    before = read_image(directory_fd, FILES)
-    after = before[:_MAGICS] + b"".join(framed(_rearmed(body)) for body in bodies(before))
-    if after != before:
-        fd = os.open(FILES, os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory_fd)
-        with os.fdopen(fd, "wb") as file:
-            file.write(after)
-
-
-def _rearmed(entry: bytes) -> bytes:
-    timer = _part(entry, _TIMERFD)
-    if timer is None:
-        return entry
-    fields = message(timer)
-    left = integer(fields, _LEFT_S) or integer(fields, _LEFT_NS)
-    interval = integer(fields, _INTERVAL_S) or integer(fields, _INTERVAL_NS)
-    if left or not interval or not integer(fields, _TICKS):
-        return entry  # it expires in the future, once, or was disarmed
-    return with_field(entry, _TIMERFD, with_field(timer, _LEFT_NS, 1))
-
-
-def _part(body: bytes, field: int) -> bytes | None:
-    """Return the message in a field; ``None`` if it has none. Raises ``BadImage``."""
-    found = message(body).get(field, [])
-    if len(found) > 1 or not all(isinstance(one, bytes) for one in found):
-        raise BadImage(f"field {field} is there twice, or is no message")
-    return next((one for one in found if isinstance(one, bytes)), None)
