@@ -52,6 +52,7 @@ exec sed "s/@mark@/$mark/g" {root}/squeue.txt
 """
 SCONTROL = """#!/bin/sh
 case "$*" in
+*--json=list*) echo "data_parser/v0.0.42" ;;
 *details*) echo "scontrol show jobs" >> {root}/queries; exec cat {root}/details.txt ;;
 *nodes*) echo "scontrol show nodes" >> {root}/queries; exec cat {root}/nodes.json ;;
 *config*) echo "scontrol show config" >> {root}/queries; echo "ClusterName             = bench" ;;
