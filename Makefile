@@ -6,6 +6,8 @@ SHELL := /bin/bash
 # uv where it is installed, else a private copy of it in .uv/ (made with the system's Python).
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 export UV_LINK_MODE ?= copy
+# Tests run hundreds of commands, each of which would compile the package.
+unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv/bin
 DEMO_OUT ?= out/demo
 
@@ -20,12 +22,19 @@ help: ## Show the targets.
 	python3 -m venv .uv
 	.uv/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.6'
 
-install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
-	@$(UV) sync --quiet --frozen --no-default-groups --inexact
+# Built with the package, which uv does not install again if only this file is missing.
+LIBRARY := slurm_affinode/analysis/join/libjoin.so
+rebuild = $(if $(wildcard $(LIBRARY)),,--reinstall-package slurm-affinode)
 
-.venv/.dev: pyproject.toml uv.lock $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
-	$(UV) sync --quiet --frozen --all-extras --group dev
+install: $(if $(findstring .uv/,$(UV)),.uv/bin/uv) ## Install the locked runtime dependencies into .venv.
+	@$(UV) sync --quiet --frozen --no-default-groups --inexact $(rebuild)
+
+.venv/.dev: pyproject.toml uv.lock hatch_build.py $(wildcard slurm_affinode/analysis/join/*.[ch]) $(LIBRARY) $(if $(findstring .uv/,$(UV)),.uv/bin/uv)
+	$(UV) sync --quiet --frozen --all-extras --group dev $(rebuild)
 	@touch $@
+
+$(LIBRARY):  # without it, the rule above runs
+	@:
 
 demo: install ## Analyze recorded jobs and GPU metrics, write out/demo/report.html.
 	@$(VENV)/slurm-affinode demo --out $(DEMO_OUT)

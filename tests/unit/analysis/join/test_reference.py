@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import measures, samples
 from slurm_affinode.analysis.block import BUSY, IDLE, LOW, POWER, UNKNOWN, Block, BlockColumn, Pieces
-from slurm_affinode.analysis.join import kernel, loops, row_groups
-from slurm_affinode.analysis.join.compilation import machine_code, rebuilt
-from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds, Totals
+from slurm_affinode.analysis.join import kernel
+from slurm_affinode.analysis.result import BOUNDS_S, SUMS, Thresholds
 from slurm_affinode.analysis.segments import FAR, Allocations, build
+from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.parquet import parts
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
@@ -195,32 +195,9 @@ def allocations(draw: st.DrawFn, devices: int, since: int, until: int) -> list[H
     return sorted(found, key=lambda h: (h.device, h.start, h.run))
 
 
-def by_arrays(*arguments: Any) -> Totals:
-    """Run the join with array operations in place of loops over samples, as for few samples."""
-    return kernel.fold(*arguments, loops, workers=1)
-
-
-def by_plain_loop(*arguments: Any) -> Totals:
-    """Run the loops as Python code, not compiled."""
-    return kernel.fold(*arguments, rebuilt(loops, lambda function, _inline: function))
-
-
-def compiled(*arguments: Any) -> Totals:
-    """Run the compiled loops."""
-    return kernel.fold(*arguments, machine_code(loops))
-
-
-def decoded(*arguments: Any) -> Totals:
-    """Run the compiled loops; row groups are read by the thread that processes them."""
-    return compiled(*arguments)
-
-
-@pytest.mark.parametrize(
-    "run", [by_arrays, by_plain_loop, compiled, decoded], ids=["arrays", "loop", "compiled", "decoded"]
-)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.data())
-def test_join_agrees_with_reference_implementation(run: Callable[..., Totals], data: st.DataObject) -> None:
+def test_join_agrees_with_reference_implementation(data: st.DataObject) -> None:
     """Sums, peaks, idle windows and free time agree wherever blocks, days and cells are cut."""
     histories = data.draw(st.lists(history(), min_size=1, max_size=3))
     first = min(s[0].time for s in histories)
@@ -253,9 +230,9 @@ def test_join_agrees_with_reference_implementation(run: Callable[..., Totals], d
             cut_device=np.repeat(np.arange(len(order)), len(cuts)),
             cut_time=np.tile(np.array(cuts, np.int64) + EPOCH_MS, len(order)),
         )
-        blocks = row_groups.row_groups(index) if run is decoded else split(samples.blocks(index), size)
-        with mock.patch.object(loops, "CHUNK", data.draw(st.sampled_from([8, 16, 24]))):
-            summed = run(blocks, index.pieces, allocated, cells, THRESHOLDS)
+        blocks = split(samples.blocks(index), size)
+        chunk = data.draw(st.sampled_from([1, 8, 17, 24]))
+        summed = kernel.run(blocks, index.pieces, allocated, cells, THRESHOLDS, chunk=chunk)
         store.close()
     # The sampling interval of each day has tests of its own.
     pieces = index.pieces
@@ -280,8 +257,7 @@ def test_join_agrees_with_reference_implementation(run: Callable[..., Totals], d
     assert np.isclose(unheld, free, atol=1e-3)
 
 
-@pytest.mark.parametrize("run", [by_arrays, by_plain_loop, compiled], ids=["arrays", "loop", "compiled"])
-def test_short_part_of_a_sample_in_a_cell_keeps_precision(run: Callable[..., Totals]) -> None:
+def test_short_part_of_a_sample_in_a_cell_keeps_precision() -> None:
     """561 W for the first of 30,007 ms: the product for all of them does not fit the 24 bits of a 32-bit float."""
     one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
     times = np.array([65_005, 95_012], np.int64)
@@ -289,5 +265,22 @@ def test_short_part_of_a_sample_in_a_cell_keeps_precision(run: Callable[..., Tot
     cells = build(held, taking_part=np.ones(1, np.bool_), since=35_182, until=130_000)
     pieces = Pieces(none, none, one * 2, one * STEP, np.ones(1) * 3 * STEP, one * FAR, times[:1], times[1:] + STEP)
     columns = {POWER: BlockColumn(np.array([561.0, 5.0], np.float32), complete=True)}
-    summed = run([Block(0, times, columns, int(FAR))], pieces, held, cells, THRESHOLDS)
+    summed = kernel.run([Block(0, times, columns, int(FAR))], pieces, held, cells, THRESHOLDS)
     assert measures.per_allocation(summed, cells, held)["power"].to_list() == [561.0]
+
+
+def test_unordered_times_are_reported_as_damage() -> None:
+    """The loops rely on the order of the times, also of the first time of the next block."""
+    one, none = np.ones(1, np.int64), np.zeros(1, np.int64)
+    held = Allocations.of(none, none, none, one)
+    cells = build(held, taking_part=np.ones(1, np.bool_), since=0, until=1)
+    for times, rows, following in (
+        ([1, 3, 2], 3, FAR), ([1, 1, 2], 3, FAR), ([1, 2, 1 << 61], 3, FAR), ([1, 2], 2, FAR), ([1, 2], 3, 2)
+    ):  # fmt: skip
+        pieces = Pieces(none, none, one * rows, one, np.ones(1), one * FAR, none, one * FAR * 2)
+        blocks = [Block(0, np.array(times, np.int64), {}, int(following))]
+        if len(times) == rows == 2:
+            kernel.run(blocks, pieces, held, cells, Thresholds())
+            continue
+        with pytest.raises(UnreachableError, match="not in order"):
+            kernel.run(blocks, pieces, held, cells, Thresholds())

@@ -1,0 +1,417 @@
+// The join of samples and cells, as loops over pieces, cells and samples. native.py builds the structures.
+//
+// Samples are sorted by (device, time), and cells are few, so there is no hashing and no search per sample. Values are
+// 32-bit floats, as stored; sums are 64-bit. The time in each activity class is the length of its stretches without a
+// gap, exact in milliseconds. The inner loops are simple, so that the compiler vectorizes them.
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "join.h"
+
+enum { BUSY, LOW, IDLE, UNKNOWN, UTIL, FB = 6, POWER = 9 };
+// First columns of sums: time by activity class; for each metric value x time, time with a value and, except for UTIL,
+// value x time while idle.
+
+#define GAP 128  // added to the class of a sample that is followed by a gap
+#define FAR (INT64_C(1) << 60)        // end of the last cell of a device
+#define LATEST (INT64_C(1) << 59)     // of all times; with its weight, a sample ends before FAR
+#define FLOAT_INFINITY 0x7F800000
+
+// The digest of the sources, which native.py compares (sources.py).
+#ifndef JOIN_SOURCES
+#define JOIN_SOURCES ""
+#endif
+const char join_sources[] = JOIN_SOURCES;
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Return the piece that contains `row`: the first one that ends after it.
+static int64_t piece_of(const struct pieces *p, int64_t row) {
+  int64_t low = 0, high = p->count;
+  while (low < high) {
+    int64_t middle = (low + high) >> 1;
+    if (p->end[middle] <= row)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Return whether any two successive times of a piece are more than INT32_MAX ms apart.
+static bool far_apart(const int64_t *times, int64_t begin, int64_t stop) {
+  for (int64_t j = begin; j < stop - 1; j++)
+    if (times[j + 1] - times[j] > INT32_MAX)
+      return true;
+  return false;
+}
+
+// Return whether the times of a block ascend within each piece, and lie within its interval. The loops of this file
+// rely on it; a damaged file may violate it.
+int in_order(const struct block *b, const struct pieces *p) {
+  const int64_t *times = b->time;
+  int64_t begin = 0;
+  for (int64_t piece = piece_of(p, b->row); begin < b->count; piece++) {
+    if (piece == p->count)
+      return 0;
+    int64_t stop = smaller(p->end[piece] - b->row, b->count), wrong = 0;
+    for (int64_t j = begin; j < stop - 1; j++)
+      wrong += times[j + 1] <= times[j];
+    if (wrong || times[begin] <= -LATEST || times[stop - 1] >= LATEST)
+      return 0;
+    if (times[stop - 1] - times[begin] > INT32_MAX && far_apart(times, begin, stop))
+      return 0;
+    if (p->step[piece] < 0 || p->step[piece] > INT32_MAX || !(p->limit[piece] >= 0 && p->limit[piece] <= INT32_MAX))
+      return 0;
+    if (times[begin] < p->first_time[piece] || times[stop - 1] >= p->reach[piece])
+      return 0;
+    if (p->end[piece] - b->row > b->count) {
+      if (b->next_time <= times[stop - 1] || b->next_time >= LATEST || b->next_time - times[stop - 1] > INT32_MAX)
+        return 0;
+    }
+    begin = stop;
+  }
+  return 1;
+}
+
+// Add `duration` ms of a sample to a row of sums.
+static void add(double *sums, int64_t duration, int activity, float util, float fb, float power) {
+  sums[activity] += (double)duration;
+  if (util >= 0) {
+    sums[UTIL] += (double)util * (double)duration;
+    sums[UTIL + 1] += (double)duration;
+  }
+  if (fb >= 0) {
+    sums[FB] += (double)fb * (double)duration;
+    sums[FB + 1] += (double)duration;
+    if (activity == IDLE)
+      sums[FB + 2] += (double)fb * (double)duration;
+  }
+  if (power >= 0) {
+    sums[POWER] += (double)power * (double)duration;
+    sums[POWER + 1] += (double)duration;
+    if (activity == IDLE)
+      sums[POWER + 2] += (double)power * (double)duration;
+  }
+}
+
+// Write the distance of each of `size` times to the next one to `weights`; return the largest.
+static inline int32_t weigh(const int64_t *times, int64_t size, int32_t *weights) {
+  int32_t most = 0;
+  for (int64_t j = 0; j < size; j++) {
+    int32_t distance = (int32_t)(times[j + 1] - times[j]);
+    weights[j] = distance;
+    most = distance > most ? distance : most;
+  }
+  return most;
+}
+
+// Set the weight of each sample that is followed by a gap to `step`, and add GAP to its class.
+static void mark_gaps(const int64_t *times, int64_t size, int64_t after_last, double limit, int64_t step,
+                      int32_t *weights, uint8_t *kinds) {
+  for (int64_t j = 0; j < size; j++) {
+    int64_t after = j + 1 < size ? times[j + 1] : after_last;
+    if ((double)(after - times[j]) > limit) {
+      weights[j] = (int32_t)step;
+      kinds[j] += GAP;
+    }
+  }
+}
+
+// Return a value; 0 at or below its floor, -1 if it is missing: comparisons with NaN are false.
+static inline float floored(float value, float floor) { return value > floor ? value : value <= floor ? 0.0F : -1.0F; }
+static inline float largest(float a, float b) { return b > a ? b : a; }
+
+// Write the class of each of `size` samples from row `first` on to `kinds`.
+static inline void classify(const struct block *b, int64_t first, int64_t size, const struct limits *limits,
+                            uint8_t *kinds) {
+  const float *util = b->util + first, *engine = b->engine + first, *sm = b->sm + first;
+  const float *tensor = b->tensor + first, *dram = b->dram + first, *floors = limits->floors;
+  float idle_pct = limits->idle_pct, low_pct = limits->low_pct;
+  float util_floor = floors[0], engine_floor = floors[1], sm_floor = floors[2], tensor_floor = floors[3];
+  float dram_floor = floors[4];
+  for (int64_t j = 0; j < size; j++) {
+    float x = floored(engine[j], engine_floor);
+    x = largest(x, floored(sm[j], sm_floor));
+    x = largest(x, floored(tensor[j], tensor_floor));
+    x = largest(x, floored(dram[j], dram_floor));
+    x = largest(x * 100, floored(util[j], util_floor));
+    kinds[j] = (uint8_t)((x <= idle_pct) + (x <= low_pct) + (x < 0));
+  }
+}
+
+// Add value x time, time with a value, and value x time while idle to three columns. With `complete` no value is
+// missing, and the caller adds the time. `count` rows.
+static inline void sum_up(const float *values, int64_t count, const int32_t *weights, const uint8_t *kinds,
+                          double *columns, bool complete) {
+  double total = 0, while_idle = 0;
+  int64_t known = 0;
+  for (int64_t j = 0; j < count; j++) {
+    bool there = complete || values[j] >= 0;
+    double product = there ? (double)values[j] * (double)weights[j] : 0;
+    total += product;
+    known += there ? weights[j] : 0;
+    while_idle += (kinds[j] & (GAP - 1)) == IDLE ? product : 0;
+  }
+  columns[0] += total;
+  if (!complete)
+    columns[1] += (double)known;
+  columns[2] += while_idle;
+}
+
+// Likewise without the time while idle.
+static inline void sum_plainly(const float *values, int64_t count, const int32_t *weights, double *columns,
+                               bool complete) {
+  double total = 0;
+  int64_t known = 0;
+  for (int64_t j = 0; j < count; j++) {
+    bool there = complete || values[j] >= 0;
+    total += there ? (double)values[j] * (double)weights[j] : 0;
+    known += there ? weights[j] : 0;
+  }
+  columns[0] += total;
+  if (!complete)
+    columns[1] += (double)known;
+}
+
+// Raise `peak`, the bits of a float, to the largest of `count` values. The bits of non-negative floats have the order
+// of the floats, and NaN is above infinity. Comparisons of integers are vectorized.
+static inline void raise_peak(const float *values, int64_t count, int32_t *peak) {
+  int32_t most = *peak;
+  for (int64_t j = 0; j < count; j++) {
+    int32_t bits;
+    memcpy(&bits, values + j, sizeof bits);
+    bits = bits <= FLOAT_INFINITY ? bits : -1;
+    most = bits > most ? bits : most;
+  }
+  *peak = most;
+}
+
+// Return the first row from `at` on, before `high`, with another class than row `at - 1`, else `high`.
+static inline int64_t change(const uint8_t *kinds, int64_t at, int64_t high) {
+  uint8_t kind = kinds[at - 1];
+  uint64_t eight = kind * UINT64_C(0x0101010101010101), word;
+  while (at + 8 <= high && (memcpy(&word, kinds + at, sizeof word), word == eight))
+    at += 8;
+  while (at < high && kinds[at] == kind)
+    at++;
+  return at;
+}
+
+// Return the cell that contains `time`, among the cells `low` to `high`.
+static int64_t first_cell(const int64_t *starts, int64_t low, int64_t high, int64_t time) {
+  while (high - low > 1) {
+    int64_t middle = (low + high) >> 1;
+    if (starts[middle] <= time)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Return the first row of first < row < stop with time[row] >= end, else stop.
+static int64_t behind(const int64_t *time, int64_t first, int64_t stop, int64_t end, int64_t step) {
+  if (stop == first || time[stop - 1] < end)
+    return stop;
+  // Samples are almost evenly spaced: interpolate, widen the range until it contains the row, then bisect.
+  int64_t guess = smaller(larger(first + (end - time[first]) / larger(step, 1), first), stop - 1);
+  int64_t low = guess, high = guess;
+  for (int64_t reach = 1; low > first && time[low] >= end; reach *= 2)
+    low = larger(low - reach, first);
+  for (int64_t reach = 1; time[high] < end; reach *= 2)
+    high = smaller(high + reach, stop - 1);
+  while (high - low > 1) {
+    int64_t middle = (low + high) >> 1;
+    if (time[middle] < end)
+      low = middle;
+    else
+      high = middle;
+  }
+  return time[low] < end ? high : low;
+}
+
+// Append idle time to `events`, unless its length is 0; return the number of rows in `events`, or room + 1 if it is full.
+static inline int64_t record(int64_t *events, int64_t room, int64_t at, int64_t cell, int64_t begin, int64_t end,
+                             int64_t taken) {
+  if (end <= begin)
+    return at;
+  if (at >= room)
+    return room + 1;
+  int64_t *event = events + 4 * at;
+  event[0] = cell, event[1] = begin, event[2] = end, event[3] = taken;
+  return at + 1;
+}
+
+// Add the rows of a block to `s`, and its idle time to `events`: rows of cell, begin, end, and the time since which an
+// allocation must have held the device. Return the number of rows in `events`. It needs as many as the block has rows plus the
+// timeline has cells; a larger number than `room` is returned if pieces contradict each other, so that it was too small.
+VERSIONS int64_t fold(const struct block *b, const struct pieces *p, const struct timeline *line,
+                      const struct limits *limits, struct sums *s, int64_t *events, int64_t room) {
+  int32_t weights[CHUNK];
+  uint8_t kinds[CHUNK];
+  const int64_t *times = b->time, *ends = line->end;
+  int64_t event = 0, begin = 0;
+  for (int64_t piece = piece_of(p, b->row); begin < b->count; piece++) {
+    int64_t stop = smaller(p->end[piece] - b->row, b->count);
+    int64_t following = p->end[piece] - b->row <= b->count ? p->next_time[piece] : b->next_time;
+    following = larger(smaller(following, FAR), times[stop - 1]);
+    int64_t step = p->step[piece], device = p->device[piece];
+    double limit = p->limit[piece];
+    int64_t cell = first_cell(line->start, line->offset[device], line->offset[device + 1], times[begin]);
+    while (begin < stop) {
+      // A chunk: rows of one piece.
+      int64_t behind_chunk = smaller(begin + limits->chunk, stop), size = behind_chunk - begin;
+      int64_t after_last = behind_chunk < stop ? times[behind_chunk] : following;
+      int64_t last_weight = after_last - times[behind_chunk - 1];
+      int32_t most = weigh(times + begin, size - 1, weights);
+      weights[size - 1] = (int32_t)((double)last_weight <= limit ? last_weight : step);
+      classify(b, begin, size, limits, kinds);
+      if (most > limit || (double)last_weight > limit)
+        mark_gaps(times + begin, size, after_last, limit, step, weights, kinds);
+      for (int64_t low = 0, high; low < size; low = high) {
+        // Rows `low` to `high` of the chunk are in one cell.
+        while (times[begin + low] >= ends[cell])
+          cell++;
+        int64_t end = ends[cell], first = begin + low;
+        high = behind(times, first, behind_chunk, end, step) - begin;
+        double *sums = s->sums + SUMS * cell;
+        const int32_t *weight = weights + low;
+        if (b->util_present)
+          sum_plainly(b->util + first, high - low, weight, sums + UTIL, b->util_present == COMPLETE);
+        if (b->fb_present) {
+          sum_up(b->fb + first, high - low, weight, kinds + low, sums + FB, b->fb_present == COMPLETE);
+          raise_peak(b->fb + first, high - low, s->peak + cell);
+        }
+        if (b->power_present)
+          sum_up(b->power + first, high - low, weight, kinds + low, sums + POWER, b->power_present == COMPLETE);
+        if (line->inside[cell])
+          s->samples += high - low;
+        int run_class = -1;
+        int64_t run_begin = 0, lost = 0;
+        for (int64_t j = low; j < high;) {
+          // A run begins, or the gap after a row ends one.
+          uint8_t kind = kinds[j];
+          int activity = kind & (GAP - 1);
+          if (activity != run_class) {
+            if (run_class >= 0) {
+              sums[run_class] += (double)(times[begin + j] - run_begin);
+              if (run_class == IDLE)
+                event = record(events, room, event, cell, run_begin, times[begin + j], run_begin);
+            }
+            run_class = activity, run_begin = times[begin + j];
+          }
+          if (kind < GAP) {
+            j = change(kinds, j + 1, high);
+            continue;
+          }
+          int64_t until = times[begin + j] + step, after = j + 1 < size ? times[begin + j + 1] : after_last;
+          // Time in the gap for which a counted run held the device.
+          int64_t held = 0;
+          for (int64_t c = cell; after < FAR; c++) {
+            if (line->held[c])
+              held += larger(0, smaller(after, ends[c]) - larger(until, line->start[c]));
+            if (ends[c] >= after)
+              break;
+          }
+          s->gaps += held > 0;
+          s->gap_ms += held;
+          if (j + 1 < high) {
+            lost += after - until;
+            sums[run_class] += (double)(until - run_begin);
+            if (run_class == IDLE)
+              event = record(events, room, event, cell, run_begin, until, run_begin);
+            run_class = -1;
+          }
+          j++;
+        }
+        int64_t last = begin + high - 1, taken = times[last], reach = taken + weights[high - 1];
+        // Time of all these rows; as in the sums of values, the last sample is not clipped yet.
+        double in_all = (double)(reach - times[first] - lost);
+        if (b->util_present == COMPLETE)
+          sums[UTIL + 1] += in_all;
+        if (b->fb_present == COMPLETE)
+          sums[FB + 1] += in_all;
+        if (b->power_present == COMPLETE)
+          sums[POWER + 1] += in_all;
+        sums[run_class] += (double)(smaller(reach, end) - run_begin);
+        if (run_class == IDLE)
+          event = record(events, room, event, cell, run_begin, smaller(reach, end), run_begin);
+        if (reach > end) {
+          // The sums of values contain the whole last sample, the time only its part in the cell.
+          sums[run_class] += (double)(reach - end);
+          add(sums, end - reach, run_class, b->util[last], b->fb[last], b->power[last]);
+        }
+        for (int64_t c = cell; ends[c] < reach;) {
+          // The rest counts for the following cells, if their owners held the device at the sample's time.
+          c++;
+          int64_t duration = smaller(reach, ends[c]) - line->start[c];
+          if (taken < line->earliest[c])
+            continue;
+          double *row = s->sums + SUMS * c;
+          if (taken < line->latest[c]) {
+            if (s->partly == s->partly_room)
+              return room + 1;
+            s->partly_cell[s->partly] = c;
+            s->partly_time[s->partly] = taken;
+            row = s->partly_sums + SUMS * s->partly++;
+          }
+          add(row, duration, run_class, b->util[last], b->fb[last], b->power[last]);
+          if (run_class == IDLE)
+            event = record(events, room, event, c, line->start[c], line->start[c] + duration, taken);
+        }
+      }
+      begin = behind_chunk;
+    }
+  }
+  return event;
+}
+
+// Close and count the open idle window of allocation `a`.
+static void end_window(int64_t a, const struct windows *w) {
+  int64_t length = w->end[a] - w->begin[a];
+  if (length <= 0)
+    return;
+  w->windows[a]++;
+  w->longest[a] = larger(w->longest[a], length);
+  if (!w->counted[a])
+    return;
+  int64_t bin = 0;
+  for (int64_t k = 0; k < w->bounds_count; k++)
+    bin += length >= w->bounds[k];
+  w->bin_counts[bin]++;
+  w->bin_share[bin] += w->share[a];
+}
+
+// Attribute idle time, in row order, to the owners of its cell that held the device early enough: it extends their open
+// windows, or closes them and begins new ones.
+void give_idle(const int64_t *events, int64_t count, const struct timeline *line, const struct windows *w) {
+  for (int64_t e = 0; e < count; e++) {
+    const int64_t *event = events + 4 * e;
+    int64_t cell = event[0], begin = event[1], end = event[2], taken = event[3];
+    int64_t low = line->owner_offset[cell], high = line->owner_offset[cell + 1];
+    for (int64_t n = low; n < high; n++) {
+      int64_t a = line->owners[n];
+      if (w->owner_start[a] > taken)
+        continue;
+      double share = (double)(end - begin) / (double)(high - low);
+      if (w->end[a] == begin) {
+        w->share[a] += share;
+      } else {
+        end_window(a, w);
+        w->begin[a] = begin;
+        w->share[a] = share;
+      }
+      w->end[a] = end;
+    }
+  }
+}
+
+// Close and count the idle windows that are open after the last block.
+void end_all_windows(const struct windows *w) {
+  for (int64_t a = 0; a < w->count; a++)
+    end_window(a, w);
+}

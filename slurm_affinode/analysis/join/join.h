@@ -1,0 +1,64 @@
+// Structures shared with native.py, which lists their fields in the same order. All arrays are contiguous.
+
+#ifndef SLURM_AFFINODE_JOIN_H
+#define SLURM_AFFINODE_JOIN_H
+
+#include <stdint.h>
+
+enum { SUMS = 12, CHUNK = 4096 };  // columns of sums; the most samples of a piece that are processed at once
+enum { MISSING, PARTIAL, COMPLETE };  // whether no, some or all rows of a block have a value of a metric
+
+// On x86-64, code for processors with AVX2 is chosen when the library is loaded.
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define VERSIONS __attribute__((target_clones("default", "avx2")))
+#else
+#define VERSIONS
+#endif
+
+struct block {  // block.Block
+  int64_t count, row, next_time, util_present, fb_present, power_present;
+  const int64_t *time;
+  const float *util, *engine, *sm, *tensor, *dram, *fb, *power;
+};
+
+struct pieces {  // block.Pieces
+  int64_t count;
+  const int64_t *device, *end, *step;
+  const double *limit;
+  const int64_t *next_time, *first_time, *reach;
+};
+
+struct timeline {  // segments.Cells; offset: the first cell of each device, followed by the number of cells
+  const int64_t *offset, *start, *end, *earliest, *latest;
+  const uint8_t *inside, *held;
+  const int64_t *owner_offset, *owners;
+};
+
+struct limits {  // result.Thresholds; floors of util, engine, sm, tensor, dram; chunk: at most CHUNK
+  const float *floors;
+  float idle_pct, low_pct;
+  int64_t chunk;
+};
+
+struct sums {  // of one thread: per cell; rows that count for some sharers of a cell, with the room for them, and their number
+  double *sums;
+  int32_t *peak;
+  int64_t *partly_cell, *partly_time;
+  double *partly_sums;
+  int64_t partly_room, partly, gaps, gap_ms, samples;
+};
+
+struct windows {  // open idle windows and counts of closed ones per allocation; then bins of lengths
+  int64_t count;
+  const int64_t *owner_start;
+  const uint8_t *counted;
+  int64_t *begin, *end;
+  double *share;
+  int64_t *windows, *longest;
+  int64_t bounds_count;
+  const int64_t *bounds;
+  int64_t *bin_counts;
+  double *bin_share;
+};
+
+#endif

@@ -1,0 +1,167 @@
+"""The compiled library of the join: ``fold.c``, built with the package (``hatch_build.py``).
+
+A structure of ``join.h`` has its fields here in the same order. ``record`` checks the types of arrays. Their lengths
+are the callers' responsibility, but for those that depend on the contents of files: these the library checks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_affinode.analysis.join import sources
+from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.text import one_line
+
+LIBRARY = Path(__file__).with_name(sources.LIBRARY)
+MISSING, PARTIAL, COMPLETE = 0, 1, 2
+"""Whether no, some or all rows of a block have a value of a metric."""
+CHUNK = 4096
+"""Number of samples of a piece that are processed at once; at most that of ``join.h``."""
+
+_I64, _I32, _F64, _F32 = (np.dtype(name) for name in ("int64", "int32", "float64", "float32"))
+_FLAG = np.dtype(np.bool_)
+Types = dict[str, tuple[type[Any], np.dtype[Any] | None]]
+"""Field -> its type; with it, for a pointer, the type of the array."""
+_INT: tuple[type[Any], None] = ctypes.c_int64, None
+
+
+def _array(dtype: np.dtype[Any]) -> tuple[type[Any], np.dtype[Any]]:
+    return ctypes.c_void_p, dtype
+
+
+class Record(ctypes.Structure):
+    """A structure whose pointers are arrays, which it keeps alive."""
+
+    types: ClassVar[Types]
+    arrays: list[npt.NDArray[Any]]
+
+
+Kind = TypeVar("Kind", bound=Record)
+
+
+def _fields(kind: type[Kind]) -> type[Kind]:
+    kind._fields_ = [(name, c_type) for name, (c_type, _) in kind.types.items()]
+    return kind
+
+
+@_fields
+class BlockRecord(Record):
+    """The rows of a block. A metric that is missing in the block is all NaN."""
+
+    types: ClassVar[Types] = {
+        **dict.fromkeys(("count", "row", "next_time", "util_present", "fb_present", "power_present"), _INT),
+        "time": _array(_I64),
+        **dict.fromkeys(("util", "engine", "sm", "tensor", "dram", "fb", "power"), _array(_F32)),
+    }  # fmt: skip
+
+
+@_fields
+class PiecesRecord(Record):
+    """``block.Pieces``."""
+
+    types: ClassVar[Types] = {
+        "count": _INT, **dict.fromkeys(("device", "end", "step"), _array(_I64)), "limit": _array(_F64),
+        **dict.fromkeys(("next_time", "first_time", "reach"), _array(_I64)),
+    }  # fmt: skip
+
+
+@_fields
+class TimelineRecord(Record):
+    """``segments.Cells``. ``offset``: first cell of each device, followed by the number of cells."""
+
+    types: ClassVar[Types] = {
+        **dict.fromkeys(("offset", "start", "end", "earliest", "latest"), _array(_I64)),
+        **dict.fromkeys(("inside", "held"), _array(_FLAG)),
+        **dict.fromkeys(("owner_offset", "owners"), _array(_I64)),
+    }  # fmt: skip
+
+
+@_fields
+class LimitsRecord(Record):
+    """``result.Thresholds``; ``floors``: those of util, engine, sm, tensor and dram."""
+
+    types: ClassVar[Types] = {
+        "floors": _array(_F32), "idle_pct": (ctypes.c_float, None), "low_pct": (ctypes.c_float, None), "chunk": _INT,
+    }  # fmt: skip
+
+
+@_fields
+class SumsRecord(Record):
+    """Sums of one thread. ``peak``: bits of 32-bit floats, -1 if there is no value."""
+
+    types: ClassVar[Types] = {
+        "sums": _array(_F64), "peak": _array(_I32), "partly_cell": _array(_I64), "partly_time": _array(_I64),
+        "partly_sums": _array(_F64), **dict.fromkeys(("partly_room", "partly", "gaps", "gap_ms", "samples"), _INT),
+    }  # fmt: skip
+
+
+@_fields
+class WindowsRecord(Record):
+    """Open idle windows and counts of closed ones, per allocation; then bins of their lengths."""
+
+    types: ClassVar[Types] = {
+        "count": _INT, "owner_start": _array(_I64), "counted": _array(_FLAG),
+        **dict.fromkeys(("begin", "end"), _array(_I64)), "share": _array(_F64),
+        **dict.fromkeys(("windows", "longest"), _array(_I64)), "bounds_count": _INT,
+        **dict.fromkeys(("bounds", "bin_counts"), _array(_I64)), "bin_share": _array(_F64),
+    }  # fmt: skip
+
+
+def record(kind: type[Kind], **fields: Any) -> Kind:
+    """Build a structure. An array of another type than the field's, or one that is not contiguous, is an error."""
+    made = kind()
+    made.arrays = []
+    for name, (_, dtype) in kind.types.items():
+        value = fields[name]
+        if dtype is not None:
+            if value.dtype != dtype or not value.flags.c_contiguous:
+                raise TypeError(f"{name}: {value.dtype} instead of {dtype}, or not contiguous")
+            made.arrays.append(value)
+            value = value.ctypes.data
+        setattr(made, name, value)
+    return made
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the library. Raises ``UnreachableError``. Its functions run without the interpreter lock."""
+    try:
+        loaded = ctypes.CDLL(str(LIBRARY))
+        expected, built = sources.digest(Path(__file__).parent), _sources(loaded)
+    except OSError as error:
+        raise _unusable(f"cannot be loaded: {one_line(error)}") from error
+    if built != expected:
+        raise _unusable("was compiled from another version of its sources")
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    for name, parameters in {
+        "in_order": (pointer, pointer),
+        "fold": (*(pointer,) * 6, integer),
+        "give_idle": (pointer, integer, pointer, pointer),
+        "end_all_windows": (pointer,),
+    }.items():
+        getattr(loaded, name).argtypes = parameters
+    loaded.fold.restype = integer
+    for name in ("give_idle", "end_all_windows"):
+        getattr(loaded, name).restype = None
+    return loaded
+
+
+def _sources(loaded: ctypes.CDLL) -> str | None:
+    try:
+        text = ctypes.c_char_p(ctypes.addressof(ctypes.c_char.in_dll(loaded, sources.SYMBOL)))
+    except ValueError:
+        return None
+    return None if text.value is None else text.value.decode("ascii", "replace")
+
+
+def _unusable(why: str) -> UnreachableError:
+    return UnreachableError(
+        f"{LIBRARY}: the compiled part of the reports {why}",
+        hint="install slurm-affinode again, or run `python hatch_build.py` in a checkout",
+    )
