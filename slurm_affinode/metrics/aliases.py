@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 import tomllib
@@ -91,6 +92,16 @@ class Aliases:
     """Folded name of a metric -> its spelling in the table."""
     own: frozenset[str] = frozenset()
     """Folded names of metrics added by the site."""
+    texts: tuple[str, str, str] = dataclasses.field(init=False, repr=False, compare=False)
+    """``metrics``, ``labels`` and ``columns``, sorted, as Python shows them: part of the fingerprint of every file."""
+
+    def __post_init__(self) -> None:
+        texts = (
+            repr(sorted(self.metrics.items(), key=str)),
+            repr(sorted(self.labels.items())),
+            repr(sorted(self.columns.items(), key=str)),
+        )
+        object.__setattr__(self, "texts", texts)
 
     def metric(self, name: str) -> Alias | None:
         """Return the field and unit of the metric ``name``; None if the schema has no such field."""

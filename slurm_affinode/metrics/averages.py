@@ -108,7 +108,7 @@ def fill(history: SampleStore, averages: pl.DataFrame) -> None:
     keyed = rows.join(described, on=list(IDENTITY), nulls_equal=True).sort("device", "time")
     kept = keyed.unique(["device", "time"], keep="last", maintain_order=True)
     for (day,), part in kept.group_by(pl.col("time").dt.date(), maintain_order=True):
-        identities = part.select("device", *IDENTITY).unique("device", keep="last", maintain_order=True)
+        identities = part.select("device", *IDENTITY).unique(maintain_order=True)
         history.write_day(day, [part.select("device", "time", *METRICS, "job")], identities)
 
 

@@ -5,10 +5,12 @@ A bad file does not stop the others. Values that no GPU can produce (wrong unit,
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import polars as pl
@@ -16,9 +18,10 @@ import polars as pl
 from slurm_affinode.base.errors import AffinodeError, DiskError, InputError, UnreachableError
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
-from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared
+from slurm_affinode.metrics.parquet.writer import Prepared, SampleSource, Taken, WrittenTotals, prepared, prepared_parts
 from slurm_affinode.metrics.readers import inputs
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions, RejectedLine
+from slurm_affinode.metrics.readers.exposition import FileSamples
 from slurm_affinode.model.gpu import MIG, UNMEASURED, VGPU, VGPU_MODEL
 
 _MOST = {
@@ -81,11 +84,15 @@ class FileReader:
     """What a file without any sample lacks, for its error."""
     hint: str
     table: SampleTable = GPU
+    read_small: Callable[[Sequence[Path], ReadOptions, str | None], Mapping[Path, FileSamples]] = (
+        lambda paths, options, format: {}
+    )
+    """Return the samples of those of several small files about which there is nothing to report."""
 
 
 GPU_FILES = FileReader(
     inputs.read_file, inputs.fingerprint, possible, "GPU metric",
-    "name further metrics in a file and give it as gpu_history.aliases",
+    "name further metrics in a file and give it as gpu_history.aliases", read_small=inputs.read_small,
 )  # fmt: skip
 
 
@@ -154,10 +161,10 @@ class SeenFiles:
     nodes: set[tuple[str, str | None]] = field(default_factory=set)
     """Cluster and name."""
 
-    def watch(self, frames: Iterator[pl.DataFrame], notes: ReadingNotes) -> Iterator[Prepared]:
+    def watch(self, frames: Iterator[pl.DataFrame | Prepared], notes: ReadingNotes) -> Iterator[Prepared]:
         """Prepare ``frames`` for a writer; impossible values are set to not measured and noted."""
         for frame in frames:
-            ready = prepared(self.checked(frame, notes), self.table)
+            ready = frame if isinstance(frame, Prepared) else prepared(self.checked(frame, notes), self.table)
             self.devices.update(ready.identities["device"])
             self.nodes.update(ready.identities.select("cluster", "node").iter_rows())
             yield ready
@@ -187,15 +194,43 @@ def ingest_files(
     known = frozenset[str]() if again or dry_run else store.sources()
     run = SourceRun(options, format, known, now, advance, reader=reader)
     if dry_run or not files:
-        for path in files:
-            run.take(path, count)
+        for group in _groups(files):
+            for _ in run.take_together(group, count):
+                pass
         return run.summary(missing, None, (), dry_run=dry_run)
     with store.writer(on_landed=run.landed) as writer:
-        for path in files:
-            run.take(path, writer.add)
-            run.tell(on_landed)
+        for group in _groups(files):
+            for _ in run.take_together(group, writer.add):
+                run.tell(on_landed)
     run.tell(on_landed)
     return run.summary(missing, writer.totals, run.steps(store))
+
+
+_FILES_AT_ONCE = 500
+_BYTES_AT_ONCE = 16 << 20
+
+
+def _groups(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield ``files`` in groups of limited number and size."""
+    group: list[Path] = []
+    held = 0
+    for path in files:
+        held += inputs.size(path)
+        if group and (held > _BYTES_AT_ONCE or len(group) == _FILES_AT_ONCE):
+            yield group
+            group, held = [], inputs.size(path)
+        group.append(path)
+    if group:
+        yield group
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """The samples of a file that was read with others."""
+
+    samples: Prepared
+    unknown: Counter[str]
+    digest: str
 
 
 def count(frames: Iterator[Prepared], source: SampleSource) -> Taken:
@@ -233,8 +268,41 @@ class SourceRun:
         self._outcomes: dict[str, FileOutcome] = {}
         self._durable: list[str] = []
 
-    def take(self, path: Path, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
-        """Ingest one file."""
+    def take_together(
+        self, paths: Sequence[Path], add: Callable[[Iterator[Prepared], SampleSource], Taken]
+    ) -> Iterator[Path]:
+        """Ingest files in their order, and yield each one when it was ingested; small ones are read together."""
+        ready = self._ready(paths) if len(paths) > 1 else {}
+        for path in paths:
+            self.take(path, add, ready.get(path))
+            yield path
+
+    def _ready(self, paths: Sequence[Path]) -> dict[Path, _Ready]:
+        digests: dict[Path, str] = {}
+        for path in paths:
+            if inputs.size(path) <= inputs.SMALL_FILE_BYTES:
+                with contextlib.suppress(AffinodeError):  # reported when the file is read alone
+                    digests[path] = self._reader.fingerprint(path, str(path), self._options, self._format)
+        new = [path for path, digest in digests.items() if digest not in self._known]
+        found = self._reader.read_small(new, self._options, self._format)
+        if not found:
+            return {}
+        notes = ReadingNotes("")
+        frame = self._reader.checked(pl.concat([samples.frame for samples in found.values()]), notes)
+        if notes.decisions:
+            return {}
+        ends = list(accumulate(len(samples.frame) for samples in found.values()))
+        frames = [frame[start:end] for start, end in pairwise([0, *ends])]
+        parts = prepared_parts(frames, self._reader.table)
+        return {
+            path: _Ready(part, samples.unknown, digests[path])
+            for part, (path, samples) in zip(parts, found.items(), strict=True)
+        }
+
+    def take(
+        self, path: Path, add: Callable[[Iterator[Prepared], SampleSource], Taken], ready: _Ready | None = None
+    ) -> None:
+        """Ingest one file; ``ready``: its samples, if it was read before."""
         name, done = str(path), 0
 
         def advance(count: int) -> None:
@@ -242,32 +310,38 @@ class SourceRun:
             done += count
             self._advance(count)
 
-        def read(notes: ReadingNotes) -> tuple[str, Iterator[pl.DataFrame], str | None]:
+        def read(notes: ReadingNotes) -> tuple[str, Iterator[pl.DataFrame | Prepared], str | None]:
+            if ready is not None:
+                notes.unknown = ready.unknown
+                return "prometheus", iter((ready.samples,)), ready.digest
             digest = self._reader.fingerprint(path, name, self._options, self._format)
             if digest in self._known:
                 raise _KnownError(digest)
             return *self._reader.read(path, self._options, notes, self._format, advance), digest
 
         try:
-            self.take_from(name, read, add)
+            self.take_from(name, read, add, origin=str(path.resolve()))
         finally:
             self._advance(inputs.size(path) - done)
 
     def take_from(
         self,
         name: str,
-        read: Callable[[ReadingNotes], tuple[str, Iterator[pl.DataFrame], str | None]],
+        read: Callable[[ReadingNotes], tuple[str, Iterator[pl.DataFrame | Prepared], str | None]],
         add: Callable[[Iterator[Prepared], SampleSource], Taken],
+        *,
+        origin: str | None = None,
     ) -> None:
         """Ingest one source; ``read`` returns its format, samples and fingerprint. Raises if the store cannot be used.
 
-        Any other error is part of the outcome.
+        Any other error is part of the outcome. ``origin``: see ``SampleSource``.
         """
         started, notes = self._now(), ReadingNotes(name)
         try:
             kind, frames, digest = read(notes)
             seen = SeenFiles(self._reader.checked, self._reader.table)
-            taken = add(_not_empty(seen.watch(frames, notes), notes, self._reader), SampleSource(name, digest))
+            source = SampleSource(name, digest, origin)
+            taken = add(_not_empty(seen.watch(frames, notes), notes, self._reader), source)
             self._outcomes[name] = replace(_outcome(notes, taken, started, self._now()), format=kind)
             self._seen.devices |= seen.devices
             self._seen.nodes |= seen.nodes

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from hashlib import blake2b
@@ -21,9 +21,9 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.files import write_text
 
 FILE = "manifest.json"
-VERSION = 2
-_KNOWN = (1, VERSION)
-"""Version 1 had no digests."""
+VERSION = 3
+_KNOWN = (1, 2, VERSION)
+"""Version 1 had no digests, version 2 no names of devices with several."""
 _NAME = re.compile(r"[0-9a-f]+(?:-[0-9a-f]+)*")
 
 
@@ -41,11 +41,14 @@ class PartEntry:
     devices_digest: str | None = None
     """``digest`` of the table of devices; None: not recorded when it was written."""
     jobs_digest: str | None = None
+    names: tuple[tuple[int, str, str], ...] = ()
+    """Device, identity column and value, for the columns of a device that have several values on the day. The table of
+    devices and the samples have none of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreManifest:
-    """The live parts of each day, in the order of ingest; if several have a value, the last one wins."""
+    """The live parts of each day, in the order of ingest."""
 
     days: Mapping[date, tuple[PartEntry, ...]] = field(default_factory=dict)
     generation: int = 0
@@ -117,10 +120,18 @@ def begin(root: Path) -> StoreManifest:
 
 
 def _entry(data: Mapping[str, object]) -> PartEntry:
-    entry = PartEntry(**data)  # type: ignore[arg-type]
+    names = data.get("names", [])
+    entry = PartEntry(**{**data, "names": tuple(_name_of(one) for one in names)})  # type: ignore[arg-type, attr-defined]
     if not _NAME.fullmatch(entry.name):
         raise ValueError(entry.name)
     return entry
+
+
+def _name_of(data: Sequence[object]) -> tuple[int, str, str]:
+    device, column, value = data
+    if not isinstance(device, int) or not isinstance(column, str) or not isinstance(value, str):
+        raise ValueError(data)  # noqa: TRY004 - damage, as any other
+    return device, column, value
 
 
 def save(root: Path, manifest: StoreManifest) -> None:

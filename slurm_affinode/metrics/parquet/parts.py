@@ -1,7 +1,9 @@
 """One part of a day: a Parquet file of samples sorted by (device, time), and two small index tables.
 
-Merge rule: one row per (device, time), however often it was read. For each metric, the last value that is not missing
-wins; job IDs are united.
+Merge rule: one row per (device, time), however often it was read. Of each metric, the last value that is not missing
+counts; of GPU metrics (``SampleTable.largest``), the largest of the values of several sources, and of one source the
+value of its last ingest, which corrects earlier ones. A row that several sources have is no longer corrected. Job IDs
+are united.
 
 Encodings were chosen by measurement (2.9 million rows, two cores, Polars): times as DELTA_BINARY_PACKED scan three
 times faster than dictionary-encoded ones in a fifth of the space; LZ4 scans twice as fast as zstd and needs a fifth
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -26,7 +28,7 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry
-from slurm_affinode.metrics.parquet.table import GPU, SampleTable
+from slurm_affinode.metrics.parquet.table import GPU, ORIGIN, SampleTable
 from slurm_affinode.metrics.schema import TIME
 
 SORT = ("device", "time")
@@ -51,15 +53,114 @@ def merge(frame: pl.DataFrame, table: SampleTable = GPU) -> pl.DataFrame:
 
 
 def _collapsed(frame: pl.DataFrame, table: SampleTable) -> pl.DataFrame:
-    metrics = [pl.col(name).drop_nulls().last() for name in table.metrics]
-    grouped = frame.group_by(SORT, maintain_order=True).agg(*metrics, united_jobs(pl.col("job")).alias("job"))
-    return grouped.select(frame.columns)
+    if table.largest:
+        sources = frame[ORIGIN].unique() // _SOURCE
+        if sources.drop_nulls().is_duplicated().any():
+            frame = _corrected(frame.lazy(), (), table).collect()
+    return frame.group_by(SORT, maintain_order=True).agg(_values(table)).select(frame.columns)
+
+
+_SOURCE = 2**32
+"""``ORIGIN`` divided by this is the source."""
+
+
+def _corrected(frame: pl.LazyFrame, described: tuple[str, ...], table: SampleTable) -> pl.LazyFrame:
+    """Keep the values of the last ingest of each source, in one row per (device, time) and source."""
+    names = frame.collect_schema().names()
+    source = (pl.col(ORIGIN) // _SOURCE).alias("source")
+    kept = [pl.col(name).drop_nulls().last() for name in table.metrics]
+    more = [*(agreed(name) for name in described), united_jobs(pl.col("job")).alias("job"), pl.col(ORIGIN).last()]
+    one_ingest = frame.group_by(*SORT, ORIGIN, maintain_order=True).agg(
+        *(value for value in _values(table) if value.meta.output_name() != ORIGIN), *(agreed(one) for one in described)
+    )
+    ordered = one_ingest.sort(*SORT, ORIGIN, maintain_order=True)
+    return ordered.group_by(*SORT, source, maintain_order=True).agg(*kept, *more).select(names)
+
+
+def _values(table: SampleTable) -> list[pl.Expr]:
+    """Return the aggregations of rows of a device and time, besides the identity columns."""
+    largest = [pl.col(name).max() if name in table.largest else pl.col(name).drop_nulls().last()
+               for name in table.metrics]  # fmt: skip
+    jobs = united_jobs(pl.col("job")).alias("job")
+    if not table.largest:
+        return [*largest, jobs]
+    measured = pl.any_horizontal(pl.col(name).is_not_null() for name in table.metrics)
+    sources = pl.col(ORIGIN).filter(measured)
+    origin = pl.when(sources.n_unique() > 1).then(pl.lit(0, pl.UInt64)).when(sources.len() > 0).then(sources.last())
+    return [*largest, jobs, origin.otherwise(pl.col(ORIGIN).last()).alias(ORIGIN)]
 
 
 def merge_lazy(frame: pl.LazyFrame, described: tuple[str, ...] = (), table: SampleTable = GPU) -> pl.LazyFrame:
-    """Merge a lazy frame like ``merge``; the columns ``described`` follow the rule of metrics."""
-    values = [pl.col(name).drop_nulls().last() for name in (*described, *table.metrics)]
-    return frame.group_by(SORT, maintain_order=True).agg(*values, united_jobs(pl.col("job")).alias("job")).sort(SORT)
+    """Merge a lazy frame like ``merge``; of the columns ``described``, only values that agree are known."""
+    values = [*(agreed(name) for name in described), *_values(table)]
+    rows = _corrected(frame, described, table) if table.largest else frame
+    return rows.group_by(SORT, maintain_order=True).agg(values).sort(SORT)
+
+
+def agreed(name: str) -> pl.Expr:
+    """Aggregate an identity column to its value; null if there is none, or if there are several."""
+    values = pl.col(name).drop_nulls()
+    return pl.when(_compared(values, name).n_unique() <= 1).then(values.last()).otherwise(None).alias(name)
+
+
+_VENDOR = "NVIDIA "
+"""Drivers since 470 put it before the names of all models."""
+
+
+def _compared(values: pl.Expr, name: str) -> pl.Expr:
+    return values.cast(pl.String).str.strip_prefix(_VENDOR) if name == "model" else values
+
+
+NAMES: dict[str, pl.DataType] = {"device": pl.UInt64(), "column": pl.String(), "value": pl.String()}
+"""Values of identity columns (``SampleTable.described``) of devices, as text."""
+
+
+def names_of(devices: pl.DataFrame, table: SampleTable, *more: str) -> pl.DataFrame:
+    """Return ``NAMES`` of ``devices`` (``device``, the identity columns, and the columns ``more``, which are kept)."""
+    frames = [
+        devices.select("device", pl.lit(name).alias("column"), pl.col(name).cast(pl.String).alias("value"), *more)
+        for name in table.described
+    ]
+    if not frames:
+        return pl.DataFrame(schema={**NAMES, **{name: devices.schema[name] for name in more}})
+    return pl.concat(frames).drop_nulls("value")
+
+
+NAMES_SEEN: dict[str, pl.DataType] = {**NAMES, "first": TIME, "last": TIME}
+"""``NAMES``, with the time of the first and last sample of the device on the days on which it had the name."""
+
+
+def seen_names(tables: Sequence[pl.DataFrame], parts: Sequence[PartFiles]) -> pl.DataFrame:
+    """Return ``NAMES_SEEN`` of ``parts``, of which ``tables`` are the tables of devices."""
+    found = []
+    for devices, files in zip(tables, parts, strict=True):
+        found.append(names_of(devices, files.table, "first", "last"))
+        if files.names:
+            found.append(files.several().join(devices.select("device", "first", "last"), on="device"))
+    return united_names(found)
+
+
+def united_names(names: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """Return ``NAMES_SEEN`` with one row per name."""
+    spans = pl.col("first").min(), pl.col("last").max()
+    every = pl.concat([pl.DataFrame(schema=NAMES_SEEN), *(one.select(*NAMES_SEEN) for one in names)])
+    return every.group_by(*NAMES, maintain_order=True).agg(*spans)
+
+
+def several_names(names: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of ``names`` (``NAMES``) of identity columns with several values for a device."""
+    value = pl.when(pl.col("column") == "model").then(_compared(pl.col("value"), "model")).otherwise("value")
+    return names.filter(value.n_unique().over("device", "column") > 1)
+
+
+def without_names(devices: pl.DataFrame, several: pl.DataFrame) -> pl.DataFrame:
+    """Return ``devices`` without the values of the identity columns that have ``several`` (``NAMES``)."""
+    for (column,), group in several.group_by("column"):
+        unknown = pl.col("device").is_in(group["device"].implode())
+        # The price of an instance without a profile would be that of the whole GPU.
+        names = ("mig_profile", "model") if column == "mig_profile" else (str(column),)
+        devices = devices.with_columns(pl.when(~unknown).then(name).otherwise(None).alias(name) for name in names)
+    return devices
 
 
 POLARS_ERRORS = (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException)
@@ -89,6 +190,8 @@ class PartFiles:
     devices_digest: str | None = None
     jobs_digest: str | None = None
     table: SampleTable = GPU
+    names: tuple[tuple[int, str, str], ...] = ()
+    """See ``PartEntry``."""
 
     @classmethod
     def of(cls, directory: Path, name: str, table: SampleTable = GPU) -> PartFiles:
@@ -100,7 +203,11 @@ class PartFiles:
     def live(cls, directory: Path, entry: PartEntry, table: SampleTable = GPU) -> PartFiles:
         """Return the files of a part in the manifest, with their digests."""
         files = cls.of(directory, entry.name, table)
-        return replace(files, devices_digest=entry.devices_digest, jobs_digest=entry.jobs_digest)
+        return replace(files, devices_digest=entry.devices_digest, jobs_digest=entry.jobs_digest, names=entry.names)
+
+    def several(self) -> pl.DataFrame:
+        """Return ``NAMES`` of the identity columns with several values for a device on the day."""
+        return pl.DataFrame(self.names, schema=NAMES, orient="row")
 
     def all(self) -> tuple[Path, Path, Path]:
         """Return all three paths."""
@@ -249,12 +356,20 @@ class PartWriter:
     context manager; on an exception, the files are removed.
     """
 
-    def __init__(self, files: PartFiles, name: str, identities: pl.DataFrame) -> None:
-        """``identities`` has ``device`` and the identity columns, one row per device that will be written."""
+    def __init__(
+        self, files: PartFiles, name: str, identities: pl.DataFrame, several: pl.DataFrame | None = None
+    ) -> None:
+        """``identities`` has ``device`` and the identity columns, one row per device that will be written.
+
+        ``several``: ``NAMES`` of the identity columns with several values, which ``identities`` does not have.
+        """
         self._files = files
         self._name = name
         self._of = files.table
-        self._identities = identities.unique("device", keep="last", maintain_order=True)
+        if identities["device"].is_duplicated().any():
+            raise ValueError("a device has several identities")
+        self._identities = identities
+        self._several = pl.DataFrame(schema=NAMES) if several is None else several
         self._texts = {c: self._identities[c].drop_nulls().unique(maintain_order=True) for c in self._of.texts}
         self._pending: list[pl.DataFrame] = []
         self._pending_rows = 0
@@ -360,8 +475,10 @@ class PartWriter:
         labels = pl.concat(self._jobs).select(pl.col(n).cast(t) for n, t in JOBS.items())
         digests = write(table, self._files.devices), write(labels, self._files.jobs)
         first, last = table["first"].dt.epoch("ms").min(), table["last"].dt.epoch("ms").max()
+        several = self._several.join(table, on="device", how="semi").select(*NAMES).unique().sort(*NAMES)
         self._entry = PartEntry(
-            self._name, int(table["rows"].sum()), len(table), int(first), int(last), *digests  # type: ignore[arg-type]
+            self._name, int(table["rows"].sum()), len(table), int(first), int(last), *digests,  # type: ignore[arg-type]
+            names=tuple(several.iter_rows()),
         )  # fmt: skip
 
 
@@ -397,14 +514,14 @@ def _summary(rows: pl.DataFrame) -> pl.DataFrame:
 def sampling_step() -> pl.Expr:
     """Return the sampling interval of a device with ascending times, in ms: the median gap.
 
-    If two sources sample shortly after each other, every second gap is small, and so may be the median. Then the lower
-    quartile of the larger of two neighboring gaps is used.
+    If two sources sample shortly after each other, every second gap is small, and so may be the median. If three of
+    four pairs of neighboring gaps show this, the median of the larger ones is used.
     """
     gap = pl.col("time").diff().dt.total_milliseconds()
     larger = pl.when(gap.shift(-1) > gap).then(gap.shift(-1)).when(gap.shift(-1).is_not_null()).then(gap)
-    mostly, median = larger.quantile(0.25, "lower"), gap.median()
-    turns = (pl.len() >= _TELLING_ROWS) & (mostly > _APART * median)
-    return pl.when(turns).then(mostly).otherwise(median).round().cast(pl.Int64)
+    median = gap.median()
+    turns = (pl.len() >= _TELLING_ROWS) & (larger.quantile(0.25, "lower") > _APART * median)
+    return pl.when(turns).then(larger.median()).otherwise(median).round().cast(pl.Int64)
 
 
 def job_runs(rows: pl.DataFrame) -> pl.DataFrame:
@@ -449,22 +566,27 @@ def job_runs(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def scan_rows(path: Path, table: SampleTable) -> pl.LazyFrame:
-    """Return the samples of a file, with the columns that a file of an earlier version may lack."""
+def scan_rows(path: Path, table: SampleTable, columns: Collection[str]) -> pl.LazyFrame:
+    """Return the ``columns`` of the samples of a file, also those that a file of an earlier version may lack.
+
+    Raises ``UnreachableError`` for a damaged file, if its columns are not known.
+    """
     rows = pl.scan_parquet(path)
-    if not table.added:
-        return rows
-    there = rows.collect_schema().names()
-    return rows.with_columns(
-        pl.lit(None, table.metrics[name]).alias(name) for name in table.added if name not in there
-    )  # fmt: skip
+    added = [name for name in (*table.added, ORIGIN) if name in columns]
+    if added:
+        try:
+            there = rows.collect_schema().names()
+        except POLARS_ERRORS as error:
+            raise damaged(path, one_line(error), table) from error
+        rows = rows.with_columns(pl.lit(None, table.columns[name]).alias(name) for name in added if name not in there)
+    return rows.select(columns)
 
 
 def read_rows(files: PartFiles, start: int, length: int) -> pl.DataFrame:
     """Read ``length`` samples of a part from row ``start``, without identity columns. Raises ``UnreachableError``."""
     path, columns = files.samples, files.table.columns
     try:
-        rows = scan_rows(path, files.table).select(*columns).slice(start, length).collect()
+        rows = scan_rows(path, files.table, tuple(columns)).slice(start, length).collect()
     except POLARS_ERRORS as error:
         raise damaged(path, one_line(error), files.table) from error
     if len(rows) != length:

@@ -18,7 +18,18 @@ import polars as pl
 
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet import manifest, writer
-from slurm_affinode.metrics.parquet.parts import Part, PartFiles, PartWriter, merge_lazy, scan_rows
+from slurm_affinode.metrics.parquet.parts import (
+    NAMES_SEEN,
+    Part,
+    PartFiles,
+    PartWriter,
+    agreed,
+    merge_lazy,
+    scan_rows,
+    seen_names,
+    several_names,
+    without_names,
+)
 from slurm_affinode.metrics.parquet.table import GPU, SampleTable
 from slurm_affinode.metrics.parquet.writer import SampleSource, StoreWriter, Taken, WrittenTotals, part_files, writing
 
@@ -79,18 +90,29 @@ class SampleStore:
     def devices(self, since: datetime | None = None, until: datetime | None = None) -> pl.DataFrame:
         """Return ``SampleTable.devices`` for the interval, one row per device: total rows, widest span, median step.
 
-        Rows are counted for whole parts, not only within the interval.
+        Rows are counted for whole parts, not only within the interval. Identity columns with several values for a
+        device are null.
         """
-        tables = [part.devices() for part in self.parts(since, until)]
+        return self.devices_and_names(since, until)[0]
+
+    def devices_and_names(
+        self, since: datetime | None = None, until: datetime | None = None
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return ``devices``, and all names of the devices: ``NAMES`` with their ``first`` and ``last`` samples."""
+        parts = self.parts(since, until)
+        tables = [part.devices() for part in parts]
         if not tables:
-            return pl.DataFrame(schema=self.table.devices)
-        identity = [pl.col(name).drop_nulls().last() for name in self.table.identity]
+            return pl.DataFrame(schema=self.table.devices), pl.DataFrame(schema=NAMES_SEEN)
+        names = seen_names(tables, [part.files for part in parts])
+        identity = [agreed(name) for name in self.table.identity]
         step = pl.col("step_ms").median().round().cast(pl.Int64)
         grouped = pl.concat(tables).group_by("device", maintain_order=True)
         return (
             grouped.agg(*identity, pl.col("rows").sum(), pl.col("first").min(), pl.col("last").max(), step)
             .select(*self.table.devices)
             .sort("device")
+            .pipe(without_names, several_names(names)),
+            names,
         )
 
     def scan(self, since: datetime | None = None, until: datetime | None = None) -> pl.LazyFrame:
@@ -102,11 +124,12 @@ class SampleStore:
         wanted = ["device", *table.samples]
         current = self._manifest()
         parts = self._parts(current, since, until)
-        frames = [scan_rows(part.path, table).select(wanted) for part in parts if part.single]
+        frames = [scan_rows(part.path, table, wanted) for part in parts if part.single]
         # A day with several parts is merged as a whole: a part outside the filter may have other values of a row.
         for day in sorted({part.day for part in parts if not part.single}):
             paths = [part_files(self.root, day, entry, self.table).samples for entry in current.days[day]]
-            rows = pl.concat([scan_rows(path, table).select(wanted) for path in paths])
+            merged = [*wanted, *(name for name in table.columns if name not in wanted)]
+            rows = pl.concat([scan_rows(path, table, merged) for path in paths])
             frames.append(merge_lazy(rows, tuple(table.identity), table).select(wanted))
         if not frames:
             return pl.LazyFrame(schema={"device": pl.UInt64(), **table.samples})
@@ -134,15 +157,16 @@ class SampleStore:
     ) -> WrittenTotals:
         """Ingest one source (frames of samples) and compact the days that it changed."""
         with self.writer() as session:
-            session.add([frames] if isinstance(frames, pl.DataFrame) else frames, SampleSource(source, fingerprint))
+            whole = [frames] if isinstance(frames, pl.DataFrame) else frames
+            session.add(whole, SampleSource(source, fingerprint, origin=source))
         return session.totals
 
     def write_day(self, day: date, frames: Iterable[pl.DataFrame], identities: pl.DataFrame) -> Part:
         """Replace ``day`` with samples that are already sorted, without checking them: for generated data.
 
         ``frames``: ``device`` (UInt64), ``time`` (within the UTC day) and any of the metrics and ``job``; sorted by
-        (device, time) within and across frames, keys unique. ``identities``: the identity columns, one row per
-        device; ``device`` is computed if it is missing (``SampleTable.numbered``).
+        (device, time) within and across frames, keys unique. ``identities``: the identity columns, a row for each
+        description of a device; ``device`` is computed if it is missing (``SampleTable.numbered``).
         """
         numbered = identities if "device" in identities.columns else self.table.numbered(identities)
         with writing(self.root):
@@ -152,7 +176,7 @@ class SampleStore:
             try:
                 name = secrets.token_hex(8)
                 written = PartFiles.of(stage.path, name, self.table)
-                with PartWriter(written, name, numbered) as part:
+                with PartWriter(written, name, *writer.merged_identities(numbered, table=self.table)) as part:
                     for frame in frames:
                         part.write(frame)
                 with writer.write_locked(self.root):

@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import blake2b
 
 import polars as pl
 import pyarrow as pa
 
 from slurm_affinode.metrics.identity import with_device
 from slurm_affinode.metrics.schema import IDENTITY, METRICS, SAMPLES, TIME
+
+ORIGIN = "origin"
+"""Column with the source and ingest of a row: ``source_number(name) << 32``, plus the number of the ingest, which
+increases. 0: several sources; null: unknown."""
+
+
+def source_number(name: str) -> int:
+    """Return the number of a source in ``ORIGIN``: 1 to 2**32 - 1."""
+    return int.from_bytes(blake2b(name.encode(errors="surrogateescape"), digest_size=4).digest()) or 1
 
 
 @dataclass(frozen=True)
@@ -33,8 +43,13 @@ class SampleTable:
     """Identity columns that readers must set."""
     dictionary: tuple[str, ...]
     """Columns encoded with a dictionary, besides the identity."""
+    described: tuple[str, ...] = ()
+    """Identity columns that may have several values for one device: they are not part of its number."""
     adopted: bool = False
     """Whether a device may be known by several identities, which compaction unites."""
+    largest: tuple[str, ...] = ()
+    """Metrics of which the largest of the values of several sources counts for a device and time; of others, the last.
+    A table with such metrics has the column ``ORIGIN``."""
     added: tuple[str, ...] = ()
     """Metrics that files of earlier versions may lack: they are unknown there."""
     breadth: int = 1
@@ -43,7 +58,8 @@ class SampleTable:
     @cached_property
     def columns(self) -> dict[str, pl.DataType]:
         """The columns of rows in memory, with ``device`` in place of the identity columns."""
-        return {"device": pl.UInt64(), "time": TIME, **self.metrics, "job": pl.String()}
+        origin = {ORIGIN: pl.UInt64()} if self.largest else {}
+        return {"device": pl.UInt64(), "time": TIME, **self.metrics, "job": pl.String(), **origin}
 
     @cached_property
     def devices(self) -> dict[str, pl.DataType]:
@@ -67,8 +83,8 @@ class SampleTable:
         """The schema of the file of samples."""
         metrics = [(name, _arrow(dtype)) for name, dtype in self.metrics.items()]
         identity = [(name, _arrow(dtype)) for name, dtype in self.identity.items()]
-        job = ("job", _TEXT)
-        return pa.schema([("device", pa.uint64()), ("time", pa.timestamp("ms", tz="UTC")), *metrics, job, *identity])
+        more = [("job", _TEXT), *([(ORIGIN, pa.uint64())] if self.largest else [])]
+        return pa.schema([("device", pa.uint64()), ("time", pa.timestamp("ms", tz="UTC")), *metrics, *more, *identity])
 
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
@@ -89,6 +105,9 @@ GPU = SampleTable(
     samples=SAMPLES,
     numbered=with_device,
     required=("cluster", "node"),
-    dictionary=("device", "index", "job", "util_pct", "fb_used_mib", "fb_total_mib", "xid"),
+    dictionary=("device", "index", "job", ORIGIN, "util_pct", "fb_used_mib", "fb_total_mib", "xid"),
+    described=("pci", "index", "mig_profile", "model"),
+    # Sources that differ may not make a GPU idle, nor hide an error, whatever the order in which they are ingested.
+    largest=tuple(METRICS),
     adopted=True,
 )

@@ -16,11 +16,13 @@ import secrets
 import shutil
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
 import polars as pl
 
 from slurm_affinode.base.errors import unwritable
@@ -28,14 +30,19 @@ from slurm_affinode.base.files import fsync_dir, write_text
 from slurm_affinode.metrics.parquet import manifest
 from slurm_affinode.metrics.parquet.manifest import PartEntry, StoreManifest
 from slurm_affinode.metrics.parquet.parts import (
+    NAMES,
     PartFiles,
     PartWriter,
+    agreed,
     concat,
     merge,
+    names_of,
     read_devices,
     read_rows,
+    several_names,
+    without_names,
 )
-from slurm_affinode.metrics.parquet.table import GPU, SampleTable
+from slurm_affinode.metrics.parquet.table import GPU, ORIGIN, SampleTable, source_number
 from slurm_affinode.metrics.schema import IDENTITY
 
 FILE = "sources.jsonl"
@@ -131,15 +138,16 @@ def _children(directory: Path) -> list[Path]:
 Row = dict[str, object]
 
 
-def adoptions(identities: pl.DataFrame) -> dict[int, int]:
+def adoptions(identities: pl.DataFrame, several: pl.DataFrame) -> dict[int, int]:
     """Return the mapping from devices without a UUID to the devices that they are identified with.
 
-    ``identities`` has ``device`` and the columns of ``IDENTITY``. A device known by PCI address is identified with the
-    UUID that has this address on the node; one known by index only, with the UUID, else the PCI address, that has this
-    index. In both cases exactly one candidate must occur in ``identities``.
+    ``identities`` has ``device`` and the columns of ``IDENTITY``; ``several``: ``NAMES`` that it lacks. A device known
+    by PCI address is identified with the UUID that has this address on the node; one known by index only, with the
+    UUID, else the PCI address, that has this index. In both cases exactly one candidate must occur in
+    ``identities``.
     """
     # A device has a row for each description: one source gave its index, another only its address.
-    rows = list(identities.select("device", *IDENTITY).unique(maintain_order=True).iter_rows(named=True))
+    rows = list(_described(identities, several).unique(maintain_order=True).iter_rows(named=True))
     nameless = [row for row in rows if row["uuid"] is None and (row["pci"] is not None or row["index"] is not None)]
     if not nameless:
         return {}
@@ -161,6 +169,17 @@ def adoptions(identities: pl.DataFrame) -> dict[int, int]:
     return found
 
 
+def _described(identities: pl.DataFrame, several: pl.DataFrame) -> pl.DataFrame:
+    """Return the identities with a further row for each of several names of a device."""
+    known = identities.select("device", *IDENTITY)
+    names = several.join(known, on="device")
+    more = [
+        group.with_columns(pl.col("value").cast(IDENTITY[str(column)]).alias(str(column))).select(known.columns)
+        for (column,), group in names.group_by("column", maintain_order=True)
+    ]
+    return pl.concat([known, *more])
+
+
 def _pci(row: Row) -> Hashable:
     return (row["cluster"], row["node"], row["mig"], row["pci"])
 
@@ -179,13 +198,18 @@ def _unique(rows: Iterable[Row], key: Callable[[Row], Hashable]) -> dict[Hashabl
     return {at: next(iter(ids)) for at, ids in devices.items() if len(ids) == 1}
 
 
-def merged_identities(identities: pl.DataFrame, table: SampleTable = GPU) -> pl.DataFrame:
-    """Reduce to one row per ``device``, sorted, with the last value of each identity column that is not missing."""
-    return (
-        identities.group_by("device", maintain_order=True)
-        .agg(pl.col(name).drop_nulls().last() for name in table.identity)
-        .sort("device")
-    )
+def merged_identities(
+    identities: pl.DataFrame, known: pl.DataFrame | None = None, table: SampleTable = GPU
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Reduce to one row per ``device``, sorted, and the names of devices with several.
+
+    ``known``: ``NAMES`` of devices that had several before. An identity column with several values for a device is
+    null: which of them applies to a sample is not known. The second frame (``NAMES``) has these values.
+    """
+    names = [names_of(identities, table), *([] if known is None else [known])]
+    several = several_names(pl.concat(names).select(*NAMES).unique(maintain_order=True))
+    merged = identities.group_by("device", maintain_order=True).agg(agreed(name) for name in table.identity)
+    return without_names(merged.sort("device"), several), several
 
 
 COMPACTION_ROWS = 2_000_000
@@ -193,7 +217,10 @@ COMPACTION_ROWS = 2_000_000
 
 def needed(parts: Sequence[PartFiles]) -> bool:
     """Return whether a day has several parts, or one part with devices to be merged."""
-    return len(parts) > 1 or bool(parts and parts[0].table.adopted and adoptions(read_devices(parts[0])))
+    if len(parts) != 1:
+        return bool(parts)
+    (part,) = parts
+    return part.table.adopted and bool(adoptions(read_devices(part), part.several()))
 
 
 def compact(
@@ -201,15 +228,18 @@ def compact(
 ) -> PartEntry:
     """Merge ``parts`` (in the order of ingest) into ``target`` and return its entry."""
     table = target.table
-    slices = _slices(parts, table)
-    identities = merged_identities(slices.select(pl.col("to").alias("device"), *table.identity), table)
-    with PartWriter(target, name, identities) as writer:
+    known = pl.concat([files.several() for files in parts])
+    slices = _slices(parts, known, table)
+    to = slices.select("device", "to").unique()
+    known = known.join(to, on="device").with_columns(pl.col("to").alias("device")).select(*NAMES)
+    described = slices.select(pl.col("to").alias("device"), *table.identity)
+    with PartWriter(target, name, *merged_identities(described, known, table)) as writer:
         for group in _ranges(slices, rows_at_once // table.breadth):
             writer.write(merge(concat(_read(parts, group), table), table))
     return writer.entry
 
 
-def _slices(parts: Sequence[PartFiles], kind: SampleTable) -> pl.DataFrame:
+def _slices(parts: Sequence[PartFiles], several: pl.DataFrame, kind: SampleTable) -> pl.DataFrame:
     """Locate the rows of each device: ``part``, ``device``, ``start``, ``rows``, and the device ``to`` merge into."""
     tables = [
         read_devices(files).with_columns(
@@ -218,7 +248,7 @@ def _slices(parts: Sequence[PartFiles], kind: SampleTable) -> pl.DataFrame:
         for number, files in enumerate(parts)
     ]
     table = pl.concat(tables)
-    adopted = adoptions(table) if kind.adopted else {}
+    adopted = adoptions(table, several) if kind.adopted else {}
     renamed = pl.col("device").replace_strict(
         list(adopted), list(adopted.values()), default=pl.col("device"), return_dtype=pl.UInt64
     )
@@ -265,6 +295,9 @@ class SampleSource:
     """Path or address, for display."""
     fingerprint: str | None = None
     """Digest of the content and of the options for reading it; None: never skipped as already read."""
+    origin: str | None = None
+    """Identity of the source, e.g. its absolute path: values that it has now replace those that it had. None: unknown,
+    this ingest is a source of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +363,7 @@ class StoreWriter:
         self._buffered = 0
         self._waiting: list[Taken] = []
         self._samples = 0
+        self._number = 0
         self._before: dict[date, int] = {}
         self._totals: WrittenTotals | None = None
 
@@ -345,7 +379,9 @@ class StoreWriter:
             prepare_root(self._root)
             with write_locked(self._root):
                 sweep(self._root)
-                sweep_orphans(self._root, manifest.begin(self._root))
+                current = manifest.begin(self._root)
+                self._number = (current.generation + 1) % 2**32
+                sweep_orphans(self._root, current)
                 self._staging = Staging(self._root)
         return self
 
@@ -365,11 +401,15 @@ class StoreWriter:
     def add(self, frames: Iterable[pl.DataFrame | Prepared], source: SampleSource) -> Taken:
         """Add all ``frames`` (samples of the table) of ``source``; if ``frames`` raises, none of them is stored."""
         own: list[Prepared] = []
+        number = source_number(secrets.token_hex(8) if source.origin is None else source.origin)
+        origin = pl.lit(number * 2**32 + self._number, pl.UInt64).alias(ORIGIN)
         staged: list[tuple[date, PartEntry]] = []
         rows, held, first, last = 0, 0, None, None
         try:
             for frame in frames:
                 ready = frame if isinstance(frame, Prepared) else prepared(frame, self._table)
+                if ORIGIN in self._table.columns:
+                    ready = replace(ready, rows=ready.rows.with_columns(origin))
                 own.append(ready)
                 rows += len(ready.rows)
                 held += len(ready.rows)
@@ -414,12 +454,14 @@ class StoreWriter:
         whole = [one for one in held if len(one.rows)]
         if not whole:
             return []
-        identities = merged_identities(pl.concat([one.identities for one in whole]), self._table)
+        described = pl.concat([one.identities for one in whole])
         merged = merge(pl.concat([one.rows for one in whole]), self._table)
         staged = []
         for (day,), part in merged.group_by(merged["time"].dt.date().alias("day"), maintain_order=True):
             name = secrets.token_hex(8)
-            with PartWriter(PartFiles.of(self._staging.path, name, self._table), name, identities) as writer:
+            of_day = described.filter(pl.col("day") == day)
+            files = PartFiles.of(self._staging.path, name, self._table)
+            with PartWriter(files, name, *merged_identities(of_day, table=self._table)) as writer:
                 writer.write(part)
             staged.append((day, writer.entry))
         return staged
@@ -445,9 +487,9 @@ class Prepared:
     """Samples, separated from their identity columns."""
 
     rows: pl.DataFrame
-    """The columns of the table in memory (``SampleTable.columns``)."""
+    """The columns of the table in memory (``SampleTable.columns``); the writer sets ``ORIGIN``."""
     identities: pl.DataFrame
-    """``device`` and the identity columns; a device has a row for each of its descriptions."""
+    """``device``, the identity columns and ``day`` (UTC); a device has a row for each of its descriptions on a day."""
 
 
 def prepared(frame: pl.DataFrame, table: SampleTable = GPU) -> Prepared:
@@ -457,10 +499,36 @@ def prepared(frame: pl.DataFrame, table: SampleTable = GPU) -> Prepared:
 
     Raises ``ValueError`` for samples without a cluster or another required column, which readers must set.
     """
+    return Prepared(*_separated(frame, table))
+
+
+def prepared_parts(frames: Sequence[pl.DataFrame], table: SampleTable = GPU) -> list[Prepared]:
+    """Return what ``prepared`` returns for each of ``frames``, which have the same columns, in one pass."""
+    parts = np.repeat(np.arange(len(frames)), [len(frame) for frame in frames])
+    rows, identities = _separated(pl.concat(frames).with_columns(pl.Series(_PART, parts, pl.Int64)), table, (_PART,))
+    every = (_split(whole, len(frames)) for whole in (rows, identities))
+    return [Prepared(*one) for one in zip(*every, strict=True)]
+
+
+_PART = "#part"
+
+
+def _split(whole: pl.DataFrame, count: int) -> Iterator[pl.DataFrame]:
+    """Yield the rows of each part, in order."""
+    ends = np.searchsorted(whole[_PART].to_numpy(), np.arange(count), side="right").tolist()
+    rest = whole.drop(_PART)
+    yield from (rest[start:end] for start, end in pairwise([0, *ends]))
+
+
+def _separated(
+    frame: pl.DataFrame, table: SampleTable, more: tuple[str, ...] = ()
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the fields of ``Prepared``, both with the columns ``more``: each of their values is a frame of its own."""
     full = frame.select(
-        (pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
-        for name, dtype in table.samples.items()
-    )
+        *((pl.col(name) if name in frame.columns else pl.lit(None)).cast(dtype).alias(name)
+          for name, dtype in table.samples.items()),
+        *more,
+    )  # fmt: skip
     full = full.filter(pl.col("time").is_not_null())
     if any(full[name].has_nulls() for name in table.required):
         raise ValueError(f"samples need {' and '.join(f'a {name}' for name in table.required)}")
@@ -472,8 +540,13 @@ def prepared(frame: pl.DataFrame, table: SampleTable = GPU) -> Prepared:
     device = hashed.join(
         first.select("hash", known["device"]), on="hash", how="left", maintain_order="left"
     )["device"]  # fmt: skip
-    rows = full.select(device, *(name for name in table.columns if name != "device"))
-    return Prepared(rows, known)
+    rows = full.select(device, *(name for name in table.columns if name in table.samples), *more)
+    if ORIGIN in table.columns:
+        rows = rows.with_columns(pl.lit(None, pl.UInt64).alias(ORIGIN))
+    numbered = first.select("hash").with_columns(known)
+    days = hashed.with_columns(full["time"].dt.date().alias("day"), *(full[name] for name in more))
+    identities = days.unique(maintain_order=True).join(numbered, on="hash", maintain_order="left")
+    return rows, identities.select(*known.columns, "day", *more)
 
 
 @contextlib.contextmanager

@@ -136,7 +136,8 @@ class _Run:
 
     def take(self, window: Window, add: Callable[[Iterator[Prepared], SampleSource], Taken]) -> None:
         """Pass a window to the store."""
-        self._taken.append(add(self._seen.watch(iter(window.frames), self._notes), SampleSource(self._notes.name)))
+        name = self._notes.name
+        self._taken.append(add(self._seen.watch(iter(window.frames), self._notes), SampleSource(name, origin=name)))
 
     def summary(
         self,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, tzinfo
+from typing import TypeVar
 
 import polars as pl
 
@@ -202,4 +203,12 @@ def measured(value: pl.Expr) -> pl.Expr:
 
 def shows_percent(values: pl.Series) -> bool:
     """Return whether ``values`` of a metric in percent or ratio are in percent: any is above 1 and no blank value."""
-    return bool((values.is_between(1, 110, closed="right")).any())
+    return bool(percent_values(values).any())
+
+
+_Values = TypeVar("_Values", pl.Series, pl.Expr)
+
+
+def percent_values(values: _Values) -> _Values:
+    """Return which of ``values`` of a metric in percent or ratio can only be in percent."""
+    return values.is_between(1, 110, closed="right")

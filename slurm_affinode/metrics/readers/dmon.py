@@ -20,6 +20,7 @@ _STAMP = r"(?:\[?(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d\S*?)\]?\s+)?"
 HEADER = re.compile(rf"^\s*{_STAMP}#\s*Entity\s+(\S.*)$")
 _UNITS = re.compile(rf"^\s*{_STAMP}(?:ID|Id)(?:\s|$)")
 _ROW = re.compile(rf"^\s*{_STAMP}([A-Za-z][A-Za-z-]*)\s+(\d+)\s+(\S.*)$")
+_PLAIN_STAMP = r"\[?(\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d[!-\\^-~]*)\]? +"
 _VALUE = re.compile(r"N/A|\S+")
 _APART = re.compile(r"\s{2,}")
 _NOTHING = re.compile(rf"^\s*{_STAMP}(?:dmon was stopped due to receiving a signal\.)?\s*$")
@@ -58,20 +59,47 @@ class DmonReader:
     def read(self, blocks: Iterator[LineBlock]) -> Iterator[pl.DataFrame]:
         """Yield samples."""
         for block in blocks:
-            rows: list[_Row] = []
-            for line, number in block.lines.iter_rows():
-                if header := HEADER.match(line):
-                    names = _VALUE.findall(header.group(2))
-                    if names != self._names:
-                        yield from self._flush(rows)
-                        rows = []
-                        self._names, self._table = names, None
-                elif not _NOTHING.match(line + " ") and not _UNITS.match(line):
-                    row = self._row(line, number, last=number == block.open_line)
-                    rows += [row] if row is not None else []
-            yield from self._flush(rows)
+            for part in self._parts(block):
+                yield from self._flush(*self._rows(part, block.open_line))
         if not self._names:
             raise InputError("has no header '#Entity ...'", where=self._notes.name)
+
+    def _parts(self, block: LineBlock) -> Iterator[pl.DataFrame]:
+        """Yield the lines below each header with other columns; the lines before it come first."""
+        lines, begin = block.lines, 0
+        for at in lines["line"].str.contains("Entity", literal=True).arg_true():
+            header = HEADER.match(lines["line"][at])
+            names = self._names if header is None else _VALUE.findall(header.group(2))
+            if names != self._names:
+                yield lines[begin:at]
+                begin, self._names, self._table = at, names, None
+        yield lines[begin:]
+
+    def _rows(self, lines: pl.DataFrame, open_line: int | None) -> tuple[pl.DataFrame, list[_Row]]:
+        """Return the plain rows of lines below a header by columns (``_cells``), and the other rows."""
+        plain = lines["line"].str.contains(_plain_row(len(self._names))) if self._names else pl.Series([False])
+        plain &= ~lines["line"].str.contains(r"N/A[^ ]")
+        rows: list[_Row] = []
+        for line, number in lines.filter(~plain).iter_rows():
+            if not HEADER.match(line) and not _NOTHING.match(line + " ") and not _UNITS.match(line):
+                row = self._row(line, number, last=number == open_line)
+                rows += [row] if row is not None else []
+        return self._cells(lines.filter(plain)), rows
+
+    def _cells(self, lines: pl.DataFrame) -> pl.DataFrame:
+        """Return ``c0`` (stamp), ``c1`` (index), ``c2`` (MIG ID), the values, and ``number`` of plain rows."""
+        text = lines["line"]
+        stamp = pl.Series([None], dtype=pl.String).new_from_index(0, len(text))
+        if text.str.contains(r"^ *[\[0-9]").any():
+            stamp = text.str.extract(rf"^ *{_PLAIN_STAMP}", 1)
+            text = text.str.replace(rf"^ *{_PLAIN_STAMP}", "")
+            self._stamped = self._stamped or stamp.is_not_null().any()
+        text = text.str.replace_all(" +", " ").str.strip_chars(" ")
+        entity, ident, *values = text.str.split_exact(" ", len(self._names) + 1).struct.unnest().get_columns()
+        whole = entity == "GPU"
+        nothing = pl.Series([None], dtype=pl.String).new_from_index(0, len(text))
+        columns = (stamp, ident.zip_with(whole, nothing), nothing.zip_with(whole, ident), *values)
+        return pl.DataFrame([column.alias(f"c{at}") for at, column in enumerate(columns)] + [lines["number"]])
 
     def _row(self, line: str, number: int, *, last: bool) -> _Row | None:
         match = _ROW.match(line)
@@ -101,14 +129,23 @@ class DmonReader:
             reason = "the last line is unfinished (still being written, or cut off)"
         self._notes.problem(number, reason, strict=self._options.strict)
 
-    def _flush(self, rows: list[_Row]) -> Iterator[pl.DataFrame]:
-        if not rows:
+    def _flush(self, plain: pl.DataFrame, rows: list[_Row]) -> Iterator[pl.DataFrame]:
+        if plain.is_empty() and not rows:
             return
         if self._table is None:
             header = ["time" if self._stamped else "", "index", "mig", *self._names]
             if not self._stamped and self._ticks is None:
                 self._ticks = Ticks(self._notes, self._options)
             self._table = TableReader(header, self._notes, self._options, self._node, self._ticks)
-        columns = {f"c{at}": list(cells) for at, cells in enumerate(zip(*(cells for _, cells in rows), strict=True))}
-        frame = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
-        yield from self._table.rows(frame.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64)))
+        if rows:
+            cells = zip(*(cells for _, cells in rows), strict=True)
+            columns = {f"c{at}": list(column) for at, column in enumerate(cells)}
+            others = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String()))
+            others = others.with_columns(pl.Series("number", [number for number, _ in rows], pl.Int64))
+            plain = others if plain.is_empty() else pl.concat([plain, others]).sort("number")
+        yield from self._table.rows(plain)
+
+
+def _plain_row(values: int) -> str:
+    """Return the pattern of the line of a GPU or GPU instance with that many values, in printable ASCII."""
+    return rf"^ *(?:{_PLAIN_STAMP})?GPU(?:-I)? +[0-9]+(?: +[!-~]+){{{values}}} *$"

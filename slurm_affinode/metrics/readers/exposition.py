@@ -8,17 +8,26 @@ parsed once. Formats: prometheus.io, "Exposition formats"; OpenMetrics 1.0.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import polars as pl
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.metrics.aliases import Alias
-from slurm_affinode.metrics.readers.common import Identifier, ReadingNotes, ReadOptions, measured, shows_percent
-from slurm_affinode.metrics.readers.lines import LineBlock
+from slurm_affinode.metrics.readers.common import (
+    Identifier,
+    ReadingNotes,
+    ReadOptions,
+    measured,
+    percent_values,
+    shows_percent,
+)
+from slurm_affinode.metrics.readers.lines import LineBlock, lines_of
 from slurm_affinode.metrics.readers.local_time import to_epoch_ms
-from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, LongForm
+from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, JOB_FIELD, LongForm
 from slurm_affinode.metrics.schema import TIME
 
 NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
@@ -123,6 +132,9 @@ def with_times(known: pl.DataFrame, scrapes: ScrapeCounter, options: ReadOptions
 class ExpositionReader:
     """Read one file of exposition text."""
 
+    _kept: tuple[str, ...] = ()
+    """Further columns of the lines that the entries keep."""
+
     def __init__(
         self, notes: ReadingNotes, options: ReadOptions, fallback_node: str | None, *, openmetrics: bool = False
     ) -> None:
@@ -149,7 +161,7 @@ class ExpositionReader:
         yield from self._long.rest()
 
     def _entries(self, block: LineBlock) -> pl.DataFrame:
-        lines = block.lines.select("line", "number")
+        lines = block.lines
         self._ends(lines)
         frame = lines.with_columns(pl.col("line").str.extract(NAME, 1).alias("name"))
         if frame.select((pl.col("name").is_null() & pl.col("line").str.contains(r"^\s*\{")).any()).item():
@@ -174,6 +186,19 @@ class ExpositionReader:
 
     def _known(self, frame: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         """Return the entries of lines with a metric of the alias table."""
+        found = self._aliases(frame, block)
+        if not found:
+            return pl.DataFrame(schema=ENTRIES)
+        known = frame.filter(pl.col("name").is_in(list(found)))
+        known = split_samples(known)
+        self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
+        known = known.filter(pl.col("raw").is_not_null())
+        known = self._timed(self._numbered(known, block), block)
+        known = self._identified(known, block)
+        return self._scaled(known, found)
+
+    def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
+        """Return the metrics of the alias table, and note the other ones."""
         names = frame.group_by("name", maintain_order=True).agg(pl.len(), pl.col("line").first())
         found = {}
         for name, count, line in names.iter_rows():
@@ -184,15 +209,7 @@ class ExpositionReader:
                 self._notes.unknown[name] += count
             else:
                 self._reject(frame.filter(pl.col("name") == name), block, "cannot be read as labels, value and time")
-        if not found:
-            return pl.DataFrame(schema=ENTRIES)
-        known = frame.filter(pl.col("name").is_in(list(found)))
-        known = split_samples(known)
-        self._reject(known.filter(pl.col("raw").is_null()), block, "cannot be read as labels, value and time")
-        known = known.filter(pl.col("raw").is_not_null())
-        known = self._timed(self._numbered(known, block), block)
-        known = self._identified(known, block)
-        return self._scaled(known, found)
+        return found
 
     def _numbered(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
         value = pl.col("raw").cast(pl.Float64, strict=False)
@@ -250,6 +267,15 @@ class ExpositionReader:
         return self._long.series(identity, self._identifier.job_of(labels)), self._long.series(identity, None)
 
     def _scaled(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.DataFrame:
+        factor = self._factor(known, aliases)
+        value = measured(pl.col("value"))
+        value = value if factor is None else value * factor
+        codes = [FIELD_CODES[alias.field] for alias in aliases.values()]
+        field = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt8)
+        return known.select(*self._kept, "series", field.alias("field"), value.alias("value"), "time")
+
+    def _factor(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
+        """Return the factor of the values; None: all are in the unit of the schema."""
         factors = {}
         for name, alias in aliases.items():
             factors[name] = alias.factor
@@ -257,18 +283,90 @@ class ExpositionReader:
                 if shows_percent(known.filter(pl.col("name") == name)["value"]):
                     self._state.percent.add(name)
                 factors[name] = 1.0 if name in self._state.percent else 100.0
-        value = measured(pl.col("value"))
-        if any(factor != 1.0 for factor in factors.values()):
-            value *= pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
-        codes = [FIELD_CODES[alias.field] for alias in aliases.values()]
-        field = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt8)
-        return known.select("series", field.alias("field"), value.alias("value"), "time")
+        if all(factor == 1.0 for factor in factors.values()):
+            return None
+        return pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
 
     def _reject(self, lines: pl.DataFrame, block: LineBlock, reason: str) -> None:
         for number, line in lines.select("number", "line").head(1000).iter_rows():
             block.cut_off(number, self._notes.name)
             self._notes.problem(number, f"{reason}: {shortened(line)}", strict=self._options.strict)
         self._notes.problem_count += max(0, len(lines) - 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class FileSamples:
+    """The samples of one of several files."""
+
+    frame: pl.DataFrame
+    """``SAMPLES``."""
+    unknown: Counter[str]
+    """Metric names without an alias."""
+
+
+class SmallFilesReader(ExpositionReader):
+    """Read several small files of exposition text together: each alone takes as long as a thousand lines.
+
+    Files with anything to report, or with samples without a time, are left to ``ExpositionReader``.
+    """
+
+    _kept = ("file",)
+
+    def __init__(self, options: ReadOptions) -> None:
+        super().__init__(ReadingNotes(""), replace(options, start=None), options.node)
+        self._left_out: set[int] = set()
+        self._unknown: dict[int, Counter[str]] = {}
+
+    def read_together(self, texts: Sequence[str]) -> dict[int, FileSamples]:
+        """Return the samples by position in ``texts``, each of which ends with a line; others are to be read alone."""
+        files = np.repeat(np.arange(len(texts), dtype=np.uint32), [text.count("\n") for text in texts])
+        block = LineBlock(lines_of("".join(texts).removesuffix("\n"), 1).with_columns(pl.Series("file", files)), None)
+        entries = self._entries(block)
+        if entries.is_empty():
+            return {}
+        is_job = entries["field"] == JOB_FIELD
+        self._left_out |= set(entries["file"].filter(is_job)) - set(entries["file"].filter(~is_job))
+        samples = self._long.samples(entries)
+        counts = samples.group_by("file", maintain_order=True).len()
+        starts = counts["len"].cum_sum() - counts["len"]
+        return {
+            file: FileSamples(samples[start : start + count].drop("file"), self._unknown.get(file, Counter()))
+            for file, start, count in zip(counts["file"], starts, counts["len"], strict=True)
+            if file not in self._left_out
+        }
+
+    def _aliases(self, frame: pl.DataFrame, block: LineBlock) -> dict[str, Alias]:
+        found = {}
+        names = frame.group_by("file", "name", maintain_order=True).agg(pl.len(), pl.col("line").first())
+        aliases = {name: self._options.aliases.metric(name) for name in names["name"].unique(maintain_order=True)}
+        for file, name, count, line in names.iter_rows():
+            if (alias := aliases[name]) is not None:
+                found[name] = alias
+            elif is_sample(line):
+                self._unknown.setdefault(file, Counter())[name] += count
+            else:
+                self._left_out.add(file)
+        return found
+
+    def _timed(self, known: pl.DataFrame, block: LineBlock) -> pl.DataFrame:
+        without = known["stamp"].is_null()
+        if without.any():
+            self._left_out.update(known["file"].filter(without))
+            known = known.filter(~without)
+        return super()._timed(known, block)
+
+    def _factor(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
+        factors = {name: alias.factor for name, alias in aliases.items()}
+        factor = pl.col("name").replace_strict(list(factors), list(factors.values()), return_dtype=pl.Float64)
+        ratios = [name for name, alias in aliases.items() if alias.unit == "percent_or_ratio"]
+        if ratios:
+            shown = percent_values(pl.col("value")).any().over("file", "name")
+            ratio = pl.when(shown).then(1.0).otherwise(100.0)
+            factor = pl.when(pl.col("name").is_in(ratios)).then(ratio).otherwise(factor)
+        return factor
+
+    def _reject(self, lines: pl.DataFrame, block: LineBlock, reason: str) -> None:
+        self._left_out.update(lines["file"])
 
 
 def is_sample(line: str) -> bool:

@@ -14,6 +14,7 @@ import polars as pl
 
 from slurm_affinode.base.errors import InputError
 from slurm_affinode.base.input_files import is_binary
+from slurm_affinode.base.limits import GPU_LINE_BYTES
 from slurm_affinode.metrics.aliases import Aliases
 from slurm_affinode.metrics.readers import csv_table, dmon, exposition, parquet_table, prometheus_json
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
@@ -262,11 +263,53 @@ def read_file(
     raise InputError(f"{kind!r} is not a format", hint=f"formats: {', '.join(FORMATS)}")
 
 
+SMALL_FILE_BYTES = 256 << 10
+"""Files of exposition text up to this size are read together."""
+
+
+def read_small(paths: Sequence[Path], options: ReadOptions, format: str | None) -> dict[Path, exposition.FileSamples]:
+    """Return the samples of ``paths`` that are small, sound exposition text; ``read_file`` reads the others."""
+    texts: dict[Path, str] = {}
+    for path in paths:
+        text = _small_text(path, options, format)
+        if text is not None:
+            texts[path] = text
+    if len(texts) < 2 or options.start is not None:
+        return {}
+    found = exposition.SmallFilesReader(options).read_together(list(texts.values()))
+    return {path: found[at] for at, path in enumerate(texts) if at in found}
+
+
+def _small_text(path: Path, options: ReadOptions, format: str | None) -> str | None:
+    """Return the text of a file if it is small exposition text with complete lines, without further conversions."""
+    try:
+        if size(path) > SMALL_FILE_BYTES or compression_of(path) is not None:
+            return None
+        with path.open("rb") as file:
+            data = file.read(SMALL_FILE_BYTES + 1)
+        if not data.endswith(b"\n") or any(mark in data for mark in (b"\r", b"\0", b"EOF", b"\xef\xbb\xbf")):
+            return None
+        if max(map(len, data.split(b"\n"))) > GPU_LINE_BYTES or len(data) > SMALL_FILE_BYTES:
+            return None
+        kind = format or detect(path, str(path), options.aliases)
+        return data.decode() if kind == "prometheus" else None
+    except (InputError, OSError, UnicodeDecodeError, EOFError):
+        return None  # reported when the file is read alone
+
+
+class _Verbatim(str):
+    """Text that Python shows without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
 def fingerprint(path: Path, name: str, options: ReadOptions, format: str | None) -> str:
     """Return a digest of the file's content and of everything that determines how it is read."""
     how = (READER_VERSION, format, options.cluster, options.default_cluster, options.node, str(options.zone),
-           options.start, options.interval_s, options.fields, sorted(options.aliases.metrics.items(), key=str),
-           sorted(options.aliases.labels.items()), sorted(options.aliases.columns.items(), key=str),
+           options.start, options.interval_s, options.fields, *map(_Verbatim, options.aliases.texts),
            None if options.node else node_from_path(str(path.absolute())))  # fmt: skip
     return digest(path, name, how)
 

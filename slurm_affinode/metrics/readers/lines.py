@@ -160,12 +160,13 @@ def _blocks(
     for at, piece in enumerate(whole_lines(read, chunk, where=name, longest=GPU_LINE_BYTES, reject=reject)):
         data = piece if at else piece.removeprefix(b"\xef\xbb\xbf")
         complete = data.endswith(b"\n")
-        lines = _lines((data[:-1] if complete else data).decode("utf-8", "replace"), number)
+        lines = lines_of((data[:-1] if complete else data).decode("utf-8", "replace"), number)
         number += len(lines)
         yield LineBlock(lines, None if complete else number - 1)
         advance(len(piece))
 
 
-def _lines(text: str, first: int) -> pl.DataFrame:
+def lines_of(text: str, first: int) -> pl.DataFrame:
+    """Return ``line`` and ``number``, from ``first``, of a text without the end of its last line."""
     lines = pl.Series("line", [text]).str.split("\n").explode(empty_as_null=False).str.strip_chars_end("\r")
     return pl.DataFrame({"line": lines, "number": pl.int_range(first, first + len(lines), eager=True)})

@@ -10,7 +10,7 @@ import polars as pl
 from slurm_affinode.metrics.aliases import VALUES
 from slurm_affinode.metrics.parquet.parts import united_jobs
 from slurm_affinode.metrics.readers.common import Identity, identity_frame
-from slurm_affinode.metrics.schema import IDENTITY, METRICS, SAMPLES, TIME
+from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
 
 ENTRIES_AT_ONCE = 8_000_000
 JOB_FIELD = len(VALUES)
@@ -62,22 +62,28 @@ class LongForm:
         yield from self._samples(rows)
 
     def _samples(self, rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-        if rows.is_empty():
-            return
+        if not rows.is_empty():
+            yield self.samples(rows)
+
+    def samples(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the samples for ``ENTRIES``; if these have the column ``file``, by file, and with that column."""
         identities: dict[Identity, int] = {}
         table = pl.DataFrame(
             [(identities.setdefault(identity, len(identities)), job) for identity, job in self._numbers],
-            schema={"at": pl.UInt32(), "job": pl.String()},
+            schema={"at": pl.UInt64(), "job": pl.String()},
             orient="row",
         )
-        numbered = rows.with_columns(
-            table["at"].gather(rows["series"]).alias("at"),
-            table["job"].gather(rows["series"]).alias("job"),
-        )
+        at = table["at"].gather(rows["series"])
+        if "file" in rows.columns:  # devices of different files are different ones until their samples are complete
+            at += rows["file"].cast(pl.UInt64) * len(identities)
+        numbered = rows.with_columns(at.alias("at"), table["job"].gather(rows["series"]).alias("job"))
         wide = _wide(numbered.filter(pl.col("field") != JOB_FIELD))
         wide = _with_told_jobs(wide, numbered.filter(pl.col("field") == JOB_FIELD))
-        known = identity_frame(list(identities))
-        yield wide.with_columns(known[name].gather(wide["at"]).alias(name) for name in IDENTITY).select(*SAMPLES)
+        known, device = identity_frame(list(identities)), wide["at"] % len(identities)
+        file = [(wide["at"] // len(identities)).alias("file")] if "file" in rows.columns else []
+        return wide.select(
+            *(known[name].gather(device).alias(name) for name in IDENTITY), "time", *METRICS, "job", *file
+        )
 
 
 def _wide(rows: pl.DataFrame) -> pl.DataFrame:

@@ -5,21 +5,27 @@ Format: prometheus.io, "HTTP API", "Expression query result formats": times are 
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from slurm_affinode.base import input_files
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics.aliases import Alias
 from slurm_affinode.metrics.readers.common import (
     Identifier,
     Identity,
     ReadingNotes,
     ReadOptions,
     measured,
+    percent_values,
     shows_percent,
 )
 from slurm_affinode.metrics.readers.lines import compression_of, open_binary, reading
@@ -32,6 +38,10 @@ _LATEST_MS = POSSIBLE[1].timestamp() * 1000
 Result = Mapping[str, Any]
 """A series of a response, or a response."""
 _POINTS = {"ms": pl.Int64(), "raw": pl.String()}
+_NO_VALUE = r"(?i)^[+-]?(nan|inf)"
+_SERIES = {"series": pl.UInt32(), "field": pl.UInt8(), "factor": pl.Float64()}
+POINTS_AT_ONCE = 500_000
+"""Points of several series that are converted together: one by one, short series would take a millisecond each."""
 
 
 def warnings_of(answer: Result) -> list[str]:
@@ -49,9 +59,9 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
     reader = SeriesReader(notes, options, fallback_node)
     long = LongForm()
     number = 0
-    for number, result in series_of(path, notes):
-        entries = reader.entries(result, number, long)
-        if entries is not None:
+    for batch in _batches(series_of(path, notes)):
+        number += len(batch)
+        for entries in reader.entries_of(batch, long):
             yield from long.add(entries)
     if not number:
         raise InputError(
@@ -60,6 +70,50 @@ def read(path: Path, notes: ReadingNotes, options: ReadOptions, fallback_node: s
             hint="is the name of the metric right, and was there data at that time?",
         )
     yield from long.rest()
+
+
+def _batches(series: Iterator[tuple[int, Result]]) -> Iterator[list[tuple[int, Result]]]:
+    """Yield consecutive series with at least ``POINTS_AT_ONCE`` points; what precedes an error is yielded first."""
+    batch: list[tuple[int, Result]] = []
+    points = 0
+    try:
+        for number, result in series:
+            batch.append((number, result))
+            values = result.get("values")
+            points += len(values) if isinstance(values, list) else 1
+            if points >= POINTS_AT_ONCE:
+                yield batch
+                batch, points = [], 0
+    except InputError:
+        yield batch
+        raise
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """The points of several series, if all of them are pairs of a possible time and a number as text."""
+
+    ms: NDArray[np.int64]
+    values: pl.Series
+    percent: list[bool]
+    """For each series, whether its values show that they are in percent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """A series of a known metric and device."""
+
+    name: str
+    alias: Alias
+    identity: Identity
+    number: int
+    """Its number in the ``LongForm``."""
+
+    @property
+    def field(self) -> int:
+        return FIELD_CODES[self.alias.field]
 
 
 class SeriesReader:
@@ -74,6 +128,31 @@ class SeriesReader:
         self._options = options
         self._identifier = Identifier(options, fallback_node)
         self._is_percent = is_percent
+        self._identities: dict[tuple[tuple[str, str], ...], tuple[Identity | str, str | None]] = {}
+        """Labels without the name of the metric -> identity, or the reason why there is none, and job IDs."""
+
+    def entries_of(self, batch: Sequence[tuple[int, Result]], long: LongForm) -> Iterator[pl.DataFrame]:
+        """Yield the ``ENTRIES`` of numbered series, in their order; those of sound series are converted together."""
+        found = [labels_and_points(result) for _, result in batch]
+        sound = [one for one in found if one is not None]
+        points = _sound_points([one[1] for one in sound]) if len(sound) == len(found) else None
+        if points is None:
+            single = (self.entries(result, number, long) for number, result in batch)
+            yield from (entries for entries in single if entries is not None)
+            return
+        known: list[tuple[int, int, float] | tuple[None, None, None]] = []
+        for (number, _), (labels, values), shown in zip(batch, sound, points.percent, strict=True):
+            one = self._known(number, labels, len(values), long)
+            known.append((None, None, None) if one is None else (one.number, one.field, self._factor(one, shown)))
+        counts = [len(values) for _, values in sound]
+        of_series = pl.DataFrame(known, schema=_SERIES, orient="row")
+        at = pl.Series(np.repeat(np.arange(len(known)), counts))
+        frame = of_series.select(pl.all().gather(at)).with_columns(
+            points.values.alias("value"), pl.Series("time", points.ms).cast(TIME)
+        )
+        yield frame.filter(pl.col("series").is_not_null()).select(
+            "series", "field", (measured(pl.col("value")) * pl.col("factor")).alias("value"), "time"
+        )
 
     def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
         """Return the ``ENTRIES`` of a series, numbered by ``long``; None, with a note, if it cannot be used."""
@@ -83,26 +162,39 @@ class SeriesReader:
             notes.problem(None, f"series {number}: is not a series with labels and points", strict=options.strict)
             return None
         labels, points = found
-        name = labels.pop("__name__", None)
-        alias = options.aliases.metric(name) if name else None
-        if name is None or alias is None:
-            notes.unknown[name or "(a series without a name)"] += len(points)
+        known = self._known(number, labels, len(points), long)
+        if known is None:
             return None
-        identity = self._identifier.from_labels(labels)
-        if isinstance(identity, str):
-            notes.problem(None, f"series {number}: {identity}", strict=options.strict)
-            return None
-        series = long.series(identity, self._identifier.job_of(labels))
         frame = points_of(points, notes, options, number)
-        factor = alias.factor
-        if alias.unit == "percent_or_ratio" and not self._is_percent(name, identity):
-            factor = factor if shows_percent(frame["value"]) else 100.0
+        factor = self._factor(known, shows_percent(frame["value"]))
         return frame.select(
-            pl.lit(series, pl.UInt32).alias("series"),
-            pl.lit(FIELD_CODES[alias.field], pl.UInt8).alias("field"),
+            pl.lit(known.number, pl.UInt32).alias("series"),
+            pl.lit(known.field, pl.UInt8).alias("field"),
             (measured(pl.col("value")) * factor).alias("value"),
             "time",
         )
+
+    def _known(self, number: int, labels: dict[str, str], points: int, long: LongForm) -> _Series | None:
+        """Return the series ``number`` of a response; None, with a note, if it cannot be used."""
+        name = labels.pop("__name__", None)
+        alias = self._options.aliases.metric(name) if name else None
+        if name is None or alias is None:
+            self._notes.unknown[name or "(a series without a name)"] += points
+            return None
+        key = tuple(labels.items())
+        if key not in self._identities:
+            self._identities[key] = self._identifier.from_labels(labels), self._identifier.job_of(labels)
+        identity, job = self._identities[key]
+        if isinstance(identity, str):
+            self._notes.problem(None, f"series {number}: {identity}", strict=self._options.strict)
+            return None
+        return _Series(name, alias, identity, long.series(identity, job))
+
+    def _factor(self, series: _Series, shown: bool) -> float:
+        """Return the factor of the values of a series; ``shown``: they show that they are in percent."""
+        if series.alias.unit != "percent_or_ratio" or self._is_percent(series.name, series.identity) or shown:
+            return series.alias.factor
+        return 100.0
 
 
 def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[Any]] | None:
@@ -112,6 +204,32 @@ def labels_and_points(result: Mapping[str, Any]) -> tuple[dict[str, str], list[A
     if not isinstance(metric, dict) or not isinstance(points, list):
         return None
     return {_whole(name): _whole(value) for name, value in metric.items() if value is not None}, points
+
+
+def _sound_points(of_series: list[list[Any]]) -> _Points | None:
+    """Return the points of several series; None if one of them has a point that needs a message or another form."""
+    points = list(itertools.chain.from_iterable(of_series))
+    if not points or set(map(type, points)) != {list} or set(map(len, points)) != {2}:
+        return None
+    times, raw = [time for time, _ in points], [value for _, value in points]
+    if not set(map(type, times)) <= {int, float} or set(map(type, raw)) != {str}:
+        return None
+    try:
+        # As Python's round() does, to even.
+        ms = np.rint(np.array(times, np.float64) * 1000)
+        texts = pl.Series("raw", raw, pl.String)
+    except (OverflowError, UnicodeEncodeError):
+        return None
+    # Both comparisons fail for NaN.
+    if not ((np.array(times, np.float64) >= 0) & (ms < _LATEST_MS)).all():
+        return None
+    values = texts.cast(pl.Float64, strict=False)
+    if values.has_nulls() and not texts.filter(values.is_null()).str.contains(_NO_VALUE).all():
+        return None
+    shown = np.concatenate([[0], np.cumsum(percent_values(values).fill_null(value=False).to_numpy())])
+    ends = np.cumsum([len(one) for one in of_series])
+    starts = np.concatenate([[0], ends[:-1]])
+    return _Points(ms.astype(np.int64), values, (shown[ends] > shown[starts]).tolist())
 
 
 def points_of(points: list[Any], notes: ReadingNotes, options: ReadOptions, number: int) -> pl.DataFrame:
@@ -129,7 +247,7 @@ def points_of(points: list[Any], notes: ReadingNotes, options: ReadOptions, numb
     frame = frame.with_columns(
         pl.col("raw").cast(pl.Float64, strict=False).alias("value"), pl.col("ms").cast(TIME).alias("time")
     )
-    bad = frame.filter(pl.col("value").is_null() & ~pl.col("raw").str.contains(r"(?i)^[+-]?(nan|inf)"))
+    bad = frame.filter(pl.col("value").is_null() & ~pl.col("raw").str.contains(_NO_VALUE))
     for raw in bad["raw"]:
         notes.problem(None, f"series {number}: {raw[:60]!r} is not a number", strict=options.strict)
     return frame

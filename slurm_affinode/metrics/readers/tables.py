@@ -170,8 +170,7 @@ class TableReader:
     def _with_time(self, frame: pl.DataFrame) -> pl.DataFrame:
         position = self.layout.time
         if position is None:
-            devices = list(self._numbers)
-            return frame.with_columns(self._ticks.times([devices[at] for at in frame["at"]], frame["number"]))
+            return frame.with_columns(self._ticks.times(list(self._numbers), frame["at"], frame["number"]))
         frame = frame.with_columns(self._clock.times(frame[f"c{position}"], frame["at"], self._notes))
         self.reject(frame.filter(pl.col("time").is_null()), "the time cannot be read", position)
         frame = frame.filter(pl.col("time").is_not_null())
@@ -307,12 +306,14 @@ class Ticks:
         self._interval_s = options.interval_s
         self._notes = notes
         self._tick = 0
-        self._seen: set[Identity] = set()
+        self._devices: dict[Identity, int] = {}
+        self._seen: set[int] = set()
 
-    def times(self, devices: Sequence[Identity], numbers: pl.Series) -> pl.Series:
-        """Return the UTC times of rows, given the device of each row, in the order of the file."""
+    def times(self, devices: Sequence[Identity], at: pl.Series, numbers: pl.Series) -> pl.Series:
+        """Return the UTC times of rows in the order of the file, given their devices by position in ``devices``."""
         ticks = []
-        for device in devices:
+        known = [self._devices.setdefault(device, len(self._devices)) for device in devices]
+        for device in map(known.__getitem__, at):
             if device in self._seen:
                 self._tick += 1
                 self._seen = set()

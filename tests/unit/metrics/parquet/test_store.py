@@ -53,12 +53,56 @@ def test_overlapping_files_are_merged_in_any_order(store: SampleStore, samples: 
     assert totals.new == 2
 
 
-def test_last_known_value_of_a_sample_wins(store: SampleStore, samples: Samples) -> None:
+def test_copies_of_a_sample_are_merged(store: SampleStore, samples: Samples) -> None:
     """A missing value never replaces a known one, and the job IDs of all copies are united."""
-    store.ingest(samples([1.0], power_w=100.0, job="7,9"), source="a")
-    store.ingest(samples([2.0], power_w=None, job="8"), source="b")
+    store.ingest(samples([1.0], power_w=100.0, fb_used_mib=3.0, job="7,9"), source="a")
+    store.ingest(samples([2.0], power_w=None, fb_used_mib=2.0, job="8"), source="b")
     (row,) = store.scan().collect().iter_rows(named=True)
-    assert (row["util_pct"], row["power_w"], row["job"]) == (2.0, 100.0, "7,8,9")
+    found = [row[name] for name in ("util_pct", "power_w", "fb_used_mib", "job")]
+    assert found == [2.0, 100.0, 3.0, "7,8,9"]
+
+
+@pytest.mark.parametrize("order", [(0.0, 90.0), (90.0, 0.0)])
+def test_source_that_reads_0_does_not_make_a_gpu_idle(
+    store: SampleStore, samples: Samples, order: tuple[float, float]
+) -> None:
+    """The order of ingest does not decide which of two sources is right, nor do fewer errors."""
+    for number, value in enumerate(order):
+        store.ingest(samples([value], xid=int(value)), source=str(number))
+    (row,) = store.scan().collect().iter_rows(named=True)
+    assert (row["util_pct"], row["xid"]) == (90.0, 90)
+
+
+def test_corrected_source_replaces_its_own_values(store: SampleStore, samples: Samples) -> None:
+    """Its last ingest counts, where it has a value; of rows that it has twice, the largest one."""
+    store.ingest(samples([90.0, 80.0, 70.0], power_w=300.0), source="a")
+    store.ingest(pl.concat([samples([0.0, None, 5.0], power_w=50.0), samples([1.0])]), source="a")
+    assert values(store) == [1.0, 80.0, 5.0]
+    assert store.scan().collect()["power_w"].to_list() == [50.0, 50.0, 50.0]
+
+
+def test_corrected_source_does_not_replace_values_of_others(store: SampleStore, samples: Samples) -> None:
+    """Not even where it once agreed with another source."""
+    store.ingest(samples([90.0, 90.0]), source="a")
+    store.ingest(samples([90.0, 20.0]), source="b")
+    store.ingest(samples([0.0, 0.0]), source="a")
+    assert values(store) == [90.0, 90.0]
+    assert len(files(store)) == 3
+
+
+def test_days_that_are_not_compacted_have_the_same_corrections(store: SampleStore, samples: Samples) -> None:
+    """Parts are merged by the same rule on reading."""
+    merged = []
+    with store.writer() as session:
+        for name, found in (("a", [90.0, 90.0, 1.0]), ("b", [50.0]), ("c", [None, None, 7.0])):
+            session.add([samples(found)], SampleSource(name, origin=name))
+            session.flush()
+    with store.writer() as session:
+        session.add([samples([0.0, 0.0])], SampleSource("a", origin="a"))
+        session.flush()
+        merged.append(values(store))
+    merged.append(values(store))
+    assert merged == [[90.0, 0.0, 7.0]] * 2
 
 
 def test_row_without_values_marks_unmeasured_time(store: SampleStore, samples: Samples) -> None:
@@ -256,8 +300,8 @@ def test_merge_rule_holds_for_any_split_into_files(
             session.add([frame], SampleSource(str(number)))
             for g, t, u, p, j in rows:
                 known = expected.setdefault((f"GPU-{g}", EIGHT + timedelta(seconds=t)), dict.fromkeys(("u", "p", "j")))
-                known["u"] = u if u is not None else known["u"]
-                known["p"] = p if p is not None else known["p"]
+                known["u"] = u if known["u"] is None else max(u or 0.0, known["u"])
+                known["p"] = p if known["p"] is None else max(p or 0.0, known["p"])
                 ids = {one for one in f"{known['j'] or ''},{j or ''}".split(",") if one}
                 known["j"] = ",".join(sorted(ids)) or None
     whole = store.scan().collect()
@@ -326,6 +370,15 @@ def test_alternating_sources_do_not_shorten_the_interval(
     (step,) = store.devices()["step_ms"]
     assert 3 * step >= 30_000 - apart_s * 1000
     assert step <= 30_000
+
+
+def test_interval_of_alternating_sources_is_a_median(store: SampleStore, samples: Samples) -> None:
+    """The first source scrapes with jitter; the times between both vary, and the middle one counts."""
+    for number, late_s in enumerate([0.0, 1.0, 0.0, 1.0, 2.0, 0.0, 3.0, 1.0, 0.0, 2.0, 1.0]):
+        start = EIGHT + timedelta(seconds=300 * number)
+        store.ingest(samples([5.0], start=start + timedelta(seconds=late_s)), source=f"a{number}")
+        store.ingest(samples([5.0], start=start + timedelta(seconds=7)), source=f"b{number}")
+    assert store.devices()["step_ms"].to_list() == [294_000]
 
 
 def test_gaps_between_bursts_do_not_change_the_interval(store: SampleStore, samples: Samples) -> None:

@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 
+from slurm_affinode.metrics.readers import dmon
 from slurm_affinode.metrics.readers.tables import TableReader
 
 EIGHT = datetime(2026, 11, 1, 8, tzinfo=UTC)
@@ -88,3 +89,34 @@ def test_dmon_keeps_counting_when_columns_change(read: Reader, tmp_path: Path) -
     assert [(row["util_pct"], (row["time"] - EIGHT).seconds) for row in result.rows] == [(1.0, 0), (2.0, 10), (3.0, 20)]
     assert [problem.line for problem in result.notes.problems] == [5, 6, 7, 8, 11]
     assert "unfinished" in result.notes.problems[-1].reason
+
+
+@pytest.mark.parametrize("stamp", ["", "2026-11-01T08:00:{:02d}+0000 ", "[2026-11-01 08:00:{:02d}] "])
+def test_rows_by_columns_are_those_of_single_lines(read: Reader, tmp_path: Path, stamp: str) -> None:
+    """Plain rows are converted by columns. Order, values, and the problems with their lines are those of each line."""
+    lines = (
+        "#Entity   GPUTL   DVNAM   POWER", "ID                 W", "GPU 0     5       A100    60.5",
+        "GPU 1     N/A     A100    N/A", "GPU-I 3   7       A100    N/A", "  GPU  0  6       A100    61  ",
+        "GPU 1     8       NVIDIA A100  62.5", "GPU\t0\t9\tA100\t63", "VGPU 4    1       A100    2",
+        "GPU 0     5       N/Ax    60.5", "GPU 0     5", "nonsense", "GPU 0     x       A100    60.5", "",
+        "#Entity   GPUTL   DVNAM   POWER", "GPU 0     11      A100    60", "# Entity  POWER   GPUTL",
+        "GPU 0     64.5    12", "GPU 1     65.5    N/A", "GPU 2     5       5       5", "GPU-I 3   1   2",
+    )  # fmt: skip
+    path = tmp_path / "dmon.txt"
+    path.write_text("".join(f"{stamp.format(at)}{line}\n" for at, line in enumerate(lines)))
+    how = {} if stamp else {"start": EIGHT, "interval_s": 30}
+    quick = read(path, node="gpu01", **how)
+    with mock.patch.object(dmon, "_plain_row", return_value="$^x"):
+        slow = read(path, node="gpu01", **how)
+    assert quick.rows == slow.rows
+    assert quick.notes == slow.notes
+    assert len(quick.rows) > 8
+    assert quick.notes.problem_count > 3
+
+
+def test_plain_rows_are_not_read_line_by_line(read: Reader, tmp_path: Path) -> None:
+    """Also with a header for each sample."""
+    path = tmp_path / "gpu01.txt"
+    path.write_text("#Entity   GPUTL\nID\nGPU 0     1\nGPU 1     N/A\n" * 50)
+    with mock.patch.object(dmon.DmonReader, "_row", side_effect=AssertionError):
+        assert len(read(path, start=EIGHT, interval_s=30).rows) == 100

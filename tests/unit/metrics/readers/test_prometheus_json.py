@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.metrics.readers import prometheus_json
 
 Reader = Callable[..., Any]
 UUID = "GPU-5c7e1b3a-0000-4000-8000-000000000000"
@@ -127,3 +129,55 @@ def test_unparsable_json_is_rejected(read: Reader, tmp_path: Path, text: str) ->
     path.write_text(text)
     with pytest.raises(InputError, match=r"not a response of the Prometheus API|cut off"):
         read(path)
+
+
+def _series(metric: str, points: list[Any], **labels: str) -> dict[str, Any]:
+    return {"metric": {"__name__": metric, "UUID": "GPU-1", "Hostname": "n1", **labels}, "values": points}
+
+
+SOUND = [
+    _series("DCGM_FI_DEV_GPU_UTIL", [[1793520000, "4"], [1793520030.4815, "5"]]),
+    _series("DCGM_FI_DEV_GPU_UTIL", [[1793520000, "6"]], UUID="GPU-2", hpc_job="42"),
+    _series("somebody_else", [[1793520000, "6"]]),
+    _series("gpu_utilization", [[1793520000, "0.5"], [1793520030.0005, "1"]], UUID="GPU-3"),
+    _series("gpu_utilization", [[1793520000, "0.5"], [1793520030.0015, "1.5"]], UUID="GPU-4"),
+    _series("DCGM_FI_DEV_POWER_USAGE", [[1793520000, "NaN"], [1793520030, "+Inf"], [1793520060, "61"]]),
+    {"metric": {"__name__": "DCGM_FI_DEV_GPU_UTIL"}, "values": [[1793520000, "4"]]},
+    _series("DCGM_FI_DEV_GPU_UTIL", []),
+    _series("DCGM_FI_DEV_GPU_UTIL", [[1793520000, "9"]]),
+]
+"""Series whose points are read together; one of them names no device."""
+
+
+@pytest.mark.parametrize(
+    "point",
+    [None, [1793520000, "x"], [1793520000, 5], ["1793520000", "5"], [None, "5"], [1e300, "5"], [-1, "5"],
+     [10**400, "5"], [True, "5"], [1, "2", "3"], "12", [1, None], [1, "\ud800"]],
+)  # fmt: skip
+def test_series_read_together_are_those_of_single_series(read: Reader, tmp_path: Path, point: Any) -> None:
+    """A point that needs a message has the series converted one by one; samples and notes are the same."""
+    bad = [] if point is None else [_series("DCGM_FI_DEV_GPU_UTIL", [point], UUID="GPU-9")]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": SOUND + bad}}))
+    together = read(path)
+    with mock.patch.object(prometheus_json, "_sound_points", return_value=None) as points:
+        alone = read(path)
+    assert points.called
+    assert together.rows == alone.rows
+    assert together.notes == alone.notes
+
+
+def test_sound_series_are_not_converted_one_by_one(read: Reader, tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps({"status": "success", "data": {"resultType": "matrix", "result": SOUND}}))
+    with mock.patch.object(prometheus_json, "points_of", side_effect=AssertionError):
+        assert len(read(path).rows) == 9
+
+
+def test_strict_reports_a_bad_series_before_a_later_error(read: Reader, tmp_path: Path) -> None:
+    """Series before an unusable response are read first."""
+    answer = json.dumps({"data": {"result": [SOUND[6]]}})
+    path = tmp_path / "a.json"
+    path.write_text(f"{answer}\n[1]\n")
+    with pytest.raises(InputError, match="series 1: names no node"):
+        read(path, strict=True)
