@@ -4,8 +4,8 @@ Stored form: times are UTC seconds (``Int64``), booleans 0 or 1, text without NU
 floats without NaN. Everything else is as in the schema.
 
 A run only moves forward: pending, running, ended. Of two records of a run the later stage wins; at the same stage the
-one ingested last wins (of two running ones, the one with the longer elapsed time). Missing values of the winner are
-filled from the other, so a smaller field set erases nothing.
+one ingested last wins (of two running ones, the one that had run longer, suspended or not). Missing values of the
+winner are filled from the other, so a smaller field set erases nothing.
 
 The key of a run contains its submit time. Output of sacct without that field has a substitute (eligible, else start),
 so one run may arrive under two keys. Two records of one job with the same start are one run; the earlier submit time is
@@ -14,8 +14,6 @@ the true one, since a job is submitted before it is eligible, and eligible befor
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, e
 
 from slurm_affinode.base.config import UNNAMED_CLUSTER
 from slurm_affinode.base.errors import InputError
+from slurm_affinode.base.garbage import without_collection
 from slurm_affinode.db import tables
 from slurm_affinode.db.engine import reading
 from slurm_affinode.db.records import Counts, Upserted
@@ -83,18 +82,6 @@ def _to_stored(name: str, dtype: pl.DataType) -> pl.Expr:
 
 def _identity(row: Mapping[str, Any], key: Sequence[str]) -> str:
     return ", ".join(f"{name} {str(row[name])[:40]}" for name in key if row[name] is not None)
-
-
-@contextlib.contextmanager
-def without_collection() -> Iterator[None]:
-    """Pause the garbage collector: thousands of new tuples would start it repeatedly, and none of them is garbage."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def from_rows(rows: Iterable[Sequence[Any]], schema: Schema) -> pl.DataFrame:
@@ -193,8 +180,10 @@ def _order(values: Sequence[str], suffix: str = "") -> pl.Expr:
     stage = _stage(values, suffix)
     if "elapsed_s" not in values:
         return stage
-    elapsed = pl.when(stage == 1).then(pl.col("elapsed_s" + suffix).fill_null(0)).otherwise(0)
-    return stage.cast(pl.Int64) * _STAGE + elapsed
+    elapsed = pl.col("elapsed_s" + suffix).fill_null(0)
+    if "suspended_s" in values:
+        elapsed += pl.col("suspended_s" + suffix).fill_null(0)
+    return stage.cast(pl.Int64) * _STAGE + pl.when(stage == 1).then(elapsed).otherwise(0)
 
 
 def _value(name: str, wins: pl.Expr, surpasses: pl.Expr, seen: pl.Expr) -> pl.Expr:
@@ -206,6 +195,8 @@ def _value(name: str, wins: pl.Expr, surpasses: pl.Expr, seen: pl.Expr) -> pl.Ex
 
 SLICE = 20_000
 """Rows fetched, merged and written at a time; bounds the memory taken by rows as Python objects."""
+FETCHED = 4_000
+"""Rows fetched by a query before they become columns: few enough to stay in the caches of the processor."""
 _IN_LIST = 2_000
 Align = Callable[[pl.DataFrame, pl.DataFrame], tuple[pl.DataFrame, pl.DataFrame]]
 
@@ -479,7 +470,9 @@ class AccountingQueries:
         count: it can be in the future.
         """
         job = tables.jobs.c
-        times = (func.max(job.submit), func.max(job.start), func.max(job.start + job.elapsed_s))
+        # Elapsed time is without the time in which Slurm had suspended the job.
+        seen = job.start + job.elapsed_s + func.coalesce(job.suspended_s, 0)
+        times = (func.max(job.submit), func.max(job.start), func.max(seen))
         # No time of an ended run is later than its end, and ends are indexed, so no table is scanned. Grouping by an
         # expression keeps SQLite from using the index on clusters, which would read all rows of a cluster.
         cluster = job.cluster.concat("")
@@ -501,11 +494,13 @@ class AccountingQueries:
 
     def _frame(self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]) -> pl.DataFrame:
         statement = select(*(table.c[name] for name in schema)).where(condition)
-        with without_collection():
-            with reading(self._engine) as connection:
-                # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
-                rows = connection.execute(statement).cursor.fetchall()
-            return from_stored(from_rows(rows, schema), schema)
+        with without_collection(), reading(self._engine) as connection:
+            # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
+            cursor = connection.execute(statement).cursor
+            parts = [from_rows((), schema)]
+            while rows := cursor.fetchmany(FETCHED):
+                parts.append(from_rows(rows, schema))
+        return from_stored(pl.concat(parts), schema)
 
 
 _ATTEMPTS = {"cluster": pl.String(), "job_id": pl.Int64(), "attempts": pl.Int64()}

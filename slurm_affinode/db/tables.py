@@ -1,11 +1,12 @@
 """Definitions of the tables for SQLAlchemy Core. ``sql/migrations`` creates them; a test checks that the two agree.
 
-``jobs``, ``steps`` and ``allocation_gpus`` mirror ``slurm.accounting.schema``: same names, same order, times as UTC
-seconds, plus ``revision``, the number of the change that last wrote the row.
+``jobs``, ``steps`` and ``allocation_gpus`` mirror ``slurm.accounting.schema``: same names, times as UTC seconds, plus
+``revision``, the number of the change that last wrote the row. Columns of later releases follow it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import polars as pl
@@ -36,6 +37,10 @@ def _sql_type(name: str, dtype: pl.DataType, *, in_key: bool) -> TypeEngine[Any]
     return BigInteger()
 
 
+_APPENDED = ("suspended_s", "time_doubt_s")
+"""Columns of ``JOBS`` that a later migration has appended."""
+
+
 def _mirror(name: str, schema: dict[str, pl.DataType], key: tuple[str, ...]) -> Table:
     columns = [
         Column(
@@ -47,17 +52,18 @@ def _mirror(name: str, schema: dict[str, pl.DataType], key: tuple[str, ...]) -> 
         )
         for column, dtype in schema.items()
     ]
-    return Table(name, metadata, *columns, Column("revision", BigInteger, nullable=False))
+    first = [column for column in columns if column.name not in _APPENDED]
+    last = [column for column in columns if column.name in _APPENDED]
+    return Table(name, metadata, *first, Column("revision", BigInteger, nullable=False), *last)
 
 
 jobs = _mirror("jobs", JOBS, JOB_KEY)
 steps = _mirror("steps", STEPS, STEP_KEY)
 allocation_gpus = _mirror("allocation_gpus", ALLOCATION_GPUS, ALLOCATION_GPU_KEY)
 
-suspensions = Table(
-    "suspensions",
-    metadata,
-    *(
+
+def _of_ledger(names: Iterable[str]) -> list[Column[Any]]:
+    return [
         Column(
             name,
             (String(KEY_LENGTHS[name]) if name in KEY_LENGTHS and name in ledger.KEY else Text())
@@ -67,9 +73,19 @@ suspensions = Table(
             nullable=name not in ledger.KEY,
             autoincrement=False,
         )
-        for name in ledger.COLUMNS
-    ),
+        for name in names
+    ]
+
+
+_ADDED = ("shares_gpus",)
+"""Columns that a later migration has appended."""
+
+suspensions = Table(
+    "suspensions",
+    metadata,
+    *_of_ledger(name for name in ledger.COLUMNS if name not in _ADDED),
     Column("revision", BigInteger, nullable=False),
+    *_of_ledger(_ADDED),
 )
 
 ingests = Table(

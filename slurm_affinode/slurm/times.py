@@ -2,7 +2,8 @@
 
 Forms: ``2025-05-02T14:09:39`` (local), the same with an offset (``+02:00``, ``+0200``, ``Z``), and epoch seconds
 (``SLURM_TIME_FORMAT=%s``). A local time that is ambiguous or nonexistent because of a clock change has two readings,
-with the offset before the change and the one after it. ``choose`` decides between them for a whole record.
+with the offset before the change and the one after it. ``choose`` decides between them for a whole record, and
+``doubt_s`` tells whether the record leaves them open.
 """
 
 from __future__ import annotations
@@ -83,10 +84,28 @@ def choose(
     Criteria, in this order: the times are chronological (submit, eligible, start, end), and a step is not before its
     job (``not_before``); end minus start equals the record's Elapsed; the offset is the one before the clock change.
     """
+    best = _best(candidates, elapsed_s, not_before)
+    return best[0] if best else {}
+
+
+def doubt_s(candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None) -> int:
+    """Return by how much start and end may be later than ``choose`` says: 0 if the record decides between the readings.
+
+    If both are in the repeated hour, neither their order nor Elapsed may do so.
+    """
+    best = _best(candidates, elapsed_s, None)
+    shifts = [abs(reading[name] - best[0][name]) for reading in best for name in ("start", "end") if name in reading]
+    return max((round(shift.total_seconds()) for shift in shifts), default=0)
+
+
+def _best(
+    candidates: Mapping[str, tuple[datetime, ...]], elapsed_s: int | None, not_before: datetime | None
+) -> list[dict[str, datetime]]:
+    """Return the readings of a record that fit best, those with the offset before the change first."""
     names = [name for name in ORDER if name in candidates]
-    best: tuple[tuple[int, float, tuple[int, ...]], dict[str, datetime]] | None = None
-    for picks in itertools.product(*(range(len(candidates[name])) for name in names)):
-        chosen = {name: candidates[name][pick] for name, pick in zip(names, picks, strict=True)}
+    found: list[tuple[tuple[int, float], dict[str, datetime]]] = []
+    for readings_ in itertools.product(*(candidates[name] for name in names)):
+        chosen = dict(zip(names, readings_, strict=True))
         in_order = list(chosen.values())
         wrong = sum(a > b for a, b in itertools.pairwise(in_order))
         if not_before is not None:
@@ -95,10 +114,9 @@ def choose(
         if elapsed_s is not None and "start" in chosen and "end" in chosen:
             # Minutes of suspension or of step bookkeeping do not justify a reading that is an hour off.
             miss = abs((chosen["end"] - chosen["start"]).total_seconds() - elapsed_s) // 900
-        rank = (wrong, miss, picks)
-        if best is None or rank < best[0]:
-            best = (rank, chosen)
-    return best[1] if best else {}
+        found.append(((wrong, miss), chosen))
+    least = min(rank for rank, _ in found)
+    return [chosen for rank, chosen in found if rank == least and chosen]
 
 
 def site_zone(name: str | None, *, localtime: Path = Path("/etc/localtime")) -> ZoneInfo:

@@ -101,12 +101,13 @@ def gpu_clusters(records: pl.DataFrame) -> frozenset[str]:
 def settle(records: pl.DataFrame) -> pl.DataFrame:
     """Return ``records`` with missing ends filled, and without allocations in records that never started.
 
-    Without ``End``, a run that is over ended ``Elapsed`` after its start. The GPUs, nodes and CPUs of a record that
-    never started are only the request.
+    Without ``End``, a run that is over ended ``Elapsed`` and ``Suspended`` after its start. The GPUs, nodes and CPUs of
+    a record that never started are only the request.
     """
     if records["end"].has_nulls() and endless(records).any():
         ended = endless(records) & pl.col("elapsed_s").is_not_null()
-        lasted = pl.duration(milliseconds=pl.col("elapsed_s") * 1000, time_unit="ms")
+        lasted_s = pl.col("elapsed_s") + pl.col("suspended_s").fill_null(0)
+        lasted = pl.duration(milliseconds=lasted_s * 1000, time_unit="ms")
         records = records.with_columns(pl.when(ended).then(pl.col("start") + lasted).otherwise("end").alias("end"))
     if not records["start"].has_nulls():
         return records
@@ -192,16 +193,24 @@ def _place(steps: pl.DataFrame, jobs: pl.DataFrame) -> tuple[pl.DataFrame, list[
     if several.height:
         steps = _place_among(steps, jobs.join(several, on=_RUN, how="semi"))
     lost = steps.filter(pl.col("run").is_null())
+    jobs_of_several = set(several.iter_rows()) if lost.height else set()
     problems = [
-        Problem(line, printed, None, "a step whose job is not in this input")
-        for line, printed in lost.select("line", "printed").iter_rows()
+        Problem(line, printed, None, _OF_SEVERAL if (cluster, job) in jobs_of_several else _OF_NONE)
+        for line, printed, cluster, job in lost.select("line", "printed", *_RUN).iter_rows()
     ]
     placed = steps.filter(pl.col("run").is_not_null()) if problems else steps
     return placed.drop("submit").rename({"run": "submit"}), problems
 
 
+_OF_NONE = "a step whose job is not in this input"
+_OF_SEVERAL = "a step that may be of several runs of its job"
+
+
 def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
-    """Assign steps of jobs with several runs: to the run printed before, unless the start is only within others."""
+    """Assign steps of jobs with several runs: to the run printed before, unless the start is only within another one.
+
+    Slurm prints the steps of a run after it. Without such a run, a step that may be of several runs is of none.
+    """
     runs_of: dict[tuple[str, int], list[tuple[int, datetime, datetime | None, datetime | None]]] = {}
     for cluster, job, *run in runs.select(*_RUN, "line", "submit", "start", "end").sort("line").iter_rows():
         runs_of.setdefault((cluster, job), []).append((run[0], run[1], run[2], run[3]))
@@ -216,9 +225,11 @@ def _place_among(steps: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
             continue
         before = [run for run in candidates if run[0] < line]
         within = [run for run in candidates if start is not None and _contains(run, start)]
-        chosen = before[-1] if before else candidates[0]
+        chosen = before[-1] if before else None
         if within and chosen not in within:
-            chosen = within[-1]
+            chosen = within[0] if len(within) == 1 else None
+        if chosen is None:
+            continue
         positions.append(at)
         found.append(chosen[1])
     if not positions:

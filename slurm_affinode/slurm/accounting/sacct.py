@@ -7,7 +7,6 @@ import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -24,7 +23,7 @@ from slurm_affinode.base.input_files import (
     utf8_stream,
 )
 from slurm_affinode.slurm.accounting.records import RECORDS, assemble, endless, gpu_clusters
-from slurm_affinode.slurm.accounting.sacct_columns import Converter
+from slurm_affinode.slurm.accounting.sacct_columns import Converter, Shared
 from slurm_affinode.slurm.accounting.sacct_lines import CHUNK_BYTES, CellBlock, read_blocks
 from slurm_affinode.slurm.accounting.schema import Accounting, Problem, TimeDecision, empty
 
@@ -129,7 +128,7 @@ def _read_text(
     problems: list[Problem] = []
     decisions: list[TimeDecision] = []
     blocks: list[CellBlock] = []
-    job_starts: dict[int, datetime] = {}
+    shared = Shared()
     unfinished = None
 
     def reject(problem: Problem) -> None:
@@ -139,7 +138,7 @@ def _read_text(
 
     read_ = read_blocks(stream, where=name, delimiter=options.delimiter, chunk_bytes=options.chunk_bytes, reject=reject)
     for block in _ahead(read_):
-        converter = Converter(block, zone=options.zone, cluster=options.cluster, job_starts=job_starts)
+        converter = Converter(block, zone=options.zone, cluster=options.cluster, shared=shared)
         frames.append(converter.convert())
         found = sorted([*block.problems, *converter.problems], key=lambda problem: problem.line or 0)
         unfinished = block.unfinished

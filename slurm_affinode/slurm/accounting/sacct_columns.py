@@ -6,7 +6,9 @@ that function for the distinct values that the fast path cannot parse.
 
 from __future__ import annotations
 
+import functools
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +24,8 @@ from slurm_affinode.slurm.accounting.records import RECORDS, settle
 from slurm_affinode.slurm.accounting.sacct_lines import LINE, CellBlock, printed_name, shorten
 from slurm_affinode.slurm.accounting.schema import TIME, Problem, TimeDecision, conform
 
+_MOST_KNOWN = 100_000
+"""Cells of a column whose values are kept for the next block."""
 _FACTORS = {suffix: factor for suffix, factor in units.SCALE.items() if suffix not in ("", "E")}
 
 
@@ -34,24 +38,45 @@ class Typed:
     """Row index -> error."""
 
 
-def mapped(cells: pl.Series, function: Callable[[str], Any], dtype: pl.DataType) -> Typed:
-    """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad."""
+class Known:
+    """Values of the cells of a column that earlier blocks had: most blocks have few new ones."""
+
+    def __init__(self) -> None:
+        self.table: pl.DataFrame | None = None
+        """Columns ``key`` and ``value``."""
+        self.wrong: dict[str, str] = {}
+        """Unreadable cell -> error."""
+
+
+def mapped(
+    cells: pl.Series, function: Callable[[str], Any], dtype: pl.DataType, known: Known | None = None
+) -> Typed:  # fmt: skip
+    """Apply ``function`` to each distinct cell once; ``ValueError`` from it marks the cell as bad.
+
+    ``known``: the results of earlier calls with the same function, to which those of this call are added.
+    """
+    known = known or Known()
+    if known.table is not None and known.table.height > _MOST_KNOWN:
+        known.table, known.wrong = None, {}
     distinct = cells.drop_nulls().unique()
+    if known.table is not None:
+        distinct = distinct.filter(~distinct.is_in(known.table["key"].implode()))
     keys = distinct.to_list()
     out: list[Any] = []
-    wrong: dict[str, str] = {}
     for key in keys:
         try:
             out.append(function(key))
         except (ValueError, OverflowError) as error:
             out.append(None)
-            wrong[key] = str(error)
-    if len(keys) == 1 and len(cells) == cells.count():
-        values = pl.Series(cells.name, out, dtype=dtype, strict=False).new_from_index(0, len(cells))
-    else:
+            known.wrong[key] = str(error)
+    if keys or known.table is None:
         table = pl.DataFrame({"key": distinct, "value": pl.Series(out, dtype=dtype, strict=False)})
-        values = cells.to_frame("key").join(table, on="key", how="left", maintain_order="left")["value"]
-    return Typed(values.rename(cells.name), _positions(cells, wrong))
+        known.table = table if known.table is None else pl.concat([known.table, table])
+    if known.table.height == 1 and not cells.has_nulls():
+        values = known.table["value"].new_from_index(0, len(cells))
+    else:
+        values = cells.to_frame("key").join(known.table, on="key", how="left", maintain_order="left")["value"]
+    return Typed(values.rename(cells.name), _positions(cells, known.wrong))
 
 
 def _positions(cells: pl.Series, wrong: dict[str, str]) -> dict[int, str]:
@@ -73,6 +98,22 @@ def _fallback(cells: pl.Series, quick: pl.Series, function: Callable[[str], Any]
     return Typed(values, {positions[at]: why for at, why in slow.bad.items()})
 
 
+def _once(convert: Callable[[pl.Series], Typed]) -> Callable[[pl.Series], Typed]:
+    """Return ``convert`` such that a column with one value, such as ``00:00:00``, is converted once."""
+
+    @functools.wraps(convert)
+    def of_column(cells: pl.Series) -> Typed:
+        first = cells[0] if len(cells) > 1 else None
+        if first is not None and (cells == first).all(ignore_nulls=False):
+            found = convert(cells.head(1))
+            bad = dict.fromkeys(range(len(cells)), found.bad[0]) if found.bad else {}
+            return Typed(found.values.new_from_index(0, len(cells)), bad)
+        return convert(cells)
+
+    return of_column
+
+
+@_once
 def whole(cells: pl.Series) -> Typed:
     """Convert counts: ``12``, also ``1.5K`` (1024-based)."""
     quick = cells.cast(pl.Int64, strict=False)
@@ -85,15 +126,17 @@ def joules(cells: pl.Series) -> Typed:
     return _fallback(cells, quick.set(quick > units.NO_VALUE, None), units.parse_joules)
 
 
+@_once
 def seconds(cells: pl.Series) -> Typed:
     """Convert time spans such as ``[DD-]HH:MM:SS[.frac]`` to seconds, with the fraction."""
-    plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$")
+    plain = cells.str.contains(r"^\d+:\d+(?::\d+)?(?:\.\d+)?$").fill_null(value=False)
     first, second, third = cells.str.split_exact(":", 2).struct.unnest().get_columns()
     one, two = first.cast(pl.Int64, strict=False), second.cast(pl.Float64, strict=False)
     clock = one * 3600 + two * 60 + third.cast(pl.Float64, strict=False)
     quick = clock.zip_with(third.is_not_null(), one * 60 + two)
-    days = cells.str.contains("-", literal=True).arg_true()
-    quick = quick.set(~plain.fill_null(value=False) | (quick > units.MAX_SECONDS).fill_null(value=False), None)
+    odd = (~plain).arg_true()
+    days = odd.filter(cells.gather(odd).str.contains("-", literal=True).fill_null(value=False))
+    quick = quick.set(~plain | (quick > units.MAX_SECONDS).fill_null(value=False), None)
     if not days.is_empty():
         quick = quick.scatter(days, _with_days(cells.gather(days)))
     return _fallback(cells, quick.rename(cells.name), units.parse_duration_s)
@@ -108,9 +151,14 @@ def _with_days(cells: pl.Series) -> pl.Series:
 
 def bytes_(cells: pl.Series, *, bare: str = "") -> Typed:
     """Convert sizes to bytes; a number without a suffix is in ``bare`` (see ``units.parse_memory``)."""
-    last = cells.str.slice(-1)
-    factor = last.replace_strict(_FACTORS, default=units.SCALE[bare], return_dtype=pl.Int64)
-    digits = cells.str.head(-1).zip_with(last.is_in(list(_FACTORS)).fill_null(value=False), cells)
+    factor: int | pl.Series
+    suffix = next(iter(cells.drop_nulls().head(1).str.slice(-1)), "")
+    if suffix in _FACTORS and cells.str.ends_with(suffix).all():
+        factor, digits = _FACTORS[suffix], cells.str.head(-1)
+    else:
+        last = cells.str.slice(-1)
+        factor = last.replace_strict(_FACTORS, default=units.SCALE[bare], return_dtype=pl.Int64)
+        digits = cells.str.head(-1).zip_with(last.is_in(list(_FACTORS)).fill_null(value=False), cells)
     number = digits.cast(pl.Int64, strict=False)
     # A number so large that the bytes overflow is Slurm's "not set", which the slow path handles.
     quick = number.set(number >= units.NO_VALUE // factor, None) * factor
@@ -196,7 +244,7 @@ TRES = {
 }  # fmt: skip
 
 
-def tres_columns(cells: pl.Series) -> tuple[pl.DataFrame, dict[int, str]]:
+def tres_columns(cells: pl.Series, known: Known | None = None) -> tuple[pl.DataFrame, dict[int, str]]:
     """Parse TRES strings to the columns of ``TRES`` (``mem`` in bytes); also return the unreadable cells.
 
     ``gpus_bad`` is the error of an unreadable number of GPUs; the rest of that cell is used.
@@ -218,7 +266,7 @@ def tres_columns(cells: pl.Series) -> tuple[pl.DataFrame, dict[int, str]]:
             "gpus_bad": bad,
         }
 
-    found = mapped(cells, parts, pl.Struct(TRES))
+    found = mapped(cells, parts, pl.Struct(TRES), known)
     return found.values.struct.unnest(), found.bad
 
 
@@ -239,21 +287,26 @@ _LIMITED = {
 """Column -> name in ``limits.FIELD_BYTES``, in addition to those of ``_TEXTS``."""
 
 
+class Shared:
+    """State that the blocks of an input share."""
+
+    def __init__(self) -> None:
+        self.job_starts: dict[int, datetime] = {}
+        """Chosen starts of jobs, for steps in a later block."""
+        self.known: defaultdict[str, Known] = defaultdict(Known)
+
+
 class Converter:
-    """Converter of one block, which collects ``problems`` and ``decisions``.
+    """Converter of one block, which collects ``problems`` and ``decisions``."""
 
-    ``job_starts`` is shared by the blocks of an input: chosen starts of jobs, for steps in a later block.
-    """
-
-    def __init__(
-        self, block: CellBlock, *, zone: str, cluster: str, job_starts: dict[int, datetime] | None = None
-    ) -> None:
+    def __init__(self, block: CellBlock, *, zone: str, cluster: str, shared: Shared | None = None) -> None:
         self._cells = block.cells
         self._zone = zone
         self._cluster = cluster
         self._out: dict[str, pl.Series] = {}
         self._bad: dict[int, bool] = {}
-        self._job_starts = {} if job_starts is None else job_starts
+        shared = shared or Shared()
+        self._job_starts, self._known = shared.job_starts, shared.known
         self.problems: list[Problem] = []
         self.decisions: list[TimeDecision] = []
 
@@ -287,14 +340,15 @@ class Converter:
 
     def _limit(self) -> None:
         """Report cells that are too long, and set them to unknown."""
-        for name in self._cells.columns:
-            if name == LINE:
-                continue
+        if self._cells.is_empty():
+            return
+        longest = self._cells.select(pl.exclude(LINE).str.len_bytes().max()).row(0, named=True)
+        for name, longest_bytes in longest.items():
             most = most_bytes(_LIMITED.get(name, _TEXTS.get(name, name)))
+            if longest_bytes is None or longest_bytes <= most:
+                continue
             size = self._cells[name].str.len_bytes()
             over = (size > most).fill_null(value=False).arg_true()
-            if over.is_empty():
-                continue
             for at in over.to_list():
                 self._problem(at, name, too_long(size[at], most), needed=name in _NEEDED or name == "cluster")
             self._cells = self._cells.with_columns(self._cells[name].scatter(over, None))
@@ -356,14 +410,22 @@ class Converter:
     def _state(self) -> None:
         if (cells := self._column("state")) is not None:
             kind = pl.Struct({"state": pl.String, "by": pl.String})
-            found = mapped(cells, lambda text: dict(zip(("state", "by"), records.parse(text), strict=True)), kind)
+            found = mapped(
+                cells,
+                lambda text: dict(zip(("state", "by"), records.parse(text), strict=True)),
+                kind,
+                self._known["state"],
+            )
             self._out["state"] = found.values.struct.field("state")
             self._out["cancelled_by"] = found.values.struct.field("by")
             self._note(found.bad, "state")
         if (cells := self._column("exitcode")) is not None:
             kind = pl.Struct({"code": pl.Int64, "signal": pl.Int64})
             found = mapped(
-                cells, lambda text: dict(zip(("code", "signal"), units.parse_exit_code(text), strict=True)), kind
+                cells,
+                lambda text: dict(zip(("code", "signal"), units.parse_exit_code(text), strict=True)),
+                kind,
+                self._known["exitcode"],
             )
             self._out["exit_code"] = found.values.struct.field("code")
             self._out["exit_signal"] = found.values.struct.field("signal")
@@ -373,11 +435,12 @@ class Converter:
 
     def _spans(self) -> None:
         self._first(("elapsedraw", whole), ("elapsed", seconds), target="elapsed_s")
+        self._first(("suspended", seconds), target="suspended_s")
         if (cells := self._column("timelimitraw", "timelimit")) is not None:
             if cells.name == "timelimitraw":
-                limit = mapped(cells, _raw_limit_s, pl.Int64())
+                limit = mapped(cells, _raw_limit_s, pl.Int64(), self._known[cells.name])
             else:
-                limit = mapped(cells, units.parse_duration_s, pl.Float64())
+                limit = mapped(cells, units.parse_duration_s, pl.Float64(), self._known[cells.name])
             self._take(limit, cells.name, "timelimit_s")
             unlimited = cells.str.to_lowercase().is_in(sorted(units.UNLIMITED_WORDS))
             self._out["timelimit_unlimited"] = unlimited.set(~unlimited & limit.values.is_null(), None)
@@ -398,20 +461,23 @@ class Converter:
             self._note(found.bad, name)
             for at, local in found.open.items():
                 open_.setdefault(at, {})[name] = local
-        if open_:
-            self._decide(open_)
+        doubt = self._decide(open_) if open_ else {}
+        none = pl.repeat(0, self._cells.height, dtype=pl.Int64, eager=True)
+        self._out["time_doubt_s"] = none.scatter(list(doubt), list(doubt.values())) if doubt else none
         if {"start", "end"} <= self._out.keys():
             lasted = (self._out["end"] - self._out["start"]).dt.total_seconds()
+            if (suspended := self._out.get("suspended_s")) is not None:
+                lasted = (lasted - suspended.fill_null(0)).clip(0)
             self._out["elapsed_s"] = _coalesce(self._out.get("elapsed_s"), lasted)
 
-    def _decide(self, open_: dict[int, dict[str, datetime]]) -> None:
+    def _decide(self, open_: dict[int, dict[str, datetime]]) -> dict[int, int]:
+        """Choose between the readings of local times; return by how many seconds jobs may be later (row -> doubt)."""
         zone = ZoneInfo(self._zone)
         present = [name for name in times.ORDER if name in self._out]
         chosen: dict[str, dict[int, datetime]] = {name: {} for name in present}
         starts = self._job_starts
-        # Elapsed is without the time in which the job was suspended.
-        cells = self._column("suspended")
-        suspended = None if cells is None else seconds(cells).values
+        doubt: dict[int, int] = {}
+        suspended = self._out.get("suspended_s")
         for at in sorted(open_):
             candidates = {
                 name: times.readings(open_[at][name], zone) if name in open_[at] else (self._out[name][at],)
@@ -420,11 +486,13 @@ class Converter:
             }
             elapsed = self._out["elapsed_s"][at] if "elapsed_s" in self._out else None
             if elapsed is not None and suspended is not None:
-                elapsed += round(suspended[at] or 0)
+                elapsed += suspended[at] or 0  # Elapsed is without the time in which the job was suspended
             job, step = self._out["job_id"][at], self._out["step_id"][at]
             picked = times.choose(candidates, elapsed, not_before=starts.get(job) if step is not None else None)
             if step is None and "start" in picked:
                 starts[job] = picked["start"]
+                if doubt_s := times.doubt_s(candidates, elapsed):
+                    doubt[at] = doubt_s
             for name, local in open_[at].items():
                 chosen[name][at] = picked[name]
                 line, printed = self._cells[LINE][at], self._out["printed"][at]
@@ -435,6 +503,7 @@ class Converter:
                 series = self._out[name]
                 fill = pl.Series(list(values.values()), dtype=series.dtype)
                 self._out[name] = series.scatter(list(values), fill)
+        return doubt
 
     def _nodes_and_tres(self) -> None:
         height = self._cells.height
@@ -442,7 +511,7 @@ class Converter:
         for name, target in (("alloctres", "alloc_tres"), ("reqtres", "req_tres")):
             if (cells := self._column(name)) is not None:
                 self._out[target] = cells.set(cells == "", None)
-                tres[name], bad = tres_columns(cells)
+                tres[name], bad = tres_columns(cells, self._known[name])
                 self._note(bad, name)
                 why = tres[name]["gpus_bad"]
                 for at in why.is_not_null().arg_true().to_list():
@@ -450,7 +519,7 @@ class Converter:
         nothing = pl.DataFrame(schema=TRES).clear(height)
         alloc, req = tres.get("alloctres", nothing), tres.get("reqtres", nothing)
         if (cells := self._column("nodelist")) is not None:
-            found = mapped(cells, _node_list, pl.String())
+            found = mapped(cells, _node_list, pl.String(), self._known["nodelist"])
             self._take(found, "nodelist", "node_list")
         self._first(("allocnodes", whole), ("nnodes", whole), target="nodes")
         self._out["nodes"] = _coalesce(self._out.get("nodes"), alloc["node"], self._node_counts())
@@ -463,7 +532,7 @@ class Converter:
     def _node_counts(self) -> pl.Series | None:
         if "node_list" not in self._out or self._out.get("nodes") is not None:
             return None
-        return mapped(self._out["node_list"], hostlist.count, pl.Int64()).values
+        return mapped(self._out["node_list"], hostlist.count, pl.Int64(), self._known["nodes"]).values
 
     def _requested_memory(self, from_tres: pl.Series) -> None:
         cells = self._column("reqmem")
@@ -471,7 +540,7 @@ class Converter:
             self._out["req_mem_bytes"] = from_tres
             return
         kind = pl.Struct({"size": pl.Int64, "per": pl.String})
-        found = mapped(cells, _req_mem, kind)
+        found = mapped(cells, _req_mem, kind, self._known["reqmem"])
         self._note(found.bad, "reqmem")
         size, per = found.values.struct.field("size"), found.values.struct.field("per")
         if (per != "").any():
@@ -515,7 +584,7 @@ class Converter:
             found = units.parse_gres(text)
             return {"gpus": found.count, "kind": found.kind}
 
-        found = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}))
+        found = mapped(cells, parts, pl.Struct({"gpus": pl.Int64, "kind": pl.String}), self._known[name])
         self._note(found.bad, name)
         return found.values.struct.unnest()
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from slurm_affinode.base import process
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
+from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.accounting.sacct_header import WANTED
 from slurm_affinode.slurm.interface import Runner, complaint
 
@@ -17,6 +18,8 @@ DELIMITER = "\x1f"
 
 _TIMEOUT_S = 3600.0
 _HELP_TIMEOUT_S = 60.0
+_NODE_TIMEOUT_S = 10.0
+"""Jobs are stopped meanwhile."""
 
 _SETTINGS = ("SACCT_FORMAT", "SACCT_FEDERATION", "SACCT_LOCAL", "SLURM_TIME_FORMAT", "SLURM_CLUSTERS")
 """Environment variables that would change the output."""
@@ -66,6 +69,22 @@ def run_sacct_of(job: str, *, run: Runner = process.run, env: Mapping[str, str] 
     names = sacct_fields(run, env=env)
     argv = [f"--jobs={job}", "--duplicates", "--parsable2", f"--delimiter={DELIMITER}", f"--format={','.join(names)}"]
     return _sacct(run, argv, _HELP_TIMEOUT_S, env).stdout
+
+
+def jobs_on_node(
+    uid: int, node: str, since_epoch: float, *, run: Runner = process.run, env: Mapping[str, str] | None = None
+) -> frozenset[int]:
+    """Return the raw IDs of the jobs of a user that were on a node at any time since then, running ones included.
+
+    Raises ``UnreachableError``.
+    """
+    since = _stamp(datetime.fromtimestamp(since_epoch, UTC))
+    argv = [
+        f"--uid={uid}", f"--nodelist={identifiers.node(node)}", f"--starttime={since}", "--endtime=now", "--duplicates",
+        "--allocations", "--parsable2", "--format=JobIDRaw",
+    ]  # fmt: skip
+    lines = _sacct(run, argv, _NODE_TIMEOUT_S, env).stdout.decode("utf-8", "replace").split()
+    return frozenset(int(line) for line in lines[1:] if line.isdecimal())
 
 
 def output_files(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> tuple[str, ...]:

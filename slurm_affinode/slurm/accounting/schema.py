@@ -107,7 +107,9 @@ JOBS: dict[str, pl.DataType] = {
     "eligible": TIME,
     "start": TIME,
     "end": TIME,  # None while the job runs
-    "elapsed_s": pl.Int64(),
+    "elapsed_s": pl.Int64(),  # without the time for which Slurm had suspended the job
+    "suspended_s": pl.Int64(),  # that time; when it was is not known
+    "time_doubt_s": pl.Int64(),  # start and end may be later by this: they are in a repeated hour; None: not recorded
     "timelimit_s": pl.Int64(),  # None: unknown or UNLIMITED
     "timelimit_unlimited": pl.Boolean(),
     # resources

@@ -59,7 +59,7 @@ def test_overlapping_ingests_of_processes_add_up(store_url):
     for writer in writers:  # all have started and imported their modules before the first continues
         writer.stdin.write("go\n")
         writer.stdin.flush()
-    outcomes = [writer.communicate(timeout=120) for writer in writers]
+    outcomes = [writer.communicate(timeout=240) for writer in writers]
     assert [error for _, error in outcomes] == [""] * 4
     assert [writer.returncode for writer in writers] == [0] * 4
     assert sum(int(out.split()[-1]) for out, _ in outcomes) == 800
@@ -80,12 +80,12 @@ def test_killed_writer_leaves_nothing_incomplete(store_url):
             victim.stdin.flush()
             assert victim.stdout.readline() == "open\n"
             victim.send_signal(number)
-            victim.communicate(timeout=60)
+            victim.communicate(timeout=240)
             jobs, steps = repository.jobs(EARLY, LATE), stored_steps(repository)
             assert jobs.height in (0, 3000)
             assert steps.height == jobs.height
         writer = start(store_url, 0, 3000, 2)
-        _, error = writer.communicate("go\n", timeout=120)
+        _, error = writer.communicate("go\n", timeout=240)
         assert (writer.returncode, error) == (0, "")
         assert repository.jobs(EARLY, LATE).height == 3000
         assert repository.upsert(jobs).jobs == Counts(unchanged=jobs.height)
@@ -99,6 +99,6 @@ def test_reader_sees_a_consistent_state_during_a_write(store_url):
         seen = set()
         while writer.poll() is None:
             seen.add(repository.jobs(EARLY, LATE, columns=["job_id"]).height)
-        _, error = writer.communicate(timeout=60)
+        _, error = writer.communicate(timeout=240)
         assert error == ""
         assert seen <= {0, 1000}

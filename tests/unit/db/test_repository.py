@@ -101,6 +101,14 @@ def test_running_record_with_longer_elapsed_time_is_newer(repository, jobs, all_
     assert all_jobs()[0]["elapsed_s"] == 600
 
 
+def test_suspended_time_makes_a_running_record_newer(repository, jobs, all_jobs):
+    """The elapsed time of a suspended job does not increase."""
+    repository.upsert(jobs(running(elapsed_s=600, suspended_s=3000, state="SUSPENDED")))
+    repository.upsert(jobs(running(elapsed_s=600, suspended_s=60)))
+    assert [(job["state"], job["suspended_s"]) for job in all_jobs()] == [("SUSPENDED", 3000)]
+    assert repository.newest_times() == {"c1": T0 + HOUR}
+
+
 def test_repeated_records_of_one_file_are_one_attempt(repository, jobs, all_jobs):
     frame = jobs(ended(), running(qos="high"), ended(), {"state": "PENDING", "reason": "Resources"})
     assert repository.upsert(frame).jobs == Counts(new=1, unchanged=3)

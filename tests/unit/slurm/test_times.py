@@ -124,3 +124,15 @@ def test_unknown_zone_is_one_clear_error(tmp_path: Path) -> None:
     assert "--timezone" in str(caught.value.hint)
     with pytest.raises(AffinodeError, match="does not contain the name"):
         times.zone_name(None, env={}, localtime=tmp_path)
+
+
+def test_doubt_remains_if_start_and_end_are_in_the_repeated_hour() -> None:
+    """Their order and Elapsed fit both hours; a submission in the second one does not."""
+    start, end = (times.readings(datetime(2025, 10, 26, 2, minute), OSLO) for minute in (10, 40))  # noqa: DTZ001
+    assert times.choose({"start": start, "end": end}, 1800) == {"start": start[0], "end": end[0]}
+    assert times.doubt_s({"start": start, "end": end}, 1800) == 3600
+    assert times.doubt_s({"start": start, "end": end}, 5400) == 0
+    late = (start[1] - timedelta(seconds=5),)
+    assert times.doubt_s({"submit": late, "start": start, "end": end}, 1800) == 0
+    assert times.doubt_s({"start": start}, 60) == 3600
+    assert times.doubt_s({"submit": start, "end": (end[1],)}, None) == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from unittest import mock
 
 import polars as pl
 import pytest
@@ -90,3 +91,30 @@ def test_long_and_short_line_are_not_taken_for_two_regular_ones(rows: tuple[str,
     found = read(text.encode(), where="in")
     assert dict(found.jobs.select("job_id", "job_name").rows()) == {1: "a", 2: "b|c", 4: "d"}
     assert [problem.job for problem in found.problems] == ["3"]
+
+
+@pytest.mark.parametrize(
+    ("convert", "cell"),
+    [
+        (sacct_columns.seconds, "00:00:00"), (sacct_columns.seconds, "1-02:03:04"), (sacct_columns.seconds, "x"),
+        (sacct_columns.seconds, "UNLIMITED"), (sacct_columns.whole, "12"), (sacct_columns.whole, "1.5K"),
+        (sacct_columns.whole, ""), (sacct_columns.whole, "-"), (sacct_columns.bytes_, "7K"),
+        (sacct_columns.bytes_, "9223372036854775807K"), (sacct_columns.bytes_, "1.5M"), (sacct_columns.bytes_, "xK"),
+    ],
+)  # fmt: skip
+def test_cells_of_uniform_columns_are_converted_as_those_of_mixed_ones(
+    convert: Callable[[pl.Series], sacct_columns.Typed], cell: str
+) -> None:
+    """Values and errors of a cell do not depend on whether all of the column has its value or its suffix."""
+    uniform = convert(pl.Series("c", [cell] * 3))
+    mixed = convert(pl.Series("c", [cell, cell, cell, "3", None]))
+    assert uniform.values.to_list() == mixed.values.to_list()[:3]
+    assert uniform.values.dtype == mixed.values.dtype
+    assert uniform.bad == {at: why for at, why in mixed.bad.items() if at < 3}
+
+
+def test_columns_of_one_value_are_converted_once() -> None:
+    """Columns such as Suspended have one value; the conversion of a clock takes as long as splitting all fields."""
+    with mock.patch.object(sacct_columns, "_fallback", wraps=sacct_columns._fallback) as fallback:
+        assert sacct_columns.seconds(pl.Series("c", ["00:01:00"] * 1000)).values.sum() == 60_000
+    assert [len(call.args[0]) for call in fallback.call_args_list] == [1]

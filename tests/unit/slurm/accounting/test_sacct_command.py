@@ -11,6 +11,7 @@ import pytest
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.process import Completed
 from slurm_affinode.slurm.accounting import sacct_command
+from slurm_affinode.slurm.interface import BadIdentifierError
 
 
 class FakeSacct:
@@ -90,3 +91,23 @@ def test_other_program_named_sacct_is_refused() -> None:
     """Its help does not list JobID."""
     with pytest.raises(UnreachableError, match="not Slurm's sacct"):
         sacct_command.sacct_fields(FakeSacct("usage: sacct"))
+
+
+def test_jobs_of_a_user_on_a_node_are_listed_once() -> None:
+    """Requeued jobs have several records; the time is UTC."""
+    fake = FakeSacct("", stdout=b"JobIDRaw\n5\n7\n7\n")
+    assert sacct_command.jobs_on_node(2001, "c1", 1_700_000_000.9, run=fake, env={}) == {5, 7}
+    expected = {"--uid=2001", "--nodelist=c1", "--starttime=2023-11-14T22:13:20", "--duplicates", "--allocations"}
+    assert expected <= set(fake.calls[0])
+    assert sacct_command.jobs_on_node(2001, "c1", 0, run=FakeSacct("", stdout=b"JobIDRaw\n"), env={}) == set()
+
+
+def test_unknown_jobs_on_a_node_are_not_none() -> None:
+    fake = FakeSacct("", stdout=b"", stderr="sacct: error: slurmdbd: Connection refused", returncode=1)
+    with pytest.raises(UnreachableError):
+        sacct_command.jobs_on_node(2001, "c1", 0, run=fake, env={})
+
+
+def test_name_of_a_node_is_no_option() -> None:
+    with pytest.raises(BadIdentifierError):
+        sacct_command.jobs_on_node(2001, "c1 --allusers", 0, run=FakeSacct(""), env={})

@@ -27,7 +27,7 @@ def job(job_id: Any = 5, **changes: Any) -> dict[str, Any]:
         "exit_code": {"status": "SUCCESS", "return_code": 0, "signal": {"signal_id": 0}},
         "time": {
             "submission": 1767261600, "eligible": 1767261600, "start": 1767261605, "end": 1767265205,
-            "elapsed": 3600, "limit": 60, "total": {"seconds": 1, "microseconds": 500000},
+            "elapsed": 3600, "suspended": 120, "limit": 60, "total": {"seconds": 1, "microseconds": 500000},
         },
         "tres": {
             "allocated": [{"type": "gres", "name": "gpu", "count": 2}, {"type": "mem", "name": None, "count": 1024}],

@@ -39,6 +39,21 @@ def test_each_attempt_of_a_requeued_job_keeps_its_steps() -> None:
     assert found.steps["submit"].to_list() == found.jobs["submit"].to_list()
 
 
+def test_step_that_may_be_of_several_runs_is_of_none() -> None:
+    """It is printed before the runs, and its start is unknown."""
+    found = parse(
+        "JobID|State|Submit|Start|End|MaxRSS\n"
+        "5.0|COMPLETED|Unknown|Unknown|Unknown|100K\n"
+        "5.1|COMPLETED|2026-01-01T11:05:00|2026-01-01T11:05:00|2026-01-01T11:06:00|200K\n"
+        "5|REQUEUED|2026-01-01T10:00:00|2026-01-01T10:01:00|2026-01-01T10:30:00|\n"
+        "5|COMPLETED|2026-01-01T10:40:00|2026-01-01T11:00:00|2026-01-01T12:00:00|\n"
+    )
+    assert found.jobs["max_rss_bytes"].to_list() == [None, 204800]
+    assert [one.reason for one in found.problems if one.job == "5.0"] == [
+        "a step that may be of several runs of its job"
+    ]
+
+
 def test_successive_attempts_with_one_submit_time_are_kept_apart() -> None:
     """Slurm gives each attempt a submit time of its own, but a file may repeat the first one."""
     found = parse(
@@ -154,6 +169,32 @@ def test_ambiguous_time_of_a_suspended_job_is_decided_with_its_suspended_time() 
     )
     found = parse(text, zone="Europe/Oslo")
     assert found.jobs["start"].to_list() == [utc("2026-10-25T00:30:00"), utc("2026-10-25T01:30:00")]
+    assert found.jobs["suspended_s"].to_list() == [7200, 3600]
+
+
+def test_times_that_the_record_leaves_open_are_recorded() -> None:
+    """Both times of job 1 are in the repeated hour; Elapsed decides for job 2."""
+    found = parse(
+        "JobID|State|Submit|Start|End|Elapsed\n"
+        "1|COMPLETED|2026-10-25T01:00:00|2026-10-25T02:10:00|2026-10-25T02:40:00|00:30:00\n"
+        "2|COMPLETED|2026-10-25T01:00:00|2026-10-25T02:10:00|2026-10-25T02:40:00|01:30:00\n"
+        "3|COMPLETED|2026-10-25T01:00:00|2026-10-25T03:10:00|2026-10-25T03:40:00|00:30:00\n",
+        zone="Europe/Oslo",
+    )
+    assert found.jobs["time_doubt_s"].to_list() == [3600, 0, 0]
+
+
+def test_suspended_time_is_part_of_a_run_and_not_of_its_elapsed_time() -> None:
+    """A run without an end ended Elapsed and Suspended after its start; Elapsed is computed without Suspended."""
+    found = parse(
+        "JobID|State|Submit|Start|End|Elapsed|Suspended\n"
+        "1|COMPLETED|1767261600|1767261600|Unknown|01:00:00|00:30:00\n"
+        "2|COMPLETED|1767261600|1767261600|1767268800||00:30:00\n"
+        "3|COMPLETED|1767261600|1767261600|1767268800|02:00:00|\n",
+        zone="UTC",
+    )
+    rows = found.jobs.select(pl.col("end").dt.epoch("s") - 1767261600, "elapsed_s", "suspended_s").rows()
+    assert rows == [(5400, 3600, 1800), (7200, 5400, 1800), (7200, 7200, None)]
 
 
 def test_ambiguous_time_is_decided_by_elapsed_and_reported() -> None:
