@@ -17,6 +17,7 @@ from slurm_affinode.analysis.result import MAPPINGS, SUMS, TIME_SUMS, DataQualit
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, Cells, Floats
 from slurm_affinode.base.text import counted
+from slurm_affinode.metrics.parquet.parts import several_names
 from slurm_affinode.metrics.schema import ACTIVITY
 from slurm_affinode.model.gpu import FIELDS, FREE_MIB
 
@@ -124,7 +125,10 @@ def _issues(evidence: Coverage) -> Iterable[QualityIssue | None]:
     yield _no_activity(evidence)
     yield _never_zero(evidence)
     yield _runaway(evidence)
+    yield _suspended(evidence)
+    yield _repeated_hour(evidence)
     yield _ambiguous(evidence)
+    yield _several_names(evidence)
     yield _undated_records(evidence)
     yield _label_mismatch(evidence)
     yield _clock_skew(evidence)
@@ -160,7 +164,7 @@ def _no_history(evidence: Coverage) -> QualityIssue | None:
 
 def _long_unseen(evidence: Coverage) -> QualityIssue | None:
     """Report stale running jobs: their hours are a guess, and they overlap later runs on the same node."""
-    seen = pl.col("begin_ms") + 1000 * pl.col("elapsed_s")
+    seen = pl.col("begin_ms") + 1000 * (pl.col("elapsed_s") + pl.col("suspended_s").fill_null(0))
     runs = evidence.about.filter(pl.col("end").is_null(), pl.col("end_ms") - seen > UNSEEN_MS).with_columns(
         (pl.col("end_ms") - pl.max_horizontal("start_ms", seen)).alias("unseen_ms")
     )
@@ -338,9 +342,44 @@ def _runaway(evidence: Coverage) -> QualityIssue | None:
     )
 
 
+def _suspended(evidence: Coverage) -> QualityIssue | None:
+    """Report idle time in which Slurm may have suspended the job."""
+    moved = evidence.shares.filter(pl.col("suspended") > 0).group_by("run").agg(pl.col("suspended").sum())
+    runs = evidence.about.join(moved, on="run", how="inner", maintain_order="left").sort("suspended", descending=True)
+    if runs.is_empty():
+        return None
+    return QualityIssue(
+        code="suspended-by-slurm",
+        title="Jobs that Slurm had suspended",
+        detail="A suspended job keeps its GPUs and cannot use them. Accounting has for how long a job was suspended, "
+        "not when: that much of the idle time of each of its GPUs counts as unknown.",
+        count=len(runs),
+        gpu_hours=float(runs["suspended"].sum()) / MS_PER_HOUR,
+        examples=_names(runs),
+    )
+
+
+def _repeated_hour(evidence: Coverage) -> QualityIssue | None:
+    """Report runs whose local times may mean two times."""
+    runs = evidence.about.filter(pl.col("time_doubt_s") > 0)
+    if runs.is_empty():
+        return None
+    open_ms = pl.min_horizontal(pl.col("time_doubt_s") * 1000, pl.col("end_ms") - pl.col("start_ms"))
+    return QualityIssue(
+        code="repeated-hour",
+        title="Runs at local times that exist twice",
+        detail="Clocks were set back, and neither the order of their times nor the elapsed time tells which of the two "
+        "hours is meant. They count as in the first one; what they held in doubtful time is unknown. Without a file, "
+        "slurm-affinode ingest sacct asks Slurm for times in UTC.",
+        count=len(runs),
+        gpu_hours=float(runs.select(open_ms * pl.col("gpus").fill_null(0)).sum().item()) / MS_PER_HOUR,
+        examples=_names(runs),
+    )
+
+
 _DOUBTS = {
     "labels": "labels name more GPUs than it had, or GPUs that other labels claim at the same time",
-    "records": "recorded IDs name more GPUs than it had",
+    "records": "recorded IDs name more GPUs than it had, or one by a name of several GPUs",
     "contradiction": "labels and recorded IDs name different GPUs",
 }
 
@@ -360,6 +399,39 @@ def _ambiguous(evidence: Coverage) -> QualityIssue | None:
         gpu_hours=float(runs["gpu_hours_unmapped"].sum()),
         examples=tuple(
             f"{name}: {_DOUBTS[why]}" for name, why in zip(_names(runs), runs["why"].head(EXAMPLES), strict=True)
+        ),
+    )
+
+
+_WORDS = {"pci": "PCI address", "index": "index", "mig_profile": "MIG profile", "model": "model"}
+
+
+def _several_names(evidence: Coverage) -> QualityIssue | None:
+    """Report GPUs whose index, PCI address or model is not known, because the metrics have several."""
+    names = several_names(evidence.index.names)
+    several = (
+        names.join(evidence.devices, on="device", how="semi")
+        .group_by("device", "column")
+        .agg(pl.col("value").unique().sort())
+        .sort("device", "column")
+    )
+    if several.is_empty():
+        return None
+    known = evidence.devices.join(several, on="device", how="inner", maintain_order="left")
+    examples = known.head(EXAMPLES)
+    return QualityIssue(
+        code="several-names",
+        title="GPUs that the metrics name differently in the interval",
+        detail="Which name applied when is not known. A recorded PCI address or index assigns a GPU only if one GPU "
+        "had it during the run; the model, and with it the price, is unknown if there are several. Common causes are a "
+        "node that started without one of its GPUs, and exporters that number GPUs differently. UUIDs in records are "
+        "not affected: slurm-affinode ingest allocations FILE.",
+        count=several["device"].n_unique(),
+        examples=tuple(
+            f"{name}: {_WORDS[column]} {', '.join(values)}"
+            for name, column, values in zip(
+                _device_names(examples), examples["column"], examples["value"].to_list(), strict=True
+            )
         ),
     )
 

@@ -41,7 +41,7 @@ def settle(  # noqa: PLR0917 - the kinds of evidence
     ``runs``: ``run``, ``gpus``, ``start_ms``, ``end_ms``; ``nodes``: from ``runs.nodes_of``; ``devices``: ``at``,
     ``node``, ``slot``, ``instance`` (of MIG).
     """
-    about = runs.select("run", "start_ms", "end_ms", _limit()).with_columns(_limit_of_node(nodes))
+    about = _with_limit_of_node(runs.select("run", "start_ms", "end_ms", _limit()), nodes)
     said = labels.join(devices, on="at", maintain_order="left").join(about, on="run", maintain_order="left")
     recorded = records.select("run", "at").join(devices, on="at", maintain_order="left")
     recorded = recorded.join(about, on="run", maintain_order="left")
@@ -88,11 +88,12 @@ def _limit() -> pl.Expr:
     return pl.when(pl.col("gpus") > 0).then("gpus").otherwise(_UNLIMITED).alias("limit")
 
 
-def _limit_of_node(nodes: pl.DataFrame) -> pl.Expr:
-    """Return the maximum number of GPUs on one node: a run has at least one on each of its others."""
-    counts = dict(nodes.group_by("run").len().iter_rows())
-    others = pl.col("run").replace_strict(counts, default=1, return_dtype=pl.Int64) - 1
-    return pl.when(pl.col("limit") > others).then(pl.col("limit") - others).otherwise("limit").alias("here")
+def _with_limit_of_node(runs: pl.DataFrame, nodes: pl.DataFrame) -> pl.DataFrame:
+    """Add ``here``, the maximum number of GPUs on one node: a run has at least one on each of its others."""
+    others = pl.col("len").cast(pl.Int64).fill_null(1) - 1
+    here = pl.when(pl.col("limit") > others).then(pl.col("limit") - others).otherwise("limit").alias("here")
+    counts = nodes.group_by("run").len()
+    return runs.join(counts, on="run", how="left", maintain_order="left").with_columns(here).drop("len")
 
 
 def _in(runs: pl.Series) -> pl.Expr:

@@ -8,6 +8,7 @@ gap. Unknown time is not idle.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -30,8 +31,8 @@ UNUSED, USED, UNSEEN = 0, 1, -1
 """Results of ``used_before``."""
 UNSEEN_MS = 60_000
 """Time without samples allowed at the start of a run (or the longest gap, if longer): its first sample comes later."""
-BATCH_ROWS = 4_000_000
-"""About 300 MB."""
+BATCH_ROWS = 1_000_000
+"""About 80 MB; larger batches take as long."""
 _DAY_MS = 86_400_000
 _SHIFT = 44
 """Bits of the time in a sample's key: 557 years in milliseconds."""
@@ -319,18 +320,27 @@ def _fold(  # noqa: PLR0917 - one pass over the same arrays
     of = np.repeat(np.arange(len(which)), count)
     start = np.cumsum(count) - count
     end = start + count - 1
-    signals = rows.frame.select(ACTIVITY).to_numpy().astype(np.float32)[at]
+    height = rows.frame.height
+    # All rows in order, as usual: a view instead of a copy.
+    taken = slice(None) if len(at) == height and at[0] == 0 and (at[1:] > at[:-1]).all() else at
+    signals = {
+        number: rows.frame[name].to_numpy()[taken]
+        for number, name in enumerate(ACTIVITY)
+        if rows.frame[name].null_count() < height
+    }
+    busiest = np.full(len(of), np.nan, np.float32)
     with np.errstate(invalid="ignore"):
-        busiest = np.fmax.reduce(signals, axis=1)
-    time, reach = rows.ms[at], rows.reach[at]
+        for values in signals.values():
+            np.fmax(busiest, values, out=busiest)
+    time, reach = rows.ms[taken], rows.reach[taken]
     until = np.minimum(reach, pairs.end[which][of])
     seen = _Seen(
         which, of, start, end, time, reach, until, until - time, signals, busiest,
-        _column(rows.frame, "fb_used_mib")[at], _column(rows.frame, "power_w")[at],
+        _column(rows.frame, "fb_used_mib")[taken], _column(rows.frame, "power_w")[taken],
     )  # fmt: skip
     found.rows[which] += count
     _keep_max(found.fb_peak, which, np.fmax.reduceat(seen.fb, start))
-    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(rows.frame, "fb_total_mib")[at], start))
+    _keep_max(found.fb_total, which, np.fmax.reduceat(_column(rows.frame, "fb_total_mib")[taken], start))
     _xids(rows.frame, at, of, found, which)
     _fold_idle(seen, found, limit_pct)
     _fold_all(seen, found)
@@ -357,7 +367,8 @@ class _Seen:
     """``reach``, but not beyond the end of the run."""
     ms: Ints
     """Time for which the sample counts: ``until - time``."""
-    signals: npt.NDArray[np.float32]
+    signals: Mapping[int, npt.NDArray[np.float32]]
+    """Position in ``ACTIVITY`` -> values, percent; without signals that no row has."""
     busiest: npt.NDArray[np.float32]
     """Largest of the signals, percent; NaN if there is none."""
     fb: Floats
@@ -383,8 +394,8 @@ def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
     found.since[mine[new]] = rows.time[begins[new]]
     found.until[mine[idle]] = rows.until[rows.end[idle]]
     tail = position >= begins[rows.of]
-    for number in range(len(ACTIVITY)):
-        values = np.where(tail, rows.signals[:, number], np.nan)
+    for number, signal in rows.signals.items():
+        values = np.where(tail, signal, np.nan)
         found.peaks[mine, number] = np.fmax(found.peaks[mine, number], np.fmax.reduceat(values, starts))
     _add(found.fb_ms, found.fb_known_ms, rows, np.where(tail, rows.fb, np.nan))
     _add(found.power_ms, found.power_known_ms, rows, np.where(tail, rows.power, np.nan))
@@ -396,7 +407,8 @@ def _fold_idle(rows: _Seen, found: Trailing, limit_pct: float) -> None:
 def _fold_all(rows: _Seen, found: Trailing) -> None:
     """Update the figures that cover the whole run of each pair."""
     mine, starts = rows.pair, rows.start
-    _add(found.util_ms, found.util_known_ms, rows, rows.signals[:, 0].astype(np.float64))
+    if (util := rows.signals.get(ACTIVITY.index("util_pct"))) is not None:
+        _add(found.util_ms, found.util_known_ms, rows, util.astype(np.float64))
     _add(found.activity_ms, found.measured_ms, rows, rows.busiest.astype(np.float64))
     known = ~np.isnan(rows.busiest)
     found.samples[mine] += np.add.reduceat(known.astype(np.int64), starts)

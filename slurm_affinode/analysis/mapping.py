@@ -11,8 +11,7 @@ from datetime import datetime
 
 import polars as pl
 
-from slurm_affinode.analysis import evidence
-from slurm_affinode.analysis import runs as job_runs
+from slurm_affinode.analysis import evidence, slots
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.metrics.identity import pci_address
 from slurm_affinode.slurm import identifiers
@@ -33,6 +32,11 @@ class Mapped:
     than the run has."""
     spans: pl.DataFrame
     """``run``, ``at``, ``first_ms``, ``last_ms``: time span of the labels for the pair."""
+    slot_of: pl.Series
+    """The number of the slot of each row of the device table, as ``slot`` of ``pairs``."""
+    counted: pl.DataFrame
+    """``slots.PERIODS`` of the devices that do not always count: parents of MIG instances, and devices that have a
+    better name at times."""
     left_out: pl.Series
     """Rows of the device table that are parents of MIG instances."""
     doubtful: pl.DataFrame
@@ -53,14 +57,19 @@ def one_cluster(devices: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
 
 
 def of_index(
-    index: Index, runs: pl.DataFrame, nodes: pl.DataFrame, allocation_gpus: pl.DataFrame
+    index: Index, runs: pl.DataFrame, nodes: pl.DataFrame, allocation_gpus: pl.DataFrame, uncertain: pl.DataFrame
 ) -> tuple[pl.DataFrame, Mapped]:
-    """Return the devices of ``index`` with accounting's name of their cluster, and the mapping of runs to them."""
-    devices, earlier = one_cluster(index.devices, runs), one_cluster(index.earlier, runs)
-    runs = job_runs.credible(runs)
+    """Return the devices of ``index`` with accounting's name of their cluster, and the mapping of runs to them.
+
+    ``runs``: from ``runs.certain``; ``nodes``: those of ``runs`` and of ``uncertain`` (``runs.uncertain``), whose nodes
+    others may not have had alone.
+    """
+    clusters = pl.concat([runs.select("cluster"), uncertain.select("cluster")])
+    devices, earlier = one_cluster(index.devices, clusters), one_cluster(index.earlier, clusters)
+    maybe = nodes.join(uncertain.filter(pl.col("gpus") > 0).select(*_STAY), on="run")
     nodes = nodes.join(runs, on="run", how="semi", maintain_order="left")
     recorded = conform(allocation_gpus, RECORDED_GPUS)
-    return devices, find(runs, nodes, devices, earlier, index.labels, recorded, index.until)
+    return devices, find(runs, nodes, devices, earlier, index.names, index.labels, recorded, index.until, maybe)
 
 
 def find(  # noqa: PLR0917 - the kinds of evidence
@@ -68,47 +77,55 @@ def find(  # noqa: PLR0917 - the kinds of evidence
     nodes: pl.DataFrame,
     devices: pl.DataFrame,
     earlier: pl.DataFrame,
+    names: pl.DataFrame,
     labels: pl.DataFrame,
     recorded: pl.DataFrame,
     until: datetime,
+    maybe: pl.DataFrame | None = None,
 ) -> Mapped:
     """Map ``runs`` (``runs.prepare``) to ``devices`` (``DEVICES``; the row number is ``at``).
 
-    ``nodes``: from ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``labels``: job
-    labels of the metrics, with ``at``; ``recorded``: ``RECORDED_GPUS``; ``until``: the end of the interval.
+    ``nodes``: from ``runs.nodes_of``; ``earlier``: ``DEVICES`` sampled in the days before the interval; ``names``:
+    ``NAMES_SEEN`` of both; ``labels``: job labels of the metrics, with ``at``; ``recorded``: ``RECORDED_GPUS``;
+    ``until``: the end of the interval; ``maybe``: ``run``, ``node``, ``cluster``, ``start_ms``, ``end_ms`` in which a
+    run may have had GPUs of the node.
     """
     table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     parents = _parents(table)
     # Devices seen only in earlier days are numbered after those of the interval.
     before = earlier.join(table, on="device", how="anti").with_row_index("at", offset=table.height)
     every = pl.concat([table, before.with_columns(pl.col("at").cast(pl.Int64)).select(table.columns)])
-    every = every.join(_slots(every), on="at", maintain_order="left")
+    every = every.join(slots.of_devices(every), on="at", maintain_order="left").join(
+        _highest(names), on="device", how="left", maintain_order="left"
+    )
     said, mismatches = by_labels(runs, nodes, table, labels)
     dated, undated = _dated(recorded, runs)
-    records = by_record(runs, nodes, every.head(table.height), dated, parents)
-    slots = every.head(table.height).select(
-        "at",
-        "node",
-        pl.struct("cluster", "node", "slot").rank("dense").cast(pl.Int64).alias("slot"),
-        pl.col("mig").is_not_null().alias("instance"),
-    )
+    records = by_record(runs, nodes, every.head(table.height), names, dated, parents)
+    number = pl.struct("cluster", "node", "slot").rank("dense").cast(pl.Int64).alias("slot")
+    numbered = every.head(table.height).with_columns(number)
+    about = numbered.select("at", "node", "slot", pl.col("mig").is_not_null().alias("instance"))
+    twins = slots.twins(numbered)
     labelled = _without(said.select(*MATCH, "leader"), runs, parents)
-    settled = evidence.settle(labelled, records.pairs, records.complete, runs, nodes, slots)
+    settled = evidence.settle(labelled, records.pairs, records.complete, runs, nodes, about)
     mismatches = pl.concat([mismatches, _as_mismatches(settled.unused, runs, table)], how="diagonal")
-    known = settled.pairs.sort("run", "at")
+    known = _with_twins(settled.pairs, runs, twins).sort("run", "at")
     open_ = records.open.select("run", pl.lit("records").alias("why")).join(
-        _all_found(known, runs, slots), on="run", how="anti"
+        _all_found(known, runs, about), on="run", how="anti"
     )
     doubtful = pl.concat([settled.doubtful, open_]).unique("run", keep="first", maintain_order=True).sort("run")
     sure = runs.join(doubtful, on="run", how="anti", maintain_order="left")
     # A GPU that appears later on the last day may be a replacement: it does not count for the node.
     seen = pl.concat([frame.filter(pl.col("first") < until)["device"] for frame in (every, earlier)])
     counted = every.filter(pl.col("device").is_in(seen.implode()))
-    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there)
+    whole = by_whole_node(runs, sure, nodes, counted, table, recorded, known, records.there, maybe)
     pairs = pl.concat([known, whole.select("run", "at", pl.lit("whole-node").alias("mapping"))])
-    pairs = pairs.join(slots.select("at", "slot"), on="at", maintain_order="left")
+    pairs = pairs.join(about.select("at", "slot"), on="at", maintain_order="left").sort("run", "at")
     spans = said.select("run", "at", "first_ms", "last_ms")
-    return Mapped(pairs.sort("run", "at"), mismatches, spans, parents["at"].unique(), doubtful, undated)
+    divided = parents.join(numbered.select("at", "step_ms"), on="at").select(
+        "at", from_ms=pl.col("from").dt.epoch("ms"), to_ms=pl.col("to").dt.epoch("ms") + pl.col("step_ms")
+    )
+    counted = slots.without(pl.concat([frame.select(*slots.PERIODS) for frame in (twins, divided)]))
+    return Mapped(pairs, mismatches, spans, about["slot"], counted, parents["at"].unique(), doubtful, undated)
 
 
 def _dated(recorded: pl.DataFrame, runs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -124,9 +141,17 @@ def _dated(recorded: pl.DataFrame, runs: pl.DataFrame) -> tuple[pl.DataFrame, pl
     ), undated
 
 
-def _all_found(pairs: pl.DataFrame, runs: pl.DataFrame, slots: pl.DataFrame) -> pl.DataFrame:
+def _with_twins(pairs: pl.DataFrame, runs: pl.DataFrame, twins: pl.DataFrame) -> pl.DataFrame:
+    """Return ``pairs`` and, for devices that have a better name (``slots.twins``) during the run, pairs with that."""
+    during = (pl.col("from_ms") < pl.col("end_ms")) & (pl.col("to_ms") > pl.col("start_ms"))
+    more = pairs.join(twins, on="at").join(runs.select("run", "start_ms", "end_ms"), on="run").filter(during)
+    more = more.select("run", pl.col("other").alias("at"), "mapping")
+    return pl.concat([pairs, more]).unique(["run", "at"], keep="first", maintain_order=True)
+
+
+def _all_found(pairs: pl.DataFrame, runs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
     """Return the runs with all of their GPUs in ``pairs``."""
-    found = pairs.join(slots, on="at").group_by("run").agg(pl.col("slot").n_unique())
+    found = pairs.join(devices, on="at").group_by("run").agg(pl.col("slot").n_unique())
     return found.join(runs.select("run", "gpus"), on="run").filter(pl.col("slot") >= pl.col("gpus"))
 
 
@@ -172,14 +197,10 @@ def by_labels(
     this ID in the same cluster, on the same node, while the label was present. A plain number that is not a raw job ID
     there is the ID of an array or a heterogeneous job.
     """
-    parts = pl.col("job").str.extract_groups(identifiers.PATTERN)
     said = (
-        labels.with_row_index("label")
+        _job_ids(labels.with_row_index("label"))
         .join(table.select("at", "cluster", "node"), on="at", maintain_order="left")
         .with_columns(
-            parts.struct.field("1").cast(pl.Int64, strict=False).alias("id"),
-            parts.struct.field("2").cast(pl.Int64, strict=False).alias("task"),
-            parts.struct.field("4").cast(pl.Int64, strict=False).alias("het"),
             pl.col("first").dt.epoch("ms").alias("first_ms"),
             pl.col("last").dt.epoch("ms").alias("last_ms"),
         )
@@ -209,6 +230,19 @@ def by_labels(
     return pairs.sort("run", "at"), unfit.select("job", "node", "first", "last", "rows")
 
 
+def _job_ids(labels: pl.DataFrame) -> pl.DataFrame:
+    """Add ``id``, ``task`` and ``het``, the parts of the job ID ``job``. Plain numbers need no regular expression."""
+    number, digits = pl.col("job").cast(pl.Int64, strict=False), pl.col("job").str.len_bytes()
+    plain = (number >= 0) & (digits <= identifiers.MOST_DIGITS) & ~pl.col("job").str.contains_any(["+", "-"])
+    numbered = labels.with_columns(pl.when(plain).then(number).alias("id"))
+    parts = pl.col("job").str.extract_groups(identifiers.PATTERN)
+    fields = {"id": "1", "task": "2", "het": "4"}
+    others = numbered.filter(pl.col("id").is_null()).with_columns(
+        parts.struct.field(field).cast(pl.Int64, strict=False).alias(name) for name, field in fields.items()
+    )
+    return pl.concat([numbered.drop_nulls("id"), others], how="diagonal").sort("label")
+
+
 def _fits(
     labels: pl.DataFrame, runs: pl.DataFrame, nodes: pl.DataFrame, left: list[str], right: list[str]
 ) -> pl.DataFrame:
@@ -216,6 +250,8 @@ def _fits(
 
     ``left``, ``right``: the ID columns of ``labels`` and ``runs``.
     """
+    if labels.is_empty():  # as often: most labels are plain numbers
+        runs, nodes = runs.clear(), nodes.clear()
     columns = ["run", "cluster", "begin_ms", "finish_ms", *right]
     candidates = labels.join(runs.select(columns), left_on=left, right_on=right, suffix="_run").filter(
         _same_cluster("cluster", "cluster_run")
@@ -251,13 +287,19 @@ class _Records:
     """``run``: runs with ambiguous records."""
 
 
-def by_record(
-    runs: pl.DataFrame, nodes: pl.DataFrame, table: pl.DataFrame, recorded: pl.DataFrame, parents: pl.DataFrame
+def by_record(  # noqa: PLR0917
+    runs: pl.DataFrame,
+    nodes: pl.DataFrame,
+    table: pl.DataFrame,
+    names: pl.DataFrame,
+    recorded: pl.DataFrame,
+    parents: pl.DataFrame,
 ) -> _Records:
     """Return the GPUs that recorded IDs name.
 
     An ID is a UUID (also of a MIG instance), a PCI address or an index on the node. Records that name more GPUs than
-    the run has are ambiguous, and so is the ID of a GPU with more MIG instances than that.
+    the run has are ambiguous, and so is the ID of a GPU with more MIG instances than that, or a PCI address or an index
+    that several GPUs had during the run (``names``): indices shift when a node starts without one of its GPUs.
     """
     if recorded.is_empty():
         none = pl.Series("run", [], pl.Int64)
@@ -278,11 +320,12 @@ def by_record(
         )
     )  # fmt: skip
     wanted = _on_its_nodes(wanted, nodes).drop("cluster")
+    numbered = names.filter(pl.col("column").is_in(["pci", "index"])).join(
+        table.select("device", "at", "cluster", "node"), on="device"
+    )
     ways = [
-        table.select(
-            "at", "cluster", "node", "first", "last", pl.col(name).cast(pl.String).str.to_uppercase().alias("mark")
-        )
-        for name in ("uuid", "pci", "index")
+        frame.select("at", "cluster", "node", "first", "last", pl.col(name).str.to_uppercase().alias("mark"))
+        for frame, name in ((table, "uuid"), (numbered, "value"))
     ]
     # Only UUIDs: an instance's number on its GPU is not an index on the node.
     instances = table.filter(pl.col("mig").str.starts_with("MIG-"))
@@ -302,7 +345,9 @@ def by_record(
     unseen = wanted.drop_nulls("node").join(met, on=["run", "mark"], how="anti").select("run", "node", "mark").unique()
     met = _without(met, runs, parents)
     least = _least_named(met, wanted, runs, table)
-    ambiguous = least.filter(pl.col("least") > pl.col("gpus")).select("run")
+    ambiguous = pl.concat(
+        [least.filter(pl.col("least") > pl.col("gpus")).select("run"), _several_places(met, table)]
+    ).unique(maintain_order=True)
     met = met.join(ambiguous, on="run", how="anti", maintain_order="left")
     pairs = met.group_by("run", "at").agg(pl.len().cast(pl.Int64).alias("weight"))
     seen = pairs.join(table.select("at", "node", "slot"), on="at").unique(["run", "node", "slot"]).select("run", "node")
@@ -315,17 +360,31 @@ def by_record(
     )
 
 
+def _several_places(met: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
+    """Return ``run``: runs with a record that names several GPUs, other than one after the other in a slot."""
+    slot = pl.col("slot").struct
+    gpu = pl.struct("node", slot.field("place"), slot.field("own")).n_unique()
+    marks = met.join(table.select("at", "node", "slot", "mig"), on="at").filter(pl.col("mig").is_null())
+    return marks.group_by("run", "node", "mark").agg(gpu.alias("gpus")).filter(pl.col("gpus") > 1).select("run")
+
+
+def _highest(names: pl.DataFrame) -> pl.DataFrame:
+    """Return ``device``, ``highest``: the highest index that the metrics have given to the device."""
+    indices = names.filter(pl.col("column") == "index")
+    return indices.group_by("device").agg(pl.col("value").cast(pl.Int64).max().alias("highest"))
+
+
 def _least_named(met: pl.DataFrame, wanted: pl.DataFrame, runs: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     """Return ``run``, ``gpus``, ``least``: the minimum number of GPUs that the records of a run with GPUs name.
 
     Two names of one kind (UUID, PCI address, index) are two GPUs; a UUID and an index may be the same one.
     """
-    slots = met.join(table.select("at", "node", "slot"), on="at").group_by("run")
+    seen = met.join(table.select("at", "node", "slot"), on="at").group_by("run")
     kind = pl.when(pl.col("mark").str.contains(":")).then(1).when(pl.col("mark").str.contains("^[0-9]+$")).then(2)
     by_kind = wanted.group_by("run", kind.otherwise(0).alias("kind")).agg(
         pl.struct("node", "mark").n_unique().alias("least")
     )
-    counts = [slots.agg(pl.struct("node", "slot").n_unique().alias("least")), by_kind.select("run", "least")]
+    counts = [seen.agg(pl.struct("node", "slot").n_unique().alias("least")), by_kind.select("run", "least")]
     return (
         pl.concat(counts)
         .group_by("run")
@@ -356,6 +415,7 @@ def by_whole_node(  # noqa: PLR0917
     recorded: pl.DataFrame,
     known: pl.DataFrame,
     recorded_there: pl.DataFrame,
+    maybe: pl.DataFrame | None,
 ) -> pl.DataFrame:
     """Return the pairs of runs that had every GPU of a node.
 
@@ -394,11 +454,11 @@ def by_whole_node(  # noqa: PLR0917
     count = there.group_by("run", "node").agg(
         pl.col("slot").n_unique().cast(pl.Int64).alias("there"), pl.col("seen").any()
     )
-    numbered = met.group_by("run", "node").agg((pl.col("index").max() + 1).cast(pl.Int64).alias("numbered"))
+    numbered = met.group_by("run", "node").agg((pl.col("highest").max() + 1).alias("numbered"))
     places = (
         places.join(count, on=["run", "node"], how="left")
         .join(numbered, on=["run", "node"], how="left")
-        .join(_crowded(runs, nodes, known), on=["run", "node"], how="left")
+        .join(_crowded(runs, nodes, known, maybe), on=["run", "node"], how="left")
         .join(at_least, on=["cluster", "node"], how="left", nulls_equal=True)
         .with_columns(pl.col("there").fill_null(0), pl.col("crowded").fill_null(value=False))
         .with_columns((pl.max_horizontal("least", "numbered", pl.lit(0)) <= pl.col("there")).alias("certain"))
@@ -413,31 +473,6 @@ def by_whole_node(  # noqa: PLR0917
     good = places.filter(pl.col("seen") & (everywhere | share)).select("run", "node")
     found = there.filter("seen").join(good, on=["run", "node"], how="semi")
     return found.select("run", "at", pl.lit(0, dtype=pl.Int64).alias("weight")).sort("run", "at")
-
-
-def _slots(every: pl.DataFrame) -> pl.DataFrame:
-    """Return ``at``, ``place``, ``slot`` of each device. A replacement GPU has the slot of its predecessor.
-
-    The place is the PCI address, else the index, else the UUID. Two devices sampled at the same time are two GPUs, even
-    if the metrics give them the same index, as happens when indices shift after the loss of a GPU.
-    """
-    where = ["cluster", "node"]
-    by_index = (
-        every.drop_nulls(["pci", "index"])
-        .group_by(*where, "index")
-        .agg(pl.col("pci").unique())
-        .filter(pl.col("pci").list.len() == 1)
-        .select(*where, "index", pl.col("pci").list.first().alias("there"))
-    )
-    text = pl.col("index").cast(pl.String)
-    placed = every.join(by_index, on=[*where, "index"], how="left", nulls_equal=True).with_columns(
-        pl.coalesce("pci", "there", pl.format("#{}", text), "uuid", pl.format("?{}", "at")).alias("place")
-    )
-    group = [*where, "place", "mig"]
-    last_before = pl.col("last").cum_max().shift().over(group, order_by="first")
-    at_once = (last_before >= pl.col("first")).fill_null(value=False).any().over(group)
-    own = pl.when(at_once).then(pl.col("at")).otherwise(None)
-    return placed.select("at", "place", pl.struct("place", "mig", own.alias("own")).alias("slot"))
 
 
 def _gpus_of_nodes(met: pl.DataFrame) -> pl.DataFrame:
@@ -496,17 +531,20 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> p
     return pl.concat(found).group_by("cluster", "node").agg(pl.col("least").max())
 
 
-def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame) -> pl.DataFrame:
-    """Return ``run``, ``node``, ``crowded``: whether another run with GPUs was on the node at the same time."""
+_STAY = ("run", "cluster", "start_ms", "end_ms")
+
+
+def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame, maybe: pl.DataFrame | None) -> pl.DataFrame:
+    """Return ``run``, ``node``, ``crowded``: whether another run may have had GPUs of the node at the same time."""
     mapped = pl.col("run").is_in(taken["run"].unique().implode())
     with_gpus = runs.filter((pl.col("gpus").fill_null(0) > 0) | mapped)
-    stays = (
-        nodes.join(with_gpus.select("run", "cluster", "start_ms", "end_ms"), on="run")
-        .sort("cluster", "node", "start_ms", "end_ms", "run")
-        .with_columns(
-            pl.col("end_ms").cum_max().shift().over("cluster", "node").alias("before"),
-            pl.col("start_ms").shift(-1).over("cluster", "node").alias("after"),
-        )
+    stays = nodes.join(with_gpus.select(*_STAY), on="run")
+    if maybe is not None:
+        longer = maybe.select(stays.columns)
+        stays = pl.concat([stays.join(longer, on=["run", "node"], how="anti"), longer])
+    stays = stays.sort("cluster", "node", "start_ms", "end_ms", "run").with_columns(
+        pl.col("end_ms").cum_max().shift().over("cluster", "node").alias("before"),
+        pl.col("start_ms").shift(-1).over("cluster", "node").alias("after"),
     )
     crowded = (pl.col("before") > pl.col("start_ms")).fill_null(value=False) | (
         pl.col("after") < pl.col("end_ms")

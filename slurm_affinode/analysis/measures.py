@@ -40,13 +40,14 @@ def partly_pairs(totals: Totals, cells: Cells, allocations: Allocations) -> tupl
 def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl.DataFrame:
     """Return one row per allocation, in the same order.
 
-    Columns: ``run``, ``at``, ``held_ms`` (share of the device's time), the allocation's share of ``SUMS``, ``fb_peak``
-    (MiB; None if unknown), ``windows``, ``longest_ms``.
+    Columns: ``run``, ``at``, ``from_ms``, ``to_ms``, ``held_ms`` (share of the device's time), the allocation's share
+    of ``SUMS``, ``fb_peak`` (MiB; None if unknown), ``windows``, ``longest_ms``.
     """
     count = len(allocations)
     cell, owner, share = owner_pairs(cells)
     row, partly_owner, partly_share = partly_pairs(totals, cells, allocations)
     columns: dict[str, object] = {"run": allocations.run, "at": allocations.device}
+    columns |= {"from_ms": allocations.start, "to_ms": allocations.end}
     length = (cells.end - cells.start)[cell]
     columns["held_ms"] = np.bincount(owner, weights=length * share, minlength=count)
     sums, peak = _shares(totals, cell, owner, share, count)
@@ -56,6 +57,29 @@ def per_allocation(totals: Totals, cells: Cells, allocations: Allocations) -> pl
     columns |= dict(zip(SUMS, sums, strict=True))
     columns |= {"fb_peak": peak, "windows": totals.windows, "longest_ms": totals.longest_ms}
     return pl.DataFrame(columns).with_columns(pl.col("fb_peak").fill_nan(None))
+
+
+def without_suspended(shares: pl.DataFrame, pairs: pl.DataFrame, runs: pl.DataFrame) -> pl.DataFrame:
+    """Return ``shares`` (``per_allocation``) without idle time in which Slurm may have suspended the run.
+
+    ``pairs``: ``Mapped.pairs``; ``runs``: ``run``, ``suspended_s``. Accounting does not have when a run was suspended,
+    so as much of the idle time of each of its GPUs (slots) is unknown. Adds ``slot``, ``suspended`` (that time, ms) and
+    ``kept`` (the fraction of idle time left).
+    """
+    times = runs.select("run", (pl.col("suspended_s").fill_null(0).clip(0) * 1000.0).alias("most"))
+    known = shares.join(times, on="run", how="left", maintain_order="left").with_columns(pl.col("most").fill_null(0.0))
+    known = known.join(pairs.select("run", "at", "slot"), on=["run", "at"], how="left", maintain_order="left")
+    idle = pl.col("idle").sum().over("run", "slot")
+    moved = pl.min_horizontal(idle, "most")
+    kept = pl.when(moved > 0).then(1 - moved / idle).otherwise(1.0)
+    longest = (pl.col("longest_ms") - pl.col("most")).clip(0).cast(shares.schema["longest_ms"])
+    known = known.with_columns(kept.alias("kept"))
+    return known.with_columns((pl.col("idle") * (1 - pl.col("kept"))).alias("suspended")).with_columns(
+        pl.col("idle") - pl.col("suspended"),
+        *(pl.col(name) * pl.col("kept") for name in ("fb_idle", "power_idle")),
+        pl.when(pl.col("kept") > 0).then("windows").otherwise(0).cast(shares.schema["windows"]).alias("windows"),
+        pl.when(pl.col("most") > 0).then(longest).otherwise("longest_ms").alias("longest_ms"),
+    ).drop("most")  # fmt: skip
 
 
 def _shares(totals: Totals, cell: Ints, owner: Ints, share: Floats, count: int) -> tuple[list[Floats], Floats]:
@@ -95,18 +119,20 @@ def breakdown(  # noqa: PLR0917
 ) -> pl.DataFrame:
     """Return one row per run, node and GPU model, plus rows for GPUs mapped to no device (their number: ``lacking``).
 
-    ``shares``: from ``per_allocation``; ``pairs``: ``Mapped.pairs``; ``runs``: the runs of ``runs.prepare`` covered by
-    the report.
+    ``shares``: from ``without_suspended``; ``pairs``: ``Mapped.pairs``; ``runs``: the runs of ``runs.prepare`` covered
+    by the report.
     """
     where = devices.with_row_index("at").select(pl.col("at").cast(pl.Int64), "node", _model().alias("gpu_model"))
     about = runs.select("run", "cluster", "gpus", "gpu_type", (pl.col("end_ms") - pl.col("start_ms")).alias("run_ms"))
     whole = pl.col("gpus").fill_null(0) > 0
-    # The devices of one slot are one GPU: each counts for its part.
-    part = 1.0 / pl.len().over("run", "slot")
+    # The devices of one slot are one GPU: each allocation counts for its part.
+    own, gpu = pl.col("to_ms") - pl.col("from_ms"), ("run", "slot")
+    all_own, held = own.sum().over(gpu), pl.col("to_ms").max().over(gpu) - pl.col("from_ms").min().over(gpu)
     found = (
         shares.join(about, on="run", how="inner", maintain_order="left")
         .join(where, on="at", how="left", maintain_order="left")
-        .join(pairs.with_columns(part.alias("part")), on=["run", "at"], how="left", maintain_order="left")
+        .join(pairs.select("run", "at", "mapping"), on=["run", "at"], how="left", maintain_order="left")
+        .with_columns((own / all_own).alias("part"), (pl.col("held_ms") * held / all_own).alias("held_ms"))
         .with_columns(
             pl.when(whole).then(pl.col("run_ms") * pl.col("part")).otherwise(pl.col("held_ms")).alias("allocated_ms"),
             pl.coalesce("gpu_model", "gpu_type").alias("gpu_model"),
@@ -145,12 +171,13 @@ def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, mo
     Each node is assigned its shortfall from an equal share of the run's GPUs; the shortfalls are scaled to the number
     of GPUs that the run lacks.
     """
-    have = found.group_by("run").agg(pl.col("devices").sum(), _joined_models())
+    have = found.group_by("run").agg(pl.col("devices").sum())
     lacking = (
         about.filter(pl.col("gpus").fill_null(0) > 0)
         .join(have, on="run", how="left", maintain_order="left")
         .with_columns((pl.col("gpus") - pl.col("devices").fill_null(0)).alias("lacking"))
         .filter(pl.col("lacking") > _NOTHING)
+        .join(_joined_models(found), on="run", how="left", maintain_order="left")
     )
     on_node = found.group_by("run", "node").agg(pl.col("devices").sum().alias("here"))
     spread = (
@@ -171,9 +198,12 @@ def _not_found(found: pl.DataFrame, about: pl.DataFrame, nodes: pl.DataFrame, mo
     )
 
 
-def _joined_models(alias: str = "models") -> pl.Expr:
-    names = pl.col("gpu_model").drop_nulls().unique().sort()
-    return pl.when(names.len() > 0).then(names.str.join("+")).otherwise(None).alias(alias)
+def _joined_models(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return ``run``, ``models``: the names of its GPU models in order, joined; no row if none is known."""
+    names = frame.select("run", pl.col("gpu_model").alias("models")).drop_nulls().unique()
+    several = pl.struct("run").is_duplicated()
+    joined = names.filter(several).sort("run", "models").group_by("run").agg(pl.col("models").str.join("+"))
+    return pl.concat([names.filter(~several), joined])
 
 
 def _priced(every: pl.DataFrame, prices: PriceTable) -> pl.DataFrame:
@@ -265,5 +295,5 @@ def _measures() -> Mapping[str, pl.Expr]:
 def per_run(frame: pl.DataFrame) -> pl.DataFrame:
     """Return ``run``, ``gpu_model`` and ``MEASURES`` of each run."""
     return aggregate(frame, ["run"]).join(
-        frame.group_by("run").agg(_joined_models("gpu_model")), on="run", how="left", maintain_order="left"
+        _joined_models(frame).rename({"models": "gpu_model"}), on="run", how="left", maintain_order="left"
     )

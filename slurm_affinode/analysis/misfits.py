@@ -8,7 +8,7 @@ over a period are listed as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -20,6 +20,7 @@ from slurm_affinode.analysis.prices import normalized
 from slurm_affinode.analysis.squatters import HeldGpus, run_ref
 from slurm_affinode.base.config import MisfitConfig, NodeClass
 from slurm_affinode.base.text import span
+from slurm_affinode.metrics.parquet.parts import agreed
 from slurm_affinode.model.finding import Evidence, Finding, JobAttempt
 from slurm_affinode.slurm.accounting.schema import TIME
 
@@ -82,7 +83,7 @@ def _largest(
         .agg(
             hours.alias("hours"), pl.len().alias("jobs"), pl.col("measured_gpu_s").sum(),
             pl.col("activity_pct_s").sum(), pl.col("total_cpu_s").sum().alias("cpu_s"),
-            pl.col("account").drop_nulls().mode().sort().first(), pl.col("start").min().alias("first"),
+            agreed("account"), pl.col("start").min().alias("first"),
             pl.col("job_id").first(), pl.col("submit").first(),
         )
         .sort("hours", "user", descending=[True, False])
@@ -138,7 +139,7 @@ def table(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
         (pl.col("fb").fill_nan(None).max() / 1024).alias("fb_gib"),
         (pl.col("measured_ms").sum() / 1000).alias("measured_gpu_s"),
         (pl.col("activity_ms").sum() / 1000).alias("activity_pct_s"),
-        pl.col("model").drop_nulls().first().alias("model"),
+        agreed("model"),
     )
     per_node = _per_node(held, nodes)
     elapsed = (pl.col("finish") - pl.col("start")).dt.total_milliseconds() / 1000
@@ -190,25 +191,40 @@ def find(
     rows = table(held, nodes)
     long = rows.filter(pl.col("ran_s") >= min_run_s)
     mostly_gpu = _gpu_partitions(held.runs, config, gpu_partitions)
-    node_lists = dict(held.nodes.group_by("run").agg("node").iter_rows())
-    made: list[tuple[MisfitRule, Finding, float]] = []
-    chosen = [rule for rule in RULES if rule.kind in kinds]
-    if chosen:
-        for row in _candidates(long, chosen).iter_rows(named=True):
-            row["gpu_partition"] = row["partition"] in mostly_gpu
-            on = node_lists.get(row["run"], ())
-            hours = (row["gpus"] or row["cpus"] or 0) * row["ran_s"] / 3600
-            made += [
-                (rule, _finding(rule.kind, row, *told, held.query.until, on), hours)
-                for rule in chosen
-                if rule.of_gpu_jobs == bool(row["gpus"]) and (told := rule.look(row, config)) is not None
-            ]
-    found = _worth_it(made, config)
+    found = _worth_it(_by_rule(held, long, config, mostly_gpu, kinds), config)
     if "low-efficiency-user" in kinds:
         found += gpu_users(long, config, held.query.until)
     if "low-cpu-efficiency-user" in kinds:
         found += cpu_users(long, config, held.query.until)
     return found
+
+
+def _by_rule(
+    held: HeldGpus, long: pl.DataFrame, config: MisfitConfig, gpu_partitions: Collection[str], kinds: Collection[str]
+) -> list[tuple[MisfitRule, Finding, float]]:
+    """Return the findings of the rules of ``kinds``, with the GPU-hours of their runs (without GPUs: core-hours)."""
+    chosen = [rule for rule in RULES if rule.kind in kinds]
+    rows = _candidates(long, chosen).with_columns(
+        pl.col("partition").is_in(list(gpu_partitions)).alias("gpu_partition")
+    )
+    hits = [
+        (place, rule, told)
+        for place, row in enumerate(rows.select(_LOOKED_AT).iter_rows(named=True))
+        for rule in chosen
+        if rule.of_gpu_jobs == bool(row["gpus"]) and (told := rule.look(row, config)) is not None
+    ]
+    places = sorted({place for place, _, _ in hits})
+    whole = dict(zip(places, rows[places].rows(named=True), strict=True))
+    of_runs = held.nodes.filter(pl.col("run").is_in([row["run"] for row in whole.values()]))
+    nodes = dict(of_runs.group_by("run").agg("node").iter_rows())
+    return [
+        (
+            rule,
+            _finding(rule.kind, row, *told, held.query.until, nodes.get(row["run"], ())),
+            (row["gpus"] or row["cpus"] or 0) * row["ran_s"] / 3600,
+        )
+        for rule, told, row in ((rule, told, whole[place]) for place, rule, told in hits)
+    ]
 
 
 def _worth_it(made: Sequence[tuple[MisfitRule, Finding, float]], config: MisfitConfig) -> list[Finding]:
@@ -223,6 +239,14 @@ def _worth_it(made: Sequence[tuple[MisfitRule, Finding, float]], config: MisfitC
         if hours[one.kind, one.cluster, one.user]
         >= (config.min_gpu_hours if rule.of_gpu_jobs else config.min_core_hours)
     ]
+
+
+_LOOKED_AT = (
+    "gpus", "gpu_type", "model", "util_pct", "fb_gib", "measured", "least_peak", "cpus", "total_cpu_s", "nodes",
+    "node_cores", "node_gpus", "node_gib", "alloc_mem_bytes", "req_mem_bytes", "max_rss_bytes", "partition",
+    "gpu_partition", "running", "state", "ran_s", "timelimit_s",
+)  # fmt: skip
+"""Columns that the rules read: rows as Python dicts of all columns would take four times as long."""
 
 
 def _candidates(rows: pl.DataFrame, rules: Sequence[MisfitRule]) -> pl.DataFrame:

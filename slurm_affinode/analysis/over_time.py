@@ -64,23 +64,28 @@ class Buckets:
         return np.searchsorted(self.edges, time, side="right") - 1
 
 
-def over_time(
-    buckets: Buckets, totals: Totals, cells: Cells, allocations: Allocations, about: pl.DataFrame
+def over_time(  # noqa: PLR0917
+    buckets: Buckets, totals: Totals, cells: Cells, allocations: Allocations, about: pl.DataFrame, kept: Floats
 ) -> pl.DataFrame:
-    """Return ``WasteResult.over_time``. Cells must be cut at the buckets; ``about``: the runs covered by the report."""
+    """Return ``WasteResult.over_time``. Cells must be cut at the buckets; ``about``: the runs covered by the report.
+
+    ``kept``: per allocation, the fraction of its idle time that is known (``measures.without_suspended``).
+    """
     count = buckets.count
     cell, owner, share = owner_pairs(cells)
     counted = allocations.counted[owner]
     cell, owner, share = cell[counted], owner[counted], share[counted]
     row, partly_owner, partly_share = partly_pairs(totals, cells, allocations)
     keep = allocations.counted[partly_owner]
-    row, partly_share = row[keep], partly_share[keep]
+    row, partly_owner, partly_share = row[keep], partly_owner[keep], partly_share[keep]
     bucket = buckets.at(cells.start[cell])
     partly_bucket = buckets.at(cells.start[totals.partly_cell[row]])
     hours: dict[str, Floats] = {}
     for name, position in (("idle", _IDLE), ("low", _LOW), ("busy", _BUSY)):
-        ms = np.bincount(bucket, weights=totals.sums[cell, position] * share, minlength=count)
-        ms += np.bincount(partly_bucket, weights=totals.partly_sums[row, position] * partly_share, minlength=count)
+        own, partly = (kept[owner], kept[partly_owner]) if position == _IDLE else (1.0, 1.0)
+        ms = np.bincount(bucket, weights=totals.sums[cell, position] * share * own, minlength=count)
+        part = totals.partly_sums[row, position] * partly_share * partly
+        ms += np.bincount(partly_bucket, weights=part, minlength=count)
         hours[name] = ms / MS_PER_HOUR
     allocated = _allocated(buckets, about)
     # Runs without a whole GPU count as allocated for their share of the device's time.
@@ -160,10 +165,12 @@ class TimelineSlots:
     cells: Cells
     pieces: Ints
     """Pieces that may have samples of these runs."""
+    kept: Floats
+    """Per allocation, the fraction of its idle time that is known."""
 
 
-def slots_of(
-    chosen: pl.DataFrame, allocations: Allocations, cells: Cells, pieces: Pieces, devices: int
+def slots_of(  # noqa: PLR0917
+    chosen: pl.DataFrame, allocations: Allocations, cells: Cells, pieces: Pieces, devices: int, kept: Floats
 ) -> TimelineSlots:
     """Cut the runs ``chosen`` (``runs.prepare``) into slots no shorter than the median sampling interval."""
     runs = chosen["run"].to_numpy()
@@ -177,7 +184,8 @@ def slots_of(
     )
     lookup = {int(run): position for position, run in enumerate(runs)}
     cuts = [(device, edges[lookup[run]]) for device, run in _device_runs(allocations, mine)]
-    shared = allocations.take(taking_part[allocations.device])
+    there = taking_part[allocations.device]
+    shared = allocations.take(there)
     slotted = build(
         shared,
         taking_part=taking_part,
@@ -186,7 +194,7 @@ def slots_of(
         cut_device=np.concatenate([np.empty(0, np.int64), *(np.full(len(e), device) for device, e in cuts)]),
         cut_time=np.concatenate([np.empty(0, np.int64), *(e for _, e in cuts)]),
     )
-    return TimelineSlots(runs, edges, shared, slotted, _pieces_during(allocations.take(mine), pieces))
+    return TimelineSlots(runs, edges, shared, slotted, _pieces_during(allocations.take(mine), pieces), kept[there])
 
 
 def _edges(start: int, end: int, step: int) -> Ints:
@@ -233,6 +241,11 @@ def timelines(
         sums = np.zeros((count, len(SUMS)))
         np.add.at(sums, slot, totals.sums[cell[own]] * share[own, None])
         np.add.at(sums, partly_slot, totals.partly_sums[row[partly]] * partly_share[partly, None])
+        idle = np.zeros(count)
+        np.add.at(idle, slot, totals.sums[cell[own], _IDLE] * share[own] * slots.kept[owner[own]])
+        left = partly_share[partly] * slots.kept[partly_owner[partly]]
+        np.add.at(idle, partly_slot, totals.partly_sums[row[partly], _IDLE] * left)
+        sums[:, _IDLE] = idle
         held = np.bincount(slot, weights=(cells.end - cells.start)[cell[own]] * share[own], minlength=count)
         key = keys.row(position, named=True)
         frames.append(_timeline(key, edges, sums, held))

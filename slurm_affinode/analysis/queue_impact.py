@@ -176,7 +176,7 @@ def with_impact(
     known = {node.name: node for node in nodes}
     for one in findings:
         holds = one.kind in ("squatter", "idle-allocation", "completing") or (
-            isinstance(one.subject, NodeRef) and one.kind == "drained-kill-failed"
+            isinstance(one.subject, NodeRef) and one.kind in ("drained-kill-failed", "drained-by-epilog")
         )
         if (
             any(gpu.shared for gpu in one.gpus)

@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, tzinfo
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from slurm_affinode.analysis.segments import Floats, Ints
-from slurm_affinode.analysis.serving.usage import ServerReport
 from slurm_affinode.model.gpu import FLOORS_PCT, floor_of
+
+if TYPE_CHECKING:
+    from slurm_affinode.analysis.serving.usage import ServerReport
 
 TIME_SUMS = 4
 """Number of leading columns of ``SUMS`` that are times, one per activity class."""

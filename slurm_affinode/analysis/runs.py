@@ -69,6 +69,26 @@ def credible(runs: pl.DataFrame) -> pl.DataFrame:
     ).filter(pl.col("start_ms") < pl.col("end_ms"))
 
 
+def certain(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return ``runs`` (``prepare``) for as long as each is known to have run.
+
+    A run whose start and end are local times in a repeated hour may have been later (``time_doubt_s``).
+    """
+    doubt_ms = pl.col("time_doubt_s").fill_null(0) * 1000
+    later = pl.max_horizontal("start_ms", pl.col("begin_ms") + doubt_ms)
+    return (
+        credible(runs)
+        .with_columns(pl.when(doubt_ms > 0).then(later).otherwise("start_ms").alias("start_ms"))
+        .filter(pl.col("start_ms") < pl.col("end_ms"))
+    )
+
+
+def uncertain(runs: pl.DataFrame) -> pl.DataFrame:
+    """Return the ``runs`` (``prepare``) of which the time is open, for as long as they may have run."""
+    doubt_ms = pl.col("time_doubt_s").fill_null(0) * 1000
+    return runs.filter(doubt_ms > 0).with_columns(pl.col("end_ms") + doubt_ms)
+
+
 def lost_time(runs: pl.DataFrame) -> pl.DataFrame:
     """Return the runs with time that is not credible, with its start as ``lost_ms``; they end at ``end_ms``."""
     known = credible(runs).select("run", pl.col("end_ms").alias("lost_ms"))

@@ -26,7 +26,19 @@ from slurm_affinode.analysis.segments import FAR, Ints
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.text import one_line
 from slurm_affinode.metrics.parquet import parts
-from slurm_affinode.metrics.parquet.parts import DEVICES, JOBS, POLARS_ERRORS, read_tables, sampling_step
+from slurm_affinode.metrics.parquet.parts import (
+    DEVICES,
+    JOBS,
+    NAMES,
+    POLARS_ERRORS,
+    agreed,
+    read_tables,
+    sampling_step,
+    seen_names,
+    several_names,
+    united_names,
+    without_names,
+)
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.parquet.writer import adoptions
 from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
@@ -86,12 +98,15 @@ class Index:
     store: SampleStore
     sources: tuple[Source, ...]
     devices: pl.DataFrame
-    """``DEVICES``, one row per device; ``rows``, ``first``, ``last`` over all parts; ``step_ms`` is never None."""
+    """``DEVICES``, one row per device; ``rows``, ``first``, ``last`` over all parts; ``step_ms`` is never None.
+    Identity columns with several values are null."""
     pieces: Pieces
     labels: pl.DataFrame
     """``JOBS``: job labels in the interval, with the row of the device table as ``at``."""
     earlier: pl.DataFrame
     """``DEVICES`` with samples in the period ``EARLIER`` before the interval."""
+    names: pl.DataFrame
+    """``NAMES_SEEN`` of the devices in the interval and in that period: PCI addresses, indices, models."""
     until: datetime
     """End of the interval; parts are whole days and may contain later samples."""
 
@@ -119,13 +134,18 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
     tables: list[pl.DataFrame] = []
     labels: list[pl.DataFrame] = []
     later: list[pl.DataFrame] = []
+    names_there: list[pl.DataFrame] = []
+    names_later: list[pl.DataFrame] = []
     row = 0
     for day, group in groupby(parts, key=lambda part: part.day):
         of_day = list(group)
         table = tables_of[of_day[0].path][0] if of_day[0].single else _merged_devices(store, day)
+        names_of_day = seen_names([tables_of[part.path][0] for part in of_day], [part.files for part in of_day])
         if min(part.first for part in of_day) >= until:
             later.append(table)
+            names_later.append(names_of_day)
             continue
+        names_there.append(names_of_day)
         rows = int(table["rows"].sum())
         if of_day[0].single and rows != of_day[0].rows:
             raise damaged(of_day[0].files.devices, f"{rows:,} samples instead of {of_day[0].rows:,}")
@@ -134,19 +154,23 @@ def read_index(store: SampleStore, since: datetime, until: datetime, *, max_gap_
         labels += [tables_of[part.path][1] for part in of_day]
         row += rows
     before = since - min(EARLIER, since - datetime.min.replace(tzinfo=UTC))
-    earlier = store.devices(before, since)
-    names = _same_gpus(tables, [*later, earlier])
+    earlier, names_before = store.devices_and_names(before, since)
+    seen = united_names([*names_there, names_before])
+    several = several_names(united_names([seen, *names_later]).select(*NAMES))
+    names = _same_gpus(tables, [*later, earlier], several)
     table = pl.concat(tables) if tables else pl.DataFrame(schema={**DEVICES, "base": pl.Int64()})
     said = pl.concat(labels) if labels else pl.DataFrame(schema=JOBS)
     table, said, earlier, *later = (_renamed(one, names) for one in (table, said, earlier, *later))
     said = _across_midnight(said, table)
-    devices = _devices(table)
+    seen = united_names([_renamed(seen, names)])
+    several = several_names(seen)
+    devices, earlier = (without_names(one, several) for one in (_devices(table), earlier))
     pieces = _pieces(table, devices, pl.concat(later) if later else None, max_gap_steps)
     # Parts are whole days; labels outside the interval belong to other runs.
     said = said.filter((pl.col("last") >= since) & (pl.col("first") < until))
     at = devices.select("device").with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
     said = said.join(at, on="device", how="left", maintain_order="left")
-    return Index(store, tuple(sources), devices, pieces, said, earlier, until)
+    return Index(store, tuple(sources), devices, pieces, said, earlier, seen, until)
 
 
 def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
@@ -168,15 +192,16 @@ def _across_midnight(labels: pl.DataFrame, table: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame]) -> dict[int, int]:
+def _same_gpus(days: Sequence[pl.DataFrame], others: Sequence[pl.DataFrame], several: pl.DataFrame) -> dict[int, int]:
     """Return the devices that later or earlier samples identify with another one: number -> that number.
 
-    ``days``: the device tables of the days of the interval. Within a day, the store has identified devices already.
+    ``days``: the device tables of the days of the interval; ``several``: ``NAMES`` that they lack.
+    Within a day, the store has identified devices already.
     """
     every = pl.concat([table.select("device", *IDENTITY) for table in (*days, *others)])
     if not every["uuid"].has_nulls():
         return {}
-    names = adoptions(every)
+    names = adoptions(every, several)
     for table in days:
         there = set(table["device"].to_list())
         names = {one: other for one, other in names.items() if not (one in there and other in there)}
@@ -195,7 +220,7 @@ def _merged_devices(store: SampleStore, day: date) -> pl.DataFrame:
         _merged(store, day)
         .group_by("device", maintain_order=True)
         .agg(
-            *(pl.col(name).drop_nulls().last() for name in IDENTITY),
+            *(agreed(name) for name in IDENTITY),
             pl.len().cast(pl.Int64).alias("rows"),
             pl.col("time").first().alias("first"),
             pl.col("time").last().alias("last"),
@@ -213,14 +238,14 @@ def _merged(store: SampleStore, day: date) -> pl.LazyFrame:
 def _devices(table: pl.DataFrame) -> pl.DataFrame:
     """Return one row per device.
 
-    Its sampling interval is the median over its days; with too few samples, the median of all devices; else 0, and a
-    sample without a successor counts for no time.
+    Its sampling interval is the median over its days; with too few samples, the median of the devices of its cluster;
+    else 0, and a sample without a successor counts for no time.
     """
     telling = pl.col("step_ms").filter(pl.col("rows") >= FEW_ROWS).median()
     devices = (
         table.group_by("device", maintain_order=True)
         .agg(
-            *(pl.col(name).drop_nulls().last() for name in IDENTITY),
+            *(agreed(name) for name in IDENTITY),
             pl.col("rows").sum(),
             pl.col("first").min(),
             pl.col("last").max(),
@@ -229,8 +254,9 @@ def _devices(table: pl.DataFrame) -> pl.DataFrame:
         .sort("cluster", "node", "index", "pci", "uuid", "mig", "device", nulls_last=True)
     )
     own = pl.when(pl.col("rows") >= FEW_SAMPLES).then(pl.col("step_ms"))
+    usual = own.median().over("cluster")
     return devices.with_columns(
-        pl.coalesce(own, own.median(), pl.col("step_ms"), pl.lit(0)).round().cast(pl.Int64).alias("step_ms")
+        pl.coalesce(own, usual, pl.col("step_ms"), pl.lit(0)).round().cast(pl.Int64).alias("step_ms")
     ).select(*DEVICES)
 
 
@@ -321,7 +347,18 @@ def _frames(index: Index, block_rows: int) -> Iterator[pl.DataFrame]:
             for frame in lazy.collect_batches(maintain_order=True):
                 yield from [frame] if len(frame) <= block_rows else frame.iter_slices(block_rows)
         except POLARS_ERRORS as error:
-            raise damaged(paths[0].parents[1], error) from error
+            raise _damaged_one(paths, error) from error
+
+
+def _damaged_one(paths: Sequence[Path], error: BaseException) -> UnreachableError:
+    """Return the exception for ``error``, which a scan of all ``paths`` raised, with the name of the damaged file."""
+    for path in paths:
+        try:
+            for _ in pl.scan_parquet(path).select(COLUMNS).collect_batches(maintain_order=False):
+                pass
+        except POLARS_ERRORS as own:
+            return damaged(path, own)
+    return damaged(paths[0].parents[1], error)
 
 
 def rows_of(path: Path, start: int, count: int) -> pl.DataFrame:

@@ -8,7 +8,8 @@ GPUs of the job:
 - ``idle-allocation``, ``never-used``, ``used-once`` or ``idle``: every measured GPU is idle.
 
 Earlier use of a GPU is checked over the whole run, including the part before the interval; if its samples have a gap
-there, earlier use is unknown. Jobs suspended by Slurm cannot compute and are skipped.
+there, earlier use is unknown. Jobs suspended by Slurm cannot compute and are skipped; later, as much of their idle
+time does not count.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class HeldGpus:
     """Limit in percent -> result of ``idle_windows.used_before`` for each pair."""
     shared: np.ndarray[Any, np.dtype[np.bool_]]
     """True for runs without a whole GPU (gres/shard, gres/mps) on a GPU that other runs had at the same time."""
+    suspended_ms: np.ndarray[Any, np.dtype[np.int64]]
+    """Time for which Slurm had suspended the run of each pair; when it was is not known."""
     all_pairs: pl.DataFrame
     """``run``, ``at``, including runs excluded by the filters."""
     divided: pl.Series
@@ -83,8 +86,9 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
     runs = runs.join(job_runs.lost_time(runs), on="run", how="anti", maintain_order="left")
-    nodes = job_runs.nodes_of(runs)
-    devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
+    open_, runs = job_runs.uncertain(runs), job_runs.certain(runs)
+    nodes = job_runs.nodes_of(pl.concat([runs, open_.join(runs, on="run", how="anti")]))
+    devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus, open_)
     pairs = (
         _newest(mapped.pairs, devices)
         .join(runs.filter(pl.col("wanted")).select("run", "start_ms", "end_ms"), on="run", maintain_order="left")
@@ -99,14 +103,18 @@ def hold(  # noqa: PLR0917 - what goes in, in the order of the rules
         limit: idle_windows.follow(history, keys, query.since, query.until, limit, query.thresholds, index)
         for limit in sorted(set(limits_pct)) or [5.0]
     }
-    whole = pairs.select("run").join(runs.select("run", "begin_ms"), on="run", maintain_order="left")
-    begins = whole["begin_ms"].to_numpy()
+    whole = pairs.select("run").join(
+        runs.select("run", "begin_ms", pl.col("suspended_s").fill_null(0).clip(0)), on="run", maintain_order="left"
+    )
+    begins, suspended_ms = whole["begin_ms"].to_numpy(), whole["suspended_s"].to_numpy() * 1000
     used = {
         limit: idle_windows.used_before(history, keys, seen, begins, query.since, query.thresholds, limit)
         for limit, seen in followed.items()
     }
     shared, everything = _shared(pairs, mapped.pairs, runs), mapped.pairs.select("run", "at")
-    return HeldGpus(query, runs, nodes, devices, pairs, followed, steps, used, shared, everything, mapped.left_out)
+    return HeldGpus(
+        query, runs, nodes, devices, pairs, followed, steps, used, shared, suspended_ms, everything, mapped.left_out
+    )
 
 
 def _newest(pairs: pl.DataFrame, devices: pl.DataFrame) -> pl.DataFrame:
@@ -153,14 +161,15 @@ def find(held: HeldGpus, signatures: Sequence[Signature], *, source: Source = "h
         return []
     rows = held.runs.filter(pl.col("run").is_in(wanted)).rows(named=True)
     low, high = np.searchsorted(run_of, wanted), np.searchsorted(run_of, wanted, side="right")
-    table = held.devices.rows(named=True)
     at = held.pairs["at"].to_numpy()
+    places = np.unique(at[np.isin(run_of, wanted)])
+    devices = dict(zip(places.tolist(), held.devices[places.tolist()].rows(named=True), strict=True))
     nodes = dict(held.nodes.filter(pl.col("run").is_in(wanted)).group_by("run").agg("node").iter_rows())
     found: list[Finding] = []
     for row, first, last in zip(rows, low, high, strict=True):
         if row["state"] == "SUSPENDED" and run_facts(row, held.query.end_of(row["cluster"])).running:
             continue
-        seen = [_see(held, table[at[i]], i, signatures, row) for i in range(first, last)]
+        seen = [_see(held, devices[at[i]], i, signatures, row) for i in range(first, last)]
         made = finding(
             run_ref(row, held.query.end_of(row["cluster"])), row, tuple(nodes.get(row["run"], ())), seen, source
         )
@@ -173,7 +182,7 @@ def _may_fit(held: HeldGpus, one: Signature) -> np.ndarray[Any, np.dtype[np.bool
     """Return the pairs that have been idle long enough for the signature."""
     followed = held.followed[one.compute.at_most_pct]
     fits: np.ndarray[Any, np.dtype[np.bool_]] = followed.since != NEVER
-    fits &= followed.until - followed.since >= one.time.longer_than_s * 1000
+    fits &= followed.until - followed.since - held.suspended_ms >= one.time.longer_than_s * 1000
     return fits
 
 
@@ -231,6 +240,9 @@ def facts_of(held: HeldGpus, limit_pct: float, i: int) -> tuple[GpuFacts, int]:
         # Memory of a GPU without activity signals is shown, but never sufficient for a finding.
         return GpuFacts(memory_total_gib=total, memory_gib=peak if seen.last[i] == NEVER else None), NEVER
     since = int(seen.since[i])
+    if since != NEVER and held.suspended_ms[i]:
+        # The program may have been suspended for that part of the window.
+        since = min(since + int(held.suspended_ms[i]), int(seen.until[i]))
     if since == NEVER:
         peaks: dict[str, float | None] = {"busiest signal": float(seen.peak_all[i])}
         facts = GpuFacts(peaks, 0.0, peak, total, power, used_before=True)

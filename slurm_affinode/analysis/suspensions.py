@@ -72,11 +72,11 @@ def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, 
         end_ms = now_ms if over_ms is None else over_ms
         asleep_s = max(0, end_ms - free_ms) / 1000
         within = max(0, min(end_ms, until_ms) - max(free_ms, since_ms)) / _MS_PER_HOUR
-        if in_place and entry.gpu_bytes is not None:
-            memory_hours = entry.gpu_bytes / _GIB * within
-        elif not in_place and entry.restore_failure is not None and entry.restored_ms is None:
+        if in_place:
+            memory_hours = _memory_hours(entry, within)
+        elif entry.restore_failure is not None and entry.restored_ms is None:
             hours = 0.0  # unless a later restore succeeds, the work of the job is lost
-        elif not in_place and entry.gpus is not None:
+        elif entry.gpus is not None:
             hours = entry.gpus * within
     return (
         entry.cluster,
@@ -103,6 +103,13 @@ def _row(entry: LedgerEntry, query: WasteQuery, now: datetime) -> tuple[object, 
         _span_s(entry.released_ms, entry.restored_ms) if in_place else None,
         entry.failure or (entry.restore_failure if entry.restored_ms is None else None),
     )
+
+
+def _memory_hours(entry: LedgerEntry, hours: float) -> float | None:
+    """Return the GiB-hours for which the memory was free for other jobs: 0 on whole GPUs, which stay allocated."""
+    if entry.shares_gpus is None or entry.gpu_bytes is None:
+        return None
+    return entry.gpu_bytes / _GIB * hours if entry.shares_gpus else 0.0
 
 
 def _span_s(begin_ms: int | None, end_ms: int | None) -> float | None:

@@ -13,14 +13,14 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 
-from slurm_affinode.analysis import data_quality, mapping, measures, over_time, result, samples, segments
+from slurm_affinode.analysis import data_quality, mapping, measures, over_time, result, samples, segments, slots
 from slurm_affinode.analysis import runs as job_runs
 from slurm_affinode.analysis.data_quality import Ingest
 from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.mapping import Mapped
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.result import GROUPINGS, JOB_COLUMNS, MAPPINGS, MEASURES, WasteQuery, WasteResult
-from slurm_affinode.analysis.segments import Allocations, Cells, Flags, Floats, Ints
+from slurm_affinode.analysis.segments import Allocations, Flags, Floats, Ints
 from slurm_affinode.base.times import epoch_ms
 from slurm_affinode.metrics.parquet.store import SampleStore
 
@@ -42,10 +42,13 @@ def find_gpu_runs(runs: pl.DataFrame, mapped: Mapped) -> pl.DataFrame:
 
 
 def intervals(runs: pl.DataFrame, mapped: Mapped) -> Allocations:
-    """Return one allocation per run and GPU, sorted by (device, start)."""
-    frame = mapped.pairs.join(runs.select("run", "start_ms", "end_ms", "wanted"), on="run").sort(
-        "at", "start_ms", "run"
-    )
+    """Return the allocations of runs and devices, sorted by (device, start).
+
+    A run has one on each of its devices; several or none if the device does not always count.
+    """
+    frame = slots.clipped(
+        mapped.pairs.join(runs.select("run", "start_ms", "end_ms", "wanted"), on="run"), mapped.counted
+    ).sort("at", "start_ms", "run")
     return Allocations.of(
         frame["at"].to_numpy(),
         frame["run"].to_numpy(),
@@ -62,10 +65,10 @@ def taking_part(devices: pl.DataFrame, mapped: Mapped, allocations: Allocations,
     divided.
     """
     flags = np.ones(len(devices), np.bool_)
-    if clusters:
-        flags &= np.array([name is None or name in clusters for name in devices["cluster"].to_list()], np.bool_)
     flags[mapped.left_out.to_numpy()] = False
     flags[allocations.device] = True
+    if clusters:
+        flags &= np.array([name is None or name in clusters for name in devices["cluster"].to_list()], np.bool_)
     return flags
 
 
@@ -76,27 +79,31 @@ Spans = tuple[Ints, Ints, Ints, Floats]
 """Columns: place, start and end (ms), number of GPUs (negative: in use)."""
 
 
-def not_allocated_ms(cells: Cells, devices: pl.DataFrame, lacking: pl.DataFrame, *, max_gap_steps: float) -> float:
+def not_allocated_ms(existing: pl.DataFrame, held: pl.DataFrame, lacking: pl.DataFrame) -> float:
     """Return the GPU time, ms, of GPUs that are known to have existed while no run held them.
 
-    ``devices``: as ``samples.Index.devices``, in the order of the cells. ``lacking``: GPUs of runs that are mapped to
-    no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``, ``end_ms``. They are assumed to be free
-    GPUs of that node, or of the cluster, as far as there are any.
+    ``existing``: from ``_existing``. ``held``: ``slot``, ``start_ms``, ``end_ms`` of runs. ``lacking``: GPUs of runs
+    that are mapped to no device: ``cluster``, ``node`` (None: unknown), ``gpus``, ``start_ms``, ``end_ms``. They are
+    assumed to be free GPUs of that node, or of the cluster, as far as there are any.
     """
-    device, start, end = _free(cells, devices, max_gap_steps)
+    free = _left(_spans(slots.united(existing), 1.0), _spans(slots.united(held), -1.0))
     if lacking.is_empty():
-        return float((end - start).sum())
-    both = pl.concat([devices.select("cluster", "node"), lacking.select("cluster", "node")])
+        return float((free[2] - free[1]).sum())
+    # The devices of a slot are on one node.
+    places = pl.DataFrame({"slot": free[0]}, schema={"slot": pl.Int64()}).join(
+        existing.unique("slot", keep="first"), on="slot", how="left", maintain_order="left"
+    )
+    both = pl.concat([places.select("cluster", "node"), lacking.select("cluster", "node")])
     node, cluster = (
         both.select(pl.struct(by).rank("dense").cast(pl.Int64)).to_series().to_numpy()
         for by in (["cluster", "node"], ["cluster"])
     )
-    of_run = np.arange(devices.height, both.height)
+    of_run = np.arange(places.height, both.height)
     placed = lacking["node"].is_not_null().to_numpy()
     taken = tuple(lacking[name].to_numpy() for name in ("start_ms", "end_ms"))
     gpus = -lacking["gpus"].to_numpy().astype(np.float64)
     left = _left(
-        (node[device], start, end, np.ones(len(device))),
+        (node[: places.height], *free[1:]),
         (node[of_run][placed], taken[0][placed], taken[1][placed], gpus[placed]),
     )
     if not placed.all():
@@ -109,25 +116,30 @@ def not_allocated_ms(cells: Cells, devices: pl.DataFrame, lacking: pl.DataFrame,
     return float(((left[2] - left[1]) * left[3]).sum())
 
 
-def _free(cells: Cells, devices: pl.DataFrame, max_gap_steps: float) -> tuple[Ints, Ints, Ints]:
-    """Return device, start and end of the periods in which a device is known to have existed and no run held it."""
-    free = np.flatnonzero(cells.inside & (cells.sharers == 0))
-    device, start, end = cells.device[free], cells.start[free], cells.end[free]
-    new = np.ones(len(free), np.bool_)
-    new[1:] = (device[1:] != device[:-1]) | (start[1:] != end[:-1])
-    first = np.flatnonzero(new)
-    last = np.append(first[1:], len(free)) - 1 if len(first) else first
-    device, start, end = device[first], start[first], end[last]
-    # A device exists from its first to its last sample, and up to a limit of the interval less than a gap away.
-    step = devices["step_ms"].to_numpy()
-    seen = devices["first"].dt.epoch("ms").to_numpy()
-    gone = devices["last"].dt.epoch("ms").to_numpy() + step
-    near = np.ceil(step * max_gap_steps).astype(np.int64)
-    seen = np.where(seen - cells.since <= near, cells.since, seen)
-    gone = np.where(cells.until - gone <= near, cells.until, gone)
-    start, end = np.maximum(start, seen[device]), np.minimum(end, gone[device])
-    there = end > start
-    return device[there], start[there], end[there]
+def _spans(frame: pl.DataFrame, gpus: float) -> Spans:
+    place, start, end = (frame[name].to_numpy() for name in ("slot", "start_ms", "end_ms"))
+    return place, start, end, np.full(len(place), gpus)
+
+
+def _existing(joined: _Joined, max_gap_steps: float) -> pl.DataFrame:
+    """Return ``slot``, ``cluster``, ``node``, ``start_ms``, ``end_ms``: when each device is known to have existed.
+
+    A device exists from its first to its last sample, and up to a limit of the interval less than a gap away.
+    """
+    since, until = joined.cells.since, joined.cells.until
+    first, last = (pl.col(name).dt.epoch("ms") for name in ("first", "last"))
+    gone, near = last + pl.col("step_ms"), (pl.col("step_ms") * max_gap_steps).ceil().cast(pl.Int64)
+    spans = joined.devices.with_columns(joined.mapped.slot_of, pl.Series("counts", joined.taking_part)).select(
+        pl.int_range(pl.len(), dtype=pl.Int64).alias("at"),
+        "slot",
+        "cluster",
+        "node",
+        "counts",
+        pl.when(first - since <= near).then(since).otherwise(first).clip(since).alias("start_ms"),
+        pl.when(until - gone <= near).then(until).otherwise(gone).clip(upper_bound=until).alias("end_ms"),
+    )
+    spans = spans.filter("counts", pl.col("start_ms") < pl.col("end_ms"))
+    return slots.clipped(spans, joined.mapped.counted)
 
 
 def _left(free: Spans, taken: Spans) -> Spans:
@@ -159,6 +171,8 @@ class _Joined:
     mapped: mapping.Mapped
     gpu_runs: pl.DataFrame
     allocations: segments.Allocations
+    taking_part: Flags
+    """The devices that the report counts."""
     buckets: over_time.Buckets
     cells: segments.Cells
     totals: result.Totals
@@ -188,6 +202,8 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
     joined = _join(query, jobs, allocation_gpus, history, now, advance)
     about = joined.gpu_runs.filter(pl.col("wanted"))
     shares = measures.per_allocation(joined.totals, joined.cells, joined.allocations)
+    shares = measures.without_suspended(shares, joined.mapped.pairs, joined.runs)
+    kept = shares["kept"].to_numpy()
     parts = measures.breakdown(shares, joined.mapped.pairs, about, joined.nodes, joined.devices, prices)
     rows = _jobs(about, parts)
     chosen = _most_idle(about, rows, top_runs)
@@ -199,11 +215,11 @@ def analyse(  # noqa: PLR0917 - what goes in, in the order of the rules
         total=total,
         jobs=rows.select(*JOB_COLUMNS, *MEASURES),
         groups=_groups(about, parts),
-        over_time=over_time.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about),
+        over_time=over_time.over_time(joined.buckets, joined.totals, joined.cells, joined.allocations, about, kept),
         bucket_s=joined.buckets.width_s,
         idle_fraction_histogram=over_time.idle_fraction_histogram(rows),
         window_histogram=over_time.window_histogram(joined.totals, known=total["gpu_hours_idle"] is not None),
-        timelines=_timelines(query, joined, chosen),
+        timelines=_timelines(query, joined, chosen, kept),
         quality=data_quality.describe(
             data_quality.Coverage(
                 runs=joined.runs.filter(pl.col("wanted")),
@@ -239,9 +255,10 @@ def _join(  # noqa: PLR0917
     index = samples.read_index(history, query.since, query.until, max_gap_steps=query.thresholds.max_gap_steps)
     runs = job_runs.prepare(jobs, query, now)
     nodes = job_runs.nodes_of(runs)
-    devices, mapped = mapping.of_index(index, runs, nodes, allocation_gpus)
-    allocations = intervals(job_runs.credible(runs), mapped)
+    devices, mapped = mapping.of_index(index, job_runs.certain(runs), nodes, allocation_gpus, job_runs.uncertain(runs))
+    allocations = intervals(job_runs.certain(runs), mapped)
     part = taking_part(devices, mapped, allocations, query.clusters)
+    allocations = allocations.take(part[allocations.device])
     buckets = _buckets(query, runs)
     active = np.flatnonzero(part)
     cells = segments.build(
@@ -262,7 +279,7 @@ def _join(  # noqa: PLR0917
 
     summed = kernel.run_all(index, allocations, cells, query.thresholds, report)
     gpu_runs = find_gpu_runs(runs, mapped)
-    return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, buckets, cells, summed)
+    return _Joined(runs, nodes, index, devices, mapped, gpu_runs, allocations, part, buckets, cells, summed)
 
 
 def _buckets(query: WasteQuery, runs: pl.DataFrame) -> over_time.Buckets:
@@ -319,8 +336,11 @@ def _not_allocated_h(query: WasteQuery, joined: _Joined, about: pl.DataFrame, pa
         )
     )
     lacking = pl.concat([lacking, lost.select(lacking.columns)], how="vertical_relaxed")
-    gaps = query.thresholds.max_gap_steps
-    return not_allocated_ms(joined.cells, joined.devices, lacking, max_gap_steps=gaps) / measures.MS_PER_HOUR
+    times = job_runs.certain(joined.runs).select("run", "start_ms", "end_ms")
+    # A run that holds one device of a slot holds the slot.
+    held = joined.mapped.pairs.join(times, on="run")
+    existing = _existing(joined, query.thresholds.max_gap_steps)
+    return not_allocated_ms(existing, held, lacking) / measures.MS_PER_HOUR
 
 
 def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFrame:
@@ -328,10 +348,10 @@ def _most_idle(about: pl.DataFrame, rows: pl.DataFrame, count: int) -> pl.DataFr
     return idle.select("run").join(about, on="run", how="inner", maintain_order="left")
 
 
-def _timelines(query: WasteQuery, joined: _Joined, chosen: pl.DataFrame) -> pl.DataFrame:
+def _timelines(query: WasteQuery, joined: _Joined, chosen: pl.DataFrame, kept: Floats) -> pl.DataFrame:
     if chosen.is_empty():
         return pl.DataFrame(schema=over_time.TIMELINE)
     pieces = joined.index.pieces
-    slots = over_time.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices))
+    slots = over_time.slots_of(chosen, joined.allocations, joined.cells, pieces, len(joined.index.devices), kept)
     blocks = samples.blocks_of(joined.index, slots.pieces)
     return over_time.timelines(slots, blocks, pieces, query.thresholds, chosen)

@@ -313,6 +313,7 @@ STALE = timedelta(days=2)
 """If the newest data is older than this, it is assumed that none arrives anymore."""
 
 
+_GRES = re.compile(r"^GresTypes\s*=\s*(.*?)\s*$", re.MULTILINE)
 _TRES = re.compile(r"^AccountingStorageTRES\s*=\s*(.*?)\s*$", re.MULTILINE)
 
 
@@ -354,6 +355,7 @@ def examine(
     checks += _guarded("reports", lambda: [_directory("reports", config.reports_dir)])
     if config.suspend.shared_store is not None:
         checks.append(tracing())
+        checks += _guarded("GPU shares", lambda: [shares(run)])
         if device_files.majors():
             checks.append(forked_workers(config.suspend.criu_plugin))
     return checks
@@ -492,6 +494,26 @@ def _tracking(run: Runner) -> Check:
         f"set AccountingStorageTRES={wanted} in slurm.conf (needs slurmdbd) and restart slurmctld; "
         "earlier jobs have no GPU count",
     )
+
+
+def shares(run: Runner) -> Check:
+    """Check whether jobs can have shares of GPUs: without them, a sleep in place frees no memory for other jobs."""
+    exclusive = (
+        "jobs with mode=inplace count as jobs with whole GPUs, whose memory no other job can use while they sleep"
+    )
+    try:
+        done = run(["scontrol", "show", "config"], timeout_s=_TIMEOUT_S)
+    except UnreachableError as error:
+        return Check("GPU shares", SKIPPED, f"GresTypes could not be read: {error}; {exclusive}")
+    match = _GRES.search(done.stdout.decode("utf-8", "replace"))
+    types = [word for word in (match[1] if match else "").split(",") if word and word != "(null)"]
+    if {"shard", "mps"} & set(types):
+        return Check("GPU shares", OK, f"GresTypes={','.join(types)}: jobs with shares of GPUs can sleep in place")
+    return Check(
+        "GPU shares", SKIPPED, f"GresTypes={','.join(types) or '(nothing)'}: {exclusive}",
+        "add shard to GresTypes in slurm.conf and the shards to gres.conf, where mode=inplace is to be used; or set "
+        "modes=requeue in plugstack.conf",
+    )  # fmt: skip
 
 
 def _ago(moment: datetime, now: datetime, config: Config) -> str:

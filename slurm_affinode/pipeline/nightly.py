@@ -30,7 +30,7 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.serving.store import engine_store
-from slurm_affinode.pipeline import ingest, report, report_archive
+from slurm_affinode.pipeline import ingest, ledgers, report, report_archive, stored_accounting
 from slurm_affinode.pipeline.report_archive import Period, candidates
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct, sacct_command
@@ -157,12 +157,14 @@ def configured(config: Config) -> Sources:
 
 def _sacct(config: Config, store: Repository, earliest: datetime, now: datetime) -> Iterator[str | Failure]:
     overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
-    since = earliest if store.counts().last is None else ingest.default_since(store, now=now, overlap=overlap)
+    since = (
+        earliest if store.counts().last is None else stored_accounting.default_since(store, now=now, overlap=overlap)
+    )
     since = min(since, now - overlap)  # with --now, the present may be in the past
     name = f"sacct {utc(since)}..{utc(now)}"
     content = sacct_command.run_sacct(since, now)
     text, clusters = _take_in(config, store, content, name, zone="UTC", delimiter=sacct_command.DELIMITER)
-    ingest.reached(store, now, clusters)
+    stored_accounting.reached(store, now, clusters)
     yield text
 
 
@@ -190,10 +192,10 @@ def _take_in(
         cluster=config.cluster.name_or_default,
         zone=zone,
         delimiter=delimiter,
-        counting=ingest.counting_clusters(store),
+        counting=stored_accounting.counting_clusters(store),
     )
     accounting = sacct.read(content, where=name, how=how)
-    counts = ingest.ingest_accounting(
+    counts = stored_accounting.ingest_accounting(
         store,
         accounting,
         source=name,
@@ -419,7 +421,7 @@ class _Night:
             earliest = min(period.since for period in candidates(self.now, zone, ()))
             self.log.took(sources.accounting(self.store, earliest, self.now))
         with self.log.part("suspensions"):
-            for one in ingest.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
+            for one in ledgers.configured(self.config, self.store, unread=lambda line: self.log.took((line,))):
                 changed = 0 if one.counts is None else one.counts.new + one.counts.updated
                 self.log.took((f"{one.source}: {one.entries} lines, {changed} new or updated",))
         with self.log.part("GPU metrics"):
@@ -449,7 +451,7 @@ class _Night:
             return
         try:
             written = self.render(self.config, period, self.out / period.path, self.now)
-        except ingest.NoAccountingError:
+        except stored_accounting.NoAccountingError:
             self.log.empty.append(period.path)
             self.log.say("  no job ran")
             return
@@ -476,7 +478,7 @@ class _Night:
         with contextlib.closing(engine_store(self.config.serving_dir)) as serving:
             parts += [part.entry.name for part in serving.parts(period.since, period.until)]
         facts = self.store.fingerprint(period.since, period.until)
-        known = ingest.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
+        known = stored_accounting.with_known(WasteQuery(period.since, period.until), self.store, self.now).known_until
         ends = sorted((name, min(moment, period.until)) for name, moment in known.items())
         floors = sorted(self.config.agent.floors_pct.items())
         settings = (self.config.idle, floors, self.config.price, self.config.cluster.timezone)

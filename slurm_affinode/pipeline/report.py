@@ -22,12 +22,12 @@ from slurm_affinode.base.errors import AffinodeError, DiskError, UnreachableErro
 from slurm_affinode.base.text import visible
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.pipeline import ingest, servers
-from slurm_affinode.pipeline.ingest import NoAccountingError
+from slurm_affinode.metrics.serving.store import engine_store
+from slurm_affinode.pipeline import ledgers, stored_accounting
+from slurm_affinode.pipeline.stored_accounting import NoAccountingError
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import output
 from slurm_affinode.report.output import WrittenReport
-from slurm_affinode.slurm.accounting.schema import JOBS
 
 Step = Callable[[str], None]
 """Receives the name of each step, for example for a progress display."""
@@ -35,9 +35,12 @@ History = Callable[[], AbstractContextManager[SampleStore]]
 """Opens the GPU samples; called only if there are jobs to join with them."""
 
 
-_UNREAD = frozenset({"comment", "admin_comment", "constraints", "work_dir", "submit_line"})
-_COLUMNS = tuple(name for name in JOBS if name not in _UNREAD)
-"""Columns of accounting, without the long texts, which no figure needs."""
+_COLUMNS = (
+    "cluster", "job_id", "submit", "array_job_id", "array_task_id", "het_job_id", "het_offset", "job_name", "user",
+    "account", "partition", "qos", "state", "start", "end", "elapsed_s", "suspended_s", "time_doubt_s", "timelimit_s",
+    "nodes", "node_list", "gpus", "gpu_type",
+)  # fmt: skip
+"""Columns of accounting that figures need; half of a report's time for accounting would go to the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +126,10 @@ def analyse_stored(
         say("reading accounting")
         # All jobs, including those that the filters exclude: they are needed to map GPUs to jobs.
         jobs = store.jobs(query.since, query.until, columns=_COLUMNS)
-        query = ingest.with_known(query, store, moment)
+        query = stored_accounting.with_known(query, store, moment)
         if jobs.height == 0 and store.counts().first is None:
             raise _no_accounting(store, query)
-        ingest.check_known(query, jobs, moment)
+        stored_accounting.check_known(query, jobs, moment)
         if jobs.height == 0:
             raise _no_accounting(store, query)
         _check_filters(jobs, query)
@@ -143,13 +146,18 @@ def analyse_stored(
     result = replace(result, suspensions=back)
     if not engines:
         return result
+    with contextlib.closing(engine_store(config.serving_dir)) as samples:
+        if not samples.parts(query.since, query.until):
+            return result
     say("diagnosing model servers")
+    from slurm_affinode.pipeline import servers  # noqa: PLC0415 - takes a tenth of a second, and many sites have none
+
     return replace(result, servers=servers.usage_of(config, query, jobs, timelines=top_runs))
 
 
 def _take_in_suspensions(config: Config, store: Repository, warned: Step) -> None:
     try:
-        ingest.configured(config, store, unread=warned)
+        ledgers.configured(config, store, unread=warned)
     except (UnreachableError, DiskError) as error:  # reports are possible from a database that cannot be written
         warned(f"{error}; suspensions that are not in it yet are missing")
 

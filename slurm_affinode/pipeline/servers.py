@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
@@ -26,12 +26,13 @@ from slurm_affinode.base.config import UNNAMED_CLUSTER, Config
 from slurm_affinode.base.errors import AffinodeError, NoStoreError
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.metrics.prometheus.importer import ImportOutcome, NoSamplesError
 from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.metrics.serving.store import engine_store
 from slurm_affinode.model.serving import LOOPBACK, EngineEvent, EngineHealth
-from slurm_affinode.pipeline import ingest
 from slurm_affinode.slurm.times import site_zone
+
+if TYPE_CHECKING:
+    from slurm_affinode.metrics.prometheus.importer import ImportOutcome
 
 PERIOD = timedelta(days=1)
 """Length of the period if no start is given."""
@@ -80,6 +81,10 @@ def live(
     GPU samples are those of the engines' GPUs, by dcgm-exporter's label ``UUID``. Raises ``AffinodeError`` if the
     server does not respond, also midway: engines that are missing would look healthy.
     """
+    # A report from stored samples starts sooner without these.
+    from slurm_affinode.metrics.prometheus.importer import NoSamplesError  # noqa: PLC0415
+    from slurm_affinode.pipeline import ingest  # noqa: PLC0415
+
     until = query.until or now
     since = query.since or until - LIVE_PERIOD
     options = ingest.read_options(config)
@@ -306,6 +311,9 @@ def _own(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:
     """Return the samples of an engine, with those of other processes that respond at its address."""
     names = [name for name in IDENTITY if name != "rank" or not responds_in_turn(health.key)]
     same = [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in names]
+    if health.job is not None:
+        # Jobs that served at this address one after the other are engines of their own.
+        same.append((pl.col("job") == health.job).fill_null(value=True))
     return samples.filter(pl.all_horizontal(same), pl.col("time").is_between(health.since, health.until)).collect()
 
 

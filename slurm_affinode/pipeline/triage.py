@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 import polars as pl
 
@@ -30,6 +30,7 @@ from slurm_affinode.slurm.accounting import sacct, sacct_command
 from slurm_affinode.slurm.interface import Runner
 from slurm_affinode.slurm.times import site_zone
 
+T = TypeVar("T")
 _BLOCK = 1 << 22
 _FAILED = ("FAILED", "OUT_OF_MEMORY", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 _LAST = timedelta(hours=1)
@@ -81,6 +82,14 @@ def examine(
     if jobs:
         try:
             outcome, owner, found = _accounting(jobs[0], run)
+            if outcome is None:
+                problems.append(f"{jobs[0]} is several jobs in accounting: name one of them to use its outcome")
+            if found and owner is None and os.geteuid() == 0:
+                found = []
+                problems.append(
+                    "accounting does not know the job's owner, with whose rights its output is read: "
+                    "name the logs after the job"
+                )
         except UnreachableError as error:
             if not logs:
                 raise
@@ -171,12 +180,19 @@ def scan_logs(paths: Sequence[str], *, advance: Callable[[int], object] = lambda
     return [_scan(path, path, owner=None, advance=advance) for path in paths]
 
 
-def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[str]]:
+def _accounting(job: str, run: Runner) -> tuple[JobOutcome | None, User | None, list[str]]:
+    """Return the outcome of the last run of a job, its owner and its output files.
+
+    The outcome of an array or a heterogeneous job is unknown: that of one of its jobs is not that of the others.
+    """
     read = sacct.read(sacct_command.run_sacct_of(job, run=run), where=f"sacct --jobs={job}")
     rows = read.jobs.sort("submit").to_dicts()
     if not rows:
         raise InputError("accounting has no such job", where=job, hint=f"see: sacct --jobs={job} --duplicates")
     row = rows[-1]
+    owner = _user(row["uid"]) if len({one["uid"] for one in rows}) == 1 else None
+    if len({one["job_id"] for one in rows}) > 1:
+        return None, owner, list(sacct_command.output_files(job, run=run))
     steps = read.steps.to_dicts()
     outcome = JobOutcome(
         job_id=row["job_id"], state=row["state"], exit_code=row["exit_code"], exit_signal=row["exit_signal"],
@@ -192,12 +208,19 @@ def _accounting(job: str, run: Runner) -> tuple[JobOutcome, User | None, list[st
     if not paths and row["work_dir"] and row["array_task_id"] is None:
         # Slurm's default name, where accounting does not record the name of the file.
         path = f"{row['work_dir']}/slurm-{row['job_id']}.out"
-        paths = [path] if Path(path).exists() else []
-    return outcome, _user(row["uid"]), paths
+        paths = [path] if _exists(path, owner) else []
+    return outcome, owner, paths
+
+
+def _exists(path: str, owner: User | None) -> bool:
+    try:
+        return _as_owner(owner, Path(path).exists)
+    except OSError:
+        return False
 
 
 def _user(uid: int | None) -> User | None:
-    if not uid:  # root has chosen the paths of root's job
+    if uid is None:
         return None
     try:
         entry = pwd.getpwuid(uid)
@@ -207,16 +230,21 @@ def _user(uid: int | None) -> User | None:
 
 
 def _scan(path: str, name: str, *, owner: User | None, advance: Callable[[int], object]) -> LogFindings:
-    """Scan a log. ``owner``: the user who chose the path, so that root follows it with that user's rights only."""
+    """Scan a log. ``owner``: the user who chose the path; ``None`` if the caller did."""
     try:
         if path == "-":
             return crash_log.scan(_blocks(cast("BinaryIO", io.FileIO(0, closefd=False)), "-", advance), "-")
-        with as_user(owner, lambda: _open(path)) if owner is not None else _open(path) as file:
+        with _as_owner(owner, lambda: _open(path)) as file:
             return crash_log.scan(_blocks(file, name, advance), name)
     except DAMAGED as error:
         raise InputError(f"the compressed file is damaged or cut: {error}", where=name) from error
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=name) from error
+
+
+def _as_owner(owner: User | None, call: Callable[[], T]) -> T:
+    """Follow a path with the rights of the user who chose it. Root's own jobs have paths that root chose."""
+    return call() if owner is None or owner.uid == 0 else as_user(owner, call)
 
 
 def _open(path: str) -> BinaryIO:

@@ -24,12 +24,10 @@ from pathlib import Path
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteResult
-from slurm_affinode.analysis.serving.usage import table
 from slurm_affinode.base import files
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import visible
 from slurm_affinode.report.pages import render_report
-from slurm_affinode.report.servers_page import pages
 from slurm_affinode.report.summary import Summary, build_summary, headline_rows, to_json
 
 _FORMULA = r"^(?:[\t\r\n\x0B\f]|[\s\p{Z}\p{C}\p{M}]*[=+\-@＝＋－＠﹦﹢﹣﹫−])"
@@ -54,6 +52,8 @@ def csv_files(result: WasteResult) -> Mapping[str, bytes]:
     if result.suspensions is not None and not result.suspensions.is_empty():
         files["suspensions.csv"] = to_csv(result.suspensions)
     if result.servers is not None:
+        from slurm_affinode.analysis.serving.usage import table  # noqa: PLC0415 - many sites have no model servers
+
         files["servers.csv"] = to_csv(table(result.servers.engines))
     for word, frame in result.groups.items():
         files[_NAMES.get(word, f"{word}.csv")] = to_csv(frame)
@@ -96,6 +96,14 @@ class WrittenReport:
     result: WasteResult
 
 
+def _server_pages(result: WasteResult) -> Mapping[str, str]:
+    if result.servers is None:
+        return {}
+    from slurm_affinode.report.servers_page import pages  # noqa: PLC0415 - many sites have no model servers
+
+    return pages(result.servers, result.query, result.generated, REPORT)
+
+
 def write_report(
     result: WasteResult, out: Path, *, title: str = DEFAULT_TITLE, top: int = DEFAULT_TOP, csv: bool = False
 ) -> WrittenReport:
@@ -105,7 +113,7 @@ def write_report(
     """
     html = render_report(result, title=title, top=top, csv_name=JOBS if csv else None)
     summary = build_summary(result, title=title, top=top)
-    servers = {} if result.servers is None else pages(result.servers, result.query, result.generated, REPORT)
+    servers = _server_pages(result)
     # The pages that the report links to come first.
     content = {name: text.encode() for name, text in servers.items()}
     content |= {REPORT: html.encode(), "summary.json": to_json(summary).encode()}

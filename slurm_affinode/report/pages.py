@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from slurm_affinode.analysis import definitions, suspensions
 from slurm_affinode.analysis.result import MAPPINGS, Thresholds, WasteQuery, WasteResult
 from slurm_affinode.base.text import visible
-from slurm_affinode.report import charts, servers_section, tables, waste_charts
+from slurm_affinode.report import charts, tables, waste_charts
 from slurm_affinode.report import format as fmt
 from slurm_affinode.report import render as rendering
 from slurm_affinode.report.charts import Bar, Series, Words, legend_list
@@ -25,6 +25,7 @@ from slurm_affinode.report.context import (
     Fact,
     GivenBack,
     Issue,
+    ModelServers,
     ReportContext,
     Section,
     Table,
@@ -470,6 +471,14 @@ JOB_ROWS = 1000
 """Maximum rows of the table of all jobs, to keep the page small and fast."""
 
 
+def _servers(result: WasteResult, top: int) -> ModelServers | None:
+    if result.servers is None:
+        return None
+    from slurm_affinode.report.servers_section import section  # noqa: PLC0415 - many sites have no model servers
+
+    return section(result.servers, result.query, top)
+
+
 def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | None = None) -> ReportContext:
     """Return the context of the report page.
 
@@ -501,7 +510,7 @@ def build_context(result: WasteResult, *, title: str, top: int, csv_name: str | 
         windows=waste_charts.windows(result),
         jobs=tables.all_jobs(result, JOB_ROWS, csv_name),
         given_back=section(result, top),
-        servers=servers_section.section(result.servers, query, top),
+        servers=_servers(result, top),
         quality_facts=quality_facts(result),
         mapping=mapping(result),
         issues=issues(result),

@@ -19,9 +19,9 @@ _DIAGNOSES = 4
 """Most diagnoses listed for an engine."""
 
 
-def section(report: ServerReport | None, query: WasteQuery, top: int) -> ModelServers | None:
+def section(report: ServerReport, query: WasteQuery, top: int) -> ModelServers | None:
     """Return the section; ``None`` without engines. ``top``: rows of its table."""
-    if report is None or not report.engines:
+    if not report.engines:
         return None
     by_kind = costs(report.engines)
     problems = [one for one in by_kind if one.severity != "none"]

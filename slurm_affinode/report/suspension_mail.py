@@ -34,7 +34,7 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
         "facts": _facts(event, texts, timezone),
         "todo": _todo(event, texts),
         "left_out": texts.say("sleep_left_out", count=event.left_out) if event.left_out else "",
-        "footer": texts.say("sleep_footer", cluster=event.cluster, time=_at(event, timezone)),
+        "footer": texts.say("sleep_footer", cluster=event.cluster, time=_at(event.at_epoch, timezone)),
         "help_url": mail.help_url,
         "t": texts.plain,
     }
@@ -47,12 +47,13 @@ def suspension_digest(event: SuspensionMail, mail: MailPolicy, *, timezone: str 
 def _kind(event: SuspensionMail) -> str:
     """Return the key of the event in the texts."""
     if not event.in_place:
-        return "fresh" if event.kind == "failed" and event.fresh else event.kind
+        kind = "fresh" if event.kind == "failed" and event.fresh else event.kind
+        return f"lost_{kind}" if event.lost else kind
     return {"suspended": "asleep", "restored": "awake", "failed": "ended" if event.ended else "unwoken"}[event.kind]
 
 
-def _at(event: SuspensionMail, timezone: str | None) -> str:
-    return clock(datetime.fromtimestamp(event.at_epoch, UTC), timezone)
+def _at(at_epoch: float, timezone: str | None) -> str:
+    return clock(datetime.fromtimestamp(at_epoch, UTC), timezone)
 
 
 def _title(event: SuspensionMail, texts: Texts) -> str:
@@ -87,7 +88,12 @@ def _facts(event: SuspensionMail, texts: Texts, timezone: str | None) -> list[tu
         facts.append((texts.say("sleep_saved"), size(event.gpu_bytes)))
     if event.slept_s is not None:
         facts.append((texts.say("sleep_slept"), span(event.slept_s)))
-    facts.append((texts.say("sleep_time"), _at(event, timezone)))
+    if event.checkpoint_epoch is not None:
+        facts.append((texts.say("sleep_checkpoint"), _at(event.checkpoint_epoch, timezone)))
+    if event.lost:
+        lost = texts.say("not_known") if event.lost_s is None else span(event.lost_s)
+        facts.append((texts.say("sleep_lost"), lost))
+    facts.append((texts.say("sleep_time"), _at(event.at_epoch, timezone)))
     return facts
 
 
@@ -96,5 +102,7 @@ def _todo(event: SuspensionMail, texts: Texts) -> list[str]:
     if event.kind == "suspended":
         return [texts.say("sleep_do_wake", job=job), texts.say("sleep_do_cancel", job=job)]
     if event.kind == "failed" and not event.fresh and not event.ended:
-        return [texts.say("sleep_do_again", job=job), texts.say("sleep_do_give_up", job=job)]
+        again = texts.say("sleep_do_return" if event.lost else "sleep_do_again", job=job)
+        start = [] if event.in_place else [texts.say("sleep_do_start", job=job)]
+        return [again, *start, texts.say("sleep_do_give_up", job=job)]
     return [texts.say("sleep_do_status", job=job)]

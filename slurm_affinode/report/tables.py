@@ -192,7 +192,7 @@ def _within(rows: Iterable[tuple[Cell, ...]], limit: int) -> Iterable[tuple[Cell
     """Yield rows until their HTML has about ``limit`` bytes, also with long names or ones that grow when escaped."""
     size = 0
     for row in rows:
-        size += sum(_CELL_BYTES + len(str(escape(c.text + c.sub + c.title)).encode()) for c in row)
+        size += len(row) * _CELL_BYTES + len(escape("".join(c.text + c.sub + c.title for c in row)).encode())
         if size > limit:
             return
         yield row

@@ -13,7 +13,7 @@ FEATURES = frozenset(
     {
         "missing", "nan", "floor", "jitter", "requeue", "array", "het", "several-nodes", "shared-gpus", "shards",
         "replaced", "lost", "earlier", "labels", "wrong-labels", "recorded", "names", "running", "stale",
-        "mig", "array-labels", "left-labels", "renamed",
+        "mig", "array-labels", "left-labels", "renamed", "suspended", "lost-jobs", "in-turn", "neighbor",
     }
 )  # fmt: skip
 """Optional features of clusters, besides gaps and shared nodes."""
@@ -84,13 +84,21 @@ def clusters(draw: st.DrawFn, features: frozenset[str] = FEATURES) -> Cluster:
     nodes = [f"n{i}" for i in range(1, draw(st.integers(1, 3 if "several-nodes" in features else 1)) + 1)]
     slots = [slot for node in nodes for slot in _slots(draw, features, node, origin)]
     cluster.gpus = [gpu for slot in slots for gpu in slot.gpus]
+    cluster.neighbor = "neighbor" in features and draw(st.integers(0, 3)) == 0
     jobs = _Jobs(draw, features, cluster, slots)
     for number in range(draw(st.integers(1, 7))):
         jobs.add(100 * (number + 1), origin)
+    if "lost-jobs" in features and draw(st.integers(0, 5)) == 0:
+        start = since - 3 * 86_400
+        limit = draw(st.sampled_from([None, 3600, 86_400, 216_000]))  # the last one is exceeded by less than a day
+        node = draw(st.sampled_from(nodes))
+        cluster.runs.append(Run(9000, start, start, None, [node], draw(st.integers(1, 2)), limit=limit))
     if "wrong-labels" in features and cluster.gpus and draw(st.integers(0, 4)) == 0:
         for gpu in draw(st.lists(st.sampled_from(cluster.gpus), max_size=2, unique_by=id)):
             begin = origin + 60 * draw(st.integers(0, SPAN_MIN))
             _label(gpu, draw(st.sampled_from([100, 200, 999])), begin, begin + 60 * draw(st.integers(1, 120)))
+    if "in-turn" in features:
+        cluster.gpus += [twin for gpu in list(cluster.gpus) if (twin := _twin(draw, gpu)) is not None]
     return cluster
 
 
@@ -147,6 +155,20 @@ def _slots(draw: st.DrawFn, features: frozenset[str], node: str, origin: int) ->
         slot.gpus = [gpu for gpu in slot.gpus if gpu.samples]
         found.append(slot)
     return found
+
+
+def _twin(draw: st.DrawFn, gpu: Gpu) -> Gpu | None:
+    """Return the same GPU as named by another source, without UUID, which samples it in turn or at the same times."""
+    if gpu.uuid is None or gpu.index is None or draw(st.integers(0, 7)):
+        return None
+    shift = draw(st.sampled_from([0, 7_000]))
+    pci = gpu.pci if draw(st.booleans()) else None
+    kept = draw(st.sampled_from([1.0, 0.0]))
+    samples = [
+        Sample(one.time_ms + shift, {name: value and value * kept for name, value in one.values.items()})
+        for one in gpu.samples
+    ]
+    return Gpu(gpu.node, None, pci, gpu.index, samples, gpu.mig)
 
 
 def _samples(
@@ -251,6 +273,8 @@ class _Jobs:
         if not shared and not shard and any(a is b for a in had for b in others):
             return False
         run.gpus = 0 if shard else len(had)
+        if "suspended" in self.features and draw(st.integers(0, 4)) == 0:
+            run.suspended = ((run.end or now) - run.start) * draw(st.integers(1, 4)) // 5
         self.had.append((run, had))
         self.cluster.runs.append(run)
         for node in run.nodes:

@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -51,6 +51,9 @@ def differences(cluster: Cluster) -> list[str]:
             try:
                 if any(gpu.samples for gpu in cluster.gpus):
                     _ingest("gpu", Path(directory) / name, write(cluster), state, cluster)
+                    if cluster.neighbor:
+                        other = write(_neighbor(cluster))
+                        _ingest("gpu", Path(directory) / f"other-{name}", other, state, cluster, NEIGHBOR)
                 lines = [*_compared(expected, _analyzed(cluster, state))]
             except report.NoAccountingError:  # no job ran in the interval
                 lines = [f"no job run, by the rules {len(expected.runs)}"] if expected.runs else []
@@ -67,13 +70,17 @@ def _with_accounting(cluster: Cluster, name: str, directory: Path) -> Path:
     state = directory / f"state-of-{name}"
     shutil.copytree(_empty_state(), state)
     _ingest("sacct", directory / name, ACCOUNTING[name](cluster), state, cluster)
+    if cluster.neighbor:
+        text = ACCOUNTING[name](_neighbor(cluster)).replace("larch", NEIGHBOR)
+        _ingest("sacct", directory / f"other-{name}", text, state, cluster, NEIGHBOR)
     if cluster.recorded:
         _ingest("allocations", directory / "recorded.csv", formats.recorded(cluster), state, cluster)
     return state
 
 
 def _analyzed(cluster: Cluster, state: Path) -> WasteResult:
-    query = WasteQuery(*(datetime.fromtimestamp(t, UTC) for t in (cluster.since, cluster.until)))
+    only = ("larch",) if cluster.neighbor else ()
+    query = WasteQuery(*(datetime.fromtimestamp(t, UTC) for t in (cluster.since, cluster.until)), clusters=only)
     config = configuration.load(None, state_dir=state)
     return report.analyse_stored(config, query, now=datetime.fromtimestamp(cluster.now, UTC))
 
@@ -87,9 +94,21 @@ def _empty_state() -> Path:
     return directory
 
 
-def _ingest(kind: str, path: Path, text: str, state: Path, cluster: Cluster) -> None:
+NEIGHBOR = "fir"
+
+
+def _neighbor(cluster: Cluster) -> Cluster:
+    """Return another cluster with the same names: all of its GPUs are idle, and its jobs have one GPU."""
+    gpus = [
+        replace(gpu, samples=[replace(s, values=dict.fromkeys(s.values, 0.0), jobs=[]) for s in gpu.samples])
+        for gpu in cluster.gpus
+    ]
+    return replace(cluster, gpus=gpus, runs=[replace(run, gpus=1, suspended=0) for run in cluster.runs])
+
+
+def _ingest(kind: str, path: Path, text: str, state: Path, cluster: Cluster, name: str = "larch") -> None:  # noqa: PLR0917
     path.write_text(text, encoding="utf-8")
-    arguments = ["ingest", kind, "--state", str(state), "--strict", "--timezone", cluster.zone, "--cluster", "larch"]
+    arguments = ["ingest", kind, "--state", str(state), "--strict", "--timezone", cluster.zone, "--cluster", name]
     done = CliRunner().invoke(cli, [*arguments, str(path)], catch_exceptions=False, standalone_mode=False)
     if done.return_value:
         raise _IngestError(f"{path.name}: exit status {done.return_value}: {done.output}")

@@ -115,7 +115,7 @@ def _local_times(times_ms: list[int], zone: str) -> list[str]:
 
 _FIELDS = (
     "Cluster", "JobIDRaw", "JobID", "User", "Account", "Partition", "State", "Submit", "Eligible", "Start", "End",
-    "ElapsedRaw", "NNodes", "NodeList", "AllocTRES", "JobName",
+    "ElapsedRaw", "Suspended", "TimelimitRaw", "NNodes", "NodeList", "AllocTRES", "JobName",
 )  # fmt: skip
 
 
@@ -131,7 +131,8 @@ def sacct_text(cluster: Cluster) -> str:
         submit, start, end = _accounting_times(cluster, run)
         values = (
             "larch", run.job_id, printed, run.user, "physics", "gpu", _state(run), submit, submit, start, end,
-            (run.end or cluster.accounted) - run.start, len(run.nodes), ",".join(run.nodes), _tres(run), "train",
+            _elapsed(cluster, run), _duration(run.suspended), "UNLIMITED" if run.limit is None else run.limit // 60,
+            len(run.nodes), ",".join(run.nodes), _tres(run), "train",
         )  # fmt: skip
         lines.append("|".join(map(str, values)))
     return "\n".join(lines) + "\n"
@@ -151,7 +152,9 @@ def sacct_json(cluster: Cluster) -> str:
                 "state": {"current": [_state(run)], "reason": "None"},
                 "time": {
                     "submission": run.submit, "eligible": run.submit, "start": run.start, "end": run.end or 0,
-                    "elapsed": (run.end or cluster.accounted) - run.start,
+                    "elapsed": _elapsed(cluster, run), "suspended": run.suspended,
+                    "limit": {"set": run.limit is not None, "infinite": run.limit is None,
+                              "number": (run.limit or 0) // 60},
                 },
                 "tres": {"allocated": [{"type": t, "name": n, "count": c} for t, n, c in _resources(run)]},
                 "steps": [],
@@ -167,6 +170,14 @@ def recorded(cluster: Cluster) -> str:
         start = "" if entry.start is None else datetime.fromtimestamp(entry.start, UTC).isoformat()
         lines.append(f"larch,{entry.job_id},{start},{entry.node},{entry.gpu}")
     return "\n".join(lines) + "\n"
+
+
+def _elapsed(cluster: Cluster, run: Run) -> int:
+    return (run.end or cluster.accounted) - run.start - run.suspended
+
+
+def _duration(seconds: int) -> str:
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def _state(run: Run) -> str:

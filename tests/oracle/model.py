@@ -57,6 +57,10 @@ class Run:
     """Job ID of the leader and offset."""
     requeued: bool = False
     """A later run of the same job follows."""
+    suspended: int = 0
+    """Seconds for which Slurm had suspended the job."""
+    limit: int | None = None
+    """Time limit in seconds; None: unlimited."""
 
 
 @dataclass(slots=True)
@@ -87,6 +91,8 @@ class Cluster:
     recorded: list[Recorded] = field(default_factory=list)
     openmetrics: bool = False
     """Write exposition text as OpenMetrics."""
+    neighbor: bool = False
+    """The same database has another cluster with the same names of nodes, GPUs and jobs."""
 
 
 def dumps(cluster: Cluster) -> str:

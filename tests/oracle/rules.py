@@ -24,9 +24,16 @@ KINDS = {
 """Mapping of a GPU -> its part of the allocated hours."""
 
 Slot = tuple[str, object, int | None]
-"""Node; PCI address, else index, else UUID; MIG instance."""
+"""Node, place, MIG instance."""
 Pairs = dict[int, dict[int, str]]
 """Index of a run -> index of one of its GPUs -> mapping."""
+
+
+@dataclass(slots=True)
+class _Placed(Gpu):
+    """A GPU with the name of its place on the node."""
+
+    place: object = None
 
 
 @dataclass(slots=True)
@@ -51,6 +58,8 @@ class Figures:
     gpu_hours_by_records: float = 0.0
     gpu_hours_by_whole_node: float = 0.0
     gpu_hours_unmapped: float = 0.0
+    gpu_hours_capacity: float | None = None
+    """Of the total only."""
 
 
 @dataclass(slots=True)
@@ -76,7 +85,7 @@ class _Sums:
     peak: float | None = None
     energy: float | None = None
     idle_energy: float = 0.0
-    windows: list[tuple[int, int]] = field(default_factory=list)
+    windows: list[tuple[float, float]] = field(default_factory=list)
 
 
 def report(cluster: Cluster) -> Report:
@@ -90,21 +99,31 @@ def report(cluster: Cluster) -> Report:
     figures: dict[int, Figures] = {}
     everything = _Sums()
     for r, run in enumerate(cluster.runs):
-        held = _held(cluster, run)
-        if held is None or (run.gpus == 0 and not pairs[r]):
+        held, whole = _held(cluster, run), _span(cluster, run)
+        if whole is None or (run.gpus == 0 and not pairs[r]):
             continue
         sums = _Sums()
+        by_slot: dict[Slot, list[int]] = {}
         for g in pairs[r]:
-            _add_gpu(sums, cluster, g, held, [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))])
+            by_slot.setdefault(_slot(cluster.gpus[g]), []).append(g)
+        for there in by_slot.values() if held else ():
+            own = _Sums()
+            for g in there:
+                for counted in _counted(cluster, g, held):
+                    _add_gpu(
+                        own, cluster, g, counted, [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))]
+                    )
+            _merge(sums, _without_suspended(own, run.suspended))
+        held = whole
         figures[r] = _figures(run.gpus * (held[1] - held[0]) / HOUR_MS, sums)
         if run.gpus == 0:
-            shares = {g: _share_hours(cluster, held, holders[g]) for g in pairs[r]}
+            shares = {slot: _share_hours(cluster, held, there, holders) for slot, there in by_slot.items()}
             figures[r] = _figures(sum(shares.values()), sums)
         for kind, figure in KINDS.items():
             slots = {_slot(cluster.gpus[g]) for g, how in pairs[r].items() if how == kind}
             hours = len(slots) * (held[1] - held[0]) / HOUR_MS
             if run.gpus == 0:
-                hours = sum(shares[g] for g, how in pairs[r].items() if how == kind)
+                hours = sum(shares[slot] for slot in slots)
             setattr(figures[r], figure, hours)
             figures[r].gpu_hours_unmapped -= hours
         figures[r].gpu_hours_unmapped += figures[r].gpu_hours_allocated
@@ -112,6 +131,8 @@ def report(cluster: Cluster) -> Report:
     total = _figures(sum(f.gpu_hours_allocated for f in figures.values()), everything)
     for figure in (*KINDS.values(), "gpu_hours_unmapped"):
         setattr(total, figure, sum(getattr(f, figure) for f in figures.values()))
+    if any(_times(cluster, gpu) for gpu in cluster.gpus):
+        total.gpu_hours_capacity = total.gpu_hours_allocated + _unallocated(cluster, pairs, holders)
     key = {r: (run.job_id, run.submit) for r, run in enumerate(cluster.runs)}
     return Report(
         total,
@@ -138,19 +159,136 @@ def _identified(cluster: Cluster) -> Cluster:
             if len(same) == 1:
                 (other,) = same.values()
                 at = gpus.index(other)
-                gpus[at] = replace(other, samples=sorted([*other.samples, *gpu.samples], key=lambda s: s.time_ms))
+                gpus[at] = replace(other, samples=_united([*other.samples, *gpu.samples]))
             else:
                 gpus.append(gpu)
-    return replace(cluster, gpus=gpus)
+    return replace(cluster, gpus=[_placed(gpu, gpus) for gpu in gpus])
+
+
+def _placed(gpu: Gpu, gpus: list[Gpu]) -> _Placed:
+    """Return the GPU with its place: PCI address, else the only one with its index on the node, else index, else UUID.
+
+    A device that is known only by its index is in the slot of the GPUs with this index.
+    """
+    same = {o.pci for o in gpus if o.pci and o.index is not None and (o.node, o.index) == (gpu.node, gpu.index)}
+    place = gpu.pci or (same.pop() if len(same) == 1 else gpu.index if gpu.index is not None else gpu.uuid)
+    return _Placed(gpu.node, gpu.uuid, gpu.pci, gpu.index, gpu.samples, gpu.mig, place)
+
+
+def _rank(gpu: Gpu) -> int:
+    """Return how well a GPU is named."""
+    return 2 if gpu.uuid is not None else 1 if gpu.pci is not None else 0
+
+
+def _lifetime(cluster: Cluster, g: int) -> tuple[float, float] | None:
+    """Return the time of the first sample of a GPU, and one sampling interval after the last one."""
+    times = _times(cluster, cluster.gpus[g])
+    return (min(times), max(times) + (_usual(cluster, g) or 0)) if times else None
+
+
+def _better(cluster: Cluster, g: int) -> dict[int, tuple[float, float]]:
+    """Return the better named GPUs in the same slot at the same time, and their lifetimes: they are this GPU."""
+    gpu, own = cluster.gpus[g], _lifetime(cluster, g)
+    found = {}
+    for o, other in enumerate(cluster.gpus):
+        if own and _slot(other) == _slot(gpu) and _rank(other) > _rank(gpu):
+            life = _lifetime(cluster, o)
+            if life and life[0] < own[1] and own[0] < life[1]:
+                found[o] = life
+    return found
+
+
+def _counted(cluster: Cluster, g: int, held: tuple[int, int]) -> list[tuple[float, float]]:
+    """Return the parts of a time span in which no other GPU of the slot is a better name of this GPU."""
+    better = list(_better(cluster, g).values())
+    edges = sorted({*held, *(t for life in better for t in life if held[0] < t < held[1])})
+    parts: list[tuple[float, float]] = []
+    for a, b in itertools.pairwise(edges):
+        if any(s <= a and b <= e for s, e in better):
+            continue
+        if parts and parts[-1][1] == a:
+            parts[-1] = (parts[-1][0], b)
+        else:
+            parts.append((a, b))
+    return parts
+
+
+def _united(samples: list[Sample]) -> list[Sample]:
+    """Return the samples in order; of several values at one time, the largest one counts, and all labels do."""
+    found: dict[int, Sample] = {}
+    for one in sorted(samples, key=lambda s: s.time_ms):
+        if (before := found.get(one.time_ms)) is None:
+            found[one.time_ms] = one
+            continue
+        values = {
+            name: max((v for v in (before.values.get(name), one.values.get(name)) if v is not None), default=None)
+            for name in {**before.values, **one.values}
+        }
+        found[one.time_ms] = Sample(one.time_ms, values, sorted({*before.jobs, *one.jobs}))
+    return list(found.values())
+
+
+def _without_suspended(sums: _Sums, suspended_s: int) -> _Sums:
+    """Return the sums of a GPU of a run without idle time in which the run may have been suspended."""
+    idle = sums.hours["idle"]
+    moved = min(idle, suspended_s / 3600)
+    if not moved:
+        return replace(sums, windows=[(a, max(a, b - suspended_s * 1000)) for a, b in sums.windows])
+    kept = 1 - moved / idle
+    return replace(
+        sums, hours={**sums.hours, "idle": idle - moved}, idle_mem=sums.idle_mem * kept,
+        idle_energy=sums.idle_energy * kept,
+        windows=[(a, max(a, b - suspended_s * 1000)) for a, b in sums.windows] if kept > 0 else [],
+    )  # fmt: skip
+
+
+def _unallocated(cluster: Cluster, pairs: Pairs, holders: dict[int, list[int]]) -> float:
+    """Return the hours of GPUs that existed while no run held them, less those of GPUs that were not found."""
+    changes: dict[str, list[tuple[float, float]]] = {}
+    since, until = cluster.since * 1000, cluster.until * 1000
+    existed: dict[Slot, list[tuple[float, float]]] = {}
+    busy: dict[Slot, list[tuple[int, int]]] = {}
+    for g, gpu in enumerate(cluster.gpus):
+        busy.setdefault(_slot(gpu), []).extend(h for r in holders[g] if (h := _held(cluster, cluster.runs[r])))
+        if not (life := _lifetime(cluster, g)):
+            continue
+        first, last = life
+        step = _usual(cluster, g) or 0
+        first = since if first - since <= MAX_GAP_STEPS * step else first
+        last = until if until - last <= MAX_GAP_STEPS * step else last
+        existed.setdefault(_slot(gpu), []).append((max(first, since), min(last, until)))
+    for slot, spans in existed.items():
+        edges = sorted({t for span in [*spans, *busy[slot]] for t in span})
+        for a, b in itertools.pairwise(edges):
+            there, taken = (any(s <= a and b <= e for s, e in of) for of in (spans, busy[slot]))
+            if there and not taken:
+                changes.setdefault(slot[0], []).extend([(a, 1.0), (b, -1.0)])
+    for r, run in enumerate(cluster.runs):
+        whole = _span(cluster, run)
+        here = {n: len({_slot(cluster.gpus[g]) for g in pairs[r] if cluster.gpus[g].node == n}) for n in run.nodes}
+        lacking = run.gpus - sum(here.values())
+        if whole is None or lacking <= 0:
+            continue
+        short = {node: max(0.0, run.gpus / len(run.nodes) - count) for node, count in here.items()}
+        for node, missing in short.items():
+            gpus = lacking * missing / sum(short.values())
+            changes.setdefault(node, []).extend([(whole[0], -gpus), (whole[1], gpus)])
+    hours = 0.0
+    for of_node in changes.values():
+        left, before = 0.0, 0.0
+        for time, change in sorted(of_node):
+            hours += max(0.0, left) * (time - before) / HOUR_MS
+            left, before = left + change, time
+    return hours
 
 
 # --- Samples ----------------------------------------------------------------------------------------------------------
 
 
-def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[int, int], holders: list[tuple[int, int]]) -> None:
+def _add_gpu(sums: _Sums, cluster: Cluster, g: int, held: tuple[float, float], holders: list[tuple[int, int]]) -> None:
     """Add the samples of one GPU to the sums of a run that held it."""
     start, end = held
-    window: tuple[int, int] | None = None
+    window: tuple[float, float] | None = None
     for sample, following in _with_next(cluster.gpus[g].samples):
         if not start <= sample.time_ms < end:
             continue
@@ -213,15 +351,23 @@ def _step(cluster: Cluster, g: int, day: int) -> float | None:
     """Return the sampling interval of a GPU on a UTC day, in milliseconds."""
     times = [s.time_ms for s in cluster.gpus[g].samples]
     of_day = [t for t in times if t // DAY_MS == day]
-    if len(of_day) >= 10:
-        return _typical(of_day)
-    asked = [t for t in times if cluster.since * 1000 <= t < cluster.until * 1000]
-    if len(asked) >= 3:
-        return _typical(asked)
-    fleet = [_typical(times) for gpu in cluster.gpus if len(times := _times(cluster, gpu)) >= 3]
-    if fleet:
-        return median(fleet)
-    return _typical(of_gpu) if len(of_gpu := _times(cluster, cluster.gpus[g])) == 2 else None
+    return _typical(of_day) if len(of_day) >= 10 else _usual(cluster, g)
+
+
+def _usual(cluster: Cluster, g: int) -> float | None:
+    """Return the sampling interval of a GPU on the days of the interval."""
+    own = _own_step(cluster, cluster.gpus[g])
+    if own is not None and len(_times(cluster, cluster.gpus[g])) >= 3:
+        return own
+    fleet = [_own_step(cluster, gpu) for gpu in cluster.gpus if len(_times(cluster, gpu)) >= 3]
+    known = [step for step in fleet if step is not None]
+    return median(known) if known else own
+
+
+def _own_step(cluster: Cluster, gpu: Gpu) -> float | None:
+    by_day = [list(day) for _, day in itertools.groupby(sorted(_times(cluster, gpu)), key=lambda t: t // DAY_MS)]
+    steps = [_typical(day) for day in by_day if len(day) >= 10] or [_typical(day) for day in by_day if len(day) >= 2]
+    return median(steps) if steps else None
 
 
 def _times(cluster: Cluster, gpu: Gpu) -> list[int]:
@@ -233,8 +379,8 @@ def _typical(times: Iterable[int]) -> float:
     ordered = sorted(times)
     distances = [b - a for a, b in itertools.pairwise(ordered)]
     middle = median(distances)
-    larger = [max(a, b) for a, b in itertools.pairwise(distances)]
-    if larger and sum(d > 3 * middle for d in larger) * 2 > len(larger):
+    larger = sorted(max(a, b) for a, b in itertools.pairwise(distances))
+    if len(ordered) >= 10 and larger[(len(larger) - 1) // 4] > 3 * middle:
         return median(larger)
     return middle
 
@@ -246,10 +392,18 @@ def _slices(start: float, end: float, holders: list[tuple[int, int]]) -> Iterato
         yield a, b, sum(s <= a and b <= e for s, e in holders)
 
 
-def _share_hours(cluster: Cluster, held: tuple[int, int], holders: list[int]) -> float:
-    """Return the hours of one GPU for a run that shares it with ``holders``, which include the run."""
-    others = [h for o in holders if (h := _held(cluster, cluster.runs[o]))]
-    return sum((b - a) / k for a, b, k in _slices(*held, others)) / HOUR_MS
+def _share_hours(cluster: Cluster, held: tuple[int, int], there: list[int], holders: dict[int, list[int]]) -> float:
+    """Return the hours of the GPU in a slot (``there``: its names) for a run that shares it with ``holders``.
+
+    Of the names and replacements of the GPU, each counts for the time in which it does not have a better name.
+    """
+    share = length = 0.0
+    for g in there:
+        others = [h for o in holders[g] if (h := _held(cluster, cluster.runs[o]))]
+        for part in _counted(cluster, g, held):
+            length += part[1] - part[0]
+            share += sum((b - a) / k for a, b, k in _slices(*part, others))
+    return share / length * (held[1] - held[0]) / HOUR_MS
 
 
 def _merge(into: _Sums, sums: _Sums) -> None:
@@ -380,6 +534,11 @@ def _named(cluster: Cluster) -> tuple[Pairs, set[int]]:
                 doubtful.add(r)
         pairs[r] = dict.fromkeys(kept, "labels")
         pairs[r] |= {g: "recorded" for g in records[r] if _slot(gpus[g]) not in slots(kept)}
+        for g, how in list(pairs[r].items()):
+            held_by = _held(cluster, runs[r])
+            for other, life in _better(cluster, g).items():
+                if held_by and life[0] < held_by[1] and life[1] > held_by[0]:
+                    pairs[r].setdefault(other, how)
         if r in ambiguous and len(slots(pairs[r])) < runs[r].gpus:
             doubtful.add(r)
     return pairs, doubtful
@@ -521,18 +680,31 @@ def _gpu_count(cluster: Cluster, node: str) -> int | None:
 
 
 def _slot(gpu: Gpu) -> Slot:
-    return gpu.node, gpu.pci or (gpu.index if gpu.index is not None else gpu.uuid), gpu.mig
+    assert isinstance(gpu, _Placed)
+    return gpu.node, gpu.place, gpu.mig
 
 
 def _names(gpu: Gpu) -> set[str]:
     return {str(name) for name in (gpu.uuid, gpu.pci, gpu.index) if name is not None}
 
 
-def _held(cluster: Cluster, run: Run) -> tuple[int, int] | None:
-    """Return when the run held its GPUs within the interval, in milliseconds."""
+def _span(cluster: Cluster, run: Run) -> tuple[int, int] | None:
+    """Return when the run had GPUs within the interval according to accounting, in milliseconds."""
     start = max(run.start, cluster.since)
     end = min(min(_known_until(cluster), cluster.now) if run.end is None else run.end, cluster.until)
     return (start * 1000, end * 1000) if start < end else None
+
+
+def _held(cluster: Cluster, run: Run) -> tuple[int, int] | None:
+    """Return when the run held its GPUs within the interval. Slurm has lost a job that runs long after its limit."""
+    span = _span(cluster, run)
+    if span is None or run.end is not None or run.limit is None:
+        return span
+    ran = cluster.accounted - run.start - run.suspended
+    if ran <= run.limit + max(run.limit, 86_400):
+        return span
+    end = min(span[1], (run.start + run.limit) * 1000)
+    return (span[0], end) if span[0] < end else None
 
 
 def _known_until(cluster: Cluster) -> int:

@@ -18,7 +18,9 @@ from datetime import datetime
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 
 from slurm_affinode.base.text import one_line
 
@@ -426,6 +428,7 @@ class LogScanner:
     def __init__(self, log: str) -> None:
         self._log = log
         self._rest = b""
+        self._plain = np.empty(0, np.uint8)
         self._bytes = 0
         self._lines = 0
         self._cut = 0
@@ -464,21 +467,18 @@ class LogScanner:
 
     def _examine(self, data: bytes, end: int, *, final: bool) -> bytes:
         """Examine whole lines and return what the next block has to begin with."""
-        whole = data[:end]
-        try:
-            text = pl.Series([whole], dtype=pl.Binary).cast(pl.String)
-        except pl.exceptions.ComputeError:  # not UTF-8; the triggers are ASCII
-            text = pl.Series([whole.translate(_ASCII)], dtype=pl.Binary).cast(pl.String)
         at = counted = 0
-        hits = text.str.find_many(list(TRIGGERS), leftmost=True)[0].to_list()
-        ends = np.frombuffer(whole, np.uint8)  # counts newlines faster than bytes.count
+        every = np.frombuffer(data, np.uint8, count=end)
+        if len(self._plain) < end:  # kept, as new memory takes longer than the search
+            self._plain = np.empty(end, np.uint8)
+        hits = _ascii(every, self._plain).str.find_many(list(TRIGGERS), leftmost=True)[0].to_list()
         for hit in hits:
             if hit < at:
                 continue
             # A line begins at ``at``: nothing before it is searched, as there may be many lines that end in CR.
-            newline = max(whole.rfind(b"\n", at, hit), at - 1)
-            start = max(newline, whole.rfind(b"\r", newline + 1, hit)) + 1
-            self._lines += int(np.count_nonzero(ends[counted:start] == _NEWLINE))
+            newline = max(data.rfind(b"\n", at, hit), at - 1)
+            start = max(newline, data.rfind(b"\r", newline + 1, hit)) + 1
+            self._lines += int(np.count_nonzero(every[counted:start] == _NEWLINE))
             counted = start
             if data.startswith(_HEADER.encode(), hit):
                 after = self._tracebacks(data, start, end, hits)
@@ -491,7 +491,7 @@ class LogScanner:
             stop = _end_of_line(data, start, end)
             self._line(_line_of(data, start, stop), self._lines + 1)
             at = stop + 1
-        self._lines += int(np.count_nonzero(ends[counted:end] == _NEWLINE))
+        self._lines += int(np.count_nonzero(every[counted:end] == _NEWLINE))
         return data[end:]
 
     def _line(self, line: _Line, number: int) -> None:
@@ -628,7 +628,15 @@ class _Traceback:
 
 
 _NEWLINE = ord("\n")
-_ASCII = bytes(code if code < 128 else 0x1A for code in range(256))
+_DELETE = 0x7F
+
+
+def _ascii(data: npt.NDArray[np.uint8], into: npt.NDArray[np.uint8]) -> pl.Series:
+    """Return one text with as many bytes, a view of ``into``. Bytes above 0x7F, of any encoding, become DEL."""
+    plain = into[: len(data)]
+    np.minimum(data, np.uint8(_DELETE), out=plain)
+    ends = pa.py_buffer(np.array([0, len(data)], np.int64))
+    return pl.Series(pa.Array.from_buffers(pa.large_string(), 1, [None, ends, pa.py_buffer(plain)]))
 
 
 def _end_of_line(data: bytes, start: int, end: int) -> int:

@@ -189,7 +189,10 @@ def diagnose_all(
 def examine_all(
     samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
 ) -> Iterator[ExaminedEngine]:
-    """Yield every engine in ``samples`` with its data, as ``diagnose_all`` does."""
+    """Yield every engine in ``samples`` with its data, as ``diagnose_all`` does.
+
+    An address is an engine for each job that served there.
+    """
     whole = conform(samples)
     names = [name for name in whole.collect_schema().names() if name not in _HISTOGRAMS]
     by = ["device"] if "device" in names else _KEY
@@ -237,19 +240,41 @@ def _one(  # noqa: PLR0917
     mine: pl.LazyFrame, key: EngineKey, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet,
     options: Options,
 ) -> Iterator[ExaminedEngine]:  # fmt: skip
+    whole: dict[str | None, pl.DataFrame] | None = None
+    for job, own in _by_job(samples).items():
+        around = _around(key, job, own, gpus, fleet)
+        found = list(examine(key, own, around, options))
+        overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
+        if overloaded and "generation_lengths" in mine.collect_schema().names():
+            whole = whole or _by_job(mine.collect(engine="streaming"))
+            found = list(examine(key, whole[job], around, options))
+        yield from found
+
+
+def _by_job(samples: pl.DataFrame) -> dict[str | None, pl.DataFrame]:
+    """Return the samples of each job that served at an address, by its ID, the earliest job first.
+
+    A scrape without a job, for example a failed one, belongs to the job before it.
+    """
+    known = samples["job"].drop_nulls().unique()
+    if len(known) < 2:
+        return {str(known[0]) if len(known) else None: samples}
+    ordered = samples.sort("time", maintain_order=True)
+    job = pl.col("job").forward_fill().backward_fill().cast(pl.String).alias("of")
+    parts = ordered.with_columns(job).partition_by("of", as_dict=True, include_key=False, maintain_order=True)
+    return {job: part for (job,), part in parts.items()}
+
+
+def _around(
+    key: EngineKey, job: str | None, samples: pl.DataFrame, gpus: pl.DataFrame | None, fleet: Fleet
+) -> EngineContext:  # fmt: skip
     uuids = samples["gpus"].drop_nulls().unique().str.split(",").explode().unique()
     own_gpus = gpus.filter(pl.col("uuid").is_in(uuids.implode())) if gpus is not None and len(uuids) else None
-    jobs = samples["job"].drop_nulls()
     events, running = fleet.log_events, None
-    if len(jobs):
-        job = key.cluster, str(jobs[-1])
-        events = (*events, *fleet.events.get(job, ()))
-        if job in fleet.ends:
-            end = fleet.ends[job]
+    if job is not None:
+        of = key.cluster, job
+        events = (*events, *fleet.events.get(of, ()))
+        if of in fleet.ends:
+            end = fleet.ends[of]
             running = end is None or bool((samples["time"] <= end).all())
-    around = EngineContext(own_gpus, events, running)
-    found = list(examine(key, samples, around, options))
-    overloaded = any(one.kind == "queue-unstable" for engine in found for one in engine.health.diagnoses)
-    if overloaded and "generation_lengths" in mine.collect_schema().names():
-        found = list(examine(key, mine.collect(engine="streaming"), around, options))
-    yield from found
+    return EngineContext(own_gpus, events, running)

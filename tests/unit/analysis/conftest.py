@@ -11,7 +11,6 @@ import polars as pl
 import pytest
 
 from slurm_affinode.analysis import waste
-from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.prices import NO_PRICES, PriceTable
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -125,10 +124,3 @@ def analysed(tmp_path: Path) -> Callable[..., WasteResult]:
         return waste.analyse(asked, jobs, gpus, store, prices, tuple(ingests), now=moment, top_runs=top_runs)
 
     return run
-
-
-@pytest.fixture(params=["array operations", "compiled loops"])
-def either_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the test with the join as for few samples and as for many."""
-    wanted = request.param == "compiled loops"
-    monkeypatch.setattr(kernel, "compiled", lambda _rows: wanted)

@@ -63,6 +63,22 @@ def test_capacity_counts_slot_of_replaced_gpu_once(analysed: Analysed, samples: 
     assert figures(analysed(rows, jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
 
 
+def test_capacity_counts_slot_held_by_its_old_gpu_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The label is only on the old GPU; the run is allocated one GPU, and the new GPU is not free besides."""
+    rows = samples(every(0, HOUR / 2), util_pct=0.0, job="1")
+    rows += samples(every(HOUR / 2, HOUR), uuid="GPU-new", util_pct=0.0)
+    assert figures(analysed(rows, jobs({"start": 0, "end": HOUR}), until=HOUR)) == pytest.approx((1, 1, 0))
+
+
+def test_capacity_has_no_parent_of_mig_instances(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A run held the GPU before it was divided; its series continues beside those of the instances."""
+    rows = samples(every(0, HOUR), util_pct=0.0)
+    rows += [row for mig in "12" for row in samples(every(HOUR / 2, HOUR), mig=mig, engine_active=0.0)]
+    run = jobs({"start": 0, "end": HOUR / 4})
+    record = {"recorded": [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "GPU-0"}]}
+    assert figures(analysed(rows, run, until=HOUR, **record)) == pytest.approx((1.5, 0.25, 1.25))
+
+
 def test_capacity_starts_with_interval_when_first_sample_is_late(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A first sample shortly after the start of the interval counts from the start of the interval."""
     assert figures(analysed(samples(every(17, HOUR), util_pct=0.0), jobs(), until=HOUR)) == pytest.approx((1, 0, 1))
@@ -129,3 +145,10 @@ def test_capacity_equals_allocated_plus_unallocated(  # noqa: PLR0917
     assert capacity == (allocated or 0.0) + free
     assert 0 <= free <= len(devices) + 1e-9
     assert capacity >= max(allocated or 0.0, 0.0)
+
+
+def test_capacity_of_a_cluster_has_no_gpus_of_another(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The other cluster in the database has nodes of the same names; its GPU was held for half of the time."""
+    rows = samples(every(0, HOUR), util_pct=0.0) + samples(every(0, HOUR), util_pct=0.0, cluster="other")
+    runs = jobs({"start": 0, "end": HOUR}, {"cluster": "other", "start": HOUR // 2, "end": HOUR})
+    assert figures(analysed(rows, runs, until=HOUR, clusters=("c",))) == pytest.approx((1, 1, 0))

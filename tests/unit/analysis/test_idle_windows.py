@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from slurm_affinode.analysis import samples
 from slurm_affinode.analysis.idle_windows import NEVER, Pairs, follow
-from slurm_affinode.analysis.join import kernel, loops
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import SUMS, Thresholds
 from slurm_affinode.analysis.samples import Index
 from slurm_affinode.analysis.segments import Allocations, build
@@ -54,17 +54,17 @@ def joined(index: Index, low: int, high: int, rules: Thresholds) -> tuple[tuple[
     allocations = Allocations.of([0], [0], [low], [high])
     taking_part = np.arange(len(index.devices)) == 0
     cells = build(allocations, taking_part=taking_part, since=BEGIN_MS, until=BEGIN_MS + 10_000_000)
-    with mock.patch.object(loops, "end_all_windows", wraps=loops.end_all_windows) as ending:
+    with mock.patch.object(kernel, "_totals", wraps=kernel._totals) as summing:
         totals = kernel.run_all(index, allocations, cells, rules)
     sums = totals.sums.copy()
     np.add.at(sums, totals.partly_cell, totals.partly_sums)
-    windows: loops.Open = ending.call_args.args[0]
+    windows = summing.call_args.args[1]
     last = int(windows.begin[0]), int(windows.end[0])
     held = dict(zip(SUMS, sums[cells.held].sum(axis=0).tolist(), strict=True))
     return (last if last[0] < last[1] else None), held
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(apart, util, dram, memory), min_size=1, max_size=40),
     st.integers(-1, 20),

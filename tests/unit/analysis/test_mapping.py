@@ -8,8 +8,11 @@ from typing import Any
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
+from slurm_affinode.analysis import mapping
 from slurm_affinode.analysis.result import QualityIssue, WasteResult
+from slurm_affinode.slurm import identifiers
 
 Analysed = Callable[..., WasteResult]
 Rows = Callable[..., list[dict[str, Any]]]
@@ -43,6 +46,44 @@ def how(result: WasteResult) -> dict[int, tuple[str, float | None, float | None]
     """Return job ID -> (mapping, idle hours, busy hours)."""
     hours = [pl.col(f"gpu_hours_{name}").round(9) for name in ("idle", "busy")]
     return {job: (word, idle, busy) for job, word, idle, busy in result.jobs.select("job_id", "mapping", *hours).rows()}
+
+
+def renumbered(samples: Rows, hours: dict[int, dict[str, int]], value: dict[str, float]) -> list[dict[str, Any]]:
+    """Return samples of the hours, with the index of each GPU in that hour, without PCI addresses."""
+    return [row for hour, gpus in hours.items() for uuid, index in gpus.items()
+            for row in samples([hour * HOUR + t for t in TIMES], uuid=uuid, index=index, pci=None,
+                               util_pct=value[uuid])]  # fmt: skip
+
+
+@pytest.mark.parametrize("restart", [1, 16])
+def test_recorded_index_of_several_gpus_is_ambiguous(
+    analysed: Analysed, samples: Rows, jobs: Jobs, restart: int
+) -> None:
+    """After a restart of the node, within the day or at midnight, without GPU-a, GPU-b has its index."""
+    rows = renumbered(samples, {0: {"GPU-a": 0, "GPU-b": 1}, restart: {"GPU-b": 0}}, {"GPU-a": 0, "GPU-b": 90})
+    gpus = [{"cluster": "c", "job_id": job, "node": "n1", "gpu": gpu}
+            for job, gpu in ((1, "0"), (2, "GPU-b"), (3, "0"))]  # fmt: skip
+    found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, "start": 0, "end": HOUR},
+                 {"job_id": 3, "start": restart * HOUR, "end": (restart + 1) * HOUR})  # fmt: skip
+    result = analysed(rows, found, until=17 * HOUR, recorded=gpus)
+    first = ("unknown", None, None) if restart == 1 else ("recorded", 1, 0)
+    assert how(result) == {1: first, 2: ("recorded", 0, 1), 3: ("recorded", 0, 1)}
+    assert (issue(result, "ambiguous-gpus") is not None) == (restart == 1)
+    names = issue(result, "several-names")
+    assert names is not None
+    assert (names.count, names.examples) == (1, ("n1 GPU-b: index 0, 1",))
+
+
+def test_model_of_a_gpu_with_several_is_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A name with the vendor, of a newer driver, is the same model."""
+    times = [[hour * HOUR + t for t in TIMES] for hour in range(2)]
+    rows = [row for job, models in (("1", ("A100", "NVIDIA A100")), ("2", ("A100", "H100")))
+            for hour, model in zip(times, models, strict=True)
+            for row in samples(hour, uuid=f"GPU-{job}", index=None, model=model, util_pct=0, job=job)]  # fmt: skip
+    found = ({"job_id": job, "start": 0, "end": 2 * HOUR, "gpu_type": None} for job in (1, 2))
+    result = analysed(rows, jobs(*found))
+    models = dict(result.jobs.select("job_id", "gpu_model").iter_rows())
+    assert models == {1: "NVIDIA A100", 2: None}
 
 
 @pytest.mark.parametrize(
@@ -624,3 +665,94 @@ def test_gpu_is_one_if_the_metrics_name_it_differently_on_another_day(
     assert how(result) == {1: ("whole-node", 8, 0)}
     assert result.total["gpu_hours_capacity"] == pytest.approx(8)
     assert result.quality.devices == 4
+
+
+def replaced(samples: Rows, **unnamed: Any) -> list[dict[str, Any]]:
+    """Return samples of a GPU that is replaced after 20 minutes; another source names it by its index only."""
+    rows = samples(TIMES[:20], uuid="GPU-a", util_pct=0) + samples(TIMES[20:], uuid="GPU-b", util_pct=90)
+    return rows + samples(TIMES, uuid=None, **{"util_pct": 90, **unnamed})
+
+
+@pytest.mark.parametrize("index", [0, None])
+def test_replaced_gpu_with_two_sources_counts_once(
+    analysed: Analysed, samples: Rows, jobs: Jobs, index: int | None
+) -> None:
+    """The source without UUIDs names neither a further GPU nor a further hour of one."""
+    rows = replaced(samples)
+    recorded = [] if index is None else [{"cluster": "c", "job_id": 1, "node": "n1", "gpu": "0"}]
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}), recorded=recorded)
+    kind = "whole-node" if index is None else "recorded"
+    assert how(result) == {1: (kind, pytest.approx(1 / 3), pytest.approx(2 / 3))}
+    assert result.total["gpu_hours_measured"] == pytest.approx(1)
+    assert result.total["gpu_hours_capacity"] == result.total["gpu_hours_allocated"] == pytest.approx(1)
+
+
+def test_label_of_a_source_without_uuids_names_the_gpu_of_the_slot(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """Both GPUs of the slot were the run's, one after the other."""
+    result = analysed(replaced(samples, job="1"), jobs({"start": 0, "end": HOUR}))
+    assert how(result) == {1: ("labels", pytest.approx(1 / 3), pytest.approx(2 / 3))}
+    assert result.total["gpu_hours_capacity"] == pytest.approx(1)
+
+
+def test_samples_without_uuid_count_while_the_slot_has_no_others(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """The source with UUIDs starts late, and has a gap while the GPU is replaced."""
+    rows = samples(TIMES[10:20], uuid="GPU-a", util_pct=0) + samples(TIMES[30:], uuid="GPU-b", util_pct=0)
+    rows += samples(TIMES, uuid=None, util_pct=90)
+    result = analysed(rows, jobs({"start": 0, "end": HOUR}))
+    assert how(result) == {1: ("whole-node", pytest.approx(2 / 3), pytest.approx(1 / 3))}
+    assert result.total["gpu_hours_capacity"] == pytest.approx(1)
+
+
+def test_time_in_a_slot_is_shared_and_suspended_once(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """A run without a whole GPU has its time on a replaced GPU once; it was suspended once."""
+    rows = samples(TIMES[:30], uuid="GPU-a", util_pct=0, job="1") + samples(
+        TIMES[30:], uuid="GPU-b", util_pct=0, job="1"
+    )
+    result = analysed(rows, jobs({"start": 0, "end": HOUR, "gpus": 0, "suspended_s": 600}))
+    assert result.total["gpu_hours_allocated"] == result.total["gpu_hours_capacity"] == pytest.approx(1)
+    assert result.total["gpu_hours_idle"] == pytest.approx(5 / 6)
+
+
+def test_run_in_a_repeated_hour_leaves_the_mapping_of_its_node(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Job 2 may have run in the first hour, when job 1 ran, or in the second. Only its own hour is unknown.
+
+    Whether job 3 had the node alone is not known either.
+    """
+    rows = [row for hour in range(4) for row in samples([hour * HOUR + t for t in TIMES], util_pct=0)]
+    doubt = {"start": 600, "end": 2400, "time_doubt_s": HOUR}
+    found = jobs({"job_id": 1, "start": 0, "end": HOUR}, {"job_id": 2, **doubt},
+                 {"job_id": 3, "start": HOUR, "end": 2 * HOUR}, {"job_id": 4, "start": 2 * HOUR, "end": 3 * HOUR},
+                 )  # fmt: skip
+    result = analysed(rows, found, until=4 * HOUR)
+    assert how(result)[4] == ("whole-node", 1, 0)
+    assert [how(result)[job][0] for job in (1, 2, 3)] == ["unknown"] * 3
+    one = issue(result, "repeated-hour")
+    assert one is not None
+    assert (one.count, one.gpu_hours) == (1, 0.5)
+
+
+def test_long_run_that_starts_in_a_repeated_hour_has_its_certain_time(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """Its first hour is unknown."""
+    rows = [row for hour in range(4) for row in samples([hour * HOUR + t for t in TIMES], util_pct=0)]
+    result = analysed(rows, jobs({"start": 0, "end": 4 * HOUR, "time_doubt_s": HOUR}), until=4 * HOUR)
+    assert how(result) == {1: ("whole-node", 3, 0)}
+    assert result.total["gpu_hours_unknown"] == 1
+
+
+def test_plain_job_ids_are_read_as_by_the_pattern() -> None:
+    """The fast path accepts nothing that a job ID cannot be."""
+    texts = [
+        "1", "0012", "12_3", "12+1", "+5", "-0", "-5", " 5", "5 ", "5\n", "1" * 11, "1" * 12, "9" * 20, "", "x", "1.0",
+        "1.batch", "12_[1-3]", "1_2.0", "\N{FULLWIDTH DIGIT ONE}", "0x10", "1e3", None,
+    ]  # fmt: skip
+    labels = pl.DataFrame({"label": range(len(texts)), "job": texts}, schema={"label": pl.UInt32(), "job": pl.String()})
+    parts = pl.col("job").str.extract_groups(identifiers.PATTERN)
+    fields = {"id": "1", "task": "2", "het": "4"}
+    expected = labels.with_columns(
+        parts.struct.field(field).cast(pl.Int64, strict=False).alias(name) for name, field in fields.items()
+    )
+    assert_frame_equal(mapping._job_ids(labels), expected)

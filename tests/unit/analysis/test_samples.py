@@ -1,24 +1,28 @@
-"""Sample blocks: days with several parts, sampling intervals, damaged files, the choice of compiled loops."""
+"""Sample blocks: days with several parts, sampling intervals, damaged files."""
 
 from __future__ import annotations
 
+import re
+import tempfile
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from slurm_affinode.analysis import samples, waste
-from slurm_affinode.analysis.join import kernel, row_groups
 from slurm_affinode.analysis.result import WasteQuery, WasteResult
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.metrics.parquet import writer
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, empty
+
+from .conftest import sample_frame
 
 History = Callable[..., SampleStore]
 Samples = Callable[..., list[dict[str, Any]]]
@@ -85,6 +89,15 @@ def test_sampling_interval_of_single_sample_is_that_of_the_fleet(
     assert sorted(index.devices["step_ms"].to_list()) == [20_000, 20_000]
 
 
+def test_sampling_interval_of_single_sample_is_not_that_of_another_cluster(
+    history: History, samples: Samples, t0: datetime
+) -> None:
+    other = [{**row, "cluster": "other"} for row in samples([60.0 * i for i in range(50)], util_pct=0.0)]
+    lone = [{**row, "cluster": "other", "uuid": "GPU-9", "index": 9} for row in samples([0.0], util_pct=0.0)]
+    index = samples_index(history(samples([20.0 * i for i in range(50)], util_pct=0.0) + other + lone), t0)
+    assert sorted(index.devices["step_ms"].to_list()) == [20_000, 60_000, 60_000]
+
+
 def test_single_sample_without_interval_counts_for_no_time(
     history: History, samples: Samples, jobs: Jobs, t0: datetime
 ) -> None:
@@ -105,7 +118,11 @@ def spoil_inside(path: Path) -> None:
     path.write_bytes(b"PAR1" + b"\xff" * (len(content) // 3) + content[4 + len(content) // 3 :])
 
 
-@pytest.mark.usefixtures("either_kernel")
+def spoil_end(path: Path) -> None:
+    """Truncate the file, as a full disk does."""
+    path.write_bytes(path.read_bytes()[:-100])
+
+
 @pytest.mark.parametrize(
     ("what", "spoil"),
     [("samples", spoil_all), ("samples", spoil_inside), ("samples", Path.unlink), ("devices", spoil_all)],
@@ -120,6 +137,40 @@ def test_damaged_file_raises_one_error_with_hint(  # noqa: PLR0917
     assert caught.value.hint
 
 
+@pytest.mark.parametrize("spoil", [spoil_all, spoil_inside, spoil_end, Path.unlink])
+def test_error_names_the_damaged_file_among_several(
+    history: History, samples: Samples, jobs: Jobs, t0: datetime, spoil: Callable[[Path], None]
+) -> None:
+    store = history(samples([3600.0 * i for i in range(72)], util_pct=5.0))
+    path = store.parts()[1].path
+    spoil(path)
+    with pytest.raises(UnreachableError, match=rf"^{path}[^\n]*cannot be read: [^\n]+$"):
+        analysed(store, jobs({"start": 0, "end": 7200}), t0, hours=72)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_altered_file_gives_figures_or_one_error(
+    samples: Samples, jobs: Jobs, t0: datetime, data: st.DataObject
+) -> None:
+    """Bytes of the samples are altered or missing."""
+    with tempfile.TemporaryDirectory() as directory:
+        store = SampleStore(Path(directory))
+        store.ingest(sample_frame(samples([30.0 * i for i in range(50)], util_pct=lambda t: t % 7)), source="rows")
+        path = store.parts()[0].path
+        content = bytearray(path.read_bytes())
+        for _ in range(data.draw(st.integers(1, 4))):
+            content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
+        try:
+            measured = analysed(store, jobs({"start": 0, "end": 3600}), t0).total["gpu_hours_measured"]
+            message = f"{path}: measured {measured} of 1 hour"
+        except UnreachableError as error:
+            measured, message = 0, str(error)
+    assert 0 <= measured <= 1
+    assert re.fullmatch(rf"{re.escape(str(path))}[^\n]+", message)
+
+
 def test_progress_is_reported_in_samples(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
     """The last report covers all samples."""
     told: list[tuple[int, int]] = []
@@ -132,7 +183,6 @@ def test_progress_is_reported_in_samples(history: History, samples: Samples, job
     assert told[-1] == (50, 50)
 
 
-@pytest.mark.usefixtures("either_kernel")
 @pytest.mark.parametrize(
     ("table", "change"),
     [
@@ -160,7 +210,6 @@ def test_inconsistent_tables_are_rejected(  # noqa: PLR0917
         analysed(store, jobs({"start": 0, "end": 7200}), t0)
 
 
-@pytest.mark.usefixtures("either_kernel")
 def test_part_with_missing_samples_is_rejected(history: History, samples: Samples, jobs: Jobs, t0: datetime) -> None:
     """The part need not be the first."""
     store = history(samples([3600.0 * i for i in range(48)], util_pct=5.0))
@@ -168,36 +217,6 @@ def test_part_with_missing_samples_is_rejected(history: History, samples: Sample
     pl.read_parquet(path).head(3).write_parquet(path)
     with pytest.raises(UnreachableError, match="3 samples instead of 24"):
         analysed(store, jobs({"start": 0, "end": 7200}), t0, hours=48)
-
-
-def test_compiled_loops_are_used_for_many_samples() -> None:
-    """Loading Numba and machine code pays off only for many samples."""
-    assert not kernel.compiled(1_000_000)
-    assert kernel.compiled(10**12)
-
-
-def test_report_of_few_samples_loads_no_compiler(
-    monkeypatch: pytest.MonkeyPatch, history: History, samples: Samples, jobs: Jobs, t0: datetime
-) -> None:
-    """Importing Numba takes longer than such a report."""
-    for module in (kernel, row_groups):
-        monkeypatch.setattr(module, "machine_code", mock.Mock(side_effect=AssertionError("compiled")))
-    result = analysed(history(*two_sources(samples)), jobs({"start": 0, "end": 7200}), t0)
-    assert result.total["gpu_hours_idle"] == pytest.approx(1)
-
-
-def test_few_and_many_samples_give_the_same_report(
-    monkeypatch: pytest.MonkeyPatch, history: History, samples: Samples, jobs: Jobs, t0: datetime
-) -> None:
-    """Compares the whole analysis."""
-    store, runs = history(*two_sources(samples)), jobs({"start": 0, "end": 7200})
-    few = analysed(store, runs, t0)
-    monkeypatch.setattr(kernel, "COMPILED_FROM_ROWS", 0)
-    refused = mock.Mock(side_effect=AssertionError("read for the uncompiled loops"))
-    monkeypatch.setattr("slurm_affinode.analysis.samples.blocks", refused)
-    many = analysed(store, runs, t0)
-    assert many.jobs.equals(few.jobs)
-    assert many.window_histogram.equals(few.window_histogram)
 
 
 def samples_index(store: SampleStore, t0: datetime, days: int = 1) -> samples.Index:

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_affinode.analysis.result import JOB_COLUMNS, MEASURES, Thresholds, WasteResult
 
-from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
+from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, every
 
 
 def seconds(result: WasteResult, word: str) -> float:
@@ -14,7 +14,6 @@ def seconds(result: WasteResult, word: str) -> float:
     return float(result.total[f"gpu_hours_{word}"] or 0) * HOUR
 
 
-@both
 def test_idle_and_busy_hours_add_up_to_allocated(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A two-hour run that computes only in the second hour has one idle, one busy and no unknown hour."""
     rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90)
@@ -30,7 +29,6 @@ def test_idle_and_busy_hours_add_up_to_allocated(analysed: Analysed, samples: Ro
     assert result.jobs.select(MEASURES.keys()).row(0, named=True) == {name: total[name] for name in MEASURES}
 
 
-@both
 def test_sample_counts_until_next_sample_or_end_of_run(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """In a run of 90 s, the sample at 60 s counts for the remaining 30 s."""
     rows = samples(every(0, HOUR), util_pct=lambda t: 0 if t == 60 else 90)
@@ -39,7 +37,6 @@ def test_sample_counts_until_next_sample_or_end_of_run(analysed: Analysed, sampl
     assert result.jobs["longest_idle_s"].item() == 30
 
 
-@both
 def test_late_sample_extends_the_sample_before_it(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A sample is 25 s late: the one before it counts 25 s longer, and it counts 25 s less."""
     times = [t + 25 if t == 300 else t for t in every(0, 1200)]
@@ -47,14 +44,12 @@ def test_late_sample_extends_the_sample_before_it(analysed: Analysed, samples: R
     assert (seconds(result, "idle"), seconds(result, "busy")) == (pytest.approx(35), pytest.approx(1165))
 
 
-@both
 def test_time_before_first_sample_is_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The run starts 20 s after a sample; that sample was taken before the run, so 40 s are unknown."""
     result = analysed(samples(every(0, HOUR), util_pct=0), jobs({"start": 20, "end": HOUR}))
     assert (seconds(result, "unknown"), seconds(result, "idle")) == (pytest.approx(40), pytest.approx(HOUR - 60))
 
 
-@both
 @pytest.mark.parametrize(("gap", "counts"), [(180, 180), (181, 60), (600, 60)])
 def test_gap_longer_than_three_intervals_is_unknown(
     analysed: Analysed, samples: Rows, jobs: Jobs, gap: int, counts: int
@@ -84,7 +79,6 @@ def test_last_sample_counts_for_one_interval(analysed: Analysed, samples: Rows, 
     assert (seconds(result, "busy"), seconds(result, "unknown")) == (pytest.approx(1800), pytest.approx(1800))
 
 
-@both
 @pytest.mark.parametrize(
     ("signals", "word"),
     [
@@ -122,7 +116,6 @@ def test_largest_signal_determines_activity(
         assert result.total["idle_windows"] is None
 
 
-@both
 def test_thresholds_are_inclusive(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """With thresholds of 2 and 10 %, 2 is idle, 3 and 10 are low, 11 is busy."""
     rows = samples(every(0, 2400), util_pct=lambda t: (2, 3, 10, 11)[int(t // 600)])
@@ -223,7 +216,6 @@ def test_run_without_allocated_gpu_gets_its_share_by_label(
     assert result.over_time["gpu_hours_allocated"].to_list() == [pytest.approx(1), pytest.approx(1)]
 
 
-@both
 @pytest.mark.parametrize(("gpus", "allocated"), [(1, 2), (0, 1)])
 def test_runs_sharing_a_gpu_split_its_hours(
     analysed: Analysed, samples: Rows, jobs: Jobs, gpus: int, allocated: float
@@ -253,7 +245,6 @@ def test_sharing_counts_in_user_filtered_report(analysed: Analysed, samples: Row
     assert (result.total["gpu_hours_idle"], result.total["unallocated_gpu_hours"]) == (pytest.approx(1), None)
 
 
-@both
 def test_energy_and_memory(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """An idle hour at 60 W with 40 GiB and a busy hour at 400 W with 20 GiB."""
     rows = samples(
@@ -268,7 +259,6 @@ def test_energy_and_memory(analysed: Analysed, samples: Rows, jobs: Jobs) -> Non
     assert (total["fb_mean_gib"], total["fb_peak_gib"]) == (pytest.approx(30), 40)
 
 
-@both
 def test_unmeasured_figures_are_none_and_measured_zero_is_zero(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Without power samples, energy is unknown; memory use of 0 is a measurement."""
     total = analysed(samples(every(0, 7200), util_pct=50, fb_used_mib=0), jobs({"start": 0, "end": 7200})).total
@@ -279,7 +269,6 @@ def test_unmeasured_figures_are_none_and_measured_zero_is_zero(analysed: Analyse
     assert total["util_mean_pct"] == pytest.approx(50)
 
 
-@both
 def test_idle_hours_of_unmeasured_run_are_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Idle hours are unknown, not 0, for a run on a node without metrics, its user and its time buckets."""
     rows = samples(every(0, HOUR), util_pct=100, fb_used_mib=1024, power_w=90)
@@ -292,7 +281,6 @@ def test_idle_hours_of_unmeasured_run_are_unknown(analysed: Analysed, samples: R
     assert [result.total[name] for name in states] == [0, 0, 1]
 
 
-@both
 def test_idle_memory_without_activity_signal_is_unknown(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The samples have only memory and power, so whether the GPU was idle is unknown."""
     rows = samples(every(0, HOUR), fb_used_mib=1024, power_w=90)
@@ -308,7 +296,6 @@ def test_interval_without_gpu_jobs_has_zero_idle_hours(analysed: Analysed, sampl
     assert set(result.over_time["gpu_hours_idle"]) == {0}
 
 
-@both
 def test_idle_windows_are_counted_across_time_buckets(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Idle periods of ten minutes and two hours are two windows, however many buckets they cross."""
     rows = samples(every(0, 4 * HOUR), util_pct=lambda t: 0 if t < 600 or 1200 <= t < 8400 else 70)
@@ -320,7 +307,6 @@ def test_idle_windows_are_counted_across_time_buckets(analysed: Analysed, sample
     assert set(histogram.values()) == {(0, 0)}
 
 
-@both
 def test_idle_window_continues_across_midnight(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """A GPU that is idle from 22:00 to 04:00 has one window of six hours."""
     first, last = 12 * HOUR, 22 * HOUR
@@ -330,14 +316,12 @@ def test_idle_window_continues_across_midnight(analysed: Analysed, samples: Rows
     assert (result.total["gpu_hours_idle"], result.total["gpu_hours_unknown"]) == (pytest.approx(6), 0)
 
 
-@both
 def test_gap_ends_an_idle_window(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Idle time cannot be assumed in a gap."""
     result = analysed(samples([*every(0, 600), *every(1200, 1800)], util_pct=0), jobs({"start": 0, "end": 1800}))
     assert (result.total["idle_windows"], result.total["longest_idle_s"]) == (2, 600)
 
 
-@both
 @pytest.mark.parametrize(
     ("dram", "idle"),
     [(0.000131, 2.0), (0.0005, 2.0), (0.00051, 0.0), (None, 2.0)],
@@ -352,7 +336,6 @@ def test_activity_at_or_below_signal_floor_is_idle(
     assert (total["gpu_hours_idle"], total["gpu_hours_low"]) == (pytest.approx(idle), pytest.approx(2 - idle))
 
 
-@both
 def test_site_floor_applies_per_signal(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """The site treats 1 % of utilization as noise, but not 1 % of SM activity; missing values stay unknown."""
     site = Thresholds(floors_pct={"utilization": 1.0})
@@ -361,3 +344,38 @@ def test_site_floor_applies_per_signal(analysed: Analysed, samples: Rows, jobs: 
     total = analysed(rows, jobs({"start": 0, "end": 7200}), thresholds=site).total
     assert (total["gpu_hours_idle"], total["gpu_hours_low"]) == (pytest.approx(0.5), pytest.approx(0.5))
     assert total["gpu_hours_unknown"] == pytest.approx(1)
+
+
+def test_suspended_time_is_not_idle(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Accounting has how long the job was suspended, not when: so much of its idle time is unknown."""
+    rows = samples(every(0, 7200), util_pct=lambda t: 0 if t < HOUR else 90, fb_used_mib=1024, power_w=100)
+    result = analysed(rows, jobs({"start": 0, "end": 7200, "suspended_s": 900}))
+    found = {name: result.jobs[name].item() for name in (
+        "gpu_hours_idle", "gpu_hours_unknown", "gpu_hours_busy", "idle_mem_gib_h", "idle_energy_kwh", "longest_idle_s",
+        "idle_windows",
+    )}  # fmt: skip
+    assert list(found.values()) == pytest.approx([0.75, 0.25, 1, 0.75, 0.075, 2700, 1])
+    assert {name: result.total[name] for name in found} == found
+    assert result.over_time["gpu_hours_idle"].sum() == pytest.approx(0.75)
+    assert result.over_time["gpu_hours_unknown"].sum() == pytest.approx(0.25)
+    slots_s = (result.timelines["to"] - result.timelines["from"]).dt.total_seconds()
+    assert (result.timelines["idle"] * slots_s).sum() == pytest.approx(2700)
+    (one,) = [one for one in result.quality.issues if one.code == "suspended-by-slurm"]
+    assert (one.count, one.gpu_hours) == (1, pytest.approx(0.25))
+
+
+def test_job_suspended_for_longer_than_it_was_idle_has_no_idle_time(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """The rest of the suspension was while nothing was measured, or outside of the interval."""
+    result = analysed(samples(every(0, HOUR), util_pct=0), jobs({"start": 0, "end": HOUR, "suspended_s": 9000}))
+    names = ("gpu_hours_idle", "gpu_hours_unknown", "idle_windows", "longest_idle_s")
+    assert [result.total[name] for name in names] == [None, 1, None, None]
+
+
+def test_running_job_that_was_suspended_is_not_unseen(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
+    """Elapsed and suspended time together reach the end of accounting."""
+    rows = samples(every(0, 7200), util_pct=90)
+    job = {"start": 0, "end": None, "state": "RUNNING", "elapsed_s": HOUR, "suspended_s": HOUR}
+    codes = [one.code for one in analysed(rows, jobs(job)).quality.issues]
+    assert "running-unseen" not in codes

@@ -19,7 +19,7 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS, JOBS
 
-from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, both, every
+from .waste_cases import EUROS, HOUR, Analysed, Jobs, Rows, every
 
 YEAR = 365.25 * 24 * HOUR
 Case = tuple[list[dict[str, Any]], pl.DataFrame]
@@ -95,7 +95,6 @@ def varied(samples: Rows, jobs: Jobs) -> Case:
     return rows, found
 
 
-@both
 def test_every_grouping_sums_to_the_total(analysed: Analysed, varied: Case) -> None:
     """Groups by user, account, partition, QOS, node, model and cluster; time buckets; runs."""
     result = analysed(*varied, prices=EUROS)
@@ -163,7 +162,6 @@ def test_longer_intervals_have_wider_buckets(analysed: Analysed, jobs: Jobs, unt
     assert analysed([], jobs(), until=until).bucket_s == width
 
 
-@both
 def test_timelines_agree_with_runs(analysed: Analysed, varied: Case) -> None:
     """The fractions of a slot sum to 1, its slots to the hours of the run; the run with the most idle time is first."""
     result = analysed(*varied, top_runs=2)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import polars as pl
-import pytest
 
 from slurm_affinode.analysis.prices import Price, PriceTable
 from slurm_affinode.analysis.result import WasteResult
@@ -17,9 +16,6 @@ Jobs = Callable[..., pl.DataFrame]
 
 HOUR = 3600
 EUROS = PriceTable("EUR", (Price(("a100*",), 2.0),))
-
-both = pytest.mark.usefixtures("either_kernel")
-"""Run the test with the join as for few samples and as for many."""
 
 
 def every(start: float, end: float, step: float = 60) -> list[float]:

@@ -17,7 +17,7 @@ from slurm_affinode.cli.doctor import doctor
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
-from slurm_affinode.pipeline.doctor import examine, exit_code, services
+from slurm_affinode.pipeline.doctor import examine, exit_code, services, shares
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -78,11 +78,12 @@ def site(tmp_path):
 class Pyslurm:
     """The worker process of pyslurm."""
 
-    def __init__(self, api=45):
-        self.answer = {"ok": {"pyslurm": "25.11.2", "library": "/usr/lib/libslurm.so", "api": api}}
+    def __init__(self, api=45, version="26.5.1"):
+        self.answer = {"ok": {"pyslurm": version, "library": "/usr/lib/libslurm.so", "api": api}}
 
     def ask(self, line, *, timeout_s):
-        return json.dumps(self.answer).encode()
+        jobs = json.loads(line)["call"] == "jobs"
+        return json.dumps({"ok": []} if jobs else self.answer).encode()
 
     def close(self):
         self.answer = None
@@ -132,6 +133,28 @@ def test_missing_gpu_accounting_has_hint(site):
     assert look(config, Slurm(tres=None))[0]["GPU accounting"].status == "skipped"
 
 
+@pytest.mark.parametrize(
+    ("types", "status", "said"),
+    [
+        ("gpu,shard", "ok", "GresTypes=gpu,shard"),
+        ("gpu,mps", "ok", "GresTypes=gpu,mps"),
+        ("gpu", "skipped", "GresTypes=gpu: jobs with mode=inplace count as jobs with whole GPUs"),
+        ("(null)", "skipped", "GresTypes=(nothing)"),
+        (None, "skipped", "GresTypes could not be read: scontrol: no such program; jobs with mode=inplace count as"),
+    ],
+)
+def test_whole_gpus_are_assumed_unless_slurm_has_shares(types, status, said):
+    """Also if that is unknown: then no job is exempt from the clean-up for the memory that its sleep frees."""
+
+    def run(argv, **_):
+        if types is None:
+            return no_slurm(argv)
+        return Completed(tuple(argv), 0, f"GresTypes               = {types}\n".encode(), "")
+
+    check = shares(run)
+    assert (check.status, said in check.detail, bool(check.hint)) == (status, True, types in {"gpu", "(null)"})
+
+
 def test_old_data_is_a_problem(site):
     config, fill = site
     fill(timedelta(days=12))
@@ -152,12 +175,15 @@ def test_slurm_backend_and_reasons_are_reported(site):
     config, _ = site
     slurm, _ = look(config, start=Pyslurm)
     assert slurm["Slurm"].detail == "version 26.05.5"
-    assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was requested); pyslurm 25.11.2 with libslurm")
+    assert slurm["Slurm backend"].detail.startswith("pyslurm (auto was requested); pyslurm 26.5.1 with libslurm")
     assert (slurm["slurmctld"].status, slurm["slurmdbd"].detail) == ("ok", "responds; clusters: oslo")
     older = look(config, start=lambda: Pyslurm(api=42))[0]["Slurm backend"]
     assert older.status == "ok"
     assert older.detail.startswith("commands (auto")
     assert "its libslurm is that of Slurm 24.11, the site's Slurm is 26.05" in older.detail
+    other = look(config, start=lambda: Pyslurm(version="25.11.2"))[0]["Slurm backend"].detail
+    assert other.startswith("commands (auto")
+    assert "it is for Slurm 25.11, the site's Slurm is 26.05, and no job runs with which" in other
     asked = configuration.replace(config, slurm=configuration.SlurmConfig("pyslurm"))
     assert look(asked)[0]["Slurm backend"].status == "problem"
     forced = configuration.replace(config, slurm=configuration.SlurmConfig("commands"))

@@ -17,7 +17,7 @@ from slurm_affinode.checkpoint.user_files import User, as_user
 from slurm_affinode.cli.ingest import ingest_suspensions
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.ledger import LedgerEntry, encode
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import ledgers
 
 BEGIN = datetime(2026, 11, 2, tzinfo=UTC)
 MS = round(BEGIN.timestamp() * 1000)
@@ -69,8 +69,9 @@ def test_in_place_suspensions_are_counted_separately():
     slept = entry(
         1, 1, mode="inplace", gpu_bytes=48 << 30, parked_ms=MS + 2 * HOUR, released_ms=MS + 4 * HOUR,
         restoring_ms=MS + 4 * HOUR + 500, restored_ms=MS + 4 * HOUR + 2500, node="c1", restored_node="c1",
+        shares_gpus=1,
     )  # fmt: skip
-    asleep = entry(2, 1, mode="inplace", gpu_bytes=1 << 30, parked_ms=MS + 20 * HOUR)
+    asleep = entry(2, 1, mode="inplace", gpu_bytes=1 << 30, parked_ms=MS + 20 * HOUR, shares_gpus=1)
     ran_on = entry(3, 1, mode="inplace", gpu_bytes=1 << 30, parked_ms=MS + 2 * HOUR, failure="it did not stop")
     frame = given_back([slept, asleep, ran_on], query(), now=BEGIN + timedelta(hours=22))
     rows = {row["job_id"]: row for row in frame.iter_rows(named=True)}
@@ -80,6 +81,24 @@ def test_in_place_suspensions_are_counted_separately():
     assert (total["in_place_sleeps"], total["in_place_jobs"], total["wake_s"]) == (2, 2, 2.5)
     assert total["gpu_mem_gib_hours"] == pytest.approx(48 * (2 + 0.5 / 3600) + 2)
     assert (total["suspensions"], total["suspensions_failed"], total["gpu_hours_given_back"]) == (0, 1, 0)
+
+
+def test_memory_of_whole_gpus_is_not_free_for_other_jobs(tmp_path):
+    """A whole GPU stays allocated to the sleeper: it counts as 0, and unknown stays unknown, also in the database."""
+    slept = [
+        entry(job, 1, mode="inplace", gpu_bytes=8 << 30, parked_ms=MS, restoring_ms=MS + HOUR, restored_ms=MS + HOUR,
+              shares_gpus=shares)
+        for job, shares in ((1, 1), (2, 0), (3, None))
+    ]  # fmt: skip
+    with Repository.open(f"sqlite:///{tmp_path}/db") as store:
+        write(tmp_path / "c1.jsonl", *slept)
+        ledgers.ingest_ledgers(store, tmp_path / "c1.jsonl")
+        stored = store.suspensions(query().since, query().until)
+    frame = given_back(stored, query(), now=BEGIN + timedelta(hours=9))
+    hours = dict(zip(frame["job_id"], frame["gpu_mem_gib_hours"], strict=True))
+    assert hours == {1: 8, 2: 0, 3: None}
+    assert totals(frame)["gpu_mem_gib_hours"] == 8
+    assert totals(frame.filter(frame["job_id"] == 3))["gpu_mem_gib_hours"] is None
 
 
 def test_filter_by_user():
@@ -92,9 +111,9 @@ def test_directory_is_ingested_once_without_incomplete_lines(tmp_path):
     write(tmp_path / "ledger" / "c1.jsonl", entry(1, 1), entry(2, 1))
     write(tmp_path / "ledger" / "c2.jsonl", entry(1, 1, restored_node="c2"), entry(3, 1), end="")
     with Repository.open(f"sqlite:///{tmp_path}/db") as store:
-        first = ingest.ingest_ledgers(store, tmp_path / "ledger")
+        first = ledgers.ingest_ledgers(store, tmp_path / "ledger")
         assert [(one.entries, one.counts.new, one.counts.updated) for one in first] == [(2, 2, 0), (1, 0, 1)]
-        again = ingest.ingest_ledgers(store, tmp_path / "ledger")
+        again = ledgers.ingest_ledgers(store, tmp_path / "ledger")
         assert sum(one.counts.new + one.counts.updated for one in again) == 0
         assert len(store.ingests(kind="suspensions")) == 2
 
@@ -110,7 +129,7 @@ def test_command_reports_ingested_entries_and_bad_lines(tmp_path):
 
 def test_missing_directory_is_an_error(tmp_path):
     with pytest.raises(InputError, match="no such file"):
-        ingest.ingest_ledgers(None, tmp_path / "absent")
+        ledgers.ingest_ledgers(None, tmp_path / "absent")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become a user who may not read it")
@@ -131,7 +150,7 @@ def test_unreadable_ledgers_are_skipped_and_reported(tmp_path, closed, left):
     with Repository.open(f"sqlite:///{tmp_path}/state/db") as store:
         for path in (tmp_path / "state").iterdir():
             os.chown(path, 2001, 2001)
-        as_user(User(2001, 2001), lambda: ingest.configured(config, store, unread=said.append))
+        as_user(User(2001, 2001), lambda: ledgers.configured(config, store, unread=said.append))
         assert [one.job_id for one in store.suspensions(BEGIN, BEGIN + timedelta(days=1))] == left
     assert len(said) == 1
     assert "cannot be read: Permission denied" in said[0]

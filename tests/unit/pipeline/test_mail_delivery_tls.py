@@ -37,7 +37,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     argv = (openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
             "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out",
             str(pem))  # fmt: skip
-    subprocess.run(argv, check=True, capture_output=True, timeout=60)
+    subprocess.run(argv, check=True, capture_output=True, timeout=240)
     return pem, key
 
 

@@ -21,7 +21,7 @@ from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
 from slurm_affinode.model.ledger import LedgerEntry, encode
-from slurm_affinode.pipeline import ingest, report
+from slurm_affinode.pipeline import report, stored_accounting
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
@@ -224,13 +224,13 @@ def test_running_job_counts_up_to_the_last_sacct_call(state: Path) -> None:
     """A call of sacct makes the accounting of its clusters current; an ingested file does not."""
     last_seen(state)
     with Repository.open(config_of(state).db_url) as store:
-        ingest.reached(store, NOW, ["beta"])
-        assert ingest.with_known(QUERY, store, NOW).known_until["alpha"] == START + timedelta(hours=8)
-        ingest.reached(store, START + timedelta(hours=10), ["alpha"])
+        stored_accounting.reached(store, NOW, ["beta"])
+        assert stored_accounting.with_known(QUERY, store, NOW).known_until["alpha"] == START + timedelta(hours=8)
+        stored_accounting.reached(store, START + timedelta(hours=10), ["alpha"])
     result = report.analyse_stored(config_of(state), QUERY, now=NOW)
     assert result.jobs.filter(pl.col("job_id") == 3)["gpu_hours_allocated"].item() == 16.0
     with Repository.open(config_of(state).db_url) as store:
-        ingest.reached(store, NOW, ["alpha"])
+        stored_accounting.reached(store, NOW, ["alpha"])
     result = report.analyse_stored(config_of(state), QUERY, now=NOW)
     assert result.jobs.filter(pl.col("job_id") == 3)["gpu_hours_allocated"].item() == 72.0
     assert not result.accounting_note
@@ -240,7 +240,7 @@ def test_eligible_time_in_the_future_does_not_make_accounting_current(state: Pat
     """A job pending for its begin time does not extend accounting to that time."""
     last_seen(state, state="PENDING", start=None, eligible=NOW)
     with Repository.open(config_of(state).db_url) as store:
-        assert ingest.with_known(QUERY, store, NOW).known_until == {"alpha": START + timedelta(hours=5)}
+        assert stored_accounting.with_known(QUERY, store, NOW).known_until == {"alpha": START + timedelta(hours=5)}
 
 
 def test_interval_after_the_end_of_accounting_is_rejected(state: Path) -> None:

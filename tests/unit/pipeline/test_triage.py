@@ -32,8 +32,19 @@ FIELDS = (
 class FakeSacct:
     """Accounting of one job, 77, whose output files are ``files``."""
 
-    def __init__(self, files: Sequence[Path], *, state: str = "FAILED", down: bool = False, old: bool = False) -> None:
+    def __init__(
+        self,
+        files: Sequence[Path],
+        *,
+        state: str = "FAILED",
+        down: bool = False,
+        old: bool = False,
+        uid: str | None = None,
+        tasks: int = 0,
+    ) -> None:
         self._files, self._state, self._down, self._old = files, state, down, old
+        self._uid = str(os.getuid()) if uid is None else uid
+        self._tasks = tasks
 
     def __call__(
         self, argv: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, check: bool = True
@@ -51,14 +62,26 @@ class FakeSacct:
         names = next(one for one in argv if one.startswith("--format=")).removeprefix("--format=").split(",")
         assert "--jobs=77" in argv
         job = {
-            "JobIDRaw": "77", "JobID": "77", "Cluster": "c", "User": "u", "UID": str(os.getuid()),
+            "JobIDRaw": "77", "JobID": "77", "Cluster": "c", "User": "u", "UID": self._uid,
             "State": self._state, "ExitCode": "1:0", "Submit": "2026-01-01T00:00:00",
             "Start": "2026-01-01T00:00:01", "End": "2026-01-01T01:00:00", "NNodes": "1", "ReqMem": "2G",
             "AllocTRES": "cpu=1,mem=2G,node=1", "MaxRSS": "", "JobName": "j", "WorkDir": "/nowhere",
         }  # fmt: skip
         step = {**job, "JobIDRaw": "77.batch", "JobID": "77.batch", "MaxRSS": "1900M", "JobName": "batch"}
-        lines = ["\x1f".join(names), *("\x1f".join(row.get(name, "") for name in names) for row in (job, step))]
+        tasks = [{**job, "JobIDRaw": str(77 + task), "JobID": f"77_{task}"} for task in range(self._tasks)]
+        rows = tasks or [job, step]
+        lines = ["\x1f".join(names), *("\x1f".join(row.get(name, "") for name in names) for row in rows)]
         return Completed(tuple(argv), 0, ("\n".join(lines) + "\n").encode(), "")
+
+
+def test_outcome_of_an_array_is_unknown(tmp_path: Path) -> None:
+    """The state of its last task says nothing about the task that failed; the output of all of them is read."""
+    output = tmp_path / "slurm-77_0.out"
+    output.write_text(OUT_OF_GPU)
+    found = examine(["77"], run=FakeSacct([output], state="COMPLETED", tasks=2))
+    assert found.problems == ("77 is several jobs in accounting: name one of them to use its outcome",)
+    assert found.result.cause is not None
+    assert found.result.job is None
 
 
 def test_output_files_and_accounting_of_a_job_are_joined(tmp_path: Path) -> None:
@@ -93,6 +116,16 @@ def test_missing_output_file_is_a_problem_and_accounting_is_used(tmp_path: Path)
 def test_slurm_that_does_not_record_output_files(tmp_path: Path) -> None:
     found = examine(["77"], run=FakeSacct([], old=True))
     assert "name the logs" in found.problems[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has more rights than the owner of a job")
+def test_root_reads_no_output_of_an_unknown_owner(tmp_path: Path) -> None:
+    """The owner has chosen the path, so root would follow it with rights that the owner may not have."""
+    output = tmp_path / "out"
+    output.write_text(OUT_OF_GPU)
+    found = examine(["77"], run=FakeSacct([output], uid=""))
+    assert "does not know the job's owner" in found.problems[0]
+    assert found.result.kind != "gpu-out-of-memory"
 
 
 def test_accounting_that_does_not_respond_matters_only_without_logs(tmp_path: Path) -> None:

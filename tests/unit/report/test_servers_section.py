@@ -20,12 +20,11 @@ from slurm_affinode.report.summary import build_summary
 WEEK = WasteQuery(waste_samples.SINCE, waste_samples.UNTIL)
 
 
-def made(report: ServerReport | None, query: WasteQuery = WEEK, top: int = 15):
+def made(report: ServerReport, query: WasteQuery = WEEK, top: int = 15):
     return servers_section.section(report, query, top)
 
 
 def test_no_section_without_engines():
-    assert made(None) is None
     assert made(ServerReport((), ())) is None
     page = render_report(waste_samples.make_result(5), title="x", top=5)
     assert 'id="servers"' not in page

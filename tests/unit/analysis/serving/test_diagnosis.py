@@ -726,6 +726,29 @@ def test_fleet_joins_gpus_and_jobs() -> None:
     assert found.gpus == ("GPU-1",)
 
 
+def test_jobs_at_one_address_are_engines_of_their_own() -> None:
+    """A later job at the address has neither the diagnoses nor the user, GPUs and events of an earlier one."""
+    first = synthetic(7200, running=0.0, waiting=0.0, generation_tokens=500.0).with_columns(user=pl.lit("ann"))
+    second = synthetic(3600, running=1.0, waiting=0.0, generation_tokens=lambda t: t).with_columns(
+        pl.col("time") + timedelta(hours=3), job=pl.lit("78"), gpus=pl.lit("GPU-2"), user=pl.lit(None, pl.String)
+    )
+    failed = second.head(1).with_columns(
+        pl.col("time") - timedelta(minutes=50),
+        job=pl.lit(None, pl.String),
+        gpus=pl.lit(None, pl.String),
+        error=pl.lit("refused"),
+    )
+    event = EngineEvent("host-out-of-memory", "Slurm ended job 77: OUT_OF_MEMORY", BEGIN + timedelta(seconds=7190))
+    fleet = Fleet(events={("lab", "77"): [event]}, ends={("lab", "77"): event.time, ("lab", "78"): None})
+    found = list(diagnose_all(pl.concat([second, failed, first]).lazy(), fleet))
+    assert [(one.job, one.user, one.gpus, one.samples, one.failed) for one in found] == [
+        ("77", "ann", ("GPU-1",), 481, 1), ("78", None, ("GPU-2",), 240, 0),
+    ]  # fmt: skip
+    assert of(found[0], "idle")
+    assert of(found[0], "out-of-memory")
+    assert {one.kind for one in found[1].diagnoses} == {"healthy"}
+
+
 def test_missing_columns_are_unknown() -> None:
     samples = synthetic(3600, running=1.0, generation_tokens=lambda t: t).select(
         "cluster", "node", "address", "engine", "model", "rank", "time", "running", "generation_tokens"

@@ -14,7 +14,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import SAMPLES
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import stored_accounting
 from slurm_affinode.pipeline.nightly import Failure, NightlyOutcome, Sources, run
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 
@@ -72,7 +72,7 @@ class Site:
         self.asked.append((earliest, now))
         if self.accounting_error is not None:
             raise self.accounting_error
-        ingest.reached(store, now, ["c"])
+        stored_accounting.reached(store, now, ["c"])
         return ["accounting read"]
 
     def _gpu(self, _store: Repository, _now: datetime) -> list[str | Failure]:

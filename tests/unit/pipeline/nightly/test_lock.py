@@ -57,7 +57,7 @@ def test_waiting_run_gets_the_lock_after_release(tmp_path, holder):
     waiter.start()
     assert not got.is_set()
     holder.stdin.close()
-    waiter.join(timeout=60)
+    waiter.join(timeout=240)
     assert got.is_set()
     holder.wait()
 

@@ -73,7 +73,7 @@ def test_units_are_valid():
     units = sorted(str(path) for path in (REPORTS / "systemd").iterdir())
     assert len(units) == 6
     done = subprocess.run(
-        [program, "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=60
+        [program, "verify", "--man=no", *units], capture_output=True, text=True, check=False, timeout=240
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
