@@ -1,6 +1,8 @@
-"""Run all benchmarks: ``python -m benchmarks [--quick]``. Ratios come from one run on this machine.
+"""Run all benchmarks: ``python -m benchmarks [--quick] [--accept]``. Ratios come from one run on this machine.
 
-``--quick`` uses a tenth of the data: it shows that the benchmarks work, and measures nothing.
+A full run compares its ratios with those in ``benchmarks/results``, and replaces them. A ratio that is 1.3 times as
+large is a failure, and the kept ones stay unless ``--accept`` is given. ``--quick`` uses little data: it shows that the
+benchmarks work, and measures nothing; only errors count.
 """
 
 from __future__ import annotations
@@ -10,7 +12,10 @@ import os
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+from benchmarks import ratios
 
 HERE = Path(__file__).resolve().parent
 FULL = {
@@ -29,30 +34,49 @@ FULL = {
     "eviction.py": (),
 }
 QUICK = {
-    "bench_sacct.py": ("--records", "100000"),
-    "bench_triage.py": ("--mib", "128"),
-    "bench_join.py": ("--samples", "10000000", "--allocations", "26500"),
-    "bench_report.py": ("--jobs", "10000"),
-    "bench_serving.py": ("--engines", "100"),
-    "bench_zombies.py": ("--jobs", "10000"),
-    "bench_agent.py": ("--seconds", "20"),
+    "bench_sacct.py": ("--records", "5000", "--repeat", "1"),
+    "bench_triage.py": ("--mib", "8"),
+    "bench_join.py": ("--samples", "100000", "--allocations", "1000", "--peers", "", "--repeat", "1"),
+    "bench_report.py": ("--jobs", "2000", "--days", "1"),
+    "bench_ingest_gpu.py": ("2", "--files", "20", "--repeat", "1"),
+    "bench_serving.py": ("--engines", "5"),
+    "bench_zombies.py": ("--jobs", "800"),
+    "bench_agent.py": ("--seconds", "2", "--period", "1s", "--rounds", "1"),
 }
 
 
+def run(program: str, arguments: tuple[str, ...], *, quick: bool, accept: bool) -> list[str]:
+    """Run a benchmark; return its failures."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "ratios.json"
+        environment = {**os.environ, ratios.VARIABLE: str(path)}
+        command = [sys.executable, HERE / program, *arguments]
+        status = subprocess.run(command, check=False, env=environment).returncode
+        measured = ratios.reported(path)
+    if status not in (0, ratios.MISSED):
+        return [f"{program} failed (exit status {status})"]
+    if quick:
+        return []
+    name = program.removesuffix(".py").removeprefix("bench_")
+    found = [f"{program}: {line}" for line in ratios.worse(ratios.kept(name), measured)]
+    if measured and (accept or not found):
+        ratios.keep(name, arguments, measured)
+    return [*found, *([f"{program} missed a target"] if status else [])]
+
+
 def main() -> int:
-    """Run the benchmarks; the exit status is 1 if one failed or missed its target."""
+    """Run the benchmarks; the exit status is 1 if one failed, missed its target or has become worse."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
-    chosen = QUICK if parser.parse_args().quick else FULL
+    parser.add_argument("--accept", action="store_true")
+    options = parser.parse_args()
     print(f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}")
-    failed = []
-    for name, arguments in chosen.items():
-        print(f"\n== {name} {' '.join(arguments)}", flush=True)
-        if subprocess.run([sys.executable, HERE / name, *arguments], check=False).returncode:
-            failed.append(name)
-    if failed:
-        print(f"\nfailed or missed a target: {', '.join(failed)}")
-    return 1 if failed else 0
+    failures = []
+    for program, arguments in (QUICK if options.quick else FULL).items():
+        print(f"\n== {program} {' '.join(arguments)}", flush=True)
+        failures += run(program, arguments, quick=options.quick, accept=options.accept)
+    print("".join(f"\n{failure}" for failure in failures))
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from ratios import MISSED, report
+
 GPUS = 8
 GOAL_CPU_PCT = 0.5
 GOAL_RSS_MB = 80.0
@@ -107,7 +109,7 @@ def hooks_ratio(run_dir: Path, rounds: int) -> tuple[float, float]:
 
 
 def main() -> int:
-    """Measure; return 1 if a goal is missed."""
+    """Measure; return ``MISSED`` if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the measurement")
     parser.add_argument("--period", default="5s")
@@ -147,7 +149,8 @@ def main() -> int:
     print(f"agent, {GPUS} GPUs, a sample every {given.period}: {cpu_pct:.2f} % of a core (goal {GOAL_CPU_PCT}), "
           f"{rss_mb:.0f} MB (goal {GOAL_RSS_MB:.0f})")  # fmt: skip
     print(f"prolog: {1000 * prolog_s:.0f} ms, {ratio:.1f} times an interpreter that does nothing")
-    return int(cpu_pct > GOAL_CPU_PCT or rss_mb > GOAL_RSS_MB)
+    report(prolog_to_interpreter=ratio)
+    return MISSED if cpu_pct > GOAL_CPU_PCT or rss_mb > GOAL_RSS_MB else 0
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from functools import partial
 from operator import truediv
 from pathlib import Path
 
+from ratios import MISSED, report
 from trees import (
     MIB,
     ORDERS,
@@ -202,7 +203,7 @@ def show(mib: int, figures: Figures) -> None:
 
 
 def compare(small: Figures, large: Figures) -> int:
-    """Print ratios and targets; return 1 if a target is missed."""
+    """Print ratios and targets; return ``MISSED`` if a target is missed."""
     dump_ms = small.paired(lambda ours, bare: (ours - bare) * 1000, "our_dump", "bare_dump")
     restore_ms = small.paired(lambda ours, bare: (ours - bare) * 1000, "our_restore", "bare_restore")
     share = large.paired(truediv, "write", "our_dump")
@@ -211,16 +212,22 @@ def compare(small: Figures, large: Figures) -> int:
     print(f"large dump, share of the disk's speed   {share:6.2f}      target: at least {DISK_SHARE}")
     direct, bare = large.paired(truediv, "write_direct", "our_dump"), large.paired(truediv, "write_direct", "bare_dump")
     print(f"large dump, share of direct I/O's speed {direct:6.2f}      bare criu: {bare:.2f}")
-    print(f"large dump, ratio to bare criu             {large.paired(truediv, 'our_dump', 'bare_dump'):6.2f}")
-    print(f"large restore, ratio to bare criu          {large.paired(truediv, 'our_restore', 'bare_restore'):6.2f}")
-    print(f"verification, ratio to reading from disk   {large.paired(truediv, 'verify_cold', 'read_cold'):6.2f}")
+    dump, restore = (large.paired(truediv, f"our_{what}", f"bare_{what}") for what in ("dump", "restore"))
+    verify = large.paired(truediv, "verify_cold", "read_cold")
+    print(f"large dump, ratio to bare criu             {dump:6.2f}")
+    print(f"large restore, ratio to bare criu          {restore:6.2f}")
+    print(f"verification, ratio to reading from disk   {verify:6.2f}")
     back, back_direct = (large.paired(truediv, peer, "restore_cold") for peer in ("read_cold", "read_direct"))
     print(f"large restore from the disk, verified, share of reading it: {back:.2f}, by direct I/O {back_direct:.2f}")
-    return 0 if dump_ms < ADDED_MS and restore_ms < ADDED_MS and share >= DISK_SHARE else 1
+    report(
+        dump_to_writing=1 / share, dump_to_criu=dump, restore_to_criu=restore, verification_to_reading=verify,
+        restore_to_reading=1 / back,
+    )  # fmt: skip
+    return 0 if dump_ms < ADDED_MS and restore_ms < ADDED_MS and share >= DISK_SHARE else MISSED
 
 
 def main() -> int:
-    """Measure and compare; return 1 if a target is missed."""
+    """Measure and compare; return ``MISSED`` if a target is missed."""
     parser = options(__doc__)
     parser.add_argument("--mib", type=int, default=4096, help="size of the large tree")
     parser.add_argument("--small-mib", type=int, default=64)

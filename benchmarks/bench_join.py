@@ -1,19 +1,18 @@
-"""The join: ``python benchmarks/bench_join.py [--samples 100000000] [--allocations 265000] [--peers duckdb,pandas]``.
+"""The join: ``python benchmarks/bench_join.py [--samples 100000000] [--allocations 265000] [--peers polars,duckdb]``.
 
 Writes synthetic GPU metrics (a sample every 30 s, periods of busy, low and idle, gaps, six metrics with the digits of
-DCGM; a tenth of the GPUs lacks one) and allocations on these GPUs. Then it joins and aggregates them in four ways, each
-in a process of its own, and prints seconds, peak memory and ratios of one run:
+DCGM; a tenth of the GPUs lacks one) and allocations on these GPUs. Then it joins and aggregates them in several ways,
+each in a process of its own, and prints seconds, peak memory and ratios of one run:
 
 ``ours``     the join of the reports: per allocation GPU time by class of activity, framebuffer x time, energy, peaks,
-             idle windows. The loops are compiled for many samples; that takes some seconds once, is cached, and is not
-             timed.
+             idle windows.
 ``scan``     Polars reads the same columns of the same files on all cores and sums each: the limit.
-``blocks``   As ``ours``, but Polars decodes the columns instead of the join's threads. Not measured unless named.
+``polars``   join_asof and group_by, the same sums as DuckDB; all samples are in memory.
 ``duckdb``   ASOF JOIN and GROUP BY: per allocation the number of samples, idle samples, sum and maximum of the
              framebuffer, sum of power. No idle windows and no time until the next sample: less work than ``ours``.
 ``pandas``   merge_asof and groupby, the same sums as DuckDB, a day at a time so that it fits in memory.
 
-Ours, the scan and ``blocks`` take turns; the fastest run of each counts, as other work on the machine only adds time.
+Ours and the scan take turns; the fastest run of each counts, as other work on the machine only adds time.
 The ratio of the medians is printed as well.
 
 Samples are exactly 30 s apart, and allocations begin and end on that grid, so that the number of samples is
@@ -38,13 +37,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import polars as pl
+from ratios import MISSED, report
 
 from slurm_affinode.analysis import measures, samples, segments
-from slurm_affinode.analysis.join import kernel, row_groups
+from slurm_affinode.analysis.join import kernel
 from slurm_affinode.analysis.result import Thresholds
 from slurm_affinode.metrics.identity import with_device
 from slurm_affinode.metrics.parquet.store import SampleStore
@@ -58,12 +57,8 @@ ACTIVITY = "greatest(s.util_pct, s.engine_active * 100, s.sm_active * 100, s.dra
 PER_NODE = 8
 GAP_SHARE = 0.2
 """Share of device-days that have a gap of half an hour."""
-TARGETS = {"pandas": 5.0, "duckdb": 2.5, "scan": 1 / 1.5, "blocks": 0.0}
+TARGETS = {"pandas": 5.0, "duckdb": 2.5, "polars": 1 / 1.2, "scan": 1 / 1.5}
 """Minimum of the peer's seconds as a multiple of ours."""
-
-
-FEW = "few"
-"""Folder with few samples, joined first so that the compiled loops are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +79,6 @@ class Plan:
     def until(self) -> datetime:
         """End of the samples."""
         return START + timedelta(days=self.days)
-
-
-FEW_PLAN = Plan(devices=10, days=2, allocations=20)
 
 
 def identities(devices: int) -> pl.DataFrame:
@@ -176,19 +168,10 @@ Sums = dict[str, float]
 
 
 def ours(directory: Path, plan: Plan) -> Sums:
-    """Run the join of a report. Loading the compiled loops is not timed, nor are imports."""
-    if kernel.compiled(sum(part.rows for part in SampleStore(directory / "history").parts())):
-        with mock.patch.object(kernel, "COMPILED_FROM_ROWS", 0):
-            _join(directory / FEW, FEW_PLAN)
+    """Run the join of a report. Imports are not timed."""
     begin = time.perf_counter()
     sums = _join(directory, plan)
     return {"seconds": time.perf_counter() - begin, **sums}
-
-
-def blocks(directory: Path, plan: Plan) -> Sums:
-    """Run the join of a report over columns decoded by Polars."""
-    with mock.patch.object(row_groups, "row_groups", samples.blocks):
-        return ours(directory, plan)
 
 
 def _join(directory: Path, plan: Plan) -> Sums:
@@ -245,6 +228,31 @@ def duckdb(directory: Path, plan: Plan) -> Sums:
     return dict(zip(("seconds", "rows", "samples", "idle", "fb", "power", "fb_peak"), (seconds, *row), strict=True))
 
 
+def polars(directory: Path, plan: Plan) -> Sums:
+    """Run join_asof."""
+    begin = time.perf_counter()
+    moments = (pl.col(name).cast(pl.Datetime("ms", "UTC")) for name in ("start", "end"))
+    runs = pl.scan_parquet(directory / "allocations.parquet").select("device", "run", *moments).sort("device", "start")
+    rows = pl.scan_parquet(paths(directory)).select("device", *COLUMNS)
+    met = rows.join_asof(runs, left_on="time", right_on="start", by="device", check_sortedness=False)
+    activity = pl.max_horizontal(
+        "util_pct", *(pl.col(name) * 100 for name in ("engine_active", "sm_active", "dram_active"))
+    )
+    every = (
+        met.filter(pl.col("time") < pl.col("end"))
+        .group_by("run")
+        .agg(
+            pl.len().alias("samples"), (activity <= 0).sum().alias("idle"),
+            pl.col("fb_used_mib").cast(pl.Float64).sum().alias("fb"),
+            pl.col("power_w").cast(pl.Float64).sum().alias("power"), pl.col("fb_used_mib").max().alias("fb_peak"),
+        )
+        .collect()
+    )  # fmt: skip
+    names = ("samples", "idle", "fb", "power", "fb_peak")
+    seconds = time.perf_counter() - begin
+    return {"seconds": seconds, "rows": len(every), **{name: float(every[name].sum()) for name in names}}
+
+
 def pandas(directory: Path, plan: Plan) -> Sums:
     """Run merge_asof, a day at a time."""
     import pandas as library  # noqa: PLC0415 - in its own process only
@@ -279,7 +287,7 @@ def pandas(directory: Path, plan: Plan) -> Sums:
 WAYS: dict[str, Callable[[Path, Plan], Sums]] = {
     "ours": ours,
     "scan": scan,
-    "blocks": blocks,
+    "polars": polars,
     "duckdb": duckdb,
     "pandas": pandas,
 }
@@ -313,7 +321,7 @@ def check(results: dict[str, dict[str, Any]]) -> list[str]:
     own = results["ours"]
     return [
         f"{peer} {name}: {results[peer][name]:.0f}, ours {own[name]:.0f}"
-        for peer in ("blocks", "duckdb", "pandas")
+        for peer in ("polars", "duckdb", "pandas")
         for name in ("samples", "idle", "fb", "power")
         if peer in results and not np.isclose(own[name], results[peer][name], rtol=1e-5)
     ]
@@ -325,7 +333,9 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=100_000_000)
     parser.add_argument("--allocations", type=int, default=265_000)
     parser.add_argument(
-        "--peers", default="duckdb,pandas", help="peers (blocks, duckdb, pandas); the scan is always measured"
+        "--peers",
+        default="polars,duckdb,pandas",
+        help="peers (polars, duckdb, pandas); the scan is always measured",
     )
     parser.add_argument("--repeat", type=int, default=7, help="runs of ours and of the scan; the fastest counts")
     parser.add_argument("--dir", type=Path, help="directory for the samples, a few GB [default: a temporary directory]")
@@ -339,29 +349,29 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="bench-join-", dir=options.dir))
     try:
         samples_made = make(plan, directory)
-        make(FEW_PLAN, directory / FEW)
         os.sync()  # otherwise it would be written to the disk during the first runs
         measure("ours", directory, plan)  # fills the page cache
         peers = [peer for peer in options.peers.split(",") if peer]
-        turns = ["scan", "ours", *(peer for peer in peers if peer == "blocks")]
+        turns = ["scan", "ours"]
         runs = [[measure(name, directory, plan) for name in turns] for _ in range(options.repeat)]
         results = {name: summary([run[i] for run in runs]) for i, name in enumerate(turns)}
-        results |= {peer: measure(peer, directory, plan) for peer in peers if peer not in turns}
+        results |= {peer: measure(peer, directory, plan) for peer in peers}
     finally:
         shutil.rmtree(directory)
     return show(plan, samples_made, results, as_json=options.json)
 
 
 def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: bool) -> int:
-    """Print the results; return 1 if sums differ or a target is missed."""
+    """Print the results; return 1 if sums differ, ``MISSED`` if a target is missed."""
     wrong = check(results)
     own = results["ours"]["seconds"]
     ratios = {name: result["seconds"] / own for name, result in results.items() if name != "ours"}
+    report(**{f"to_{name}": own / result["seconds"] for name, result in results.items() if name != "ours"})
     missed = [name for name, ratio in ratios.items() if ratio < TARGETS[name]]
     if as_json:
         shown = {"samples": made, "devices": plan.devices, "days": plan.days, "allocations": plan.allocations}
         print(json.dumps({**shown, "results": results, "ratios": ratios, "wrong": wrong, "missed": missed}, indent=2))
-        return 1 if wrong or missed else 0
+        return 1 if wrong else MISSED if missed else 0
     print(f"{made:,} samples of {plan.devices:,} GPUs over {plan.days} days, {plan.allocations:,} allocations")
     for name, result in results.items():
         against = "" if name == "ours" else f"  {ratios[name]:6.2f} x the time of ours (target {TARGETS[name]:.2f})"
@@ -371,7 +381,7 @@ def show(plan: Plan, made: int, results: dict[str, dict[str, Any]], *, as_json: 
     print(f"  sums agree: {'no: ' + '; '.join(wrong) if wrong else 'yes'}")
     if missed:
         print(f"  missed: {', '.join(missed)}")
-    return 1 if wrong or missed else 0
+    return 1 if wrong else MISSED if missed else 0
 
 
 if __name__ == "__main__":

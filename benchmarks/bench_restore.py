@@ -20,6 +20,7 @@ from functools import partial
 from operator import truediv
 from pathlib import Path
 
+from ratios import MISSED, report
 from trees import (
     MIB,
     ORDERS,
@@ -73,7 +74,7 @@ def measure(work: Path, mib: int, rounds: int) -> Figures:
 
 
 def show(figures: Figures, rounds: int) -> int:
-    """Print the results; return 1 if the target is missed."""
+    """Print the results; return ``MISSED`` if the target is missed."""
     mib = figures.size / MIB
     print(f"image of {mib:.0f} MiB only on the disk, medians of {rounds} rounds")
     for name in figures.seconds:
@@ -81,11 +82,12 @@ def show(figures: Figures, rounds: int) -> int:
     ratios = {name: figures.paired(truediv, OURS, name) for name in figures.seconds if name != OURS}
     for name, ratio in ratios.items():
         print(f"our restore, ratio to {name:24} {ratio:6.2f}" + (f"   target: {WITHIN}" if name == "dd" else ""))
-    return int(ratios["dd"] > WITHIN)
+    report(**{f"to_{name.replace(' ', '_')}": ratio for name, ratio in ratios.items()})
+    return MISSED if ratios["dd"] > WITHIN else 0
 
 
 def main() -> int:
-    """Measure and compare; return 1 if the target is missed."""
+    """Measure and compare; return ``MISSED`` if the target is missed."""
     parser = options(__doc__)
     parser.add_argument("--gib", type=float, default=10.0, help="size of the image")
     arguments = parser.parse_args()

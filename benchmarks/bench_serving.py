@@ -28,6 +28,8 @@ import polars as pl
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
+from ratios import MISSED, report
+
 from slurm_affinode.analysis.serving.diagnosis import diagnose_all, examine
 from slurm_affinode.metrics.serving.schema import SAMPLES
 from slurm_affinode.model.serving import EngineKey
@@ -180,7 +182,10 @@ def main() -> int:
           f"the diagnosis takes {ours['seconds'] / scan['seconds']:.0f} times as long")  # fmt: skip
     print(f"  engines by diagnosis: {', '.join(f'{kind} {count}' for kind, count in sorted(ours['kinds'].items()))}")
     met = ours["seconds"] <= LIMIT_S and ours["gib"] <= LIMIT_GIB
-    return 0 if met and ours["kinds"].get("queue-unstable", 0) == -(-options.engines // 5) else 1
+    report(to_scan=ours["seconds"] / scan["seconds"])
+    if ours["kinds"].get("queue-unstable", 0) != -(-options.engines // 5):
+        return 1
+    return 0 if met else MISSED
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ratios import MISSED, report
 from trees import OWNER, namespace
 
 from slurm_affinode.base.pidfd import Id, Process
@@ -34,14 +35,14 @@ SLEEPERS = "import os, time\nfor _ in range({}):\n    if os.fork() == 0: break\n
 
 
 def main() -> int:
-    """Run the rounds; return 1 if a target is missed."""
+    """Run the rounds; return ``MISSED`` if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=20)
     options = parser.parse_args()
     if os.geteuid() != 0:
         print("not measured: it needs root")
         return 0
-    missed = False
+    missed, ratios = False, {}
     with tempfile.TemporaryDirectory() as name:
         for count in (4, 200):
             added, refused, peer = _measured(Path(name), count, options.rounds)
@@ -49,8 +50,10 @@ def main() -> int:
             print(f"{count} processes: stopped, held and examined in {added:.1f} ms{target}; refused and running again"
                   f" after {refused:.1f} ms (target {REFUSED_MS:g} ms), {refused / peer:.1f} times SIGSTOP and SIGCONT"
                   f" alone ({peer:.1f} ms)")  # fmt: skip
+            ratios[f"{count}_to_signals"] = refused / peer
             missed |= refused >= REFUSED_MS or (count == 4 and added >= ADDED_MS)
-    return int(missed)
+    report(**ratios)
+    return MISSED if missed else 0
 
 
 def _measured(work: Path, count: int, rounds: int) -> tuple[float, float, float]:

@@ -21,6 +21,8 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from ratios import MISSED, report
+
 from slurm_affinode.analysis.serving.crash_log import TRIGGERS
 from slurm_affinode.pipeline.triage import examine
 
@@ -87,7 +89,8 @@ def main() -> int:
         "limit_mb_per_s": LIMIT_MB_S, "met": megabytes / triage_s >= LIMIT_MB_S,
     }  # fmt: skip
     print(json.dumps(result, indent=2) if arguments.json else "\n".join(f"{k:18} {v}" for k, v in result.items()))
-    return 0 if result["met"] else 1
+    report(to_grep=triage_s / grep_s)
+    return 0 if result["met"] else MISSED
 
 
 def _children_s() -> float:

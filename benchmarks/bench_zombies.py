@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+from ratios import MISSED, report
 from sqlalchemy import Engine, event
 
 from slurm_affinode.base.config import Config, StoreConfig
@@ -40,8 +41,6 @@ from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.zombies import find, live
 from slurm_affinode.zombies.nodes import JobUse, LiveGpu, NodeAnswer
 
-MISSED = 4
-"""Exit status if the limit is exceeded, which also happens on a slow or busy machine."""
 LIMIT_S = 20.0
 MARK = "@mark@"
 SQUEUE = """#!/bin/sh
@@ -175,6 +174,10 @@ def from_history(state: Path, count: int) -> int:
     found = find.find(config, find.Request(), slurm=None, now=END)
     took = time.monotonic() - began
     summary = f"{sum(query.lstrip().startswith('SELECT') for query in queries)} of the database, none of Slurm"
+    began = time.monotonic()
+    with closing(SampleStore(state / "history")) as history:
+        history.scan(END - timedelta(days=1), END).select("util_pct", "fb_used_mib", "fb_total_mib").sum().collect()
+    report(history_to_scan=took / (time.monotonic() - began))
     return shown("from stored metrics", found, took, summary, count)
 
 
@@ -192,7 +195,18 @@ def from_the_cluster(state: Path, count: int) -> int:
     queries = (root / "queries").read_text().splitlines()
     nodes = len({gpu // PER_NODE for gpu in range(count)})
     summary = f"{len(queries)} of Slurm ({', '.join(queries)}), 1 of each of {nodes:,} nodes (simulated)"
+    report(live_to_splitting=took / split(root))
     return shown("live", found, took, summary, count) if len(queries) == len(set(queries)) else 1
+
+
+def split(root: Path) -> float:
+    """Return the seconds that decoding the JSON and splitting the text of Slurm's output take."""
+    began = time.monotonic()
+    fields = sum(len(line.split(MARK)) for line in (root / "squeue.txt").read_text().splitlines())
+    nodes = json.loads((root / "nodes.json").read_text())["nodes"]
+    words = sum(len(line.split()) for line in (root / "details.txt").read_text().splitlines())
+    assert fields > len(nodes) > 0 < words
+    return time.monotonic() - began
 
 
 def shown(what: str, found: find.Found, took: float, summary: str, count: int) -> int:

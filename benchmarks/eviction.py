@@ -48,6 +48,7 @@ from typing import Any
 
 import numpy as np
 from eviction_policies import POLICIES, Replay, lru, ours
+from ratios import MISSED, report
 
 from slurm_affinode.core import retention
 from slurm_affinode.metrics.readers import gentd26
@@ -212,7 +213,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Replay the traces; return 1 if a goal is missed."""
+    """Replay the traces; return ``MISSED`` if a goal is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "trace", type=Path, nargs="?", default=Path(__file__).parents[2] / "shared" / "data" / "gentd26"
@@ -259,7 +260,9 @@ def main() -> int:
     print(f"{time.monotonic() - began:.0f} s")
     if arguments.json:
         arguments.json.write_text(json.dumps({"rows": rows, **judged}, indent=1) + "\n")
-    return 0 if judged["met"]["L"] == judged["met"]["B"] == len(rows) else 1
+    total = judged["sums"]["all"]
+    report(load_time_to_lru=total["ours"] / total["lru"], load_time_to_bound=total["ours"] / total["bound"])
+    return 0 if judged["met"]["L"] == judged["met"]["B"] == len(rows) else MISSED
 
 
 if __name__ == "__main__":
