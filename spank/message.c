@@ -78,6 +78,10 @@ static bool read_field(const char *line, size_t key_length, const char *value, s
         if (!read_number(value, length, 0, 1, &number))
             return false;
         message->fresh = number == 1;
+    } else if (message->verb == VERB_WAIT && is_key(line, key_length, "reports")) {
+        if (!read_number(value, length, 0, 1, &number))
+            return false;
+        message->reports = number == 1;
     } else if (message->verb == VERB_RESTORED && is_key(line, key_length, "pid")) {
         return read_number(value, length, 2, LARGEST_PID, &message->pid);
     } else if (message->verb == VERB_SIGNAL && is_key(line, key_length, "number")) {
@@ -156,6 +160,11 @@ size_t message_hello(const struct hello *hello, char *text)
 size_t message_started(pid_t root, char *text)
 {
     return length_of(snprintf(text, MESSAGE_BYTES, "started\nroot=%d", (int)root));
+}
+
+size_t message_reaped(pid_t pid, int wait_status, char *text)
+{
+    return length_of(snprintf(text, MESSAGE_BYTES, "reaped\npid=%d\nstatus=%d", (int)pid, wait_status & 0xffff));
 }
 
 size_t message_exit(int wait_status, char *text)

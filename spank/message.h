@@ -27,6 +27,7 @@ enum verb {
 struct message {
     enum verb verb;
     bool restore_failed;           /* start */
+    bool reports;                  /* wait: the agent accepts reports of processes that have ended */
     bool fresh;                    /* wait: for free GPU memory to start with, not for a checkpoint image */
     pid_t pid;                     /* restored: PID of the root of the process tree in this namespace, > 1 */
     int number;                    /* signal */
@@ -47,6 +48,7 @@ struct hello {
 /* Each writes a packet to TEXT, which has MESSAGE_BYTES, and returns its length. */
 size_t message_hello(const struct hello *hello, char *text);
 size_t message_started(pid_t root, char *text);
+size_t message_reaped(pid_t pid, int wait_status, char *text);
 size_t message_exit(int wait_status, char *text);
 size_t message_signalled(int number, char *text);
 

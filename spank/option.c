@@ -22,6 +22,7 @@ const struct suspend_option option_builtin = {
     .before_s = 0,
     .io_uring = false,
     .steps = STEPS_SLURM,
+    .after_loss = AFTER_LOSS_SITE,
 };
 
 const struct option_limits option_builtin_limits = {
@@ -34,6 +35,7 @@ static const char *const mode_names[MODES] = {"requeue", "inplace"};
 static const char *const when_names[WHENS] = {"pressure", "always"};
 static const char *const io_uring_names[2] = {"deny", "allow"};
 static const char *const steps_names[STEPS] = {"slurm", "local"};
+static const char *const after_loss_names[AFTER_LOSSES] = {"site", "image", "start", "hold"};
 
 /* The values of signal=. KILL and STOP are missing, as they cannot be caught. */
 static const char *const signal_names[] = {"HUP",  "INT",  "QUIT", "ABRT", "USR1", "USR2",  "ALRM",
@@ -122,9 +124,10 @@ static bool refuse(char *error, size_t size, const char *key, const char *value,
     return false;
 }
 
-enum key { KEY_UTIL, KEY_MODE, KEY_WAKE, KEY_WHEN, KEY_SIGNAL, KEY_IO_URING, KEY_STEPS, KEYS };
+enum key { KEY_UTIL, KEY_MODE, KEY_WAKE, KEY_WHEN, KEY_SIGNAL, KEY_IO_URING, KEY_STEPS, KEY_AFTER_LOSS, KEYS };
 
-static const char *const key_names[KEYS] = {"util", "mode", "wake", "when", "signal", "io_uring", "steps"};
+static const char *const key_names[KEYS] = {"util", "mode", "wake", "when", "signal",
+                                              "io_uring", "steps", "after_loss"};
 
 static bool set_key(enum key key, char *value, struct suspend_option *option, char *error, size_t size)
 {
@@ -173,6 +176,12 @@ static bool set_key(enum key key, char *value, struct suspend_option *option, ch
             return refuse(error, size, "steps", given, "are slurm, local");
         option->steps = (enum suspend_steps)found;
         return true;
+    case KEY_AFTER_LOSS:
+        found = index_of(value, after_loss_names, AFTER_LOSSES);
+        if (found < 0)
+            return refuse(error, size, "after_loss", given, "are image, start, hold, site");
+        option->after_loss = (enum suspend_after_loss)found;
+        return true;
     case KEYS:
         break;
     }
@@ -189,7 +198,7 @@ static bool parse_pair(char *item, unsigned *given, struct suspend_option *optio
     key = index_of(item, key_names, KEYS);
     if (key < 0)
         return refuse(error, size, "unknown key", item,
-                      "are util=, mode=, wake=, when=, signal=, io_uring=, steps= after WINDOW");
+                      "are util=, mode=, wake=, when=, signal=, io_uring=, steps=, after_loss= after WINDOW");
     if (equals == NULL || equals[1] == '\0') {
         snprintf(error, size, "%s has no value: write %s=VALUE", key_names[key], key_names[key]);
         return false;
@@ -277,4 +286,7 @@ void option_format(const struct suspend_option *option, char *text, size_t size)
     used = strlen(text);
     if (option->steps != STEPS_SLURM) /* an agent of an earlier version does not know the key */
         snprintf(text + used, size - used, ",steps=%s", steps_names[option->steps]);
+    used = strlen(text);
+    if (option->after_loss != AFTER_LOSS_SITE)
+        snprintf(text + used, size - used, ",after_loss=%s", after_loss_names[option->after_loss]);
 }

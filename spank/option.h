@@ -18,6 +18,7 @@
 enum suspend_mode { MODE_REQUEUE, MODE_INPLACE, MODES };
 enum suspend_when { WHEN_PRESSURE, WHEN_ALWAYS, WHENS };
 enum suspend_steps { STEPS_SLURM, STEPS_LOCAL, STEPS };
+enum suspend_after_loss { AFTER_LOSS_SITE, AFTER_LOSS_IMAGE, AFTER_LOSS_START, AFTER_LOSS_HOLD, AFTER_LOSSES };
 
 struct suspend_option {
     uint32_t window_s;
@@ -25,6 +26,7 @@ struct suspend_option {
     enum suspend_mode mode;
     enum suspend_when when;
     enum suspend_steps steps; /* srun in the script: Slurm's, or the launcher */
+    enum suspend_after_loss after_loss; /* if the attempt is lost after a restore; AFTER_LOSS_SITE: not given */
     char wake[32];     /* "auto", "hold", or a time in the format of scontrol */
     char signal[12];   /* name without SIG; empty: none */
     uint32_t before_s; /* time from the signal to the suspension */
@@ -49,7 +51,7 @@ bool option_parse(const char *text, const struct suspend_option *defaults, struc
 /* False: OPTION exceeds a limit of the site; ERROR has it. */
 bool option_check(const struct suspend_option *option, const struct option_limits *limits, char *error, size_t size);
 
-/* "window=900,util=0,mode=requeue,wake=auto,when=pressure[,signal=USR1@10][,steps=local]". SIZE is at least OPTION_TEXT_BYTES. */
+/* "window=900,util=0,mode=requeue,wake=auto,when=pressure[,signal=USR1@10][,steps=local][,after_loss=hold]". SIZE is at least OPTION_TEXT_BYTES. */
 void option_format(const struct suspend_option *option, char *text, size_t size);
 
 /* Index of TEXT among the mode names, -1: none. */

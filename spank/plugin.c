@@ -139,7 +139,8 @@ static struct spank_option the_option = {
              "only if a pending job could use the GPUs (default), or at once. signal=NAME@SECONDS: send the job a signal "
              "first. io_uring=allow: do not deny io_uring, with which a job cannot be checkpointed. "
              "steps=slurm|local: run srun steps of the script under Slurm (default), or below the script, so that they can "
-             "be suspended. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch jobs; slurm-affinode status JOBID "
+             "be suspended. after_loss=image|start|hold: after a loss of the restored job, restore it again, start its script "
+             "from the beginning, or hold it. Example: --gpu-suspend-idle=15m,util=5,signal=USR1@60. For batch jobs; slurm-affinode status JOBID "
              "shows more.",
     .has_arg = 2,
     .val = 0,
@@ -174,7 +175,7 @@ static int client_init_post_opt(struct plugin_state *state, spank_t spank)
         return ESPANK_SUCCESS;
     }
     if (submission_partition_allowed(&state->settings, refused, sizeof(refused))) {
-        submission_check(state->option.mode == MODE_REQUEUE, warn_at_submission);
+        submission_check(&state->option, warn_at_submission);
         return ESPANK_SUCCESS;
     }
     settings_list_partitions(&state->settings, allowed, sizeof(allowed));

@@ -39,8 +39,9 @@ bool relay_next(struct relay *relay, int64_t now_ns, int *number, bool *group)
             drop_first(relay);
             continue;
         }
-        if (now_ns - relay->pending[0].at_ns < RELAY_DELAY_NS)
+        if (now_ns < relay_due_ns(relay))
             return false;
+        relay->passed_ns = now_ns;
         *number = relay->pending[0].number;
         *group = relay->pending[0].group;
         drop_first(relay);
@@ -51,5 +52,10 @@ bool relay_next(struct relay *relay, int64_t now_ns, int *number, bool *group)
 
 int64_t relay_due_ns(const struct relay *relay)
 {
-    return relay->count == 0 ? 0 : relay->pending[0].at_ns + RELAY_DELAY_NS;
+    int64_t due_ns = relay->pending[0].at_ns + RELAY_DELAY_NS;
+    int64_t apart_ns = relay->passed_ns + RELAY_DISTANCE_NS;
+
+    if (relay->count == 0)
+        return 0;
+    return relay->passed_ns != 0 && apart_ns > due_ns ? apart_ns : due_ns;
 }

@@ -6,6 +6,9 @@
  *
  * So the shepherd passes on the signals that the keeper reports, unless it got the same signal itself at that time. Where
  * Slurm signals the whole container, the keeper may get it too, in unknown order: hence the delay.
+ *
+ * A process that gets two signals at once handles that with the lower number first, and Slurm sends SIGCONT (18) before
+ * SIGTERM (15), so signals that are passed on keep a distance.
  * Pure: the caller passes the time.
  */
 #ifndef AFFINODE_RELAY_H
@@ -18,6 +21,7 @@
 #define RELAY_PENDING 32
 #define RELAY_NEAR_NS 100000000
 #define RELAY_DELAY_NS 150000000
+#define RELAY_DISTANCE_NS 10000000
 
 struct relay {
     int64_t direct_ns[RELAY_SIGNALS]; /* when the shepherd itself got the signal; 0: not since the last match */
@@ -27,6 +31,7 @@ struct relay {
         int64_t at_ns;
     } pending[RELAY_PENDING];
     int count;
+    int64_t passed_ns; /* when the last signal was passed on; 0: none was */
 };
 
 /* Records a signal that the shepherd got from outside the namespace. */

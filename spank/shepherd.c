@@ -40,6 +40,7 @@ struct shepherd {
     int signals;
     enum phase phase;
     bool in_place; /* mode=inplace: the agent is notified of signals, and decides when the job starts */
+    bool reports;  /* the agent accepts reports of processes that end while the job is restored */
     bool gated;    /* the agent frees GPU memory before the start */
     pid_t root;
     int64_t answer_ns; /* WAITING without an image: when the wait for the agent times out */
@@ -52,6 +53,7 @@ struct shepherd {
         int status;
     } reaped[REAPED]; /* while WAITING: a restored root may end before the agent reports its PID */
     unsigned reaped_count;
+    unsigned reported; /* how many of them the agent knows */
 };
 
 static void print_line(const char *text)
@@ -119,6 +121,24 @@ static void start(struct shepherd *shepherd, bool restore_failed)
         link_send(&shepherd->link, text, message_started(shepherd->root, text), now_ns());
 }
 
+/* The agent sees that the root of a restored tree has ended, but not how. */
+static void report_reaped(struct shepherd *shepherd)
+{
+    char text[MESSAGE_BYTES];
+
+    if (shepherd->reaped_count - shepherd->reported > REAPED)
+        shepherd->reported = shepherd->reaped_count - REAPED;
+    for (; shepherd->reported < shepherd->reaped_count; shepherd->reported++) {
+        unsigned at = shepherd->reported % REAPED;
+        size_t length = message_reaped(shepherd->reaped[at].pid, shepherd->reaped[at].status, text);
+
+        if (!link_send(&shepherd->link, text, length, now_ns())) {
+            shepherd->reports = false;
+            return;
+        }
+    }
+}
+
 static void restored(struct shepherd *shepherd, pid_t root)
 {
     shepherd->root = root;
@@ -126,9 +146,13 @@ static void restored(struct shepherd *shepherd, pid_t root)
     /* A process that exists is not the one that was reaped with that PID, which belonged to an aborted restore. */
     if (kill(root, 0) == 0)
         return;
-    for (unsigned i = 0; i < shepherd->reaped_count && i < REAPED; i++)
-        if (shepherd->reaped[i].pid == root)
-            finish(shepherd, shepherd->reaped[i].status);
+    /* Of processes with the same PID, the last one that was reaped. */
+    for (unsigned i = 0; i < shepherd->reaped_count && i < REAPED; i++) {
+        unsigned at = (shepherd->reaped_count - 1 - i) % REAPED;
+
+        if (shepherd->reaped[at].pid == root)
+            finish(shepherd, shepherd->reaped[at].status);
+    }
 }
 
 static void hold(struct shepherd *shepherd, const char *why)
@@ -162,6 +186,11 @@ static void handle_message(struct shepherd *shepherd, const struct message *mess
         }
         /* The agent has an image, even if the plugin found none: no longer start the script from its beginning. */
         shepherd->options.image = true;
+        if (message->reports && waiting && !shepherd->reports) {
+            shepherd->reports = true;
+            shepherd->reported = 0;
+            report_reaped(shepherd);
+        }
         shepherd->hold_ns = now_ns() + (int64_t)shepherd->options.agent_wait_s * SECOND_NS;
         break;
     case VERB_HOLD:
@@ -187,6 +216,8 @@ static void read_link(struct shepherd *shepherd)
 
     while ((news = link_read(&shepherd->link, &message, now_ns())) == LINK_MESSAGE)
         handle_message(shepherd, &message);
+    if (news == LINK_LOST)
+        shepherd->reports = false; /* the next connection may be to another agent */
     if (news == LINK_LOST && shepherd->phase == WAITING && !shepherd->options.image && !shepherd->gated)
         start(shepherd, false);
 }
@@ -278,6 +309,8 @@ static void reap(struct shepherd *shepherd)
             shepherd->reaped_count++;
         }
     }
+    if (shepherd->phase == WAITING && shepherd->reports)
+        report_reaped(shepherd);
     if (shepherd->phase == ENDING && pid < 0) /* no process is left */
         finish(shepherd, shepherd->status);
 }

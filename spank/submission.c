@@ -68,23 +68,31 @@ static bool is_set(const char *value)
     return value != NULL && value[0] != '\0' && strcmp(value, "unset") != 0 && strcmp(value, "(null)") != 0;
 }
 
-static bool requests_gpus(void)
+/* NAME: gpu, shard */
+static bool requests_gres(const char *name)
 {
-    static const char *const counts[] = {"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"};
     static const char *const lists[] = {"gres", "tres-per-task"};
     const char *value;
 
-    for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
-        if (is_set(own_option(counts[i])))
-            return true;
     for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++)
-        if (is_set(value = own_option(lists[i])) && (strstr(value, "gpu") != NULL || strstr(value, "shard") != NULL))
+        if (is_set(value = own_option(lists[i])) && strstr(value, name) != NULL)
             return true;
     return false;
 }
 
-void submission_check(bool requeue, void (*warn)(const char *reason))
+static bool requests_whole_gpus(void)
 {
+    static const char *const counts[] = {"gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"};
+
+    for (size_t i = 0; i < sizeof(counts) / sizeof(*counts); i++)
+        if (is_set(own_option(counts[i])))
+            return true;
+    return requests_gres("gpu");
+}
+
+void submission_check(const struct suspend_option *option, void (*warn)(const char *reason))
+{
+    bool requeue = option->mode == MODE_REQUEUE;
     const char *nodes = own_option("nodes");
     const char *requeued = own_option("requeue");
 
@@ -94,6 +102,11 @@ void submission_check(bool requeue, void (*warn)(const char *reason))
         warn("it requests several nodes (submit it with --nodes=1)");
     if (requeue && requeued != NULL && strcmp(requeued, "no-requeue") == 0)
         warn("it may not be requeued (submit it with --requeue, or with mode=inplace)");
-    if (!requests_gpus())
+    if (requests_whole_gpus()) {
+        /* Nothing waits for the memory of GPUs that no other job can use: the pressure never comes. */
+        if (!requeue && option->when == WHEN_PRESSURE)
+            warn("with mode=inplace it keeps its GPUs, and no other job could use them (submit it with --gres=shard:N, "
+                 "mode=requeue, or when=always)");
+    } else if (!requests_gres("shard"))
         warn("it requests no GPUs (--gpus, --gres=gpu:N), unless the site adds some");
 }

@@ -3,6 +3,7 @@
 #ifndef AFFINODE_SUBMISSION_H
 #define AFFINODE_SUBMISSION_H
 
+#include "option.h"
 #include "settings.h"
 
 bool submission_is_batch(void);
@@ -16,7 +17,7 @@ bool submission_is_crontab(void);
 /* False: REFUSED has a partition that the site does not allow. */
 bool submission_partition_allowed(const struct settings *settings, char *refused, size_t size);
 
-/* Calls WARN with each reason, known at submission, why the job cannot be suspended later. REQUEUE: by a requeue. */
-void submission_check(bool requeue, void (*warn)(const char *reason));
+/* Calls WARN with each reason, known at submission, why the job will not be suspended later. */
+void submission_check(const struct suspend_option *option, void (*warn)(const char *reason));
 
 #endif

@@ -98,24 +98,32 @@ class CreatedFiles:
             LOG.warning("%s: cannot be written: %s", self.path, error.strerror or error)
 
 
-class CreatedFilesOfJobs:
-    """The records of a node, one for each job, named by its ID."""
+class RecordsOfJobs:
+    """Records of a node, one for each job, named by its ID."""
 
     def __init__(self, directory: Path) -> None:
         """``directory``: created with the first record; its parent belongs to root."""
         self._directory = directory
 
-    def of(self, key: JobKey, uid: int) -> CreatedFiles:
-        """Return the record of a job."""
-        return CreatedFiles(self._directory / f"{key.job_id}.json", uid, key.submit_epoch)
+    def path(self, job_id: int) -> Path:
+        """Return the path of the record of a job."""
+        return self._directory / f"{job_id}.json"
 
     def remove(self, job_id: int) -> None:
         """Remove the record of a job that has left the node or ended. Never raises."""
         with suppress(OSError):
-            (self._directory / f"{job_id}.json").unlink()
+            self.path(job_id).unlink()
 
     def jobs(self) -> list[int]:
         """Return the IDs of the jobs that have a record. Never raises."""
         with suppress(OSError):
             return sorted(int(one.stem) for one in self._directory.glob("*.json") if one.stem.isdecimal())
         return []
+
+
+class CreatedFilesOfJobs(RecordsOfJobs):
+    """The records of the files that restores have created."""
+
+    def of(self, key: JobKey, uid: int) -> CreatedFiles:
+        """Return the record of a job."""
+        return CreatedFiles(self.path(key.job_id), uid, key.submit_epoch)

@@ -40,10 +40,11 @@ from slurm_affinode.checkpoint import (
     open_files,
     restore_gate,
     root_directory,
+    service_connections,
     sessions,
 )
 from slurm_affinode.checkpoint.created_files import CreatedFiles
-from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of
+from slurm_affinode.checkpoint.criu_images import BadImage, Inventory, failure, inspect, log_of, prediction
 from slurm_affinode.checkpoint.file_table import FILES
 from slurm_affinode.checkpoint.interface import (
     CheckpointError,
@@ -53,14 +54,17 @@ from slurm_affinode.checkpoint.interface import (
     InheritFd,
     Pages,
     RestoreFailed,
+    RestoreInterrupted,
     Stop,
     Tree,
+    restore_failure,
 )
 from slurm_affinode.checkpoint.memory_map import TreeMemory
 from slurm_affinode.checkpoint.open_files import Inheritance, OpenFiles
 from slurm_affinode.checkpoint.page_filler import CannotFill, Filler, beside
 from slurm_affinode.checkpoint.private_image import PrivateImage, private_image
 from slurm_affinode.checkpoint.restore_gate import Gate, work_directory
+from slurm_affinode.checkpoint.service_connections import Services
 from slurm_affinode.checkpoint.user_files import User
 
 OLDEST = (4, 1)
@@ -85,6 +89,8 @@ _COMMON = (
     "--file-locks",
 )
 
+_HALF = "half of stream unix connection"
+"""CRIU's error about a connection with one end outside of the process tree."""
 _ABOUT_MEMORY = re.compile("lazy|uffd|userfault")
 """Matches CRIU's errors about lazy pages."""
 
@@ -118,6 +124,7 @@ class Criu:
         *,
         program: str = "criu",
         plugin: Path = CRIU_PLUGIN,
+        services: Services | None = None,
         runner: Runner = process.run,
         cgroup_root: Path = _CGROUPS,
         verbosity: int = 2,
@@ -125,11 +132,13 @@ class Criu:
     ) -> None:
         """``verbosity``: as in ``criu -vN``; 2 means errors and warnings, 4 is for bug reports.
 
-        ``hold``: returns the namespaces of a shepherd, held by descriptor.
+        ``services``: those whose connections are closed. ``hold``: returns the namespaces of a shepherd, held by
+        descriptor.
         """
         self._hold = hold
         self._program = program
         self._plugin = plugin
+        self._services = services or Services()
         self._run = runner
         self._cgroup_root = cgroup_root
         self._verbosity = verbosity
@@ -159,6 +168,10 @@ class Criu:
         """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         return device_files.why_not(self._plugin)
 
+    def why_no_plugin(self) -> str | None:
+        """Return why connections to services cannot be passed over in a dump here, in one line, or ``None``."""
+        return device_files.why_no_plugin(self._plugin)
+
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float, stop: Stop) -> None:
         """Dump the process tree, which is stopped and held, to the directory, and leave it so.
 
@@ -181,8 +194,11 @@ class Criu:
         deleted_files.give_names(tree.init, processes, tree.owner)
         try:
             with ExitStack() as stack:
+                closed = self._closed(space)
                 plugins, variables = (
-                    stack.enter_context(self._plugins(space, tree)) if tree.forked else (directory_fd, {})
+                    stack.enter_context(self._plugins(space, tree, closed))
+                    if tree.forked or closed
+                    else (directory_fd, {})
                 )
                 arguments.append(f"--libdir=/proc/self/fd/{plugins}")
                 argv, fds = stack.enter_context(self._launched(space, arguments))
@@ -198,6 +214,11 @@ class Criu:
             raise DumpFailed(f"the dump was aborted: {error}") from None
         if done.returncode != 0:
             why = "the job ended" if space.init.ended() else self._why(directory_fd, "dump.log", done)
+            if _HALF in why:
+                why = (
+                    "it is connected to a UNIX socket outside of the job, which is not that of a service in "
+                    "suspend.services"
+                )
             raise _failed(directory_fd, f"CRIU could not dump it: {why}")
         try:
             sessions.settle(directory_fd)
@@ -224,19 +245,36 @@ class Criu:
         )
 
     @contextmanager
-    def _plugins(self, space: Namespace, tree: Tree) -> Iterator[tuple[int, Mapping[str, str]]]:
-        """Yield the directory of the plugin for device files, and its environment.
+    def _plugins(
+        self, space: Namespace, tree: Tree, closed: Collection[int]
+    ) -> Iterator[tuple[int, Mapping[str, str]]]:
+        """Yield the directory of the plugin, and its environment. ``closed``: inodes of connections to services.
 
-        The plugin accepts such files of any process. Raises ``DumpFailed`` if another process than ``tree.forked`` has
-        one, which the image would lose, ``UnreachableError`` and ``OSError``.
+        The plugin accepts device files of any process. Raises ``DumpFailed`` if another process than ``tree.forked``
+        has one, which the image would lose, ``UnreachableError`` and ``OSError``.
         """
+        with device_files.opened(self._plugin) as fd:
+            devices = self._devices(space, tree) if tree.forked else {}
+            yield fd, {**devices, **(service_connections.environment(closed) if closed else {})}
+
+    def _closed(self, space: Namespace) -> set[int]:
+        """Return the inodes of the connections to services. Raises ``DumpFailed`` if one is busy, and ``OSError``."""
+        found: set[int] = set()
+        for inner, one in space.processes():
+            with contextlib.suppress(ProcessGoneError):
+                for connection in self._services.of(one):
+                    if connection.busy:
+                        raise DumpFailed(f"process {inner} has a request to {connection.address} in progress")
+                    found.add(connection.inode)
+        return found
+
+    def _devices(self, space: Namespace, tree: Tree) -> Mapping[str, str]:
         majors = device_files.majors()
         for _, one in space.processes():
             with contextlib.suppress(ProcessGoneError):
                 if one.id not in tree.forked and (name := device_files.held(one, majors)) is not None:
                     raise DumpFailed(f"process {one.pid} has {name} open, and has not inherited it")
-        with device_files.opened(self._plugin) as fd:
-            yield fd, device_files.environment(majors)
+        return device_files.environment(majors)
 
     def _space(self, init: Id, kind: type[CheckpointError]) -> Namespace:
         """Hold the namespaces of a shepherd. Raises ``kind``."""
@@ -279,10 +317,10 @@ class Criu:
                 kernel_states.clear_death_signals(image)
             except BadImage as error:
                 raise RestoreFailed(f"the image is not complete: {error}") from None
-            space = self._space(init, RestoreFailed)
+            space = self._space(init, RestoreInterrupted)
             _refuse_excess(space, image.fd, inventory)
             if space.members():
-                raise RestoreFailed("the job's PID namespace is not empty")
+                raise RestoreInterrupted("the job's PID namespace is not empty")
             stack.callback(deleted_files.settle, init, image.fd, user)
             made = local_files.put_back(init, image.fd, image.open, user, created=created)
             undo = stack.enter_context(ExitStack())
@@ -310,7 +348,7 @@ class Criu:
                 self._place(target, (), pages, ready)
         except (UnreachableError, OSError) as error:
             target.space.kill_all()
-            raise RestoreFailed(f"the restore was aborted: {error}") from None
+            raise RestoreInterrupted(f"the restore was aborted: {error}") from None
         except CheckpointError:
             target.space.kill_all()
             raise
@@ -398,10 +436,10 @@ class Criu:
     def _arrived(space: Namespace, root_pid_ns: int, said: str, deadline: float) -> None:
         """Check that the root was restored below PID 1. Once running, it and other processes may end at any time."""
         if said.strip() != str(root_pid_ns):
-            raise RestoreFailed(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
+            raise RestoreInterrupted(f"CRIU restored {said.strip() or 'nothing'} in place of process {root_pid_ns}")
         while any(inner == root_pid_ns and one.stat().parent != space.init.pid for inner, one in space.processes()):
             if time.monotonic() > deadline:
-                raise RestoreFailed("the restored tree is not below the job's PID 1")
+                raise RestoreInterrupted("the restored tree is not below the job's PID 1")
             time.sleep(0.002)
         space.check()
 
@@ -510,7 +548,8 @@ def _failed_for(why: str, pages: Pages, left_s: float) -> CheckpointError:
         return error
     except CheckpointError:  # verification timed out
         pass
-    return RestoreFailed(f"CRIU could not restore it: {why}")
+    kind = RestoreFailed if prediction(why) is not None else RestoreInterrupted
+    return kind(f"CRIU could not restore it: {why}")
 
 
 def _last_pid(numbers: Collection[int]) -> int:
@@ -588,4 +627,4 @@ def _look(space: Namespace, pids: Collection[int], passed: Inheritance) -> None:
             if found is not None:
                 raise RestoreFailed(f"{found} is open in the restored tree, and is not the file that it was")
     except OSError as error:
-        raise RestoreFailed(f"the open files of the restored tree cannot be examined: {error}") from None
+        raise restore_failure("the open files of the restored tree cannot be examined", error) from None

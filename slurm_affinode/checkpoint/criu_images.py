@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from slurm_affinode.base.text import one_line
@@ -299,3 +301,49 @@ def log_of(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="backslashreplace")
     except OSError:
         return ""
+
+
+_CONVERSION = re.compile(r"%[#0-9.]*[a-z]*[diuxosc]|%m")
+_MESSAGES = Path(__file__).with_name("criu_messages.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class CriuMessage:
+    """One error of CRIU."""
+
+    text: str
+    """A part of the message as it is in the program, with its conversions (``%d``, ``%s``)."""
+    at: str
+    """``dump`` or ``restore``."""
+    source: str
+    """The file of CRIU, or its library."""
+    checks: tuple[str, ...]
+    """Codes of the refusals that predict it before a dump, or names of the modules that check it at a restore; empty:
+    it is retried."""
+
+    def matches(self, log: str) -> bool:
+        """Return whether a line of CRIU's log has this message."""
+        return any(self._in(line) for line in log.splitlines())
+
+    def _in(self, line: str) -> bool:
+        # Users choose paths in the log: a regular expression could take long for one of them.
+        at = 0
+        for part in _CONVERSION.split(self.text):
+            at = line.find(part, at)
+            if at < 0:
+                return False
+            at += len(part)
+        return True
+
+
+@cache
+def table() -> tuple[CriuMessage, ...]:
+    """Return the explained messages."""
+    rows = tomllib.loads(_MESSAGES.read_text(encoding="utf-8"))["message"]
+    return tuple(CriuMessage(row["text"], row["at"], row["source"], tuple(row.get("checks", ()))) for row in rows)
+
+
+def prediction(log: str) -> tuple[str, ...] | None:
+    """Return the checks that predict an error in the log of a restore; ``None`` if it is to be retried."""
+    restores = (one for one in table() if one.at == "restore" and one.checks)
+    return next((one.checks for one in restores if one.matches(log)), None)

@@ -36,7 +36,7 @@ from slurm_affinode.base.timeouts import FileSystemCalls, time_limit
 from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.criu_images import BadImage, integer, message
 from slurm_affinode.checkpoint.image_store import DirectoryStore
-from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, RestoreFailed, restore_failure
 from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user
 
 T = TypeVar("T")
@@ -177,7 +177,7 @@ def put_in_place(init: Id, directory_fd: int, owner: User, *, wait_s: float = WA
             _below(init, owner, make, limit_s=wait_s + _ANSWER_S)
         except OSError as error:
             name = error.filename or remaps[0].name
-            raise RestoreFailed(f"a deleted file cannot be recreated: {name}: {error.strerror}") from None
+            raise restore_failure(f"a deleted file cannot be recreated: {name}", error) from None
 
 
 def settle(init: Id, directory_fd: int, owner: User) -> None:

@@ -135,6 +135,11 @@ def why_not(plugin: Path = CRIU_PLUGIN, *, proc: Path = PROC) -> str | None:
     """Return why device files cannot be dumped on this node, in one line, or ``None`` if they can."""
     if not majors(proc=proc):
         return f"{proc / 'devices'} lists no device files of the NVIDIA driver"
+    return why_no_plugin(plugin)
+
+
+def why_no_plugin(plugin: Path = CRIU_PLUGIN) -> str | None:
+    """Return why the plugin cannot be used on this node, in one line, or ``None`` if it can."""
     try:
         with opened(plugin):
             return None

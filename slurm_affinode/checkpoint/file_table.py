@@ -29,7 +29,8 @@ _ID_LIMIT = 1 << 32
 LISTEN, ESTABLISHED = 10, 1
 STREAM, DATAGRAM = 1, 2
 EXTERNAL, _CALLBACK = 1, 4
-"""Flags of a UNIX socket (``criu/sk-unix.c``). CRIU creates no peer for a datagram socket with the second flag."""
+"""Flags of a UNIX socket (``criu/sk-unix.c``). The second one is that of a socket that a plugin has accepted; CRIU
+creates no peer for a datagram socket with it."""
 
 
 class NotRestored(BadImage):
@@ -119,6 +120,11 @@ class UnixSocket:
     def external(self) -> bool:
         """Whether it belongs to another job or to the node, so that it is not restored."""
         return bool(self.uflags & EXTERNAL)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is a connection to a service, which is restored with its other end closed."""
+        return bool(self.uflags & _CALLBACK) and self.type != DATAGRAM and self.state == ESTABLISHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -439,11 +439,14 @@ class DirectoryStore:
             os.close(fd)
 
     @_PATIENTLY
-    def small_file(self, image: Image, name: str, limit: int) -> bytes:
-        """Return a file of CRIU's directory, verified. Raises ``ImageDamaged``, ``CheckpointError``."""
-        fd = self.open_criu(image)
+    def small_file(self, image: Image, name: str, limit: int, *, of_criu: bool = True) -> bytes:
+        """Return a file of CRIU's directory, or of the image's own, verified.
+
+        Raises ``ImageDamaged``, ``CheckpointError``.
+        """
+        fd = self.open_criu(image) if of_criu else self.open(image)
         try:
-            return small_file(fd, name, image.manifest, self._owner, limit)
+            return small_file(fd, name, image.manifest, self._owner, limit, of_criu=of_criu)
         finally:
             os.close(fd)
 

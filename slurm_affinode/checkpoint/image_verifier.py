@@ -68,16 +68,18 @@ def same_contents(
             files.stop.set()
 
 
-def small_file(criu_fd: int, name: str, facts: Manifest, owner: int, limit: int) -> bytes:
-    """Return a file of CRIU's directory, with the contents that the manifest lists.
+def small_file(
+    directory_fd: int, name: str, facts: Manifest, owner: int, limit: int, *, of_criu: bool = True
+) -> bytes:  # fmt: skip
+    """Return a file of CRIU's directory, or of the image's own, with the contents that the manifest lists.
 
     Raises ``ImageDamaged``, and ``CheckpointError`` if this node does not support the digest.
     """
-    path = f"{CRIU}/{name}"
+    path = f"{CRIU}/{name}" if of_criu else name
     expected = {fact.path: fact.digest for fact in facts.files}
     if path not in expected:
         raise ImageDamaged(f"{path}: does not belong there")
-    data = memoryview(root_directory.read(criu_fd, name, owner=owner, limit=limit))
+    data = memoryview(root_directory.read(directory_fd, name, owner=owner, limit=limit))
     blocks = (data[at : at + digest.BLOCK] for at in range(0, len(data), digest.BLOCK))
     if digest.named(facts.digest).of_blocks(blocks) != expected[path]:
         raise ImageDamaged(f"{path}: its contents have changed")

@@ -46,7 +46,7 @@ from slurm_affinode.checkpoint.criu_images import (
     varint,
 )
 from slurm_affinode.checkpoint.file_table import FILES, Type
-from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.interface import RestoreInterrupted
 from slurm_affinode.checkpoint.private_image import PrivateImage
 
 INDEX = "addresses.json"
@@ -135,7 +135,9 @@ def refuse_shared(wanted: Collection[BoundPort], own: Collection[str] = (), *, p
         for one in wanted:
             there = theirs.get(one.number, set()) if one.protocol == protocol else set()
             if there and (not one.address or there & {"", one.address}):
-                raise RestoreFailed(f"its port {one.number} is in use on this node by root or by another restored job")
+                raise RestoreInterrupted(
+                    f"its port {one.number} is in use on this node by root or by another restored job"
+                )
 
 
 def connected(members: Iterable[Process]) -> bool:
@@ -293,7 +295,7 @@ def _counterpart(address: Address, name: str, known: Mapping[Address, str]) -> A
         found = ipaddress.ip_address(sock.getsockname()[0])
         if found in known:
             return found
-    raise RestoreFailed(
+    raise RestoreInterrupted(
         f"it has a socket at {address}, the address of {name} on its former node, and this node has none in its place"
     )
 

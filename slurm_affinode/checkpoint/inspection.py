@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +19,11 @@ from pathlib import Path
 from slurm_affinode.base import kernel_text
 from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, processes, processes_elsewhere
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
-from slurm_affinode.checkpoint import device_files
+from slurm_affinode.checkpoint import device_files, open_files, sessions
 from slurm_affinode.checkpoint.criu import cgroup_files
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.restore_gate import Credentials, of_threads
+from slurm_affinode.checkpoint.service_connections import ServiceConnection, Services
 
 _NAMESPACES = ("mnt", "pid", "net", "ipc", "user", "uts", "cgroup")
 NO_LIMIT = 1 << 60
@@ -43,6 +45,9 @@ _MQUEUE_MAGIC = 0x19800202
 """Type of their file system (``ipc/mqueue.c``)."""
 _PROTOCOL = "system.sockprotoname"
 """Extended attribute of a socket (``net/socket.c``)."""
+_KERNELS = ("/proc/", "/sys/")
+_SESSION = 3
+"""Index in ``Stat.fields``."""
 _MPS = "nvidia-cuda-mps"
 """Common prefix of the names of the MPS daemon and servers, as truncated by the kernel."""
 
@@ -77,6 +82,12 @@ class ProcessFacts:
     """The beginning of its command line, as far as the kernel returns it. The process can change it at any time."""
     protocols: frozenset[str] = frozenset()
     """Protocols of its sockets, as the kernel names them: ``TCPv6``, ``UNIX-STREAM``, ``MPTCP``."""
+    services: tuple[ServiceConnection, ...] = ()
+    """Its connections to services, which are closed by a restore."""
+    parent: int = 0
+    session: int = 0
+    unlasting: tuple[str, ...] = ()
+    """Its open files, and working directory, that a restore could not open again (``open_files.lasting``)."""
 
     @property
     def has_gpu_files(self) -> bool:
@@ -112,6 +123,16 @@ class TreeFacts:
 
     The kernel shows only its precondition: ``no_new_privs``, which the job was not started with.
     """
+
+    @property
+    def stray(self) -> ProcessFacts | None:
+        """A process that could not be restored into its session (``sessions.stray``)."""
+        known = {one.pid: one for one in self.processes}
+        if not self.processes or any(one.parent not in known for one in self.processes[1:]):
+            return None  # a parent has ended meanwhile: the stopped job is examined again
+        tree = [sessions.SessionProcess(one.pid, one.parent, one.session, one.state == "Z") for one in self.processes]
+        found = sessions.stray([replace(tree[0], parent=0), *tree[1:]])
+        return None if found is None else known[found.pid]
 
     @property
     def memory(self) -> int:
@@ -158,8 +179,10 @@ class SpareMemory:
         return max(0, self.free - self.promised - self.reserve)
 
 
-def collect(init_pid: int, root_pid: int, *, proc: Path = PROC) -> TreeFacts:
+def collect(init_pid: int, root_pid: int, *, proc: Path = PROC, services: Services | None = None) -> TreeFacts:
     """Collect facts about the tree below ``root_pid``. ``init_pid`` is PID 1 of its PID namespace.
+
+    ``services``: those whose connections are closed by a restore.
 
     Processes are identified by PID and start time throughout. The result has no processes if ``init_pid`` or
     ``root_pid`` has ended, or if the root is not in the namespace.
@@ -168,24 +191,26 @@ def collect(init_pid: int, root_pid: int, *, proc: Path = PROC) -> TreeFacts:
     try:
         with Process(init_pid, proc=proc) as init, Process(root_pid, proc=proc) as root:
             space = init.link("ns/pid")
-            return _collect(init, root, space, proc) if root.link("ns/pid") == space else nothing
+            return (
+                _collect(init, root, space, proc, services or Services()) if root.link("ns/pid") == space else nothing
+            )
     except OSError:
         return nothing
 
 
-def _collect(init: Process, root: Process, space: str, proc: Path) -> TreeFacts:
+def _collect(init: Process, root: Process, space: str, proc: Path, services: Services) -> TreeFacts:
     tree = _tree(root.id, proc)
     known = {init.id, *tree}
     strangers = [one for one in _members(space, proc) if one not in known]
     # Some may have been forked since the tree was read.
     late = [one for one in strangers if _is_below(one, set(tree), init.id, proc)]
-    members = _facts_of_all([*tree, *late], proc)
+    members = _facts_of_all([*tree, *late], proc, services)
     return TreeFacts(
         init.pid,
         root.pid,
         tuple(_with_ancestors(one, proc) if one.has_gpu_files else one for one in members),
         _namespaces(init),
-        _facts_of_all([one for one in strangers if one not in late], proc),
+        _facts_of_all([one for one in strangers if one not in late], proc, services),
         _has_inet(members, root),
         _lost_streams(init, members),
         _sysv(init, root, proc),
@@ -232,11 +257,11 @@ def _is_below(one: Id, above: Collection[Id], init: Id, proc: Path) -> bool:
     return False
 
 
-def _facts_of_all(found: Iterable[Id], proc: Path) -> tuple[ProcessFacts, ...]:
+def _facts_of_all(found: Iterable[Id], proc: Path, services: Services) -> tuple[ProcessFacts, ...]:
     told = []
     for one in found:
         with contextlib.suppress(OSError), Process(one.pid, started=one.started, proc=proc) as process:
-            told.append(_facts_of(process, proc))
+            told.append(_facts_of(process, proc, services))
     return tuple(told)
 
 
@@ -251,12 +276,12 @@ def _with_ancestors(one: ProcessFacts, proc: Path) -> ProcessFacts:
     return replace(one, heir_of=tuple(found))
 
 
-def _facts_of(process: Process, proc: Path) -> ProcessFacts:
+def _facts_of(process: Process, proc: Path, services: Services) -> ProcessFacts:
     """Return facts about a process; files and namespaces may be missing if it ends meanwhile.
 
     Raises ``OSError`` if it has ended before.
     """
-    status = process.status()
+    status, numbers = process.status(), process.stat()
     files, deleted, protocols = _files(process)
     uids = kernel_text.numbers(status.get("Uid", ""))
     return ProcessFacts(
@@ -275,7 +300,18 @@ def _facts_of(process: Process, proc: Path) -> ProcessFacts:
         _credentials(process),
         arguments=_arguments(process),
         protocols=protocols,
+        services=_services(process, services),
+        parent=numbers.parent,
+        session=kernel_text.number(numbers.fields[_SESSION]) or 0,
+        unlasting=_unlasting(process),
     )
+
+
+def _services(process: Process, services: Services) -> tuple[ServiceConnection, ...]:
+    try:
+        return services.of(process)
+    except OSError:
+        return ()  # the dump examines them again, and reports the error
 
 
 def _maybe_landlocked(init: Process, members: Iterable[ProcessFacts]) -> frozenset[int]:
@@ -368,6 +404,20 @@ def _files(process: Process) -> tuple[tuple[str, ...], int, frozenset[str]]:
                 facts = process.facts(f"fd/{name}")
                 deleted[facts.st_dev, facts.st_ino] = facts.st_blocks * 512
     return tuple(sorted(seen)), sum(deleted.values()), frozenset(protocols)
+
+
+def _unlasting(process: Process) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    with contextlib.suppress(OSError):
+        for name in ("cwd", *(f"fd/{number}" for number in process.names("fd"))):
+            with contextlib.suppress(OSError):
+                target = process.link(name)
+                # Of file systems that always respond.
+                if target.startswith(_KERNELS) and not open_files.lasting(
+                    target.removesuffix(DELETED), directory=stat.S_ISDIR(process.facts(name).st_mode)
+                ):
+                    found[target] = None
+    return tuple(sorted(found))
 
 
 def _is_queue(process: Process, descriptor: str) -> bool:

@@ -9,6 +9,7 @@ PIDs are those of the agent's PID namespace, except names with ``_ns`` (the job'
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,13 @@ from slurm_affinode.base.pidfd import Id
 from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Manifest
+
+_MAY_PASS = frozenset({
+    errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EDQUOT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR,
+    errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ENOLCK, errno.ENOMEM, errno.ENOSPC, errno.ENOTCONN,
+    errno.EREMOTEIO, errno.ESTALE, errno.ETIMEDOUT, errno.ETXTBSY,
+})  # fmt: skip
+"""Errors of a node or a file server, and not of the file that they are about."""
 
 Take = Callable[[str, int, memoryview], None]
 """Receives a piece of a pages file: name, offset, whole pages. The memory is valid only during the call."""
@@ -57,6 +65,10 @@ class DumpFailed(CheckpointError):
 
 class RestoreFailed(CheckpointError):
     """The process tree was not restored. No process of it is left."""
+
+
+class RestoreInterrupted(RestoreFailed):
+    """As ``RestoreFailed``, for a cause that may pass or that another node may not have. The image is intact."""
 
 
 class ImageDamaged(CheckpointError):
@@ -262,6 +274,10 @@ class Imager(Protocol):
         """Return why processes with inherited device files cannot be dumped here, in one line, or ``None``."""
         ...
 
+    def why_no_plugin(self) -> str | None:
+        """Return why connections to services cannot be passed over in a dump here, in one line, or ``None``."""
+        ...
+
     def dump(self, tree: Tree, directory_fd: int, *, timeout_s: float, stop: Stop) -> None:
         """Dump the process tree, which is stopped, to the directory, and leave it stopped.
 
@@ -329,3 +345,19 @@ class Usage:
     by_user: Mapping[int, int]
     """UID -> bytes."""
     images: int
+
+
+def restore_failure(text: str, error: OSError) -> RestoreFailed:
+    """Return the error of a restore that ``error`` has ended; ``text``: what failed, without a reason."""
+    kind = RestoreInterrupted if error.errno in _MAY_PASS else RestoreFailed
+    return kind(f"{text}: {error.strerror or error}")
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether a later restore, or one on another node, may succeed after this error of a restore.
+
+    A refusal of the image or of its environment repeats itself, as does a damaged image.
+    """
+    if isinstance(error, ImageDamaged):
+        return isinstance(error, ImageUnreadable)
+    return not isinstance(error, RestoreFailed) or isinstance(error, RestoreInterrupted)

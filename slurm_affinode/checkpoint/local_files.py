@@ -45,7 +45,15 @@ from slurm_affinode.base.pidfd import PROC, ExhaustedError, Id, Process, Process
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError, time_limit
 from slurm_affinode.checkpoint import deleted_files, root_directory
 from slurm_affinode.checkpoint.created_files import CreatedFiles, FileIdentity
-from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, ImageDamaged, RestoreFailed
+from slurm_affinode.checkpoint.interface import (
+    CheckpointError,
+    DumpFailed,
+    DumpNoRoom,
+    ImageDamaged,
+    RestoreFailed,
+    RestoreInterrupted,
+    restore_failure,
+)
 from slurm_affinode.checkpoint.user_files import MOST_ID, User, as_user
 
 INDEX = "local.json"
@@ -148,7 +156,7 @@ def _save(
                     name = f"local-{len(found)}"
                     found[path] = LocalFile(path, "file", mode, name, facts.st_size)
                     total += _copy_in(file, directory_fd, name, facts.st_size, check)
-                    originals.update(dict.fromkeys(names, _identity(facts)))
+                    originals.update(dict.fromkeys(names, identity_of(facts)))
                 elif stat.S_ISFIFO(facts.st_mode):
                     found[path] = LocalFile(path, "fifo", mode)
                 elif stat.S_ISDIR(facts.st_mode):
@@ -411,20 +419,30 @@ def _copy_in(file: int, directory_fd: int, name: str, size: int, check: Check) -
 
 
 def _copy(source: int, target: int, size: int, check: Check = lambda: None) -> int:
-    at = 0
-    while (at := _next_data(source, at, size)) < size:
+    copy_range(source, target, size, check=check)
+    os.ftruncate(target, size)
+    return size
+
+
+def copy_range(
+    source: int, target: int, size: int, *, source_at: int = 0, target_at: int = 0, check: Check = lambda: None
+) -> None:  # fmt: skip
+    """Copy bytes from one open file to another; blocks of zeros are left out, so that they become holes.
+
+    Fewer bytes are copied if the source has become shorter. Raises ``OSError``.
+    """
+    at, last, moved = source_at, source_at + size, target_at - source_at
+    while (at := _next_data(source, at, last)) < last:
         check()
-        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE), size)
+        end = min(at + _CHUNK, os.lseek(source, at, os.SEEK_HOLE), last)
         chunk = os.pread(source, end - at, at)
         if not chunk:
             break
         if chunk.count(0) != len(chunk):
             done = 0
             while done < len(chunk):
-                done += os.pwrite(target, chunk[done:], at + done)
+                done += os.pwrite(target, chunk[done:], at + moved + done)
         at += len(chunk)
-    os.ftruncate(target, size)
-    return size
 
 
 def _next_data(fd: int, at: int, size: int) -> int:
@@ -446,6 +464,16 @@ def names_of(index: bytes) -> set[str]:
         raise RestoreFailed(f"{_UNREADABLE}: {error}") from None
 
 
+def stored(directory_fd: int) -> set[str]:
+    """Return the paths of the files in an image that is being written. Raises ``DumpFailed``."""
+    if INDEX not in root_directory.names(directory_fd):
+        return set()
+    try:
+        return names_of(root_directory.read(directory_fd, INDEX, owner=os.geteuid(), limit=LIMIT))
+    except CheckpointError as error:
+        raise DumpFailed(str(error)) from None
+
+
 def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PLACES, proc: Path = PROC) -> list[str]:
     """Remove the files of a dump from the node that the job has left; return their paths. Never raises.
 
@@ -459,7 +487,7 @@ def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PL
         root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for path, identity in originals.items():
-                if _unlinked(root, path, partial(_is_unused, identity, used)):
+                if unlink_if(root, path, partial(is_unused, identity, used)):
                     removed.append(path)
         finally:
             os.close(root)
@@ -472,7 +500,7 @@ def leave(index: Callable[[], bytes], owner: User, *, places: Sequence[str] = PL
             if _is_below(path, places) and "\0" not in path
         }
         if originals:
-            used = _used(places, owner.uid, proc)
+            used = used_files(places, owner.uid, proc)
             FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(owner, remove))
     return removed
 
@@ -482,7 +510,7 @@ def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
 
     def call() -> None:
         for path in reversed(list(made)):
-            _unlinked(root, path, partial(_is, made[path]))
+            unlink_if(root, path, partial(_is, made[path]))
 
     with suppress(OSError, ExhaustedError):
         with Process(init.pid, started=init.started) as process:
@@ -493,8 +521,11 @@ def remove(init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
             os.close(root)
 
 
-def _unlinked(root: int, path: str, own: Callable[[os.stat_result], bool]) -> bool:
-    """Remove a file, or an empty directory, if ``own`` accepts it. Return whether it was removed."""
+def unlink_if(root: int, path: str, own: Callable[[os.stat_result], bool]) -> bool:
+    """Remove a file, or an empty directory, if ``own`` accepts it. Return whether it was removed.
+
+    The rights are those of the calling thread (``as_user``).
+    """
     with suppress(OSError):
         parent = root_directory.open_below(root, os.path.dirname(path))  # noqa: PTH120 - a path of the user
         try:
@@ -508,7 +539,8 @@ def _unlinked(root: int, path: str, own: Callable[[os.stat_result], bool]) -> bo
     return False
 
 
-def _identity(facts: os.stat_result) -> list[int]:
+def identity_of(facts: os.stat_result) -> list[int]:
+    """Return device, inode, size in bytes and time of the last change in nanoseconds of a file."""
     return [facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns]
 
 
@@ -520,11 +552,12 @@ def _is(inode: tuple[int, int], facts: os.stat_result) -> bool:
     return _inode(facts) == inode
 
 
-def _is_unused(identity: Sequence[int], used: Collection[tuple[int, int]], facts: os.stat_result) -> bool:
-    return _identity(facts) == identity and _inode(facts) not in used
+def is_unused(identity: Sequence[int], used: Collection[tuple[int, int]], facts: os.stat_result) -> bool:
+    """Return whether a file is the one of ``identity_of``, unchanged, and is not among the files in use."""
+    return identity_of(facts) == list(identity) and _inode(facts) not in used
 
 
-def _used(places: Sequence[str], uid: int, proc: Path) -> set[tuple[int, int]]:
+def used_files(places: Sequence[str], uid: int, proc: Path) -> set[tuple[int, int]]:
     """Return device and inode of the files in these places that processes of a user have open or mapped.
 
     Those of other users do not count: they could have millions of files open, and delay the jobs of this user. Raises
@@ -535,11 +568,11 @@ def _used(places: Sequence[str], uid: int, proc: Path) -> set[tuple[int, int]]:
     for process in processes(proc=proc):
         with suppress(ProcessGoneError):
             if str(uid) in process.status().get("Uid", "").split():
-                found.update(inode for file, _ in _files_of(process, places, check) if (inode := _known_inode(file)))
+                found.update(inode for file, _ in _files_of(process, places, check) if (inode := known_inode(file)))
     return found
 
 
-def _known_inode(file: int) -> tuple[int, int] | None:
+def known_inode(file: int) -> tuple[int, int] | None:
     """Return device and inode of a file without asking a file server; ``None`` on a FUSE that is closed to root."""
     facts = ctypes.create_string_buffer(_STATX.size)
     if _LIBC.statx(file, b"", _AT_EMPTY_PATH | _AT_STATX_DONT_SYNC, _STATX_INO, facts) != 0:
@@ -576,16 +609,16 @@ def put_back(
     made: dict[str, tuple[int, int]] = {}
     identities: dict[str, FileIdentity] = {}
     try:
-        leftovers = _Leftovers(known, user.uid, _used(places, user.uid, proc) if known else ())
+        leftovers = Leftovers(known, user.uid, used_files(places, user.uid, proc) if known else ())
         with Process(init.pid, started=init.started, proc=proc) as process:
             root = process.open("root", os.O_PATH | os.O_DIRECTORY)
     except OSError as error:
-        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
+        raise restore_failure("a temporary file cannot be recreated", error) from None
 
     def make() -> str | None:
         for one in files:
             try:
-                fd = _make(root, one, copies, leftovers)
+                fd = _make(root, one, copies, leftovers, places)
                 if fd is not None:
                     try:
                         made[one.path] = _inode(os.fstat(fd))
@@ -615,12 +648,13 @@ def put_back(
         if failure is None:
             failure = as_user(user, fill)
     except OSError as error:
-        raise RestoreFailed(f"a temporary file cannot be recreated: {error.strerror}") from None
+        raise restore_failure("a temporary file cannot be recreated", error) from None
     finally:
         os.close(root)
     if failure is not None:
         remove(init, made, user)
-        raise RestoreFailed(f"a temporary file cannot be recreated: {failure}")
+        # In a directory of this node: another one does not have the file in its way, or the full disk.
+        raise RestoreInterrupted(f"a temporary file cannot be recreated: {failure}")
     return made
 
 
@@ -664,7 +698,7 @@ def _check_links(files: Iterable[LocalFile]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leftovers:
+class Leftovers:
     """Files of earlier attempts of the job that may be replaced."""
 
     known: Mapping[str, FileIdentity]
@@ -673,24 +707,26 @@ class _Leftovers:
     used: Collection[tuple[int, int]]
     """Device and inode of the files that a process of the user has open or mapped."""
 
-    def remove(self, parent: int, one: LocalFile) -> None:
+    def remove(self, parent: int, path: str) -> None:
         """Remove an existing file with the rights of the user. Raises ``OSError`` if it may not be replaced."""
-        name = os.path.basename(one.path)  # noqa: PTH119 - a path of the user
+        name = os.path.basename(path)  # noqa: PTH119 - a path of the user
         fd = os.open(name, _LOOK, dir_fd=parent)
         try:
             facts, identity = os.fstat(fd), FileIdentity.of(fd)
         finally:
             os.close(fd)
         own = stat.S_ISREG(facts.st_mode) and facts.st_uid == self.uid and identity is not None
-        if not own or identity != self.known.get(one.path):
+        if not own or identity != self.known.get(path):
             what = f"exists already, and is another file: if it is not needed, remove it from {os.uname().nodename}"
-            raise OSError(errno.EEXIST, what, one.path)
+            raise OSError(errno.EEXIST, what, path)
         if _inode(facts) in self.used:
-            raise OSError(errno.EBUSY, "is left over from an earlier attempt, and a process has it open", one.path)
+            raise OSError(errno.EBUSY, "is left over from an earlier attempt, and a process has it open", path)
         os.unlink(name, dir_fd=parent)
 
 
-def _make(root: int, one: LocalFile, copies: Mapping[str | None, int], leftovers: _Leftovers) -> int | None:
+def _make(
+    root: int, one: LocalFile, copies: Mapping[str | None, int], leftovers: Leftovers, places: Sequence[str]
+) -> int | None:
     """Create a file, still without contents, if it does not exist; return a descriptor of it, otherwise ``None``.
 
     Raises ``OSError`` if another one exists.
@@ -698,16 +734,20 @@ def _make(root: int, one: LocalFile, copies: Mapping[str | None, int], leftovers
     path = Path(one.path)
     parent = root_directory.open_below(root, str(path.parent))
     try:
+        if str(path.parent) not in places and os.fstat(parent).st_uid not in (0, leftovers.uid):
+            raise OSError(errno.EPERM, "another user owns its directory, and could exchange it", one.path)
         with suppress(FileNotFoundError):
             there = os.stat(path.name, dir_fd=parent, follow_symlinks=False)
-            if one.kind == "link":
+            if there.st_uid != leftovers.uid:
+                same = False  # its owner could change it later
+            elif one.kind == "link":
                 target = os.stat(Path(one.copy or "").name, dir_fd=parent, follow_symlinks=False)
                 same = os.path.samestat(there, target)
             else:
                 same = _equal(parent, path.name, one, there, copies)
             if same:
                 return None
-            leftovers.remove(parent, one)
+            leftovers.remove(parent, one.path)
         return _create(parent, path.name, one)
     finally:
         os.close(parent)

@@ -56,7 +56,7 @@ from slurm_affinode.checkpoint.file_table import (
     remaps,
     with_regular_files,
 )
-from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
+from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed, restore_failure
 from slurm_affinode.checkpoint.private_image import PrivateImage
 from slurm_affinode.checkpoint.root_directory import filesystem_type
 from slurm_affinode.checkpoint.user_files import User, as_user
@@ -287,7 +287,7 @@ class Inheritance:
         try:
             fd = root_directory.open_place(self._root, "/dev/null", os.O_NOFOLLOW)
         except OSError as error:
-            raise RestoreFailed(f"/dev/null: cannot be opened: {error.strerror}") from None
+            raise restore_failure("/dev/null: cannot be opened", error) from None
         with root_directory.closed_on_error(fd):
             facts = os.fstat(fd)
             if not stat.S_ISCHR(facts.st_mode) or facts.st_rdev != _NULL:
@@ -326,7 +326,7 @@ class Inheritance:
                 lambda: as_user(self.user, open_all), late=_close
             )
         except NoAnswerError as error:
-            raise RestoreFailed(f"its files cannot be opened: {error.strerror}") from None
+            raise restore_failure("its files cannot be opened", error) from None
         return found
 
     def _open(self, root: int, wish: _Wish, sources: Mapping[int, int], made: dict[int, int]) -> int:
@@ -346,7 +346,7 @@ class Inheritance:
                 )
                 made[remap.source] = fd
         except OSError as error:
-            raise RestoreFailed(f"{one.name}: cannot be opened by its user: {error.strerror}") from None
+            raise restore_failure(f"{one.name}: cannot be opened by its user", error) from None
         except BadImage as error:
             raise RestoreFailed(f"{one.name}: cannot be created again: {error}") from None
         with root_directory.closed_on_error(fd):
@@ -444,7 +444,7 @@ class Inheritance:
             try:
                 fd = root_directory.open_place(self._root, directory, os.O_DIRECTORY | os.O_NOFOLLOW)
             except OSError as error:
-                raise RestoreFailed(f"{directory}: cannot be opened: {error.strerror}") from None
+                raise restore_failure(f"{directory}: cannot be opened", error) from None
             try:
                 facts = os.fstat(fd)
             finally:
@@ -471,7 +471,7 @@ class Inheritance:
         try:
             return FileSystemCalls(None, look_s=_ANSWER_S)(make, late=close)
         except NoAnswerError as error:
-            raise RestoreFailed(f"its sockets cannot be made: {error.strerror}") from None
+            raise restore_failure("its sockets cannot be made", error) from None
 
     def _watch(self, table: FileTable) -> None:
         """Resolve the names of watched files, as far as the user may watch them."""
@@ -499,7 +499,7 @@ class Inheritance:
         try:
             self.watched |= FileSystemCalls(None, look_s=_ANSWER_S)(lambda: as_user(self.user, look))
         except NoAnswerError as error:
-            raise RestoreFailed(f"its files cannot be opened: {error.strerror}") from None
+            raise restore_failure("its files cannot be opened", error) from None
 
     # --- afterwards
 

@@ -28,7 +28,9 @@ from slurm_affinode.checkpoint.interface import (
     ImageUnreadable,
     Pages,
     RestoreFailed,
+    RestoreInterrupted,
     Take,
+    restore_failure,
 )
 from slurm_affinode.checkpoint.memory_map import TreeMemory
 from slurm_affinode.checkpoint.restore_gate import work_directory
@@ -109,7 +111,7 @@ class PrivateImage:
         self._changed = None
         needed = sum(length for ranges in self._held.values() for _, length in ranges)
         if needed > _room(self.path):
-            raise RestoreFailed(
+            raise RestoreInterrupted(
                 f"{self.path.parent}: there is no room for {needed} bytes of memory that CRIU has to read from a "
                 "private copy, as the image is in the shared store and no tier of this node has room for it"
             )
@@ -129,7 +131,7 @@ class PrivateImage:
             there = os.stat(name, dir_fd=self.fd)
             wanted = os.stat(name, dir_fd=self.source_fd, follow_symlinks=False)
         except OSError as error:
-            raise RestoreFailed(f"{name}: cannot be reached: {error.strerror}") from None
+            raise restore_failure(f"{name}: cannot be reached", error) from None
         if not stat.S_ISREG(wanted.st_mode) or not os.path.samestat(there, wanted):
             raise RestoreFailed(f"{name}: is another file than that of the image")
 
@@ -144,7 +146,7 @@ class PrivateImage:
                         raise ImageDamaged(f"{CRIU}/{name}: is not complete")
                     _write_at(target, memoryview(data), at)
         except OSError as error:
-            raise RestoreFailed(f"{name}: cannot be copied: {error.strerror}") from None
+            raise restore_failure(f"{name}: cannot be copied", error) from None
         finally:
             os.close(source)
             os.close(target)

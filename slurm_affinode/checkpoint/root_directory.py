@@ -26,6 +26,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _SOMETHING_ELSE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ENODEV)
 _SYS_OPENAT2 = 437
 _RESOLVE = 0x02 | 0x10  # RESOLVE_NO_MAGICLINKS | RESOLVE_IN_ROOT
+_RESOLVE_BENEATH = 0x01 | 0x02 | 0x04 | 0x08  # RESOLVE_NO_XDEV | _NO_MAGICLINKS | _NO_SYMLINKS | _BENEATH
 _LITTLE = 4 << 20
 
 
@@ -217,8 +218,20 @@ def open_below(root: int, path: str) -> int:
 
 def open_place(root: int, path: str, flags: int = 0) -> int:
     """As ``open_below``, for any type of file: an ``O_PATH`` descriptor, so the file itself is not opened yet."""
-    how = (ctypes.c_uint64 * 3)(os.O_PATH | os.O_CLOEXEC | flags, 0, _RESOLVE)
-    fd = int(_LIBC.syscall(_SYS_OPENAT2, root, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
+    return _openat2(root, path, os.O_PATH | flags, _RESOLVE)
+
+
+def open_beneath(at: int, path: str, flags: int) -> int:
+    """Open a file below a directory, on the same file system, through no link at all. The caller closes it.
+
+    Raises ``OSError``: ``ELOOP`` for a link, ``EXDEV`` for a mount point.
+    """
+    return _openat2(at, path, flags, _RESOLVE_BENEATH)
+
+
+def _openat2(at: int, path: str, flags: int, resolve: int) -> int:
+    how = (ctypes.c_uint64 * 3)(os.O_CLOEXEC | flags, 0, resolve)
+    fd = int(_LIBC.syscall(_SYS_OPENAT2, at, path.encode(errors="surrogateescape"), how, ctypes.sizeof(how)))
     if fd < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)

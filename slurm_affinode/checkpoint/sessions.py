@@ -46,6 +46,7 @@ _TASK, _STATE = 3, 1
 _TIMERFD = 12  # field of file_entry in images/fdinfo.proto
 _TICKS, _LEFT_S, _LEFT_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10  # fields of timerfd_entry in images/timerfd.proto
 _ALIVE, _STOPPED = 1, 3  # criu/include/pstree.h
+NOT_LED = "which is not led by a process above it: it could not be restored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,22 +69,33 @@ def settle(directory_fd: int) -> None:
     names = frozenset(root_directory.names(directory_fd))
     tree = [_process(body, names) for body in bodies]
     _check(tree)
-    if not tree or tree[0].session != tree[0].pid:
+    if not _leads(tree):
         return
-    lost = unled(tree)
-    settled = adopted([replace(one, session=tree[0].pid) if one.session in lost else one for one in tree])
-    stray = misplaced(settled)
-    if stray is not None:
-        raise DumpFailed(
-            f"process {stray.pid} is in session {stray.session}, which is not led by a process above it: "
-            "it could not be restored"
-        )
-    if settled != tree:
+    lost = stray(tree)
+    if lost is not None:
+        raise DumpFailed(f"process {lost.pid} is in session {lost.session}, {NOT_LED}")
+    after = _settled(tree)
+    if after != tree:
         before = {one.pid: body for one, body in zip(tree, bodies, strict=True)}
-        made = (with_field(with_field(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in settled)
+        made = (with_field(with_field(before[one.pid], _PARENT, one.parent), _SESSION, one.session) for one in after)
         packed = b"".join(len(body).to_bytes(4, "little") + body for body in made)
         root_directory.write(directory_fd, _TREE + ".new", data[:_MAGICS] + packed)
         os.rename(_TREE + ".new", _TREE, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+
+def stray(tree: Sequence[SessionProcess]) -> SessionProcess | None:
+    """Return a process that could not be restored into its session; ``None``: there is none. Parents come first."""
+    return misplaced(_settled(tree)) if _leads(tree) else None
+
+
+def _leads(tree: Sequence[SessionProcess]) -> bool:
+    return bool(tree) and tree[0].session == tree[0].pid
+
+
+def _settled(tree: Sequence[SessionProcess]) -> list[SessionProcess]:
+    """Return the tree as it is restored."""
+    lost = unled(tree)
+    return adopted([replace(one, session=tree[0].pid) if one.session in lost else one for one in tree])
 
 
 def resume(directory_fd: int, pids: Iterable[int], *, but: Collection[int]) -> None:

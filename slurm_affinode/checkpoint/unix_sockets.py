@@ -3,7 +3,8 @@
 CRIU would remove the name, bind and connect as root, wherever a link in the path may lead by then. So such a socket is
 created in advance, in the job's own mount namespace, by a thread with the user's file system rights, and CRIU inherits
 it. A connection by name from one socket of the tree to another is made by CRIU itself and cannot be inherited, so it is
-refused at dump time. An accepted connection has the name of its listening socket, and needs none of its own.
+refused at dump time. An accepted connection has the name of its listening socket. A
+connection to a service (``service_connections.py``) is inherited as a socket whose other end is closed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from slurm_affinode.checkpoint.file_table import DATAGRAM, ESTABLISHED, LISTEN, FileTable, UnixSocket
-from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.interface import restore_failure
 from slurm_affinode.checkpoint.user_files import User, as_user
 
 _KEEP_FLAGS = os.O_NONBLOCK | os.O_ASYNC
@@ -38,6 +39,8 @@ def made_before(table: FileTable) -> list[UnixSocket]:
     external = {one.ino for one in table.sockets if one.external and one.path is not None}
     found = []
     for one in table.sockets:
+        if one.closed:
+            found.append(one)
         if one.external or (one.type != DATAGRAM and one.state == ESTABLISHED):
             continue
         if one.path is not None or one.peer in external or one.state == LISTEN:
@@ -51,11 +54,15 @@ def refusal(table: FileTable, queued: Collection[int] = ()) -> str | None:
     external = {one.ino: one for one in table.sockets if one.external}
     for one in table.sockets:
         peer = made.get(one.peer) if one.peer else None
+        if peer is not None and peer.closed:
+            continue  # the end of the service
         if peer is not None and peer.state == LISTEN:
             return f"a connection to its socket {_name(peer)} is not accepted yet"
         if peer is not None:
             return f"one of its datagram sockets is connected to another one by name: {_name(peer)}"
     for one in made.values():
+        if one.closed and one.id in queued:
+            return f"its connection to {_name(external[one.peer])} has data that is not read yet"
         if one.id in queued:
             return f"its socket {_name(one)} has data that is not read yet"
         if one.signals:
@@ -87,7 +94,7 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
             try:
                 made[one.id] = _made(one, names.get(one.peer) if one.peer else None)
             except OSError as error:
-                raise RestoreFailed(f"{_name(one)}: its socket cannot be made: {error.strerror or error}") from None
+                raise restore_failure(f"{_name(one)}: its socket cannot be made", error) from None
 
     try:
         # Peers see the effective IDs at the time of listen or connect, and would trust root's.
@@ -102,13 +109,13 @@ def make(namespace_fd: int, user: User, table: FileTable) -> dict[int, socket.so
 
 
 def _made(one: UnixSocket, peer: UnixSocket | None) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, one.type & 0xF)
+    made = _closed(one) if one.closed else socket.socket(socket.AF_UNIX, one.type & 0xF)
     try:
         if one.name:
             _bind(made, one)
         if one.state == LISTEN:
             made.listen(one.backlog)
-        if peer is not None:
+        if peer is not None and not one.closed:
             made.connect(peer.path or peer.name)
         if one.shutdown in _SHUTDOWN:
             made.shutdown(_SHUTDOWN[one.shutdown])
@@ -117,6 +124,13 @@ def _made(one: UnixSocket, peer: UnixSocket | None) -> socket.socket:
     except BaseException:
         made.close()
         raise
+    return made
+
+
+def _closed(one: UnixSocket) -> socket.socket:
+    """Return a connected socket whose other end is closed."""
+    made, other = socket.socketpair(socket.AF_UNIX, one.type & 0xF)
+    other.close()
     return made
 
 

@@ -26,6 +26,8 @@ _SYS_SETGROUPS = {"x86_64": 116, "aarch64": 159, "ppc64le": 81, "riscv64": 159}
 """The system call itself: libc's function of that name changes the groups of all threads."""
 _SYS_SETRESUID = {"x86_64": (117, 119), "aarch64": (147, 149), "ppc64le": (164, 169), "riscv64": (147, 149)}
 """setresuid(2) and setresgid(2), as above."""
+_CAPABILITY_VERSION = 0x20080522
+_CAP_SYS_RESOURCE = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +96,21 @@ def _become(user: User, *, effective: bool = False) -> None:
         change(ctypes.c_uint32(wanted))
         if change(ctypes.c_uint32(0xFFFFFFFF)) != ctypes.c_int32(wanted).value:  # only reads the current ID
             raise OSError(1, "setfsuid: the user's rights cannot be taken")
+    _apply_quotas()
     if effective:
         setresuid, setresgid = _SYS_SETRESUID[platform.machine()]
         for call, wanted in ((setresgid, user.gid), (setresuid, user.uid)):
             if _LIBC.syscall(call, ctypes.c_uint32(0xFFFFFFFF), ctypes.c_uint32(wanted), ctypes.c_uint32(0xFFFFFFFF)):
                 error = ctypes.get_errno()
                 raise OSError(error, f"setresuid: {os.strerror(error)}")
+
+
+def _apply_quotas() -> None:
+    """Drop CAP_SYS_RESOURCE, which setfsuid(2) keeps, in this thread: it exceeds quotas and takes reserved blocks."""
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
+    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable: the lower 32 of each, then the upper
+    failed = _LIBC.capget(header, sets)
+    sets[0] &= ~(1 << _CAP_SYS_RESOURCE)
+    if failed or _LIBC.capset(header, sets):
+        error = ctypes.get_errno()
+        raise OSError(error, f"capset: {os.strerror(error)}")

@@ -272,14 +272,16 @@ static bool try_channel(const struct input *input)
     return got == 1;
 }
 
+enum { MOST_SEEDS = 7 };
+
 static const char packet_bytes[sizeof(struct packet)] = {0};
 
 static const struct {
     const char *name;
     bool (*attempt)(const struct input *input);
-    const char *seeds[6];
+    const char *seeds[MOST_SEEDS];
 } targets[] = {
-    {"message", try_message, {"start\nrestore_failed=1", "restored\npid=17", "wait\nfresh=1", "hold\nreason=a b", "say\ntext=x", "signal\nnumber=18"}},
+    {"message", try_message, {"start\nrestore_failed=1", "restored\npid=17", "wait\nfresh=1", "wait\nreports=1", "hold\nreason=a b", "say\ntext=x", "signal\nnumber=18"}},
     {"option", try_option, {"15m,util=2.5,mode=requeue,wake=auto,when=always,signal=USR1@60", "1-02:03:04", "90s,wake=2030-12-31T18:30", "2h,wake=now+2hours", "10:00,wake=18:30", "now+7days"}},
     {"cgroup", try_cgroup, {"0::/system.slice/slurmstepd.scope/job_7\n\n22 1 0:20 / / rw - ext4 /dev/vda rw\n30 22 0:27 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n",
                             "12:cpu,cpuacct:/slurm/uid_1/job_7\n1:name=systemd:/s\n\n31 22 0:28 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd\n32 22 0:29 /slurm /sys/fs/cgroup/cpu\\040x rw - cgroup cgroup rw,cpu,cpuacct\n"}},
@@ -312,7 +314,7 @@ int main(int argc, char **argv)
         const char *text;
 
         begin(seed, index);
-        while (seeds < 6 && targets[chosen].seeds[seeds] != NULL)
+        while (seeds < MOST_SEEDS && targets[chosen].seeds[seeds] != NULL)
             seeds++;
         text = targets[chosen].seeds[below(seeds)];
         input.length = text == packet_bytes ? sizeof(packet_bytes) : strlen(text);

@@ -1,4 +1,4 @@
-/* CRIU's plugin accepts the device files of the driver, by their major numbers, and nothing else. */
+/* CRIU's plugin accepts device files of the driver, by their major numbers, the listed sockets, and nothing else. */
 #include "criu_device_files.h"
 #include "check.h"
 
@@ -63,6 +63,29 @@ static void descriptors(void)
     close(ends[1]);
 }
 
+static int dump_socket(int inode)
+{
+    return ((int (*)(int, int))CR_PLUGIN_DESC.hooks[0])(-1, inode);
+}
+
+static void sockets(void)
+{
+    CHECK(is_closed_socket("4000000000", 4000000000U));
+    CHECK(!is_closed_socket("4294967297", 1));
+    CHECK(!is_closed_socket("99999999999999999999999,12", 11));
+    CHECK(!is_closed_socket("0", 0));
+    CHECK(!is_closed_socket("-1", UINT32_MAX));
+    CHECK(!is_closed_socket("12;13", 13));
+    CHECK(!is_closed_socket(" 12", 12));
+    setenv(CLOSED_VARIABLE, "71234,4000000000,12", 1);
+    CHECK(dump_socket(71234) == 0);
+    CHECK(dump_socket((int)4000000000U) == 0);
+    CHECK(dump_socket(12) == 0);
+    CHECK(dump_socket(1) == -ENOTSUP);
+    unsetenv(CLOSED_VARIABLE);
+    CHECK(dump_socket(12) == -ENOTSUP);
+}
+
 static void mappings(void)
 {
     setenv(MAJORS_VARIABLE, "195,507", 1);
@@ -76,13 +99,14 @@ static void interface(void)
     CHECK(CR_PLUGIN_DESC.hook_count <= 12);
     CHECK(CR_PLUGIN_DESC.version <= 0x000200);
     for (unsigned hook = 0; hook < CR_PLUGIN_DESC.hook_count; hook++)
-        CHECK((CR_PLUGIN_DESC.hooks[hook] != NULL) == (hook == 2 || hook == 7));
+        CHECK((CR_PLUGIN_DESC.hooks[hook] != NULL) == (hook == 0 || hook == 2 || hook == 7));
 }
 
 int main(void)
 {
     lists();
     descriptors();
+    sockets();
     mappings();
     interface();
     return 0;

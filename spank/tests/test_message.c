@@ -16,6 +16,7 @@ static void messages_of_the_agent_are_parsed(void)
     CHECK(parse("start\nrestore_failed=1", &message) && message.restore_failed);
     CHECK(parse("restored\npid=2", &message) && message.verb == VERB_RESTORED && message.pid == 2);
     CHECK(parse("wait", &message) && message.verb == VERB_WAIT && !message.fresh);
+    CHECK(!message.reports && parse("wait\nreports=1", &message) && message.verb == VERB_WAIT && message.reports);
     CHECK(parse("wait\nfresh=1", &message) && message.verb == VERB_WAIT && message.fresh);
     CHECK(parse("hold\nreason=image is damaged", &message) && message.verb == VERB_HOLD);
     CHECK_TEXT(message.text, "image is damaged");
@@ -37,6 +38,7 @@ static void invalid_messages_are_rejected(void)
                                           "start\nrestore_failed",
                                           "start\nrestore_failed=2",
                                           "start\nrestore_failed=",
+                                          "wait\nreports=2",
                                           "wait\nfresh=2",
                                           "restored",
                                           "restored\npid=",
@@ -80,6 +82,8 @@ static void messages_of_the_shepherd_are_formatted(void)
     CHECK_TEXT(text, "hello\nversion=1\njob=4000000000\nrestarts=2\nimage=1\nroot=0\noption=window=900,util=0");
     message_started(2, text);
     CHECK_TEXT(text, "started\nroot=2");
+    message_reaped(2, 0x300, text);
+    CHECK_TEXT(text, "reaped\npid=2\nstatus=768");
     message_exit(0x8b, text);
     CHECK_TEXT(text, "exit\nstatus=139");
     message_signalled(15, text);

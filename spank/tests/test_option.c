@@ -41,13 +41,18 @@ static const struct {
     {"15m,signal=SIGTERM@0", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=TERM@0"},
     {"15m,steps=slurm", "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
     {"15m,steps=local", "window=900,util=0,mode=requeue,wake=auto,when=pressure,steps=local"},
+    {"15m,after_loss=site", "window=900,util=0,mode=requeue,wake=auto,when=pressure"},
+    {"15m,after_loss=image", "window=900,util=0,mode=requeue,wake=auto,when=pressure,after_loss=image"},
+    {"15m,after_loss=start", "window=900,util=0,mode=requeue,wake=auto,when=pressure,after_loss=start"},
+    {"15m,after_loss=hold,steps=local",
+     "window=900,util=0,mode=requeue,wake=auto,when=pressure,steps=local,after_loss=hold"},
     {"15m,steps=local,signal=USR1@60", "window=900,util=0,mode=requeue,wake=auto,when=pressure,signal=USR1@60,steps=local"},
     {"1h,when=always,signal=USR2@5,util=1,wake=auto,mode=requeue",
      "window=3600,util=1,mode=requeue,wake=auto,when=always,signal=USR2@5"},
 };
 
 static const char windows[] = ": allowed 90s, 15m, 2h, or Slurm's MINUTES, MM:SS, HH:MM:SS, DAYS-HH[:MM[:SS]]";
-static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal=, io_uring=, steps= after WINDOW";
+static const char keys[] = ": allowed are util=, mode=, wake=, when=, signal=, io_uring=, steps=, after_loss= after WINDOW";
 static const char wakes[] = ": allowed are auto, hold, or a time: 2h, now+2hours, 18:30, 2030-12-31, 2030-12-31T18:30, "
                             "midnight, noon, tomorrow";
 static const char percentages[] = ": allowed is a percentage from 0 to 100, such as 5 or 2.5";
@@ -99,6 +104,7 @@ static const struct {
     {"15m,io_uring=no", "io_uring 'no': allowed are deny, allow", ""},
     {"15m,when=never", "when 'never': allowed are pressure, always", ""},
     {"15m,steps=remote", "steps 'remote': allowed are slurm, local", ""},
+    {"15m,after_loss=resume", "after_loss 'resume': allowed are image, start, hold, site", ""},
     {"15m,steps", "steps has no value: write steps=VALUE", ""},
     {"15m,wake=soon", "wake 'soon'", wakes},
     {"15m,wake=25:00", "wake '25:00'", wakes},
@@ -206,7 +212,7 @@ static void random_values_are_safe(void)
     static const char *const pieces[] = {"15m",    ",",       "=",        "util",   "util=5", "mode=",  "requeue", "inplace", "wake=",
                                          "auto",   "hold",    "when=",    "always", "signal", "USR1@6", "-",       ":",       "0",
                                          "9",      "1",       "now+",     "T",      "%",      ".",      "\x01",    "\xff",    " ",
-                                         "steps=local", "m",  "h",        "d",      "@",      "2030-1", "12:30",   "1-2:3",   "99999999999"};
+                                         "steps=local", "after_loss=start", "m",  "h",        "d",      "@",      "2030-1", "12:30",   "1-2:3",   "99999999999"};
     unsigned state = 1;
     unsigned accepted = 0;
 

@@ -73,8 +73,9 @@ static void order_is_kept_and_invalid_numbers_dropped(void)
     relay_reported(&relay, -3, false, 1001 * MS);
     relay_direct(&relay, 4000, 1001 * MS);
     CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGCONT);
-    CHECK(relay_next(&relay, 2000 * MS, &number, &group) && number == SIGTERM);
-    CHECK(!relay_next(&relay, 2000 * MS, &number, &group));
+    CHECK(!relay_next(&relay, 2000 * MS, &number, &group) && relay_due_ns(&relay) == 2010 * MS);
+    CHECK(relay_next(&relay, 2010 * MS, &number, &group) && number == SIGTERM);
+    CHECK(!relay_next(&relay, 2020 * MS, &number, &group) && relay_due_ns(&relay) == 0);
     for (int i = 0; i < 3 * RELAY_PENDING; i++)
         relay_reported(&relay, SIGUSR2, false, 1000 * MS);
     CHECK(relay.count == RELAY_PENDING);

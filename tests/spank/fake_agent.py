@@ -38,7 +38,7 @@ def note(**what: object) -> None:
 
 def run(*argv: str, pass_fds: tuple[int, ...] = ()) -> None:
     """Run a command; a failure is logged."""
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, pass_fds=pass_fds, check=False)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, pass_fds=pass_fds, check=False)
     if done.returncode != 0:
         note(failed=" ".join(argv), status=done.returncode, said=(done.stdout + done.stderr)[-2000:])
         raise RuntimeError(argv[0])

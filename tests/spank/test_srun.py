@@ -89,7 +89,7 @@ class Site:
 
     def end(self, process: subprocess.Popen[bytes]) -> Ended:
         """Wait for the end of a batch script."""
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
         with KEEPERS.pop(process.pid) as keeper:
             status = os.waitstatus_to_exitcode(PACKET.unpack(keeper.recv(64))[1])
         return Ended(out.decode(), err.decode(), status)

@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -106,12 +107,13 @@ __attribute__((constructor)) static void run(void) { (void)!write(2, "preloaded"
 
 
 def start_shepherd(
-    shepherd: Path, *script: str, before: Callable[[], None] | None = None, **variables: str
-) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Start a shepherd with the test as its keeper and without an agent."""
+    shepherd: Path, *script: str, before: Callable[[], None] | None = None, agent: str = "/no/such.sock",
+    image: bool = False, **variables: str,
+) -> tuple[subprocess.Popen[bytes], socket.socket]:  # fmt: skip
+    """Start a shepherd with the test as its keeper. ``agent``: the socket of its agent. ``image``: it has one."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     option = "window=900,util=0,mode=requeue,wake=auto,when=pressure"
-    argv = (str(shepherd), str(its.fileno()), "7", "0", "0", "300", "/no/such.sock", option, "--", *script)
+    argv = (str(shepherd), str(its.fileno()), "7", "0", str(int(image)), "300", agent, option, "--", *script)
     with its:
         process = subprocess.Popen(
             argv, pass_fds=(its.fileno(),), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**variables},
@@ -129,7 +131,7 @@ def test_shepherd_ignores_loader_variables(shepherd: Path, tmp_path: Path) -> No
     script = 'echo "$LD_PRELOAD $LD_LIBRARY_PATH $GLIBC_TUNABLES"'
     process, keeper = start_shepherd(shepherd, "/bin/sh", "-c", script, **variables)
     with keeper:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert out.decode().split() == list(variables.values())
     assert err == b"preloaded"  # once: in the shell
     assert (
@@ -191,7 +193,7 @@ def test_script_replaces_shepherd_after_withdrawal(shepherd: Path) -> None:
         assert Path(f"/proc/{process.pid}/exe").readlink() == shepherd
         os.set_blocking(process.stdout.fileno(), True)  # type: ignore[union-attr]
         keeper.send(PACKET.pack(RESIGNED, 0, 0, 0, 0))
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=240)
         assert out.decode() == f"{process.pid}\n"
         assert process.returncode == 0
         assert keeper.recv(64) == b""  # the script has no connection to the keeper
@@ -205,7 +207,48 @@ def test_script_is_not_started_without_withdrawal(shepherd: Path) -> None:
         assert PACKET.unpack(keeper.recv(64))[0] == RESIGN
         keeper.shutdown(socket.SHUT_WR)
         kind, status, *_ = PACKET.unpack(keeper.recv(64))
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=240)
     assert (kind, os.waitstatus_to_exitcode(status), process.returncode) == (STATUS, 11, 11)
     assert out == b""
     assert err == b"slurm-affinode: the script cannot be started: fork: Resource temporarily unavailable\n"
+
+
+def test_shepherd_reports_ended_processes_to_an_agent_that_waits_for_them(shepherd: Path, tmp_path: Path) -> None:
+    """The root of a restored tree ends before the reply. An older agent gets no message that it does not know."""
+    reading, writing = os.pipe()
+
+    def with_child() -> None:
+        if os.fork() == 0:
+            os.dup2(reading, 3)
+            os.closerange(4, 1024)  # also the pipe through which Popen waits for the execution
+            os.read(3, 1)
+            os._exit(3)
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.settimeout(60)
+        listener.bind(str(tmp_path / "agent"))
+        listener.listen()
+        process, keeper = start_shepherd(
+            shepherd, "/bin/true", before=with_child, agent=listener.getsockname(), image=True
+        )
+        with keeper, listener.accept()[0] as link:
+            link.settimeout(60)
+            assert link.recv(4096).startswith(b"hello\n")
+            link.send(b"wait")
+            os.close(writing)  # its child ends
+            os.close(reading)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+            while children.read_text():
+                time.sleep(0.01)
+            link.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                link.recv(4096)
+            link.settimeout(60)
+            link.send(b"wait\nreports=1")
+            verb, pid, status = link.recv(4096).decode().split("\n")
+            assert (verb, status) == ("reaped", f"status={3 << 8}")
+            child = int(pid.removeprefix("pid="))
+            link.send(f"restored\npid={child}".encode())
+            kind, ended, *_ = PACKET.unpack(keeper.recv(64))
+            assert (kind, os.waitstatus_to_exitcode(ended)) == (STATUS, 3)
+        process.communicate(timeout=240)

@@ -23,6 +23,7 @@ from slurm_affinode.checkpoint import device_files, root_directory
 from slurm_affinode.checkpoint.criu import Criu, _free_pid, cgroup_files
 from slurm_affinode.checkpoint.criu_images import PAGE, BadImage, failure, inspect, message, records
 from slurm_affinode.checkpoint.interface import CheckpointError, DumpFailed, DumpNoRoom, RestoreFailed, Tree
+from slurm_affinode.checkpoint.service_connections import ServiceConnection, Services
 
 from . import criu_files
 
@@ -253,6 +254,44 @@ def test_plugin_is_loaded_for_forked_workers_only(image: tuple[Path, int], monke
     with pytest.raises(DumpFailed, match="has /dev/nvidia0 open, and has not inherited it"):
         made(program).dump(Tree(ID, os.getpid(), 5, OWNER, frozenset({Id(1, 1)})), image[1], timeout_s=5, stop=Stops())
     assert len(program.calls) == 1
+
+
+class FakeServices(Services):
+    """Every process has one connection."""
+
+    busy = False
+
+    def of(self, process: Process) -> tuple[ServiceConnection, ...]:
+        """Return the connection."""
+        return (ServiceConnection(71234, "/run/nss", self.busy),)
+
+
+def test_connections_to_services_are_passed_over(image: tuple[Path, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugin gets their inodes, and no device numbers; a request in progress fails the dump by name."""
+    program, own, services = Program(), Process(os.getpid()), FakeServices()
+    monkeypatch.setattr(device_files, "opened", lambda plugin: contextlib.nullcontext(77))
+    monkeypatch.setattr(EmptyNamespace, "processes", lambda self: iter([(7, own)]))
+    criu = Criu(program="/bin/true", runner=program, services=services, hold=lambda init: EmptyNamespace())  # type: ignore[arg-type,return-value]
+    tree = Tree(ID, os.getpid(), 5, OWNER)
+    with pytest.raises(DumpFailed, match="holds process 7 in place of 5"):
+        criu.dump(tree, image[1], timeout_s=5, stop=Stops())
+    ((argv, options),) = program.calls
+    assert "--libdir=/proc/self/fd/77" in argv
+    assert options["env"]["SLURM_AFFINODE_CLOSED_SOCKETS"] == "71234"
+    assert "SLURM_AFFINODE_DEVICE_MAJORS" not in options["env"]
+    monkeypatch.setattr(FakeServices, "busy", True)
+    with pytest.raises(DumpFailed, match="process 7 has a request to /run/nss in progress"):
+        criu.dump(tree, image[1], timeout_s=5, stop=Stops())
+    assert len(program.calls) == 1
+
+
+def test_connection_that_is_not_listed_is_explained(image: tuple[Path, int]) -> None:
+    """CRIU's message does not say what to do."""
+    (image[0] / "dump.log").write_text(
+        "(0.1) Error (criu/sk-unix.c:890): unix: Can't dump half of stream unix connection.\n"
+    )
+    with pytest.raises(DumpFailed, match=r"UNIX socket outside of the job.*suspend\.services"):
+        made(Program(status=1)).dump(Tree(ID, os.getpid(), 7, OWNER), image[1], timeout_s=5, stop=Stops())
 
 
 def test_failed_dump_reports_the_cause(image: tuple[Path, int]) -> None:

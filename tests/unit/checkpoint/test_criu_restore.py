@@ -57,7 +57,7 @@ class Program:
         work = Path(next(word for word in argv if word.startswith("--work-dir=")).partition("=")[2]).readlink()
         gate = next(word for word in argv if word.startswith("--action-script=")).partition("=")[2]
         for action in ("post-restore", "pre-resume"):
-            script = subprocess.run([gate], cwd=work, env={"CRTOOLS_SCRIPT_ACTION": action}, timeout=60, check=False)
+            script = subprocess.run([gate], cwd=work, env={"CRTOOLS_SCRIPT_ACTION": action}, timeout=240, check=False)
             killed = "killed" in self.log[self.log.index("criu") :]
             assert script.returncode == killed
             if killed:

@@ -600,6 +600,22 @@ def test_other_file_in_its_place_is_not_changed(place: Place, other: str) -> Non
         assert path.read_text() in ("his_", "mine, too", "mine")
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+@pytest.mark.parametrize("what", ["file", "directory"])
+def test_same_file_of_another_user_is_not_used(place: Place, what: str) -> None:
+    """That user has seen the name on the other node, and could change the contents after the restore."""
+    path = place.tmp / "dir" / "file"
+    path.parent.mkdir()
+    with path.open("w") as file:
+        file.write("mine")
+        file.flush()
+        place.save()
+    os.chown(path if what == "file" else path.parent, OWNER.uid + 1, OWNER.gid)
+    path.chmod(0o666)
+    with pytest.raises(RestoreFailed, match="another file"):
+        place.put_back()
+
+
 def test_holes_are_restored_as_holes(place: Place) -> None:
     """A hole larger than the store has room for is refused: its digest would take days."""
     with (place.tmp / "hole").open("w+b") as file:

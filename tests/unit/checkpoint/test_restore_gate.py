@@ -36,7 +36,7 @@ def criu_runs_it(directory: Path, action: str) -> int:
     """Run the script as CRIU does: in its work directory, without descriptors, with the action in the environment."""
     program = Gate.OPTION.partition("=")[2]
     return subprocess.run(
-        [program], cwd=directory, env={"CRTOOLS_SCRIPT_ACTION": action}, timeout=30, check=False
+        [program], cwd=directory, env={"CRTOOLS_SCRIPT_ACTION": action}, timeout=240, check=False
     ).returncode
 
 
@@ -162,7 +162,7 @@ with work_directory() as (path, fd):
         (tmp_path / theirs.name.replace("-restore-", "-other-")).mkdir()
         with work_directory() as (mine, _), work_directory() as (another, _):
             assert {theirs, mine, another} <= set(tmp_path.iterdir())
-        agent.communicate(timeout=30)
+        agent.communicate(timeout=240)
     assert theirs.exists()
     with work_directory() as (mine, _):
         assert len(set(tmp_path.iterdir()) - {mine}) == 1

@@ -26,7 +26,7 @@ from . import criu_files as made
 ALICE = User(2001, 2001)
 CLOSED, LISTEN, ESTABLISHED = 7, 10, 1
 STREAM, DATAGRAM = 1, 2
-EXTERNAL = 1
+EXTERNAL, ACCEPTED_BY_PLUGIN = 1, 4
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes sockets of others")
 
 
@@ -102,6 +102,35 @@ def test_flags_and_options_are_restored(place: Place) -> None:
     assert fcntl.fcntl(found, fcntl.F_GETFL) & os.O_NONBLOCK
     options = [socket.SO_SNDBUF, socket.SO_RCVBUF, socket.SO_PASSCRED]
     assert [found.getsockopt(socket.SOL_SOCKET, one) for one in options] == [20000, 30000, 1]
+
+
+@as_root
+@pytest.mark.parametrize("kind", [STREAM, 5])
+def test_connection_to_service_is_restored_closed(place: Place, kind: int) -> None:
+    """The client reads the end of the stream, without a connection to the service. CRIU inherits the socket."""
+    entries = (
+        made.unix(1, kind=kind, state=ESTABLISHED, peer=1009, uflags=ACCEPTED_BY_PLUGIN),
+        made.unix(9, bytes(place.path / "nss"), kind=kind, state=ESTABLISHED, peer=1001, uflags=EXTERNAL),
+    )
+    assert unix_sockets.refusal(FileTable.parse(made.image(*entries))) is None
+    (found,) = place.make(*entries).values()
+    assert found.type == kind
+    assert found.recv(1) == b""
+    with pytest.raises(BrokenPipeError):
+        found.send(b"again")
+    table = FileTable.parse(made.image(*entries))
+    client, service = FileTable.parse(table.rewritten({}, {1})).sockets
+    assert (client.peer, client.external, service.external, service.path) == (0, False, True, None)
+
+
+def test_unread_answer_of_service_is_refused() -> None:
+    table = FileTable.parse(
+        made.image(
+            made.unix(1, state=ESTABLISHED, peer=1009, uflags=ACCEPTED_BY_PLUGIN),
+            made.unix(9, b"/run/nss", state=ESTABLISHED, peer=1001, uflags=EXTERNAL),
+        )
+    )
+    assert unix_sockets.refusal(table, {1}) == "its connection to /run/nss has data that is not read yet"
 
 
 @as_root

@@ -31,6 +31,19 @@ def test_only_the_call_has_the_users_rights() -> None:
 
 
 @only_root
+def test_quotas_of_the_user_apply() -> None:
+    """setfsuid(2) keeps CAP_SYS_RESOURCE, with which a write exceeds quotas and takes reserved blocks."""
+
+    def resources() -> bool:
+        status = Path(f"/proc/self/task/{threading.get_native_id()}/status").read_text()
+        return bool(int(status.partition("CapEff:")[2].split()[0], 16) >> 24 & 1)
+
+    before = resources()
+    assert not as_user(ALICE, resources)
+    assert resources() == before
+
+
+@only_root
 @pytest.mark.parametrize("number", [1 << 32, (1 << 32) - 1, -1, 1 << 64])
 def test_user_numbers_that_wrap_around_are_refused(number: int) -> None:
     """4294967296 would be root for a C library that takes 32 bits."""

@@ -1,0 +1,113 @@
+"""The list of a job's closed node-local files in its checkpoint image (``scratch.json``).
+
+The contents of all of them are one file, ``scratch.data``: an image with thousands of files takes long to verify. The
+list of a job that is tied to its node has the files that stay there, without contents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from slurm_affinode.base import json_values
+from slurm_affinode.checkpoint.interface import RestoreFailed
+from slurm_affinode.checkpoint.user_files import MOST_ID
+
+INDEX, DATA = "scratch.json", "scratch.data"
+LIMIT = 16 << 20
+"""Of the list, in bytes."""
+_VERSION = 1
+_MOST = (1 << 64) - 1
+_KINDS = ("file", "directory", "fifo", "symlink", "link")
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchFile:
+    """A file, directory, link or named pipe below a node-local directory. It belongs to the user of the job."""
+
+    place: str
+    """The node-local directory."""
+    path: str
+    """Relative to it."""
+    kind: str
+    """``link``: another name of a file listed earlier; ``symlink``: a symbolic link."""
+    mode: int
+    gid: int
+    mtime_ns: int
+    inode: int
+    device: int
+    size: int = 0
+    at: int = 0
+    """Offset of its contents in ``scratch.data``."""
+    target: str = ""
+    """Of a symbolic link, as the link has it; of a link, the path of the other name in the same directory."""
+    new: bool = True
+    """``False``: a directory from before the job, with files of the job in it."""
+
+    @property
+    def full(self) -> str:
+        """Absolute path."""
+        return f"{self.place.rstrip('/')}/{self.path}"
+
+    @property
+    def identity(self) -> list[int]:
+        """The values of ``local_files.identity_of`` when it was found."""
+        return [self.device, self.inode, self.size, self.mtime_ns]
+
+
+@dataclass(frozen=True, slots=True)
+class ScratchIndex:
+    """The contents of the list."""
+
+    uid: int
+    tied: str | None
+    """Why the files stay on the node, or are lost; ``None``: they were copied."""
+    files: tuple[ScratchFile, ...]
+    """A directory comes before its entries, and a file before its other names."""
+    version: int = _VERSION
+
+    def encoded(self) -> bytes | None:
+        """Return the list as it is stored; ``None`` if it would be longer than a restore accepts."""
+        data = json.dumps(asdict(self)).encode()
+        return data if len(data) <= LIMIT else None
+
+
+def decoded(index: bytes, uid: int) -> ScratchIndex:
+    """Return the list of an image. Raises ``RestoreFailed``, also if it is of another user than ``uid``."""
+    try:
+        found = json_values.record(ScratchIndex, json_values.loads(index))
+        _check(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise RestoreFailed(f"the image's list of node-local files cannot be read: {error}") from None
+    if found.uid != uid:
+        raise RestoreFailed(f"the image's node-local files belong to user {found.uid}, not to user {uid}")
+    return found
+
+
+def _check(index: ScratchIndex) -> None:
+    """Raise ``ValueError`` unless a suspension has written the list."""
+    if index.version != _VERSION:
+        raise ValueError("its version is unknown")
+    json_values.whole(index.uid, MOST_ID)
+    listed: set[tuple[str, str]] = set()
+    for one in index.files:
+        _check_file(one, listed)
+
+
+def _check_file(one: ScratchFile, listed: set[tuple[str, str]]) -> None:
+    """Raise ``ValueError`` unless the file is one that a suspension lists. ``listed``: the regular files before it."""
+    text = one.place + one.path + one.target
+    os.fsencode(text)  # UnicodeEncodeError for a lone surrogate, which JSON allows
+    for number in (abs(one.mtime_ns), one.inode, one.device, one.size, one.at):
+        json_values.whole(number, _MOST)
+    json_values.whole(one.mode, 0o7777)
+    json_values.whole(one.gid, MOST_ID)
+    if "\0" in text or one.kind not in _KINDS or not one.place.startswith("/") or ".." in one.place.split("/"):
+        raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20} in {one.place!r:.60}")
+    if not set(one.path.split("/")).isdisjoint(("", ".", "..")):
+        raise ValueError(f"{one.path!r:.60} is not a path below a directory")
+    if one.kind == "link" and (one.place, one.target) not in listed:
+        raise ValueError(f"{one.path!r:.60} is not another name of a file listed before it")
+    if one.kind == "file":
+        listed.add((one.place, one.path))

@@ -1,0 +1,173 @@
+"""Refusals of dumps and restores in the sources of the package, and which functions a function reaches."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import slurm_affinode
+
+PACKAGE = Path(slurm_affinode.__file__).parent
+_PREFIX = "slurm_affinode."
+_FOLDERS = ("checkpoint", "suspension")
+_GATES = ("dump", "restore", "memory", "streams", "suspend", "process_tree")
+"""Modules of ``suspension`` that take part in a dump or restore."""
+_NO_GATES = ("cuda_features",)
+"""Modules of ``checkpoint`` whose refusals are those of the driver."""
+DUMP = (
+    "DumpFailed", "DumpNoRoom", "NotRestored", "AbortedError", "InUseError", "NotStoppedError", "StreamsError",
+    "_failed",
+)  # fmt: skip
+RESTORE = ("RestoreFailed", "RestoreInterrupted", "restore_failure")
+_MADE = {*DUMP, *RESTORE, "kind"}
+"""Names that are called to make a refusal; ``kind`` holds one of the others."""
+_RETURNED = ("refusal", "excess")
+"""Functions of ``checkpoint`` that return a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusalSite:
+    """A place where a dump or restore is refused."""
+
+    module: str
+    """``checkpoint.criu``."""
+    by: str
+    """The error, or ``return``."""
+    text: str
+    """The message; ``{}``: a value."""
+    function: str
+    """The function there: ``checkpoint.criu:Criu.dump``."""
+
+
+def sites() -> Iterator[RefusalSite]:
+    """Yield every refusal of ``checkpoint`` and of the steps of a suspension."""
+    for module, tree in _modules().items():
+        folder, _, name = module.partition(".")
+        if (folder == "checkpoint" and name not in _NO_GATES) or name in _GATES:
+            for function, node in _functions(module, tree):
+                for by, text in _refusals(node, returned=folder == "checkpoint" and node.name in _RETURNED):
+                    yield RefusalSite(module, by, text, function)
+
+
+def _refusals(function: ast.FunctionDef, *, returned: bool) -> Iterator[tuple[str, str]]:
+    for node in _own_nodes(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _MADE and node.args:
+            yield node.func.id, _text(node.args[-1] if node.func.id == "_failed" else node.args[0])
+        if returned and isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.JoinedStr):
+            text = _text(node.value)
+            if text != "{}":
+                yield "return", text
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(one.value) if isinstance(one, ast.Constant) else "{}" for one in node.values)
+    return "{}"
+
+
+@cache
+def _modules() -> dict[str, ast.Module]:
+    found = {}
+    for folder in _FOLDERS:
+        for path in sorted((PACKAGE / folder).glob("*.py")):
+            found[f"{folder}.{path.stem}"] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _functions(module: str, tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield f"{module}:{node.name}", node
+        if isinstance(node, ast.ClassDef):
+            for one in node.body:
+                if isinstance(one, ast.FunctionDef):
+                    yield f"{module}:{node.name}.{one.name}", one
+
+
+def _own_nodes(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    for statement in function.body:
+        yield from ast.walk(statement)
+
+
+@cache
+def functions() -> dict[str, ast.FunctionDef]:
+    """Return every function and method of the folders: ``checkpoint.criu:Criu.dump`` -> its source."""
+    return {name: node for module, tree in _modules().items() for name, node in _functions(module, tree)}
+
+
+@cache
+def _imports(module: str) -> dict[str, str]:
+    """Return the names that a module has from others: name -> module, or ``module:name``."""
+    found = {}
+    for node in ast.walk(_modules()[module]):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PREFIX):
+            origin = (node.module or "").removeprefix(_PREFIX)
+            for one in node.names:
+                inner = f"{origin}.{one.name}"
+                found[one.asname or one.name] = inner if inner in _modules() else f"{origin}:{one.name}"
+    return found
+
+
+@cache
+def _methods() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in functions():
+        _, _, inner = name.partition(":")
+        if "." in inner:
+            found.setdefault(inner.partition(".")[2], []).append(name)
+    return found
+
+
+@cache
+def _references(name: str) -> frozenset[str]:
+    return frozenset(_referred(name))
+
+
+def _referred(name: str) -> Iterator[str]:
+    """Yield the functions that a function refers to; a method of an unknown object is each one of that name that the
+    module may know.
+    """
+    module, _, inner = name.partition(":")
+    own, imported = inner.partition(".")[0], _imports(module)
+    known = {module, *(target.partition(":")[0] for target in imported.values())}
+    for node in _own_nodes(functions()[name]):
+        if isinstance(node, ast.Name):
+            yield from (f"{module}:{node.id}", imported.get(node.id, ""))
+        if isinstance(node, ast.Attribute):
+            holder = node.value.id if isinstance(node.value, ast.Name) else ""
+            if holder == "self" and f"{module}:{own}.{node.attr}" in functions():
+                yield f"{module}:{own}.{node.attr}"
+            elif imported.get(holder, "") in _modules():
+                yield f"{imported[holder]}:{node.attr}"
+            else:
+                yield from (one for one in _methods().get(node.attr, ()) if one.partition(":")[0] in known)
+
+
+@cache
+def reached(roots: tuple[str, ...]) -> set[str]:
+    """Return the functions that these reach, with themselves. Raises ``KeyError`` if one of them does not exist."""
+    found: set[str] = set()
+    todo = list(roots)
+    for root in todo:
+        functions()[root]
+    while todo:
+        name = todo.pop()
+        if name not in found and name in functions():
+            found.add(name)
+            todo += _references(name)
+    return found
+
+
+def refusal_codes(names: Iterable[str]) -> set[str]:
+    """Return the codes of the refusals that these functions make."""
+    found: set[str] = set()
+    for name in names:
+        for node in _own_nodes(functions()[name]):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Refusal", "refuse"):
+                found |= {str(one.value) for one in node.args[:1] if isinstance(one, ast.Constant)}
+    return found
