@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -59,8 +60,13 @@ class World:
     kept_stopped: bool = False
     """Its processes are kept stopped even if they get SIGCONT."""
     comment: str = ""
+    jobs_on_node: Callable[[], Collection[int]] = lambda: {7}
+    """The jobs of the user that accounting knows on the node."""
+    required: tuple[str, ...] = ()
+    """The nodes that Slurm requires for the job."""
     answers: bool = True
-    clock: float = 1_760_000_000.0
+    clock: float = SUBMIT.timestamp() + 60
+    submit: datetime = SUBMIT
     effects: int = 0
     crash_at: int | None = None
     """Crash before this effect."""
@@ -163,6 +169,11 @@ class Slurm:
     def set_begin(self, job: int | str, when: datetime) -> None:
         self.world.effect(f"begin {when.isoformat()}")
 
+    def set_required_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
+        self._answer()
+        self.world.effect(f"required nodes {','.join(nodes)}")
+        self.world.required = tuple(nodes)
+
     def set_time_limit(self, job: int | str, minutes: int) -> None:
         self.world.effect(f"time limit {minutes}")
 
@@ -178,10 +189,11 @@ def make_job(world: World, **changes: object) -> Job:
     running = world.state == "RUNNING"
     values |= {
         "job_id": 7, "name": "train", "user": "alice", "uid": OWNER.uid, "account": "vision", "partitions": ("gpu",),
-        "state": world.state, "held": world.held, "submit": SUBMIT, "start": SUBMIT if running else None,
+        "state": world.state, "held": world.held, "submit": world.submit, "start": SUBMIT if running else None,
         "node_count": 1, "requeue": True, "restarts": world.restarts, "tres_requested": {}, "tres_allocated": {},
         "gpus_requested": GpuCount(1), "gpus_allocated": GpuCount(1) if running else None,
         "node_gpus": (NodeGpus(world.node, 1, None, (0,)),) if running else (), "comment": world.comment or None,
-        "batch": True, "nodes": (world.node,) if running else (), "steps": (),
+        "batch": True, "nodes": (world.node,) if running else (), "steps": (), "nodes_required": world.required,
+        "nodes_excluded": (),
     }  # fmt: skip
     return Job(**{**values, **changes})  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from waiting import DEADLINE_S, wait_until
 
 from slurm_affinode.agent.daemon import Daemon, DaemonParts
 from slurm_affinode.agent.requests import Caller
+from slurm_affinode.agent.service import CONNECTS_S
 from slurm_affinode.base.config import Config, parse
 from slurm_affinode.gpu.interface import DriverMissing, GpuLost
 from slurm_affinode.model.cluster import GpuCount, Job, Node, NodeGpus
@@ -190,7 +191,7 @@ class Acts:
     def compatibility(self, job: WatchedJob) -> Compatibility:
         return Compatibility((CompatibilityRow.BATCH,), {Mode.REQUEUE: tuple(self.refusals(job)), Mode.INPLACE: ()})
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         self.begun.set()
         assert self.go.wait(DEADLINE_S)
         self.looks.append(look_again())
@@ -206,7 +207,7 @@ class Acts:
         self.restored.append(arrival)
         return self.reply
 
-    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
+    def wake(self, key: JobKey, who: str, *, admin: bool = False, from_start: bool = False) -> bool:
         self.woken.append((key.job_id, who))
         return True
 
@@ -221,6 +222,9 @@ class Acts:
 
     def identify(self, job: WatchedJob) -> tuple[JobKey, int]:
         return JobKey("test", job.job_id, 1), 0
+
+    def last_restore(self, job: WatchedJob) -> None:
+        return None
 
     def ended(self, job_id: int, *, requeued: bool) -> None:
         self.ended_jobs.append((job_id, requeued))
@@ -355,6 +359,7 @@ def agent(config: Config, gpus: Gpus | None = None, slurm: Slurm | None = None) 
 
     daemon = Daemon(config, DaemonParts(lambda: gpus, slurm.client, build, identify))  # type: ignore[arg-type,return-value]
     daemon.start()
+    daemon.service.began -= CONNECTS_S  # shepherds have connected
     thread = threading.Thread(target=daemon.run, daemon=True)
     thread.start()
     try:

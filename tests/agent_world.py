@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 
 from agent_site import Node, Process, Slurm, World, make_job
 from job_owner import OWNER
 
+from slurm_affinode.checkpoint import root_directory
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.inspection import MemoryFacts, ProcessFacts, TreeFacts
@@ -20,7 +22,19 @@ from slurm_affinode.checkpoint.interface import (
     InheritFd,
     LockTimeout,
     RestoreFailed,
+    RestoreInterrupted,
 )
+from slurm_affinode.checkpoint.scratch_files import (
+    NOT_SEARCHED,
+    NOTHING,
+    ScratchFiles,
+    ScratchOutcome,
+    ScratchRestored,
+    ScratchRules,
+)
+from slurm_affinode.checkpoint.scratch_index import INDEX, ScratchIndex
+from slurm_affinode.checkpoint.scratch_record import ScratchRecords
+from slurm_affinode.checkpoint.scratch_search import ScratchFound
 from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.model.gpu import Device
@@ -165,9 +179,15 @@ class FakeImager:
     def __init__(self, world: World, node: str) -> None:
         self.world, self.node = world, node
         self.fails: str | None = None
+        self.passes = False
+        """Whether the cause of the failure may pass."""
 
     def check(self) -> str:
         return "4.1.1"
+
+    def why_no_plugin(self) -> str | None:
+        """Return ``None``: the plugin can be used."""
+        return None
 
     def why_no_device_files(self) -> str | None:
         return None
@@ -189,7 +209,7 @@ class FakeImager:
     ) -> int:
         self.world.effect("criu restore")
         if self.fails:
-            raise RestoreFailed(self.fails)
+            raise (RestoreInterrupted if self.passes else RestoreFailed)(self.fails)
         fd = os.open("pages-1.img", os.O_RDONLY, dir_fd=directory_fd)
         held = os.read(fd, 20)
         os.close(fd)
@@ -232,6 +252,43 @@ class FakeStreams:
         return []
 
 
+class FakeScratch(ScratchFiles):
+    """The closed node-local files of one node, without the files themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(ScratchRules(policy="copy"))
+        self.outcome = NOTHING
+        self.periods: list[Sequence[tuple[float, float]]] = []
+        """The periods of each search."""
+        self.left = 0
+        """How often files were removed after the job had left."""
+        self.kept: list[str] = []
+        self.ambiguous: str | None = None
+        """What is known of other jobs of the user."""
+
+    def find(self, init, tree, owner, periods, others) -> ScratchFound:  # type: ignore[no-untyped-def]
+        self.periods.append(periods)
+        self.ambiguous = others
+        return NOT_SEARCHED
+
+    def save(self, init, found, image_fd, owner, node, *, kept=(), timeout_s) -> ScratchOutcome:  # type: ignore[no-untyped-def]
+        tied = None if self.outcome.kind == "copied" else self.outcome.text
+        if self.outcome is not NOTHING:
+            root_directory.write(image_fd, INDEX, ScratchIndex(owner.uid, tied, ()).encoded() or b"")
+        return self.outcome
+
+    def put_back(self, init, index, data, user, record, *, timeout_s) -> ScratchRestored:  # type: ignore[no-untyped-def]
+        restored = super().put_back(init, index, data, user, record, timeout_s=timeout_s)
+        return replace(restored, kept=self.kept)
+
+    def remove(self, init, made, user) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    def leave(self, index, owner) -> int:  # type: ignore[no-untyped-def]
+        self.left += 1
+        return 0
+
+
 class FakeLink:
     """A connected shepherd that records messages."""
 
@@ -239,10 +296,17 @@ class FakeLink:
 
     def __init__(self) -> None:
         self.sent: list[object] = []
+        self.reaped: dict[int, int] = {}
 
     def send(self, message: object) -> bool:
         self.sent.append(message)
         return True
+
+    def status_of(self, pid: int) -> int | None:
+        return self.reaped.get(pid)
+
+    def forget_status(self, pid: int) -> None:
+        self.reaped.pop(pid, None)
 
 
 class Agent:
@@ -255,6 +319,7 @@ class Agent:
         self.world, self.node = world, node
         disk = world.root / node
         self.cuda, self.imager, self.gpus = FakeCuda(world, node), FakeImager(world, node), FakeGpus(world, node)
+        self.scratch = FakeScratch()
         signer, shared = Signer(KEY, node), world.root / "shared"
         self.parts = Parts(
             node=node,
@@ -274,6 +339,9 @@ class Agent:
             memory=lambda pid: MemoryFacts(1 << 40),
             environments=JobEnvironments(disk / "environment"),
             created=CreatedFilesOfJobs(disk / "created-files"),
+            scratch=self.scratch,
+            scratch_records=ScratchRecords(disk / "scratch"),
+            jobs_on_node=lambda uid, since: self.world.jobs_on_node(),
             settings=settings or SuspendSettings(slurm_s=5, wake_backoff_s=0, raise_limit=limits is not None),
             now=world.now,
             sleep=world.sleep,

@@ -130,6 +130,22 @@ class FakeSockets:
         return {} if self.silent else {job_id: dict(self.now) for job_id in owners}
 
 
+class FakeLocks:
+    """File locks of the job, and a process that waits for them."""
+
+    def __init__(self) -> None:
+        self.locks: frozenset[tuple[str, ...]] = frozenset()
+        self.waiter: int | None = None
+
+    def held(self, pids: Iterable[int]) -> frozenset[tuple[str, ...]]:
+        return self.locks if tuple(pids) else frozenset()
+
+    def awaited(
+        self, locks: Mapping[int, frozenset[tuple[str, ...]]], pids: Mapping[int, Collection[int]]
+    ) -> Mapping[int, int]:
+        return {} if self.waiter is None else {job_id: self.waiter for job_id, held in locks.items() if held}
+
+
 class FakeCards:
     """One GPU; the memory of its processes follows from their CUDA state."""
 
@@ -187,11 +203,15 @@ class Node:
         self.world = world
         self.agent = Agent(world, "c1", mailer=mailer, limits=limits)
         self.freezer, self.sockets, self.cards = FakeFreezer(self.agent), FakeSockets(), FakeCards(self.agent)
+        self.locks = FakeLocks()
         self.idle_s: Callable[[int], float | None] = lambda job_id: None
-        self.woken: Callable[[int, str, float], None] = lambda job_id, how, slept_s: None
+        self.woken: Callable[[int, str, float | None], None] = lambda job_id, how, slept_s: None
         self.pressed: Callable[[], None] = lambda: None
+        self.turn_left_s: Callable[[int], float | None] = lambda job_id: None
         self.gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
-        calls = DaemonCalls(*(self._set_later(name) for name in ("idle_s", "woken", "pressed", "gpus_of")))
+        calls = DaemonCalls(
+            *(self._set_later(name) for name in ("idle_s", "woken", "pressed", "gpus_of", "turn_left_s"))
+        )
         self.scheduler = InPlaceScheduler(
             self.agent.parts,
             self.freezer,
@@ -201,6 +221,7 @@ class Node:
             calls=calls,
             unheard=unheard,
             clock=clock or (lambda: world.clock),
+            locks=self.locks,
         )
         self.scheduler._wakes = self.scheduler._aside = Inline()  # type: ignore[assignment]
         self.suspender = self.suspender_with()
@@ -222,8 +243,8 @@ class Node:
     def job(self, **changes: object) -> WatchedJob:
         return self.agent.watched(**{"option": OPTION, **changes})
 
-    def sleep(self, why: str = "idle 15m", **changes: object) -> SuspensionRecord:
-        return self.suspender.suspend(self.job(**changes), why, look_again=lambda: None)
+    def sleep(self, why: str = "idle 15m", *, busy: bool = False, **changes: object) -> SuspensionRecord:
+        return self.suspender.suspend(self.job(**changes), why, look_again=lambda: None, busy=busy)
 
     def recover(self) -> None:
         self.keeper.recover()

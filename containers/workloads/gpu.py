@@ -135,7 +135,9 @@ def log(phase: str, **values: object) -> None:
     """Print one line of progress for tests: the time, the phase and its values."""
     stamp = f"{time.time():.3f}"
     job = os.environ.get("SLURM_JOB_ID", "-")
-    print(stamp, f"job={job}", f"pid={os.getpid()}", phase, *(f"{k}={v}" for k, v in values.items()), flush=True)
+    words = [stamp, f"job={job}", f"pid={os.getpid()}", phase, *(f"{k}={v}" for k, v in values.items())]
+    # In one write, also if Python does not buffer: other processes write to the same file.
+    print(" ".join(words) + "\n", end="", flush=True)
 
 
 def steps(least: int, until: Path | None) -> Iterator[int]:

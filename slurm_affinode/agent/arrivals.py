@@ -34,6 +34,14 @@ class LatestLink:
         """See ``Link``."""
         return self.current.send(message)
 
+    def status_of(self, pid: int) -> int | None:
+        """See ``Link``."""
+        return self.current.status_of(pid)
+
+    def forget_status(self, pid: int) -> None:
+        """See ``Link``."""
+        self.current.forget_status(pid)
+
 
 class Arrivals:
     """Keeps the registry current; implements ``shepherd_server.ShepherdEvents``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import platform
 import threading
@@ -14,21 +15,28 @@ from typing import Any, cast
 from slurm_affinode import __version__
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
+from slurm_affinode.base.node_config import SuspendConfig
+from slurm_affinode.base.sizes import parse_size
 from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.base.times import parse_span_s
+from slurm_affinode.base.users import uids
 from slurm_affinode.checkpoint import yama
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.criu import Criu
 from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.inspection import TreeInspector, memory_facts
+from slurm_affinode.checkpoint.inspection import TreeInspector, collect, memory_facts
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.manifest import load_key
 from slurm_affinode.checkpoint.root_directory import check_above
+from slurm_affinode.checkpoint.scratch_files import Policy, ScratchFiles, ScratchRules
+from slurm_affinode.checkpoint.scratch_record import ScratchRecords
+from slurm_affinode.checkpoint.service_connections import Services
 from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.checkpoint.tiers import log_problem, open_tiers
 from slurm_affinode.gpu.interface import GpuDriver, GpuError, NotSupported
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Mode, Versions
+from slurm_affinode.slurm.accounting.sacct_command import jobs_on_node
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.announcements import DIRECTORY, Announcements
@@ -139,7 +147,8 @@ def build(context: AgentContext) -> Orchestration:
         LOG.warning("%s", warning)
     gpus = DriverGpus(context.gpus)
     cuda = Cuda(driver_version=gpus.version, held=gpus.held)
-    criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin)
+    services = Services(suspend.services, uids(suspend.service_users))
+    criu = Criu(program=suspend.criu, plugin=suspend.criu_plugin, services=services)
     slurm = per_thread(context.slurm)
     root = None if suspend.shared_store is None else suspend.shared_store.parent
     demand = suspend.journal.parent / "demand.json"
@@ -177,11 +186,14 @@ def build(context: AgentContext) -> Orchestration:
         ),
         registry=context.registry,
         gpu_indices=context.gpu_indices,
-        look=TreeInspector(),
+        look=TreeInspector(partial(collect, services=services)),
         memory=memory_facts,
         versions=lambda: _versions(slurm, criu, gpus),
         environments=JobEnvironments(config.agent.run_dir / ENVIRONMENTS),
         created=CreatedFilesOfJobs(suspend.journal.parent / "created-files"),
+        scratch=ScratchFiles(_scratch_rules(suspend)),
+        scratch_records=ScratchRecords(suspend.journal.parent / "scratch"),
+        jobs_on_node=lambda uid, since: jobs_on_node(uid, context.node, since),
         settings=SuspendSettings.of(suspend),
         reservations=reservations,
         limits=limits,
@@ -192,7 +204,7 @@ def build(context: AgentContext) -> Orchestration:
     in_place = _scheduler(config, parts, gpus, context.calls)
     keeper = JobKeeper(parts, outcomes, in_place)
     sleeping = InPlaceEnding(
-        parts, outcomes, in_place, freezer=LinuxFreezer(), sockets=NodeSockets(warn=parts.log.warning),
+        parts, outcomes, in_place, freezer=LinuxFreezer(), sockets=_sockets(config, parts),
         freeze_s=parse_span_s(config.inplace.freeze_timeout), settle_s=parse_span_s(config.inplace.settle),
     )  # fmt: skip
     lease = Lease(None if root is None else root / "waker.json", signer, FileSystemCalls(root))
@@ -207,6 +219,18 @@ def build(context: AgentContext) -> Orchestration:
     return Orchestration(suspender, JobRestorer(parts), waker, keeper, in_place, outcomes.stop)
 
 
+def _scratch_rules(config: SuspendConfig) -> ScratchRules:
+    return ScratchRules(
+        cast(Policy, config.local_files), config.local_directories, parse_size(config.local_files_limit),
+        config.local_files_count,
+    )  # fmt: skip
+
+
+def _sockets(config: Config, parts: Parts) -> NodeSockets:
+    probes = [ipaddress.ip_network(text) for text in config.inplace.probes]
+    return NodeSockets(probes=probes, warn=parts.log.warning)
+
+
 def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCalls) -> InPlaceScheduler:
     """Build the scheduler of jobs suspended in place."""
     inplace = config.inplace
@@ -214,7 +238,7 @@ def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCall
         poll_s=inplace.poll_ms / 1000,
         freeze_s=parse_span_s(inplace.freeze_timeout),
         awake_limit_pct=inplace.awake_limit_pct,
-        start_free_pct=inplace.start_free_pct,
+        start_free_pct=inplace.start_pct,
         deadline_s=parse_span_s(inplace.wake_deadline),
         end_on_deadline=inplace.on_deadline == "end",
         max_sleep_s=parse_span_s(inplace.max_sleep),
@@ -222,9 +246,7 @@ def _scheduler(config: Config, parts: Parts, gpus: DriverGpus, calls: DaemonCall
     announcements = Announcements(config.agent.run_dir / DIRECTORY)
     inspector = Inspector(announcements=announcements, shepherd=config.suspend.shepherd)
     found = partial(unheard, identify=inspector.identify)
-    return InPlaceScheduler(
-        parts, LinuxFreezer(), NodeSockets(warn=parts.log.warning), gpus, rules, calls=calls, unheard=found
-    )
+    return InPlaceScheduler(parts, LinuxFreezer(), _sockets(config, parts), gpus, rules, calls=calls, unheard=found)
 
 
 def report_problem(notes: Notes, key: JobKey, text: str) -> None:

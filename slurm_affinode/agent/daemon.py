@@ -106,7 +106,7 @@ class Daemon:
             programs=config.agent.server_programs,
         )  # fmt: skip
         indices = GpuNumbers(config.agent.run_dir / "gpus.json")
-        calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of)
+        calls = DaemonCalls(self._idle_s, self._woken, self._poke.set, self._gpus_of, self._turn_left_s)
         context = AgentContext(
             config, self.node, self.registry, parts.slurm, self.watch.driver, self.workers, indices, calls
         )  # fmt: skip
@@ -186,6 +186,9 @@ class Daemon:
     def _idle_s(self, job_id: int) -> float | None:
         return self.loop.movable_s(job_id)
 
+    def _turn_left_s(self, job_id: int) -> float | None:
+        return self.loop.turn_left_s(job_id)
+
     def _gpus_of(self, job_id: int) -> list[str] | None:
         """Return the UUIDs of a job's GPUs as the prolog reported them, or ``None`` if not known."""
         indices = self.service.gpu_indices.get(job_id)
@@ -218,7 +221,7 @@ class Daemon:
         self.loop.restart(job_id)
         self._poke.set()
 
-    def _woken(self, job_id: int, how: str, slept_s: float) -> None:
+    def _woken(self, job_id: int, how: str, slept_s: float | None) -> None:
         self.work.tell(job_id, how)
         self.loop.woken(job_id, slept_s)
         self._changed(job_id)

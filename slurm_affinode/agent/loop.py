@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from slurm_affinode.agent.settings import idle_rule
-from slurm_affinode.agent.workers import SUSPENDING, Promised, Promising, Work
+from slurm_affinode.agent.workers import FAILED, SUSPENDING, Promised, Promising, Work
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.node_config import AgentConfig
 from slurm_affinode.base.pidfd import ExhaustedError
@@ -19,7 +19,7 @@ from slurm_affinode.base.times import parse_span_s
 from slurm_affinode.core.idle import IdleDetector, IdleState, still_idle
 from slurm_affinode.core.policy import Candidate, Decision, Surroundings, SuspendPolicy, decide, too_soon
 from slurm_affinode.gpu.interface import GpuError
-from slurm_affinode.model.suspension import Phase, Pressure, Refusal
+from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal
 from slurm_affinode.suspension import slurm_queue as queues
 from slurm_affinode.suspension.activity import Watch, by_index
 from slurm_affinode.suspension.interface import LookAgain, Orchestration
@@ -37,8 +37,10 @@ ASK_AGAIN_S = 10.0
 _AFTER_S = 0.01
 _APART_S = 0.25
 
-NOBODY_WAITS = frozenset({"no-pressure", "promised", "queue-unknown", "node-busy"})
+NOBODY_WAITS = frozenset({"no-pressure", "promised", "queue-unknown", "node-busy", "short-sleeps"})
 """Reasons against a suspension that do not hold, or soon will not, when a sleeper waits for the job's GPUs."""
+_TOO_SOON = frozenset({"min-run", "backoff", "failed"})
+"""Reasons against a suspension that end by themselves."""
 
 
 @dataclass(slots=True)
@@ -53,10 +55,16 @@ class JobState:
     decision: Decision | None = None
     said: str = ""
     """Code of the last decision that was logged."""
+    failures: int = 0
+    """Number of the last suspensions, without a gap, that have failed."""
+    failed_s: float = 0.0
+    """When the last of them did."""
     short_sleeps: int = 0
     """Number of the last sleeps in place, without a gap, that were too short."""
     woken_s: float = 0.0
     """When the last of them ended."""
+    turn_s: float = 0.0
+    """When its turn on its GPUs began: when it was woken, or began to run."""
 
 
 @dataclass(slots=True)
@@ -103,7 +111,9 @@ class Loop:
             for job in jobs:
                 self._facts(job)
             for job in jobs:
-                if job.job_id not in under_way and job.phase is Phase.RUNNING and not self._waits_to_start(job.job_id):
+                if self._waits_to_start(job.job_id):
+                    self._state(job).turn_s = self.clock()
+                elif job.job_id not in under_way and job.phase is Phase.RUNNING:
                     self._sample(job.job_id)
             self._want_queue(jobs)
         self.act()
@@ -134,11 +144,17 @@ class Loop:
         ends = [one.since_s + one.window_s for one in open_ if one.since_s is not None]
         return min((end for end in ends if end > self.clock()), default=None)
 
-    def woken(self, job_id: int, slept_s: float) -> None:
-        """Count short sleeps in place: requests, such as health checks, would wake the job again and again."""
+    def woken(self, job_id: int, slept_s: float | None) -> None:
+        """Begin the job's turn, and count short sleeps in place: health checks would wake it again and again.
+
+        ``slept_s``: length of its sleep; ``None``: it was moved out although it was busy, which does not count.
+        """
         with self._lock:
             state = self.states.get(job_id)
-            if state is not None:
+            if state is None:
+                return
+            state.turn_s = self.clock()
+            if slept_s is not None:
                 short = slept_s < self.policy.short_sleep_s
                 state.short_sleeps, state.woken_s = state.short_sleeps + 1 if short else 0, self.clock()
 
@@ -148,12 +164,19 @@ class Loop:
             state = self.states.get(job_id)
             if state is not None:
                 state.detector.restart()
+                state.turn_s = self.clock()
                 state.refusals, state.refusals_s = (), -1e9  # valid for its previous state only
+                outcome = self.work.outcome(job_id)
+                if outcome is not None and outcome.code == FAILED:
+                    state.failures, state.failed_s = state.failures + 1, self.clock()
+                elif outcome is not None and outcome.done:
+                    state.failures = 0
 
     def _state(self, job: WatchedJob) -> JobState:
         state = self.states.get(job.job_id)
         if state is None or state.detector.rule.window_s != job.option.window_s:
-            state = self.states[job.job_id] = JobState(IdleDetector(idle_rule(self.config, job.option)))
+            turn_s = self.clock() if state is None else state.turn_s
+            state = self.states[job.job_id] = JobState(IdleDetector(idle_rule(self.config, job.option)), turn_s=turn_s)
         return state
 
     def _sample(self, job_id: int) -> IdleState | None:
@@ -187,7 +210,10 @@ class Loop:
             job = None if found is None else self.registry.change(job_id, lambda one: replace(one, slurm=found))
             if job is not None and job.key is None:
                 key, times = self.orchestration.keeper.identify(job)
-                self.registry.change(job_id, lambda one: replace(one, key=key, suspensions=times))
+                restored = self.orchestration.keeper.last_restore(job) if job.restarts else None
+                self.registry.change(
+                    job_id, lambda one: replace(one, key=key, suspensions=times, last_restore=restored)
+                )
         except (AffinodeError, ValueError) as error:
             log.warning("job %d: %s", job_id, one_line(error))
         finally:
@@ -226,7 +252,8 @@ class Loop:
         for job in jobs:
             idle = self._state(job).detector.state
             near = idle is not None and idle.since_s is not None and idle.remaining_s <= 2 * self.queue.every_s
-            if near and (job.option.when is Pressure.PRESSURE or self._limits()):
+            pressed = job.option.when is Pressure.PRESSURE and job.option.mode is not Mode.INPLACE
+            if near and (pressed or self._limits()):
                 self._refreshing = True
                 self.later(self._refresh)
                 return
@@ -256,7 +283,7 @@ class Loop:
             latest = self.queue.latest()
             candidates = {job.job_id: self._candidate(job, under_way, latest) for job in jobs}
             full = [one for one in candidates.values() if one.idle is not None and one.idle.reached]
-            ready = [one for one in full if not one.in_place]  # jobs in place give no GPU back to Slurm
+            ready = [one for one in full if not one.in_place]  # jobs in place keep their allocation
             surroundings = self._surroundings(latest)
             for job_id, what in under_way.items():
                 if what == SUSPENDING and job_id in candidates:
@@ -291,8 +318,12 @@ class Loop:
             suspensions=job.suspensions,
             busy_with=busy,
             refusals=state.refusals,
+            failures=state.failures,
+            failed_s=self.clock() - state.failed_s,
             short_sleeps=state.short_sleeps,
             awake_s=self.clock() - state.woken_s,
+            turn_s=self.clock() - state.turn_s,
+            shares_gpus=None if slurm is None else slurm.shares_gpus,
             wanted_by=() if sleepers is None else tuple(map(str, sleepers.wanted(job.job_id))),
         )
 
@@ -311,6 +342,20 @@ class Loop:
         if idle is None or not idle.reached or any(one.code not in NOBODY_WAITS for one in state.decision.against):
             return None
         return idle.progress_s
+
+    def turn_left_s(self, job_id: int) -> float | None:
+        """Return the seconds until a job would be suspended for another one that waits for its GPUs, busy or not.
+
+        At most 0: now. ``None``: it stays while it is busy, since the site's rules or its processes are against it.
+        """
+        state, turn_s = self.states.get(job_id), self.policy.max_turn_s
+        if state is None or state.decision is None or not turn_s or self.policy.dry_run:
+            return None
+        against = {one.code for one in state.decision.against} - NOBODY_WAITS
+        if against - _TOO_SOON:
+            return None
+        left_s = turn_s - (self.clock() - state.turn_s)
+        return max(left_s, 1.0) if against else left_s
 
     def _surroundings(self, latest: SlurmQueue | None) -> Surroundings:
         """Return the conditions for suspensions, without those in progress on this node."""
@@ -332,17 +377,19 @@ class Loop:
         state = self._state(job)
         idle = state.detector.state
         full = idle is not None and idle.reached
-        if decision.code != state.said and full:
+        if decision.code != state.said and (full or decision.busy):
             log.info("job %d: %s", job.job_id, one_line(decision.text))
         state.said = decision.code
         # Check shortly before the window is full, so that the decision does not have to wait.
         near = idle is not None and idle.since_s is not None and idle.remaining_s <= REFUSALS_S / 2
+        near = near or decision.busy  # the refusals of a busy job were not checked yet
         old = self.clock() - state.refusals_s >= REFUSALS_S
         if near and decision.code != "under-way" and old and job.job_id not in self._asking:
             self._asking.add(job.job_id)
             self.aside(lambda: self.refusals(job.job_id))
         elif decision.act and not old:
-            self.work.suspend(job, decision.text, self.look_again(job), self.promise(job, decision))
+            look_again = (lambda: None) if decision.busy else self.look_again(job)
+            self.work.suspend(job, decision.text, look_again, self.promise(job, decision), busy=decision.busy)
 
     def refusals(self, job_id: int) -> None:
         """Check whether a job could be suspended at all, and whether there is room for its checkpoint image."""

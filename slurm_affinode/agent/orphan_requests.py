@@ -14,6 +14,7 @@ from slurm_affinode.base.text import one_line
 from slurm_affinode.core.cleanup_policy import read_policy
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cleanup import EpilogPolicy
+from slurm_affinode.model.finding import EPILOG
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class OrphanVerbs:
         report = self.orphans.leftovers(job, uid, gpus, kill=rule.kill, wait_s=rule.wait_s)  # type: ignore[arg-type]
         drained = False
         if report["dirty"]:
-            reason = f"slurm-affinode: after job {job}: {'; '.join(report['dirty'])}"
+            reason = f"{EPILOG} {job}: {'; '.join(report['dirty'])}"
             log.error("%s", one_line(reason))
             if rule.dirty == "drain":
                 drained = self.drain(one_line(reason, 200))

@@ -134,7 +134,7 @@ def _read(root: Path, paths: Mapping[str, str], controller: str, name: str) -> s
 def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "replace")
-    except OSError:
+    except (OSError, ValueError):  # the latter for a path with a NUL byte
         return ""
 
 
@@ -347,11 +347,14 @@ class Orphans:
         here = [job for job in queue.jobs if job.allocated and self.node in job.nodes]
         # Even if the job now runs elsewhere: after a requeue it may be restored from state on this node.
         alive = next((job for job in queue.jobs if job.job_id == one.job and not job.ended), None)
-        false = alive is not None and one.source == "environment" and not self._may_be(one.uid, alive.uid)
+        ended = next((job for job in queue.jobs if job.job_id == one.job and job.ended), None)
+        # The environment names any job: that it is one of the user's own must be known.
+        theirs = ended is None or ended.uid != one.uid if alive is None else not self._may_be(one.uid, alive.uid)
+        false = one.job is not None and one.source == "environment" and theirs
         if alive is not None and not false:
             return NotAnOrphanError("has-job", f"process {one.pid} is of job {alive.id}, which is {alive.state}")
         if (one.job is None or false) and any(self._may_be(one.uid, job.uid) for job in here):
-            what = "names a job of another user" if false else "names no job"
+            what = "names a job that is not known to be its user's" if false else "names no job"
             return NotAnOrphanError(
                 "maybe-job", f"process {one.pid} {what}, and its user has, or may have, one on {self.node}"
             )

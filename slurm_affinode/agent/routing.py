@@ -32,6 +32,8 @@ SLOW_S = {"kill-orphan": 30.0}
 """The agent queries slurmctld, then a process may take its time to end before it is killed."""
 SHOWN_PROBLEMS = 3
 _HERE = ""
+_NOT_KNOWN = ("unknown-job", "starting")
+"""Codes with which an agent says that it does not know a job, or not yet."""
 
 
 @dataclass(slots=True)
@@ -65,7 +67,7 @@ class Reach:
             try:
                 return self._remember(job, "", target.job_id, request)
             except AnswerError as error:
-                if error.code != "unknown-job":
+                if error.code not in _NOT_KNOWN:
                     raise
             except UnreachableError as error:
                 problems.append(str(error))
@@ -105,18 +107,19 @@ class Reach:
         if found.het_offset or (found.het_job_id is None and not found.batch):
             raise _cannot(found)  # also while it is pending: without a script, no agent knows more
         running = found.allocated and found.batch_host is not None
-        answered = False
+        answered, starting = False, None
         for node in self._candidates(found):
             try:
                 return self._remember(job, node, found.job_id, request)
             except AnswerError as error:
-                if error.code != "unknown-job":
+                if error.code not in _NOT_KNOWN:
                     raise
                 answered = True
+                starting = error if error.code == "starting" else starting
             except UnreachableError as error:
                 problems.append(str(error))
         if answered and running:
-            raise _cannot(found)
+            raise starting or _cannot(found)
         if running and self._without_gpus(found):
             text = f"job {found.id} runs on {found.batch_host} without a GPU, and no agent watches it there"
             raise AnswerError("no-gpu", text, hint="only jobs with GPUs are suspended when idle", exit_code=1)

@@ -75,6 +75,8 @@ class Service:
     clear: Callable[[int], None] = lambda job_id: None
     """Removes files that a job's keeper may have left, see ``Announcements.clear``."""
     now: Callable[[], float] = time.time
+    began: float = field(init=False)
+    """When this agent started."""
     _with_option: set[int] = field(default_factory=set)
     """Jobs that were watched here and whose epilog is still to come."""
     _present: dict[int, int] = field(default_factory=dict)
@@ -87,6 +89,9 @@ class Service:
     _asks: Pace = field(default_factory=lambda: Pace(ASKS_PER_S, ASKS_AT_ONCE))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def __post_init__(self) -> None:
+        self.began = self.now()
+
     def answer(self, request: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
         """Return the reply to a request. Raises ``AffinodeError``, or ``RequestError`` if the request is refused."""
         verb = request.get("verb")
@@ -95,7 +100,7 @@ class Service:
         if verb == "suspend":
             return self._suspend(_job_of(request), caller, force=request.get("force") is True)
         if verb == "wake":
-            return self._wake(_job_of(request), caller)
+            return self._wake(_job_of(request), caller, from_start=request.get("from_start") is True)
         if verb in ("prolog", "prolog-wakes", "epilog"):
             if caller.uid != 0 or not caller.local:
                 raise RequestError("not-permitted", f"{verb} is for root on the node itself")
@@ -200,6 +205,9 @@ class Service:
         owner = self._present.get(job_id) if found is None else found.uid
         if found is None and (silent := self.orchestration.keeper.silent()) is not None:
             raise RequestError("no-answer", f"the state of job {job_id} is unknown: {silent}", exit_code=3)
+        if owner is None and self._has_just_started():
+            text = f"the agent on {self.node} has just started: it may not know job {job_id} yet"
+            raise RequestError("starting", text, hint="try again in a moment")
         if owner is None:
             raise RequestError(
                 "unknown-job", f"the agent on {self.node} knows no job {job_id}", hint="see: squeue --me --all"
@@ -222,10 +230,12 @@ class Service:
 
     def _unwatched(self, job_id: int, caller: Caller) -> RequestError:
         """Return the error with the reason why a job of this node is not watched."""
+        # First: its restore may be complete by the time slurmctld responds, or since the job was looked up.
+        what = self.work.under_way().get(job_id) or ("restoring" if self.registry.get(job_id) is not None else None)
         job, gone = self._slurms(job_id, caller)
         if gone or (job is not None and job.ended):  # and no epilog has reported it
             return _over(job_id, job)
-        if (what := self.work.under_way().get(job_id)) is not None:  # restored, but its shepherd has no reply yet
+        if what is not None:  # its shepherd waits for the reply
             return RequestError("under-way", f"job {job_id} is being worked on: {what}")
         if job_id in self._with_option:
             return RequestError(
@@ -235,14 +245,22 @@ class Service:
             # Its shepherd, if any, is on the node of its script, where the request belongs.
             return RequestError("unknown-job", f"job {job_id} is known on {job.batch_host}, not on {self.node}")
         refusal = without_option(job)
-        if refusal.code == "not-opted-in" and job is not None and self._just_started(job):
-            text = f"job {job_id} has just started: whether it has the option --gpu-suspend-idle is not known yet"
+        if refusal.code == "not-opted-in" and (what := self._just_started(job)) is not None:
+            text = f"{what} has just started: whether the job has the option --gpu-suspend-idle is not known yet"
             return RequestError("starting", text, hint="try again in a moment")
+        if job is None:  # it may have just started
+            text = f"the state of job {job_id} is unknown: slurmctld does not respond"
+            return RequestError("no-answer", text, hint="try again in a moment", exit_code=3)
         return RequestError(refusal.code, refusal_text(job_id, refusal), hint=refusal_hint(refusal))
 
-    def _just_started(self, job: Job) -> bool:
-        """Return whether the shepherd of a job may still be about to connect."""
-        return job.start is not None and 0 <= self.now() - job.start.timestamp() < CONNECTS_S
+    def _just_started(self, job: Job | None) -> str | None:
+        """Return the job or this agent, if it has just started: the shepherd of the job may not have connected yet."""
+        if job is not None and job.start is not None and 0 <= self.now() - job.start.timestamp() < CONNECTS_S:
+            return f"job {job.id}"
+        return f"the agent on {self.node}" if self._has_just_started() else None
+
+    def _has_just_started(self) -> bool:
+        return 0 <= self.now() - self.began < CONNECTS_S
 
     def _limit(self, caller: Caller) -> None:
         """Count a request to slurmctld. Raises ``RequestError`` if ``caller`` exceeds the rate limit."""
@@ -349,13 +367,16 @@ class Service:
             if len(self._by_hand) > MOST_ENDED:
                 del self._by_hand[next(iter(self._by_hand))]
 
-    def _wake(self, job_id: int, caller: Caller) -> dict[str, Any]:
+    def _wake(self, job_id: int, caller: Caller, *, from_start: bool) -> dict[str, Any]:
         job = self._find(job_id, caller)
         sleepers = self.orchestration.in_place
         if isinstance(job, WatchedJob):
             # A job that is being suspended in place wakes as soon as it sleeps.
             leaving = job.option.mode is Mode.INPLACE and job.phase is not Phase.RUNNING
             if sleepers is not None and (leaving or sleepers.holds(job_id) is not None):
+                if from_start:
+                    text = f"job {job.called} sleeps in place: it has no image to give up; requeue it instead"
+                    raise RequestError("mode", text)
                 log.info("job %d: %s (uid %d) requests to wake it", job_id, one_line(caller.name, 64), caller.uid)
                 sleepers.wake(job_id, one_line(caller.name, 64))
                 return {"job_id": job_id, "node": self.node, "released": True, "in_place": True}
@@ -363,7 +384,9 @@ class Service:
             state = ": it is running" if job.phase is Phase.RUNNING else on_its_way
             raise RequestError("not-suspended", f"job {job.called} is not suspended{state}")
         log.info("job %d: %s (uid %d) requests to wake it", job_id, one_line(caller.name, 64), caller.uid)
-        released = self.orchestration.waker.wake(job.key, caller.name, admin=self.is_admin(caller))
+        released = self.orchestration.waker.wake(
+            job.key, caller.name, admin=self.is_admin(caller), from_start=from_start
+        )
         with self._lock:
             self._suspended = (-1e9, ())
         return {"job_id": job_id, "node": self.node, "released": released}

@@ -36,6 +36,7 @@ def policy(suspend: SuspendConfig, inplace: InplaceConfig) -> SuspendPolicy:
         backoff_s=parse_span_s(suspend.backoff),
         backoff_max_s=parse_span_s(suspend.backoff_max),
         short_sleep_s=parse_span_s(inplace.short_sleep),
+        max_turn_s=parse_span_s(inplace.max_turn),
         partitions=_rules(suspend.partitions, suspend.exclude_partitions),
         accounts=_rules(suspend.accounts, suspend.exclude_accounts),
         users=_rules(suspend.users, suspend.exclude_users),

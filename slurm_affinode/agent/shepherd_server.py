@@ -26,6 +26,7 @@ from slurm_affinode.suspension.shepherd import (
     Exited,
     Hello,
     Outgoing,
+    Reaped,
     Signalled,
     Started,
     decode,
@@ -41,6 +42,8 @@ MAX_PER_USER = 256
 HELLO_S = 10.0
 """Timeout for the hello message, after which a connection is closed."""
 STREAMS = 3
+MOST_REAPED = 64
+"""Reports of ended processes that are kept for each connection; the shepherd keeps as many."""
 
 
 class ShepherdEvents(Protocol):
@@ -74,6 +77,7 @@ class Connection:
         self.opened = opened
         self.who: Identity | None = None
         self.status: int | None = None
+        self._reaped: dict[int, int] = {}
         self._lock = threading.Lock()
         """Guards the socket: workers send while the server thread closes."""
         self._open = True
@@ -87,6 +91,21 @@ class Connection:
     def open(self) -> bool:
         """Whether the shepherd is connected."""
         return self._open
+
+    def status_of(self, pid: int) -> int | None:
+        """See ``registry.Link``."""
+        return self._reaped.get(pid)
+
+    def forget_status(self, pid: int) -> None:
+        """See ``registry.Link``."""
+        self._reaped.pop(pid, None)
+
+    def reaped(self, pid: int, status: int) -> None:
+        """Record that a process of the job has ended."""
+        self._reaped.pop(pid, None)
+        if len(self._reaped) >= MOST_REAPED:
+            del self._reaped[next(iter(self._reaped))]
+        self._reaped[pid] = status
 
     def send(self, message: Outgoing) -> bool:
         """Send a message without blocking. Return ``False`` if the shepherd is gone or does not read."""
@@ -231,6 +250,8 @@ class ShepherdServer:
             self._events.started(connection.who.job_id, message.root, connection)
         elif isinstance(message, Signalled):
             self._events.signalled(connection.who.job_id, message.number)
+        elif isinstance(message, Reaped):
+            connection.reaped(message.pid, message.status)
         elif isinstance(message, Exited):
             connection.status = message.status
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from slurm_affinode.agent.loop import JobState
@@ -9,12 +10,12 @@ from slurm_affinode.agent.workers import WorkOutcome
 from slurm_affinode.core.idle import IdleState
 from slurm_affinode.core.policy import Decision
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import Phase, SuspendOption
+from slurm_affinode.model.suspension import Mode, Phase, SuspendOption
 from slurm_affinode.suspension import messages, refusals
 from slurm_affinode.suspension.activity import name_of
 from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.registry import WatchedJob
-from slurm_affinode.suspension.shared_state import SuspendedJob
+from slurm_affinode.suspension.shared_state import LastRestore, SuspendedJob
 
 
 def watched(
@@ -51,11 +52,25 @@ def watched(
         "in_place": asleep,
         "shares_gpus": None if job.slurm is None else job.slurm.shares_gpus,
         "suspensions": job.suspensions,
+        "restored": None if job.last_restore is None else _restored(job.last_restore),
         "idle": None if idle is None else _idle(idle, clock_s, now_epoch),
         "next": None if decision is None else _next(decision),
         "compatibility": None if compatibility is None else _compatibility(compatibility, job.option),
         "last": None if outcome is None else {"at": outcome.at_epoch, "done": outcome.done, "text": outcome.text},
         "said": None if job.slurm is None else messages.of_the_past(job.slurm.comment),
+    }
+
+
+def _restored(restore: LastRestore) -> dict[str, Any]:
+    """Return the point at which the attempt began. ``lost_s``: work lost with an earlier attempt, if known."""
+    started = restore.discarded or restore.fresh
+    return {
+        "at": restore.restored_epoch,
+        "node": restore.node,
+        "checkpoint": None if started else restore.checkpoint_epoch,
+        "from_start": started,
+        "after_loss": restore.again or restore.discarded,
+        "lost_s": restore.lost_s,
     }
 
 
@@ -89,7 +104,15 @@ def suspended(job: SuspendedJob, slurm: Job | None, *, user: str, now_epoch: flo
         "held_by_admin": None if slurm is None else slurm.held_by_admin,
         "why": job.why,
         "failure": job.failure,
+        "failures": job.failures,
+        "failed": job.failed_epoch,
+        "retry": job.retry_epoch,
+        "retries_left": job.retries_left,
+        "releases": job.releases,
+        "release": job.release_epoch,
         "passed_over": job.passed,
+        "local_files": job.local_files,
+        "tied_to": job.node if job.tied else None,
     }
 
 
@@ -131,6 +154,11 @@ def _next(decision: Decision) -> dict[str, Any]:
     }
 
 
+def _in(mode: Mode, option: SuspendOption) -> SuspendOption:
+    """Return the option for remedies against refusals in ``mode``; none of them is the mode that the job has."""
+    return replace(option, mode=mode) if mode is Mode.INPLACE else option
+
+
 def _compatibility(found: Compatibility, option: SuspendOption) -> dict[str, Any]:
     return {
         "kinds": [kind.value for kind in found.kinds],
@@ -138,7 +166,8 @@ def _compatibility(found: Compatibility, option: SuspendOption) -> dict[str, Any
             mode.value: {
                 "possible": not against,
                 "against": [
-                    {"code": one.code, "text": one.text, "remedy": refusals.remedy(one, option)} for one in against
+                    {"code": one.code, "text": one.text, "remedy": refusals.remedy(one, _in(mode, option))}
+                    for one in against
                 ],
             }
             for mode, against in found.modes.items()

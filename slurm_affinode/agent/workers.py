@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import one_line
@@ -38,6 +39,10 @@ Promised = Callable[[bool], None]
 Promising = Callable[[], Promised | None]
 """Promises a job's GPUs to a waiting job; ``None`` if the waiting jobs have a promise from another node."""
 PROMISED = "promised"
+BUSY = "busy"
+"""Code of a suspension that was given up because the job is in use again."""
+FAILED = "failed"
+"""Code of a suspension that has failed; the job runs on."""
 SUSPENDING = "suspending"
 SIGNALLED = "signalled"
 """Its owner requested a signal in advance; the notice period takes no slot from other jobs."""
@@ -134,55 +139,60 @@ class Work:
     # --- suspending
 
     def suspend(
-        self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None
-    ) -> bool:
-        """Start to suspend a job. Return ``False`` if work on it is already under way, or the agent is stopping."""
+        self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising = lambda: lambda freed: None,
+        *, busy: bool = False,
+    ) -> bool:  # fmt: skip
+        """Start to suspend a job. Return ``False`` if work on it is already under way, or the agent is stopping.
+
+        ``busy``: see ``Suspender.suspend``.
+        """
+        act = partial(self._act, job, why, look_again, busy=busy)
         notice = job.option.signal
         # A job in place gives no GPUs back to Slurm.
         gpus = 0 if job.option.mode is Mode.INPLACE else len(job.devices or ())
         if notice is None or notice.before_s == 0:
             if not self._take(job.job_id, SUSPENDING, gpus):
                 return False
-            self._queue(job).post(self._suspend, job, why, look_again, promising, user=job.uid)
+            self._queue(job).post(self._suspend, job, act, promising, user=job.uid)
             return True
         if not self._take(job.job_id, SIGNALLED, gpus):
             return False
-        self._notices.post(self._suspend, job, why, look_again, promising)
+        self._notices.post(self._suspend, job, act, promising)
         return True
 
     def _queue(self, job: WatchedJob) -> WorkQueue:
         return self._in_place if job.option.mode is Mode.INPLACE else self._suspends
 
-    def _suspend(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> None:
+    def _suspend(self, job: WatchedJob, act: Callable[[], WorkOutcome], promising: Promising) -> None:
         outcome = self._stopped()
         with surviving(log, "job %d: not suspended, by a fault of the agent", job.job_id) as fault:
             try:
-                outcome = self._promised(job, why, look_again, promising)
+                outcome = self._promised(job, act, promising)
             except Refused as error:
                 outcome = WorkOutcome(self._now(), False, str(error), error.refusal.code)
             except AffinodeError as error:
-                outcome = WorkOutcome(self._now(), False, str(error), "failed")
+                outcome = WorkOutcome(self._now(), False, str(error), FAILED)
         if fault.error is not None:
             outcome = WorkOutcome(self._now(), False, f"a fault of the agent: {type(fault.error).__name__}", "fault")
         log.log(logging.INFO if outcome.done else logging.WARNING, "job %d: %s", job.job_id, one_line(outcome.text))
         self._leave(job.job_id, outcome)
 
-    def _promised(self, job: WatchedJob, why: str, look_again: LookAgain, promising: Promising) -> WorkOutcome:
+    def _promised(self, job: WatchedJob, act: Callable[[], WorkOutcome], promising: Promising) -> WorkOutcome:
         promised = promising()
         if promised is None:
             return WorkOutcome(self._now(), False, "not suspended: those who wait for its GPUs get others", PROMISED)
         freed = False
         try:
-            outcome = self._attempt(job, why, look_again)
+            outcome = self._attempt(job, act)
             freed = outcome.done
         finally:
             promised(freed)
         return outcome
 
-    def _attempt(self, job: WatchedJob, why: str, look_again: LookAgain) -> WorkOutcome:
+    def _attempt(self, job: WatchedJob, act: Callable[[], WorkOutcome]) -> WorkOutcome:
         notice = job.option.signal
         if notice is None:  # the suspender refuses what cannot be suspended
-            return self._act(job, why, look_again)
+            return act()
         refusals = self._orchestration.suspender.refusals(job)
         if refusals:
             raise Refused(refusals[0])
@@ -190,7 +200,7 @@ class Work:
         log.info("job %d: signal %s, %d s before it is suspended", job.job_id, notice.name, notice.before_s)
         job.link.send(SignalMessage(number))
         if notice.before_s == 0:
-            return self._act(job, why, look_again)
+            return act()
         if not self._waited(job, notice.before_s):
             return (
                 self._stopped()
@@ -198,7 +208,7 @@ class Work:
                 else WorkOutcome(self._now(), False, "its script has ended", "gone")
             )
         try:
-            return self._queue(job).submit(self._act, job, why, look_again, user=job.uid).result()
+            return self._queue(job).submit(act, user=job.uid).result()
         except CancelledError:
             return self._stopped()
 
@@ -210,16 +220,17 @@ class Work:
                 return False
         return True
 
-    def _act(self, job: WatchedJob, why: str, look_again: LookAgain) -> WorkOutcome:
+    def _act(self, job: WatchedJob, why: str, look_again: LookAgain, *, busy: bool) -> WorkOutcome:
         with self._lock:
             self._under_way[job.job_id] = SUSPENDING
         seen = look_again()
         if seen is not None:
-            return WorkOutcome(self._now(), False, f"not suspended, it works again: {seen}", "busy")
+            return WorkOutcome(self._now(), False, f"not suspended, it works again: {seen}", BUSY)
         log.info("job %d: being suspended: %s", job.job_id, one_line(why))
-        suspension = self._orchestration.suspender.suspend(job, why, look_again=look_again)
+        suspension = self._orchestration.suspender.suspend(job, why, look_again=look_again, busy=busy)
         if suspension.failure is not None:
-            return WorkOutcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", "failed")
+            code = BUSY if suspension.in_use else FAILED
+            return WorkOutcome(self._now(), False, f"not suspended, it runs on: {suspension.failure}", code)
         return WorkOutcome(self._now(), True, f"suspended: {why}", "suspended")
 
     def _stopped(self) -> WorkOutcome:

@@ -431,8 +431,8 @@ def parse(text: str, *, where: str) -> Config:
     idle, inplace = config.idle, config.inplace
     if not 0 <= idle.idle_pct <= idle.low_pct <= 100:
         raise ConfigError(f"{where}: idle: needs 0 <= idle_pct <= low_pct <= 100")
-    if not 0 <= inplace.start_free_pct <= inplace.awake_limit_pct:
+    if inplace.start_pct > inplace.awake_limit_pct:
         raise ConfigError(
-            f"{where}: inplace.start_free_pct: {inplace.start_free_pct:g} is not from 0 to inplace.awake_limit_pct"
+            f"{where}: inplace.start_free_pct: {inplace.start_pct:g} is not from 0 to inplace.awake_limit_pct"
         )
     return config

@@ -158,12 +158,13 @@ def size(parse: Callable[[str], object] = parse_size, *, above: bool = False) ->
     return check
 
 
-def either(first: str, second: str) -> Check:
-    """Check that a text is one of two words."""
+def either(*words: str) -> Check:
+    """Check that a text is one of these words, two or more."""
+    allowed = f"{', '.join(words[:-1])} or {words[-1]}"
 
     def check(where: str, key: str, text: str) -> None:
-        if text not in (first, second):
-            raise ConfigError(f"{where}: {key}: {text!r} is not {first} or {second}")
+        if text not in words:
+            raise ConfigError(f"{where}: {key}: {text!r} is not {allowed}")
 
     return check
 

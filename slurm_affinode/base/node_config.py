@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from slurm_affinode.base.config_values import AbsolutePath, PositiveSpan, Span, either, size, table, within
+from slurm_affinode.base.config_values import AbsolutePath, Percent, PositiveSpan, Span, either, size, table, within
 from slurm_affinode.base.errors import ConfigError
 from slurm_affinode.base.sizes import parse_limit
 from slurm_affinode.model.gpu import FLOORS_PCT, GPU_SIGNALS, HOST_SIGNALS
@@ -64,9 +65,28 @@ def _listen(where: str, key: str, text: str) -> None:
         raise ConfigError(f"{where}: {key}: {error}", hint='write for example "0.0.0.0:9403", or ""') from None
 
 
+def _absolute(where: str, key: str, paths: tuple[str, ...]) -> None:
+    for path in paths:
+        if not path.startswith("/") or ".." in path.split("/") or not path.strip("/"):
+            raise ConfigError(f"{where}: {key}: {path!r} is not the absolute path of a directory below /")
+
+
 def _mail_kind(where: str, key: str, kind: str) -> None:
     if kind not in MAIL_KINDS:
         raise ConfigError(f"{where}: {key}: {kind!r} is none of {', '.join(MAIL_KINDS)}")
+
+
+def _socket_pattern(where: str, key: str, text: str) -> None:
+    if not text.startswith("/") or ".." in text.split("/"):
+        raise ConfigError(f"{where}: {key}: {text!r} is not a full path", hint="write it as in ss --listening --unix")
+
+
+def _network(where: str, key: str, text: str) -> None:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        hint = 'write for example "10.0.0.5" or "10.1.0.0/16"'
+        raise ConfigError(f"{where}: {key}: {error}", hint=hint) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +153,7 @@ class SuspendConfig:
     max_at_once: Annotated[int, within(1)] = 1
     """Concurrent suspensions on one node; those in place are counted separately."""
     backoff: Span = "5m"
-    """Minimum run time after a job's first suspension; doubled after each further one."""
+    """Minimum run time after a job's first suspension, and pause after one that failed; doubled with each one."""
     backoff_max: Span = "6h"
     exclude_users: tuple[str, ...] = ()
     exclude_accounts: tuple[str, ...] = ()
@@ -166,15 +186,46 @@ class SuspendConfig:
     """The program, as a path or to be found in ``PATH``."""
     criu_plugin: AbsolutePath = CRIU_PLUGIN
     """The installed plugin of CRIU for forked workers, alone in a directory that only root may change."""
+    local_files: Annotated[str, either("copy", "pin", "ignore")] = "copy"
+    """Closed files of a job in ``local_directories``: ``copy`` them into its image up to the limits, and ``pin`` the
+    job to its node beyond them; always ``pin`` it; or ``ignore`` them."""
+    local_directories: Annotated[tuple[str, ...], _absolute] = ("/tmp", "/var/tmp")  # noqa: S108 - not opened here
+    """Node-local directories in which jobs create files."""
+    local_files_limit: _Size = "1G"
+    """Maximum size of the closed files of one job that are copied."""
+    local_files_count: Annotated[int, within(1, 100_000)] = 10_000
+    """Maximum number of these files and directories."""
     raise_memory_limit: bool = True
     """Raise the memory limit (``--mem``) of a job in its cgroups for the time in which its GPU memory is in host
     memory, if the node has memory that no job needs."""
     memory_reserve: _Size = "2G"
     """Host memory that stays free when a memory limit is raised."""
+    services: tuple[Annotated[str, _socket_pattern], ...] = (
+        "/var/lib/sss/pipes/*", "/run/systemd/userdb/*",
+        "/run/nslcd/socket", "/var/run/nslcd/socket", "/run/nscd/socket", "/var/run/nscd/socket",
+    )  # fmt: skip
+    """Sockets of services whose clients connect again: a restore closes connections to them. In each part of a path,
+    ``*``, ``?`` and ``[...]`` are wildcards. The list replaces the default."""
+    service_users: tuple[str, ...] = ("sssd",)
+    """Users that such services run as, besides root; names that do not exist on the node are ignored."""
     criu_sockets: bool = False
     """Network sockets are dumped even if CRIU's version on this kernel indicates no support: for a patched CRIU."""
     on_restore_failure: Annotated[str, either("hold", "fresh")] = "hold"
     """``hold`` the job with the reason, or start it ``fresh`` with ``SLURM_AFFINODE_RESTORE_FAILED=1``."""
+    restore_alive: Span = "5s"
+    """How long the batch script of a restored job must run until its restore is a success. If a signal ends it
+    sooner, the restore has failed. 0: not checked."""
+    after_loss: Annotated[str, either("image", "start", "hold")] = "image"
+    """A job that is preempted or requeued, or loses its node, after it was restored: restore the same ``image`` again,
+    ``start`` its script from the beginning, or ``hold`` it. The owner's ``after_loss`` has precedence."""
+    discard_image_after: Span = "1d"
+    """With ``after_loss = "image"``: if the job had run for longer than this since its restore, the image is discarded
+    and its script starts from the beginning. 0: never."""
+    restore_retries: Annotated[int, within(0)] = 8
+    """Retries of a restore that failed for a cause that may pass; 0: ``on_restore_failure`` applies at once."""
+    retry_backoff: PositiveSpan = "1m"
+    """Time until the first of these retries; doubled for each further one."""
+    retry_backoff_limit: PositiveSpan = "1h"
     time_limit: Annotated[str, either("remaining", "whole")] = "remaining"
     """Time limit of a suspended job when it resumes: the time ``remaining`` at its suspension, or the ``whole`` limit
     again."""
@@ -208,8 +259,11 @@ class InplaceConfig:
     """Time for all processes of a job to freeze; after that, it is woken again."""
     awake_limit_pct: Annotated[float, within(0, 100, above=True)] = 100.0
     """Share of a GPU's memory that awake jobs of this kind may hold at a time."""
-    start_free_pct: float = 0.0
-    """Share of the memory of each of its GPUs that must be free for a job to start; 0: it starts at once."""
+    start_free_pct: Percent | None = None
+    """Share of the memory of each of its GPUs that must be free for a job to start; 0: it starts at once; ``None``: 60,
+    or ``awake_limit_pct`` if that is less. A job does not wait for memory of processes outside of jobs in place."""
+    max_turn: Span = "30s"
+    """Time for which a busy job keeps its GPU memory while another one waits for it; 0: as long as it is busy."""
     wake_deadline: PositiveSpan = "10m"
     """Time for the GPU memory of a job to be restored after a wake request."""
     on_deadline: Annotated[str, either("wait", "end")] = "wait"
@@ -220,6 +274,8 @@ class InplaceConfig:
     short_sleep: Span = "1m"
     """After a sleep that was shorter, the job stays awake for ``suspend.backoff``, doubled with each further one; 0:
     never."""
+    probes: tuple[Annotated[str, _network], ...] = ()
+    """Addresses and networks whose connections are health checks: they neither wake a job nor keep it awake."""
     max_sleep: Span = "12h"
     """A sleeping job wakes after this time without an event, unless ``wake=hold``; 0: never."""
     wake_at_prolog: bool = False
@@ -227,3 +283,8 @@ class InplaceConfig:
     settings."""
     prolog_timeout: PositiveSpan = "20s"
     """Timeout of such a prolog; must be less than Slurm's PrologEpilogTimeout."""
+
+    @property
+    def start_pct(self) -> float:
+        """``start_free_pct``, or its default."""
+        return min(60.0, self.awake_limit_pct) if self.start_free_pct is None else self.start_free_pct

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import pwd
+from collections.abc import Iterable
+from contextlib import suppress
+
+
+def uids(names: Iterable[str]) -> frozenset[int]:
+    """Return the UIDs of users; names that do not exist are ignored."""
+    found = set()
+    for name in names:
+        with suppress(KeyError):
+            found.add(pwd.getpwnam(name).pw_uid)
+    return frozenset(found)
+
 
 def name_of_user(uid: int) -> str:
     """Return the name of a user, or the UID if there is none."""
-    import pwd  # noqa: PLC0415 - a look-up that may reach over the network; what asks for no name does without
-
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):

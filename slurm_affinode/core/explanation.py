@@ -14,6 +14,9 @@ LOOK_S = 3.0
 """Idle times up to the time just watched, plus this tolerance in seconds, come from watching alone."""
 
 
+ASLEEP = "The job sleeps in place: its processes are frozen, and its GPU memory is in host memory until it wakes."
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """A time slot of one GPU. ``None``: not measured."""
@@ -70,10 +73,15 @@ class Explanation:
     """Number of attempts of the job; the last one is explained."""
     watched_s: float | None = None
     """Time for which the GPUs were watched just now; ``None``: all data is from recorded metrics."""
+    asleep: bool = False
+    """It sleeps in place (``mode=inplace``), or waits to wake."""
 
     @property
     def answer(self) -> str:
         """Sentence with the findings of the job or, if there are none, how conclusive that is."""
+        return f"{self._answer()} {ASLEEP}" if self.asleep else self._answer()
+
+    def _answer(self) -> str:
         if self.findings:
             texts = [KINDS[one.kind] + (f" ({one.variant})" if one.variant not in (None, one.kind) else "")
                      for one in self.findings]  # fmt: skip
@@ -109,7 +117,7 @@ class Explanation:
     def as_json(self) -> dict[str, Any]:
         """Return the explanation as JSON-compatible values."""
         return {
-            "answer": self.answer, "watched_s": self.watched_s, "job": plain(self.job),
+            "answer": self.answer, "asleep": self.asleep, "watched_s": self.watched_s, "job": plain(self.job),
             "cluster": self.cluster, "user": self.user, "account": self.account,
             "partition": self.partition, "qos": self.qos, "nodes": list(self.nodes),
             "allocated_gpus": self.allocated_gpus, "since": self.since, "until": self.until,

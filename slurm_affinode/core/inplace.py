@@ -4,7 +4,8 @@ Jobs that share a GPU take turns in using its memory. Those that want their memo
 requests, first come, first served: no job gets a GPU before an earlier request that needs it as well, even if it would
 fit and the earlier one does not. Smaller jobs thus never starve a larger one. If there is no room for the first
 request, jobs that are idle by policy make room: the cheapest set that frees enough, where the cost of a job is its
-bytes divided by its idle time.
+bytes divided by its idle time. If that is not enough, busy jobs make room as well once their turn is over, so that
+steady load on one job does not starve another.
 
 Memory that jobs with ``mode=inplace`` hold on a GPU, awake or waking, never exceeds its ``limit``.
 """
@@ -51,6 +52,18 @@ class Awake:
     """Its idle time, if the policy allows it to be moved out; ``None``: it stays."""
     leaving: bool = False
     """It is being moved out: its memory will be free soon."""
+    turn_left_s: float | None = None
+    """Seconds until it may be moved out even if it is busy, at most 0: now; ``None``: it stays while it is busy."""
+
+    @property
+    def yields(self) -> bool:
+        """Whether it may be moved out now, idle or not."""
+        return self.idle_s is not None or (self.turn_left_s is not None and self.turn_left_s <= 0)
+
+    @property
+    def will_yield(self) -> bool:
+        """Whether it is being moved out, or may be at some time."""
+        return self.leaving or self.idle_s is not None or self.turn_left_s is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,8 @@ class Waiter:
     needs: Bytes
     held: Bytes = field(default_factory=dict)
     """Bytes that it holds already: its suspension, or an earlier wake, was interrupted."""
+    at_most: bool = False
+    """It is to start: it needs no more than would be free if all jobs in place slept."""
 
     @property
     def lacks(self) -> dict[str, int]:
@@ -90,6 +105,8 @@ class WakePlan:
     """Job to move out -> job that waits for it."""
     waits: Mapping[int, str] = field(default_factory=dict)
     """Job -> why it has to wait, in one line."""
+    in_turn: frozenset[int] = frozenset()
+    """Jobs that only wait for others in place, each of which makes room when its turn is over."""
 
 
 @dataclass(slots=True)
@@ -122,9 +139,13 @@ def plan(
     go: list[int] = []
     make_room: dict[int, int] = {}
     waits: dict[int, str] = {}
+    in_turn: set[int] = set()
     first: dict[str, int] = {}
+    most = _attainable(cards, awake, arriving, queue)
     for waiter in queue:
         lacks = waiter.lacks
+        if waiter.at_most:
+            lacks = {uuid: need for uuid, lack in lacks.items() if (need := min(lack, most.get(uuid, lack))) > 0}
         uuids = list(lacks)
         unknown = next((uuid for uuid in uuids if uuid not in room.cards or room.cards[uuid].free is None), None)
         ahead = next((first[uuid] for uuid in uuids if uuid in first), None)
@@ -135,6 +156,7 @@ def plan(
             continue
         if ahead is not None:
             waits[waiter.job_id] = f"job {ahead} is ahead of it in the queue"
+            in_turn |= {waiter.job_id} if ahead in in_turn else set()
         elif unknown is not None:
             waits[waiter.job_id] = f"how much memory is free on {_name(room.cards, unknown)} is not known"
         elif not (lack := room.lack(lacks)):
@@ -144,9 +166,27 @@ def plan(
         else:
             chosen, waits[waiter.job_id] = _make_room(waiter, lack, (awake, arriving), make_room, room)
             make_room |= dict.fromkeys(chosen, waiter.job_id)
+            in_turn |= {waiter.job_id} if _turns_suffice(lack, awake, arriving) else set()
         for uuid in uuids:
             first.setdefault(uuid, waiter.job_id)
-    return WakePlan(tuple(go), make_room, waits)
+    return WakePlan(tuple(go), make_room, waits, frozenset(in_turn))
+
+
+def _attainable(
+    cards: Sequence[GpuLoad], awake: Sequence[Awake], arriving: Sequence[Arriving], queue: Sequence[Waiter]
+) -> dict[str, int]:
+    """Return the bytes of each GPU that would be free if all jobs in place slept, where free memory is known."""
+    holders = [*(one.held for one in awake), *(one.held for one in arriving), *(one.held for one in queue)]
+    return {
+        card.uuid: min(card.limit, card.free - MARGIN + sum(held.get(card.uuid, 0) for held in holders))
+        for card in cards if card.free is not None
+    }  # fmt: skip
+
+
+def _turns_suffice(lack: Bytes, awake: Sequence[Awake], arriving: Sequence[Arriving]) -> bool:
+    """Return whether other jobs in place, each after its turn, free enough."""
+    coming = [Awake(one.job_id, one.needs) for one in arriving]
+    return _enough(lack, [*(one for one in awake if one.will_yield), *coming])
 
 
 def _room(
@@ -179,7 +219,7 @@ def _make_room(
     leaving = [one for one in there if one.leaving]
     if _enough(lack, leaving):
         return (), f"{_jobs(leaving)} makes room"
-    movable = [one for one in there if not one.leaving and one.idle_s is not None and one.job_id not in taken]
+    movable = [one for one in there if not one.leaving and one.yields and one.job_id not in taken]
     chosen = cheapest(_less(lack, leaving), movable)
     if chosen:
         return tuple(one.job_id for one in chosen), f"{_jobs((*leaving, *chosen))} makes room"
@@ -187,20 +227,27 @@ def _make_room(
 
 
 def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
-    """Return the cheapest set of jobs that frees enough; empty if there is none."""
+    """Return the cheapest set of jobs that frees enough, with as few busy ones as possible; empty if there is none."""
     if not lack or not _enough(lack, movable):
         return ()
-    ordered = sorted(movable, key=lambda one: (price(one), one.job_id))
+    ordered = sorted(movable, key=lambda one: (one.idle_s is None, price(one), one.job_id))
     if len(ordered) <= _TRIED_SETS_OF:
         sets = (chosen for count in range(1, len(ordered) + 1) for chosen in combinations(ordered, count))
         return min(
             (chosen for chosen in sets if _enough(lack, chosen)),
-            key=lambda chosen: (sum(map(price, chosen)), len(chosen), [one.job_id for one in chosen]),
+            key=lambda chosen: (
+                sum(one.idle_s is None for one in chosen),
+                sum(map(price, chosen)),
+                len(chosen),
+                [one.job_id for one in chosen],
+            ),
         )
     found: list[Awake] = []
     while not _enough(lack, found):
         found.append(ordered.pop(0))
-    for one in sorted(found, key=price, reverse=True):  # drop jobs that more expensive ones made redundant
+    for one in sorted(
+        found, key=lambda one: (one.idle_s is None, price(one)), reverse=True
+    ):  # drop jobs that more expensive ones made redundant
         rest = [other for other in found if other is not one]
         if _enough(lack, rest):
             found = rest
@@ -208,8 +255,12 @@ def cheapest(lack: Bytes, movable: Sequence[Awake]) -> tuple[Awake, ...]:
 
 
 def price(one: Awake) -> float:
-    """Return the cost of moving a job: its bytes, moved out and back, divided by its idle seconds."""
-    return sum(one.held.values()) / max(1.0, one.idle_s or 0.0)
+    """Return the cost of moving a job: its bytes, moved out and back, divided by its idle seconds.
+
+    Of a busy job, divided by the seconds since its turn was over, so that each gets its turn.
+    """
+    seconds = one.idle_s if one.idle_s is not None else -(one.turn_left_s or 0.0)
+    return sum(one.held.values()) / max(1.0, seconds)
 
 
 def _enough(lack: Bytes, leaving: Iterable[Awake]) -> bool:
@@ -232,7 +283,8 @@ def _why(waiter: Waiter, lack: Bytes, others: tuple[Sequence[Awake], Sequence[Ar
     busy = [one for one in there if one.idle_s is None and not one.leaving]
     coming = [one for one in arriving if one.needs.get(uuid, 0)]
     if busy:
-        by = f"{_jobs(busy)} is busy"
+        turns = all(one.turn_left_s is not None for one in busy)
+        by = f"{_jobs(busy)} is busy{', and its turn is not over' if turns else ''}"
     else:
         by = f"{_jobs(coming)} is taking its place" if coming else "other processes hold the rest"
     return f"it needs {size(need)} on {name}, and {size(left)} is left there: {by}"

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_affinode.base.text import span
+from slurm_affinode.core import wake_time
 from slurm_affinode.core.features import may_match
 from slurm_affinode.core.idle import IdleState, Verdict
 from slurm_affinode.model.suspension import Mode, Pressure, Refusal, SuspendOption
@@ -43,6 +44,9 @@ class SuspendPolicy:
     backoff_max_s: float = 21600.0
     short_sleep_s: float = 60.0
     """A sleep in place that ended sooner has gained nothing: the job stays awake for the backoff."""
+    max_turn_s: float = 0.0
+    """Time for which a busy job in place keeps its GPU memory while another one waits for it; 0: as long as it is
+    busy."""
     partitions: Mapping[str, Limit] = field(default_factory=dict)
     accounts: Mapping[str, Limit] = field(default_factory=dict)
     users: Mapping[str, Limit] = field(default_factory=dict)
@@ -72,12 +76,20 @@ class Candidate:
     """``signalled``, ``suspending``, ``restoring``: an operation on it is in progress."""
     refusals: tuple[Refusal, ...] = ()
     """Why it cannot be suspended at all."""
+    failures: int = 0
+    """Number of its last suspensions, without a gap, that have failed."""
+    failed_s: float = 0.0
+    """Time since the last of them."""
     short_sleeps: int = 0
     """In place: number of its last sleeps, without a gap, that were too short."""
     awake_s: float = 0.0
     """Time since the last of them."""
     wanted_by: tuple[str, ...] = ()
     """In place: jobs that wait to wake on its GPUs, and for which it has to make room."""
+    turn_s: float = 0.0
+    """In place: time since it woke, or began to run."""
+    shares_gpus: bool | None = None
+    """It has shares of GPUs, whose memory other jobs can use while it sleeps in place; ``None``: unknown."""
 
     @property
     def in_place(self) -> bool:
@@ -190,6 +202,8 @@ class Decision:
     """Pending jobs that could use the GPUs."""
     presses: tuple[Waiting, ...] = ()
     """The same jobs, by priority."""
+    busy: bool = False
+    """It is to be suspended although it is busy, since its turn is over."""
 
 
 def _fits(waiting: Waiting, node: NodeRoom) -> bool:
@@ -219,12 +233,13 @@ def _enough(waiting: Waiting, gpus: int, cpus: int, memory_mib: int) -> bool:
 def pressing(surroundings: Surroundings, candidate: Candidate, others: Sequence[Candidate] = ()) -> tuple[Waiting, ...]:
     """Return the pending jobs that need ``candidate`` to be suspended, by priority.
 
+    None needs a job in place: it keeps its allocation, and Slurm allocates shares regardless of free memory.
     A job does not count if it fits into the free resources, or if GPUs have been promised to it. A job that needs the
     GPUs of several jobs of the node counts if ``candidate`` and ``others``, the further jobs of the node with a full
     idle window, would together free enough.
     """
     node = surroundings.node
-    if node is None or surroundings.waiting is None:
+    if node is None or surroundings.waiting is None or candidate.in_place:
         return ()
     found: list[Waiting] = []
     gpus, cpus, memory = node.free_gpus, node.free_cpus, node.free_memory_mib
@@ -265,7 +280,7 @@ def backoff_s(policy: SuspendPolicy, suspensions: int) -> float:
     """Return the minimum run time after this many suspensions."""
     if suspensions <= 0:
         return 0.0
-    return min(policy.backoff_max_s, policy.backoff_s * 2.0 ** min(suspensions - 1, 60))
+    return wake_time.backoff_s(policy.backoff_s, policy.backoff_max_s, suspensions)
 
 
 def too_often(policy: SuspendPolicy, attempts: int, since_s: float) -> Refusal | None:
@@ -293,6 +308,9 @@ def decide(
     why = _because(candidate, names)
     idle = candidate.idle
     if idle is None or not idle.reached:
+        if candidate.wanted_by and _turn_over(policy, candidate) and not against and not policy.dry_run:
+            text = f"its turn of {span(policy.max_turn_s)} is over, job {', '.join(candidate.wanted_by)} waits to wake"
+            return Decision(True, "suspend", text, (), names, busy=True)
         code, now = _not_yet(idle, candidate.option.window_s)
         then = f"then nothing: {against[0].text}" if against else f"then it is suspended: {why}"
         if policy.dry_run and not against:
@@ -302,9 +320,11 @@ def decide(
         return Decision(False, against[0].code, f"{why}, not suspended: {against[0].text}", against, names)
     if policy.dry_run:
         return Decision(False, "dry-run", f"{why}: would be suspended, but suspend.dry_run is set", (), names)
-    # A suspension in place frees no GPUs for Slurm, so none are promised.
-    promised = candidate.option.when is Pressure.PRESSURE and not candidate.in_place
-    return Decision(True, "suspend", why, (), names, presses if promised else ())
+    return Decision(True, "suspend", why, (), names, presses if candidate.option.when is Pressure.PRESSURE else ())
+
+
+def _turn_over(policy: SuspendPolicy, candidate: Candidate) -> bool:
+    return candidate.in_place and 0 < policy.max_turn_s <= candidate.turn_s
 
 
 def _because(candidate: Candidate, names: tuple[str, ...]) -> str:
@@ -338,6 +358,10 @@ def _rules(policy: SuspendPolicy, candidate: Candidate) -> Iterable[Refusal]:
         if limit is not None and limit.exclude:
             yield Refusal(f"excluded-{what}", f"the site excludes {what} {name}")
     yield from too_soon(policy, candidate)
+    pause = backoff_s(policy, candidate.failures)
+    if candidate.failed_s < pause:
+        times = "suspension" if candidate.failures == 1 else f"{candidate.failures} suspensions"
+        yield Refusal("failed", f"its last {times} failed; the next one may be in {span(pause - candidate.failed_s)}")
     pause = backoff_s(policy, candidate.short_sleeps)
     if candidate.awake_s < pause and not candidate.wanted_by:
         many = candidate.short_sleeps
@@ -412,12 +436,20 @@ def _limits(policy: SuspendPolicy, candidate: Candidate, surroundings: Surroundi
         yield Refusal("no-room", surroundings.no_room)
 
 
+_ALONE = "no other job could use their memory while it sleeps in place; with when=always it sleeps nevertheless"
+
+
 def _pressure(
     candidate: Candidate, surroundings: Surroundings, presses: tuple[Waiting, ...], others: Sequence[Candidate]
 ) -> Iterable[Refusal]:
     if candidate.option.when is Pressure.ALWAYS or candidate.wanted_by:
         return
-    if surroundings.waiting is None or surroundings.node is None:
+    if candidate.in_place:
+        text = "no job waits to wake or to start on its GPUs"
+        if candidate.shares_gpus is False:
+            text = f"its GPUs are allocated to it alone, so that {_ALONE}"
+        yield Refusal("no-pressure", text)
+    elif surroundings.waiting is None or surroundings.node is None:
         yield Refusal("queue-unknown", "the pending jobs are unknown: slurmctld has not responded lately")
     elif not presses:
         served = pressing(replace(surroundings, promises=()), candidate, others) if surroundings.promises else ()

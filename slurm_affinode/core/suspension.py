@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from slurm_affinode.base.text import counted
-from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal
+from slurm_affinode.base.text import counted, span
+from slurm_affinode.model.suspension import AfterLoss, GpuFact, LiveRun, Manifest, Phase, Refusal
 
 IN_PLACE = frozenset({Phase.FROZEN, Phase.WAKING})
 """Phases of a job that is suspended in place or waking from it."""
@@ -212,6 +212,32 @@ def owns(manifest: Manifest, run: LiveRun) -> bool:
 def of_this_run(manifest: Manifest, run: LiveRun) -> bool:
     """Return whether an image was made of this very attempt, which has not been requeued yet."""
     return (manifest.key, manifest.uid, manifest.restarts) == (run.key, run.uid, run.restarts)
+
+
+@dataclass(frozen=True, slots=True)
+class AfterLossVerdict:
+    """What the attempt after a lost one does, and why."""
+
+    action: AfterLoss
+    why: str
+
+
+def after_loss(
+    option: AfterLoss | None, site: AfterLoss, ran_s: float | None, discard_after_s: float
+) -> AfterLossVerdict:
+    """Return what to do with a job whose attempt was lost after it was restored.
+
+    ``option``: the owner's; it has precedence over ``site``. Without it, an image is discarded if the lost attempt had
+    run for longer than ``discard_after_s`` (0: never) since its restore. ``ran_s``: for how long it had; ``None`` is
+    unknown, and discards nothing.
+    """
+    if option is not None:
+        return AfterLossVerdict(option, f"after_loss={option}")
+    if site is AfterLoss.IMAGE and ran_s is not None and 0 < discard_after_s < ran_s:
+        return AfterLossVerdict(
+            AfterLoss.START, f"this site discards an image when its job has run for {span(discard_after_s)}"
+        )
+    return AfterLossVerdict(site, f"this site has suspend.after_loss = {site}")
 
 
 def pair_gpus(old: Sequence[GpuFact], new: Sequence[GpuFact]) -> dict[str, str] | Refusal | None:

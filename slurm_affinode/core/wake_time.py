@@ -56,3 +56,8 @@ def _full_hour(clock: str) -> str:
 
 def _at(day: date, clock: time, zone: tzinfo | None) -> float:
     return datetime.combine(day, clock, tzinfo=zone).timestamp()
+
+
+def backoff_s(first_s: float, limit_s: float, attempts: int) -> float:
+    """Return the seconds to wait after this many attempts: ``first_s`` after one, doubled for each further one."""
+    return min(limit_s, first_s * 2.0 ** min(max(0, attempts - 1), 60))

@@ -26,6 +26,7 @@ KINDS: Mapping[str, str] = {
     "model-server": "a model server of the job has a problem, by its own metrics",
     "completing": "a job does not get out of COMPLETING",
     "drained-kill-failed": "a node is drained since processes of a job could not be killed",
+    "drained-by-epilog": "a node is drained since a GPU was still held when its job had ended",
     "cpu-cores-per-gpu": "more CPU cores per GPU than the node has for each",
     "memory-per-gpu": "more host memory per GPU than the node has for each",
     "gpu-too-powerful": "a smaller GPU would do",
@@ -47,7 +48,9 @@ CPU_KINDS = frozenset(
 )
 """Kinds about jobs without GPUs, which are searched only on request."""
 
-LIVE_KINDS = frozenset({"orphan-process", "orphaned-engine", "model-server", "completing", "drained-kill-failed"})
+LIVE_KINDS = frozenset(
+    {"orphan-process", "orphaned-engine", "model-server", "completing", "drained-kill-failed", "drained-by-epilog"}
+)
 """Kinds that are found only with live data of Slurm and the nodes."""
 
 MISFIT_KINDS = CPU_KINDS | frozenset(
@@ -67,6 +70,9 @@ VARIANTS = ("never-used", "partly-used", "used-once", "idle")
 """Kinds of idle allocation: no GPU was ever used; some were never used; all were used and then no longer; they are
 idle, and earlier use is unknown."""
 
+
+EPILOG = "slurm-affinode: after job"
+"""Beginning of the reason with which an epilog drains a node."""
 
 MAPPINGS: Mapping[str, str] = {
     "labels": "job labels of the metrics",

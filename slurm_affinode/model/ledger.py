@@ -68,6 +68,8 @@ class LedgerEntry:
     """Why the suspension failed: the job continued to run."""
     restore_failure: str | None = None
     """Why a restore failed."""
+    shares_gpus: int | None = None
+    """In place: 1 if the job had shares of GPUs, so that its GPU memory was free for other jobs; 0 if whole GPUs."""
 
     @classmethod
     def of(cls, job: JobKey, began_ms: int) -> LedgerEntry:

@@ -51,6 +51,12 @@ class SuspensionMail:
     """In place: a request on one of its sockets wakes it."""
     ended: bool = False
     """For ``failed``, in place: it was canceled, because it had waited too long."""
+    lost: bool = False
+    """Its attempt was lost after a restore: it has returned to the image (``restored``), or was not restored again."""
+    lost_s: float | None = None
+    """With ``lost``: how long that attempt had run since its restore."""
+    checkpoint_epoch: float | None = None
+    """With ``lost``: time of the checkpoint."""
     left_out: int = 0
     """Mails to this user that were dropped since the last one: there were too many."""
 
@@ -97,6 +103,17 @@ class Steps(StrEnum):
     """The launcher (``spank/srun.py``), whose steps belong to the script's process tree."""
 
 
+class AfterLoss(StrEnum):
+    """What a job does that was preempted or requeued, or has lost its node, after it was restored."""
+
+    IMAGE = "image"
+    """It is restored from the same checkpoint image again."""
+    START = "start"
+    """The batch script starts from its beginning; the image is discarded."""
+    HOLD = "hold"
+    """It is held, and its owner decides."""
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """The signal sent to a job before it is suspended."""
@@ -119,6 +136,8 @@ class SuspendOption:
     when: Pressure = Pressure.PRESSURE
     signal: Notice | None = None
     steps: Steps = Steps.SLURM
+    after_loss: AfterLoss | None = None
+    """``None``: as the site has configured (``suspend.after_loss``)."""
 
     @classmethod
     def parse(cls, text: str) -> SuspendOption:
@@ -140,11 +159,12 @@ class SuspendOption:
             mode, when = Mode(given.get("mode", "requeue")), Pressure(given.get("when", "pressure"))
             notice = _notice(given["signal"]) if "signal" in given else None
             steps = Steps(given.get("steps", "slurm"))
+            after_loss = AfterLoss(given["after_loss"]) if "after_loss" in given else None
         except ValueError as error:
             raise ValueError(f"suspend option {text!r:.200}: {error}") from None
         if not 0 < window_s <= _LONGEST_WINDOW_S or not 0 <= util_pct <= 100:
             raise ValueError(f"suspend option {text!r:.200}: needs window from 1 s to 366 days and util from 0 to 100")
-        return cls(window_s, util_pct, mode, wake, when, notice, steps)
+        return cls(window_s, util_pct, mode, wake, when, notice, steps, after_loss)
 
     def __str__(self) -> str:
         """Return the format that ``parse`` reads."""
@@ -159,10 +179,12 @@ class SuspendOption:
             parts.append(f"signal={self.signal.name}@{self.signal.before_s}")
         if self.steps is not Steps.SLURM:
             parts.append(f"steps={self.steps}")
+        if self.after_loss is not None:
+            parts.append(f"after_loss={self.after_loss}")
         return ",".join(parts)
 
 
-_KEYS = ("window", "util", "mode", "wake", "when", "signal", "steps")
+_KEYS = ("window", "util", "mode", "wake", "when", "signal", "steps", "after_loss")
 
 
 def _notice(text: str) -> Notice:
@@ -258,6 +280,8 @@ class Refusal:
     """Stable, for programs and tests: ``srun-steps``, ``host-memory``, ..."""
     text: str
     """One line for the owner, with the relevant numbers."""
+    remedy: str | None = None
+    """What the owner can do, where the code does not say it."""
 
     def __str__(self) -> str:
         """Return the text."""

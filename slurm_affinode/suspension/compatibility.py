@@ -28,6 +28,7 @@ class CompatibilityRow(StrEnum):
     NOTEBOOK = "notebook server (Jupyter)"
     EDITOR = "VS Code server (code-server)"
     TERMINAL = "terminal (tmux) in a batch job"
+    SERVICE = "program with a connection to SSSD, nslcd or nscd"
     MONITOR = "monitor, or another program that opens GPU devices without CUDA"
     CONTAINER = "container of the user (Apptainer, Charliecloud, enroot)"
     MIG = "MIG instance"
@@ -95,6 +96,8 @@ def kinds(
     if tree is not None:
         if forked_workers(tree, cuda_users):
             found.add(CompatibilityRow.DATA_LOADER)
+        if any(one.services for one in tree.processes):
+            found.add(CompatibilityRow.SERVICE)
         for one in tree.processes:
             found |= set(_by_names(one))
     return tuple(kind for kind in CompatibilityRow if kind in found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,11 +22,15 @@ from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.inspection import MemoryFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import CudaDriver, Imager, InheritFd
+from slurm_affinode.checkpoint.scratch_files import ScratchOutcome, ScratchRestored
+from slurm_affinode.checkpoint.scratch_record import ScratchRecord, ScratchRecords
+from slurm_affinode.checkpoint.scratch_search import ScratchFound
 from slurm_affinode.checkpoint.tiers import Tiers
 from slurm_affinode.checkpoint.user_files import User
+from slurm_affinode.core.wake_time import backoff_s
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
-from slurm_affinode.model.suspension import SavedOutput, Versions
+from slurm_affinode.model.suspension import AfterLoss, SavedOutput, Versions
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.job_environment import JobEnvironments
 from slurm_affinode.suspension.journal import Journal
@@ -129,6 +133,42 @@ class Streams(Protocol):
         ...
 
 
+class Scratch(Protocol):
+    """The closed node-local files of jobs; see ``scratch_files.ScratchFiles``."""
+
+    @property
+    def copies(self) -> bool:
+        """Whether files may be copied, which depends on other jobs of their user."""
+        ...
+
+    def find(
+        self, init: Id, tree: Collection[Id], owner: User, periods: Sequence[tuple[float, float]], others: str | None
+    ) -> ScratchFound:
+        """Return the files of a stopped job. Never raises."""
+        ...
+
+    def save(
+        self, init: Id, found: ScratchFound, image_fd: int, owner: User, node: str, *, kept: Collection[str] = (),
+        timeout_s: float,
+    ) -> ScratchOutcome:  # fmt: skip
+        """Copy them into an image, if the rules permit it. Raises ``DumpFailed``, ``DumpNoRoom``."""
+        ...
+
+    def put_back(
+        self, init: Id, index: bytes, data: int | None, user: User, record: ScratchRecord, *, timeout_s: float
+    ) -> ScratchRestored:
+        """Create the files of an image. Raises ``RestoreFailed``; nothing is left then."""
+        ...
+
+    def remove(self, init: Id, made: Mapping[str, tuple[int, int]], user: User) -> None:
+        """Remove the files that ``put_back`` has created. Never raises; may be repeated."""
+        ...
+
+    def leave(self, index: bytes, owner: User) -> int:
+        """Remove the copied files from the node that the job has left; return their number. Never raises."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class SuspendSettings:
     """The site's settings; times are in seconds."""
@@ -143,8 +183,18 @@ class SuspendSettings:
     wake_every_s: float = 10.0
     wake_backoff_s: float = 120.0
     wake_backoff_limit_s: float = 7200.0
+    restore_retries: int = 0
+    """Retries of a restore that failed for a cause that may pass."""
+    retry_backoff_s: float = 60.0
+    retry_backoff_limit_s: float = 3600.0
     fresh: bool = False
     """Start the job afresh after a failed restore; otherwise it is held."""
+    after_loss: AfterLoss = AfterLoss.IMAGE
+    """What a job without ``after_loss`` does if its attempt is lost after a restore."""
+    discard_image_after_s: float = 86400.0
+    """With ``image``: run time since the restore after which the image is discarded; 0: never."""
+    alive_s: float = 5.0
+    """How long the batch script of a restored job must run until its restore is a success; 0: not checked."""
     whole_time_limit: bool = False
     """Give a suspended job its whole time limit again, otherwise what it had left of it."""
     notices: bool = True
@@ -166,13 +216,27 @@ class SuspendSettings:
             wake_every_s=parse_span_s(config.wake_every),
             wake_backoff_s=parse_span_s(config.wake_backoff),
             wake_backoff_limit_s=parse_span_s(config.wake_backoff_limit),
+            restore_retries=config.restore_retries,
+            retry_backoff_s=parse_span_s(config.retry_backoff),
+            retry_backoff_limit_s=parse_span_s(config.retry_backoff_limit),
             fresh=config.on_restore_failure == "fresh",
+            after_loss=AfterLoss(config.after_loss),
+            discard_image_after_s=parse_span_s(config.discard_image_after),
+            alive_s=parse_span_s(config.restore_alive),
             whole_time_limit=config.time_limit == "whole",
             notices=config.notices,
             criu_sockets=config.criu_sockets,
             raise_limit=config.raise_memory_limit,
             memory_reserve=parse_size(config.memory_reserve),
         )
+
+    def release_pause_s(self, releases: int) -> float:
+        """Return the seconds until a job that is held since the last of these releases is released again."""
+        return backoff_s(self.wake_backoff_s, self.wake_backoff_limit_s, releases)
+
+    def retry_pause_s(self, failures: int) -> float:
+        """Return the seconds until a restore is retried that has failed for this many times."""
+        return backoff_s(self.retry_backoff_s, self.retry_backoff_limit_s, failures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +266,10 @@ class Parts:
     environments: JobEnvironments
     created: CreatedFilesOfJobs
     """Records of the node-local files that restores have created."""
+    scratch: Scratch
+    scratch_records: ScratchRecords
+    jobs_on_node: Callable[[int, float], Collection[int]]
+    """The IDs of the jobs of a user (UID) on this node at any time since then (epoch). Raises ``UnreachableError``."""
     settings: SuspendSettings = SuspendSettings()
     workers: Workers = field(default_factory=Workers)
     """See ``AgentContext``."""

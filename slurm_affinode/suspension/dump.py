@@ -15,10 +15,13 @@ from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Process
-from slurm_affinode.checkpoint import deleted_files, kernel_states
+from slurm_affinode.base.text import one_line
+from slurm_affinode.checkpoint import deleted_files, kernel_states, local_files
 from slurm_affinode.checkpoint.image_writer import ImageWriter
 from slurm_affinode.checkpoint.inspection import TreeFacts, forked_workers
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, NoRoom, Tree
+from slurm_affinode.checkpoint.scratch_files import NOT_SEARCHED, NOTHING, ScratchOutcome
+from slurm_affinode.checkpoint.scratch_search import ScratchFound
 from slurm_affinode.model.suspension import GpuFact, LiveRun, Manifest, Phase, Refusal, SavedOutput
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Parts
@@ -28,7 +31,7 @@ from slurm_affinode.suspension.memory import cuda_users, gpu_memory, visible_gpu
 from slurm_affinode.suspension.notify import SuspensionOutcomes
 from slurm_affinode.suspension.process_tree import Member, NotStoppedError, StoppedJob
 from slurm_affinode.suspension.record import SuspensionFacts
-from slurm_affinode.suspension.refusals import ImageFacts, estimate, of_criu, of_tree
+from slurm_affinode.suspension.refusals import ImageFacts, estimate, of_criu, of_services, of_tree
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer
 from slurm_affinode.suspension.rollback import Rollback
@@ -51,6 +54,12 @@ class DumpAttempt(Attempt):
     """Size of an image of the stopped tree."""
     trouble: str | None = None
     """A problem that was resolved on the way."""
+    periods: tuple[tuple[float, float], ...] = ()
+    """Begin and end of the attempts whose files are on this node, in epoch seconds, this one last."""
+    scratch: ScratchFound = NOT_SEARCHED
+    """Its closed node-local files."""
+    local_files: ScratchOutcome = NOTHING
+    """Whether the image has them, or they tie the job to this node."""
     passed: list[str] = field(default_factory=list)
     """Tiers that did not accept the image, and why."""
 
@@ -81,7 +90,10 @@ class RequeueEnding(Ending[DumpAttempt]):
 
     def _image_facts(self) -> ImageFacts:
         kernel = "" if self._parts.settings.criu_sockets else os.uname().release
-        return ImageFacts(self._criu(), kernel, no_device_files=self._parts.imager.why_no_device_files())
+        imager = self._parts.imager
+        return ImageFacts(
+            self._criu(), kernel, no_device_files=imager.why_no_device_files(), no_plugin=imager.why_no_plugin()
+        )  # fmt: skip
 
     def _criu(self) -> str | None:
         try:
@@ -98,7 +110,7 @@ class RequeueEnding(Ending[DumpAttempt]):
 
     # --- the sequence
 
-    def begin(self, job: WatchedJob, journal: JobJournal, why: str) -> DumpAttempt:
+    def begin(self, job: WatchedJob, journal: JobJournal, why: str, *, busy: bool = False) -> DumpAttempt:
         """See ``Ending``."""
         parts = self._parts
         members = parts.processes.members(job.init_pid, job.init_started)
@@ -138,6 +150,8 @@ class RequeueEnding(Ending[DumpAttempt]):
         self._requeuer.requeue(job.job_id, job.restarts)
         if parts.settings.notices:
             job.say(f"suspended on {parts.node}: {messages.reason(attempt.facts.why or '')}")
+            if attempt.local_files.text:
+                job.say(messages.reason(attempt.local_files.text))
         if not parts.processes.end(job.init_pid, job.init_started, timeout_s=parts.settings.kill_s):
             parts.log.error("job %s: processes are left after SIGKILL", job.job_id)
         if parts.limits is not None:
@@ -152,6 +166,9 @@ class RequeueEnding(Ending[DumpAttempt]):
         complete or rolled back, none of them runs, so this check counts.
         """
         parts, job = self._parts, attempt.job
+        attempt.periods = self._periods(attempt)
+        # Accounting may take seconds to respond: queried before the stop. Jobs that start later have processes.
+        others = self._other_jobs(job, attempt.periods[0][0]) if parts.scratch.copies else None
         members = parts.processes.everybody(job.init_pid, job.init_started)
         before = attempt.stopped_by_others(members)  # may have changed since it began
         announce(parts, attempt, Phase.PARKED, SuspensionFacts(stopped_pids=before))
@@ -159,10 +176,34 @@ class RequeueEnding(Ending[DumpAttempt]):
         tree = parts.look(job.init_pid, attempt.root.pid)
         cuda = attempt.facts.cuda_pids or ()
         image = self._image_facts()  # the stores check their room when they are written to
-        found = [*of_criu(image, tree), *of_tree(tree, cuda, job.owner, image.no_device_files, attempt.forked)]
+        found = [
+            *of_criu(image, tree),
+            *of_services(image, tree),
+            *of_tree(tree, cuda, job.owner, image.no_device_files, attempt.forked),
+        ]
         if found:
             raise AbortedError(found[0].text)
-        attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES)  # includes the GPU memory by now
+        everybody = [one.id for one in parts.processes.everybody(job.init_pid, job.init_started)]
+        attempt.periods = self._periods(attempt)
+        attempt.scratch = parts.scratch.find(job.init, everybody, job.owner, attempt.periods, others)
+        files = 0 if attempt.scratch.why_not is not None else attempt.scratch.total_bytes
+        attempt.tree_bytes = estimate(tree, 0, _OUTPUT_BYTES) + files  # includes the GPU memory by now
+
+    def _periods(self, attempt: DumpAttempt) -> tuple[tuple[float, float], ...]:
+        parts, job = self._parts, attempt.job
+        now = parts.now()
+        earlier = parts.scratch_records.of(attempt.record.key, job.uid).read().periods
+        return (*earlier, (parts.processes.began(job.init_started, now), now))
+
+    def _other_jobs(self, job: WatchedJob, since_epoch: float) -> str | None:
+        """Return why other jobs of the user may have created files on this node; ``None``: there were none."""
+        try:
+            others = sorted(set(self._parts.jobs_on_node(job.uid, since_epoch)) - {job.job_id})
+        except AffinodeError as error:
+            return f"it is not known whether other jobs of its user ran on this node: {one_line(str(error))}"
+        if not others:
+            return None
+        return f"other jobs of its user ran on this node, and may have created some of them: {others[-1]}"
 
     def _dump(self, attempt: DumpAttempt) -> None:
         parts = self._parts
@@ -173,7 +214,15 @@ class RequeueEnding(Ending[DumpAttempt]):
         )  # fmt: skip
         parts.tiers.settle(image, passed=attempt.passed.append)
         passed = "; ".join(dict.fromkeys(attempt.passed)) or None
-        facts = SuspensionFacts(image_bytes=image.manifest.size, trouble=attempt.trouble, passed=passed)
+        local, record = attempt.local_files, parts.scratch_records.of(attempt.record.key, job.uid)
+        required = record.known().required
+        if local.kind == "tied" and required is None and job.slurm is not None:
+            required = ",".join(job.slurm.nodes_required)
+        facts = SuspensionFacts(
+            image_bytes=image.manifest.size, trouble=attempt.trouble, passed=passed, local_files=local.text or None,
+            tied=True if local.kind == "tied" else None,
+            required_nodes=required,
+        )  # fmt: skip
         announce(parts, attempt, Phase.DUMPED, facts)
 
     def _fill(self, attempt: DumpAttempt, writer: ImageWriter) -> Image:
@@ -189,6 +238,11 @@ class RequeueEnding(Ending[DumpAttempt]):
             # Slurm continues and ends the processes of a job that it requeues, also for others: dumped processes must
             # not run on, so they are held until they are killed.
             parts.imager.dump(tree, writer.criu_fd, timeout_s=parts.settings.dump_s, stop=attempt.stop)
+            attempt.local_files = parts.scratch.save(
+                job.init, attempt.scratch, writer.fd, job.owner, parts.node,
+                kept=local_files.stored(writer.criu_fd), timeout_s=parts.settings.dump_s,
+            )  # fmt: skip
+            self._record_periods(attempt)
             outputs = parts.streams.save(job.init, writer.save, job.owner)
             return writer.commit(self._manifest(attempt, outputs, writer))
         except StreamsError as error:
@@ -197,6 +251,14 @@ class RequeueEnding(Ending[DumpAttempt]):
             attempt.trouble = f"its image did not fit where it was dumped to first: {error}"
             deleted_files.forget(job.init, [member.id for member in self._members(attempt)], job.owner)
             raise
+
+    def _record_periods(self, attempt: DumpAttempt) -> None:
+        """Record when the files of a tied job were made. Raises ``AbortedError``: later they would not be found."""
+        record = self._parts.scratch_records.of(attempt.record.key, attempt.job.uid)
+        if attempt.local_files.kind == "tied" and not record.write(
+            lambda facts: replace(facts, periods=attempt.periods)
+        ):
+            raise AbortedError("its files on this node cannot be recorded; see the log of the agent")
 
     def _next_seq(self, attempt: DumpAttempt) -> int:
         """Return a number above that of every image of the job, in any store."""

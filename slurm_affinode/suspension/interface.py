@@ -22,7 +22,7 @@ from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.suspension.compatibility import Compatibility
 from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import Link, Registry, WatchedJob
-from slurm_affinode.suspension.shared_state import SuspendedJob
+from slurm_affinode.suspension.shared_state import LastRestore, SuspendedJob
 from slurm_affinode.suspension.shepherd import Hello, Reply
 
 LookAgain = Callable[[], str | None]
@@ -33,6 +33,10 @@ under the CUDA lock. A signal that cannot be read does not count as idle. For a 
 
 class AbortedError(AffinodeError):
     """A suspension in progress was aborted; the text states the reason."""
+
+
+class InUseError(AbortedError):
+    """A suspension was aborted because the job is in use again: a later one may succeed."""
 
 
 def cause(error: Exception) -> str:
@@ -93,9 +97,10 @@ class Suspender(Protocol):
         """Return the kinds of this job, and the reasons against a suspension in each mode. Reads only."""
         ...
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         """Suspend the job. Returns when its processes have ended and it is queued, or when it runs on unharmed.
 
+        ``busy``: in place only, whether it is busy or not; it then waits to wake at once.
         In the latter case ``failure`` of the result states the reason. Raises ``Refused``, and ``AffinodeError`` if
         nothing was begun.
         """
@@ -116,10 +121,11 @@ class Restorer(Protocol):
 class Waker(Protocol):
     """Releases suspended jobs."""
 
-    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
+    def wake(self, key: JobKey, who: str, *, admin: bool = False, from_start: bool = False) -> bool:
         """Release a suspended job on behalf of ``who``. Idempotent. Raises ``Refused``.
 
-        ``admin``: ``who`` may also release jobs held by an administrator. Returns ``False`` if the image is not in the
+        ``admin``: ``who`` may also release jobs held by an administrator. ``from_start``: its image is given up, and
+        its script starts from the beginning. Returns ``False`` if the image is not in the
         shared store yet; the job is then released later without another call.
         """
         ...
@@ -148,6 +154,10 @@ class Keeper(Protocol):
 
     def registered(self, job: WatchedJob) -> None:
         """Handle a connection from the shepherd of a job that already runs, after a restart of the agent."""
+        ...
+
+    def last_restore(self, job: WatchedJob) -> LastRestore | None:
+        """Return the restore of this attempt, or the loss after which it has started from its beginning."""
         ...
 
     def ended(self, job_id: int, *, requeued: bool) -> None:
@@ -221,12 +231,16 @@ class DaemonCalls:
 
     idle_s: Callable[[int], float | None] = lambda job_id: None
     """Returns how long a job has been idle; ``None`` if the policy would not suspend it for another job."""
-    woken: Callable[[int, str, float], None] = lambda job_id, how, slept_s: None
-    """Called when a job runs again, with a description of its wake and the length of its sleep."""
+    woken: Callable[[int, str, float | None], None] = lambda job_id, how, slept_s: None
+    """Called when a job runs again, with a description of its wake and the length of its sleep; ``None``: it was moved
+    out although it was busy."""
     pressed: Callable[[], None] = lambda: None
     """Called when jobs have to make room (``InPlace.wanted``)."""
     gpus_of: Callable[[int], Sequence[str] | None] = lambda job_id: None
     """Returns the UUIDs of the GPUs of a job that has not started; ``None`` if they are not known."""
+    turn_left_s: Callable[[int], float | None] = lambda job_id: None
+    """Returns the seconds until a job may be moved out for another one even if it is busy, at most 0: now; ``None``: it
+    stays while it is busy."""
 
 
 @dataclass(frozen=True, slots=True)

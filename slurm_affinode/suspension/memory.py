@@ -18,7 +18,7 @@ from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
 from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import MemoryFacts, SpareMemory, TreeFacts
-from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost, RestoreFailed
+from slurm_affinode.checkpoint.interface import CheckpointError, HelperLost, RestoreInterrupted
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import GpuFact, Phase
@@ -248,7 +248,7 @@ class HostMemory:
                     text = (
                         f"its memory ({size(image_bytes)}, with that of its GPUs) does not fit below its memory limit"
                     )
-                    raise RestoreFailed(f"{text}: {error}") from None
+                    raise RestoreInterrupted(f"{text}: {error}") from None
             else:
                 return
             check()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
-from slurm_affinode.base.text import one_line, size
+from slurm_affinode.base.text import one_line, size, span
+from slurm_affinode.base.times import named, utc
 
 SUSPENDED = "suspended: "
 RUNS_ON = "runs on: "
@@ -17,6 +20,7 @@ RESTORING = "restoring: "
 LOST = "lost: "
 REQUEUED = "requeued after it was restored"
 """Reason why a job is suspended whose restored attempt was lost."""
+GIVEN_UP = "starts from its beginning: its image was given up, as requested"
 AFRESH = "; started afresh"
 """Suffix of the reason why a job was not restored."""
 _OWN = (SUSPENDED, RUNS_ON, HELD, ASLEEP, WAITS_TO_WAKE, WAITS_TO_START, NOT_WOKEN, LOST, RESTORING)
@@ -59,9 +63,38 @@ def comment(own: str, before: str | None) -> str:
     return text.encode("utf-8")[:_MAX_BYTES].decode("utf-8", "ignore")
 
 
-def suspended(why: str, held_bytes: int, job: str) -> str:
-    """Return ``suspended: idle 15m, 52 GiB, wake with: slurm-affinode wake 123``."""
-    return f"{SUSPENDED}{reason(why)}, {size(held_bytes)}, wake with: slurm-affinode wake {job}"
+def suspended(why: str, held_bytes: int, job: str, *, tied_to: str | None = None) -> str:
+    """Return ``suspended: idle 15m, 52 GiB, wake with: slurm-affinode wake 123``.
+
+    ``tied_to``: the only node on which the job starts, because of its node-local files.
+    """
+    tied = "" if tied_to is None else f", tied to {tied_to}"
+    return f"{SUSPENDED}{reason(why)}, {size(held_bytes)}{tied}, wake with: slurm-affinode wake {job}"
+
+
+def without_node(node: str, state: str, job: str) -> str:
+    """Return why a job that is tied to a node does not start, and who can do what."""
+    return (
+        f"tied to {node}, which {state}: it waits until an administrator returns the node to service; to start it "
+        f"elsewhere without its node-local files, its owner runs: scontrol update JobId={job} ReqNodeList="
+    )
+
+
+def without_files(node: str) -> str:
+    """Return the line for a job that is restored on another node than the one that has its files."""
+    return f"its node-local files stayed on {node} and are missing here"
+
+
+def files_missing(node: str, paths: Sequence[str]) -> str:
+    """Return the line about files of a tied job that changed or went away while it was suspended."""
+    what = "a file" if len(paths) == 1 else f"{len(paths)} files"
+    return reason(f"{what} of the job on {node} changed or disappeared while it was suspended: {', '.join(paths)}")
+
+
+def files_kept(node: str, paths: Sequence[str]) -> str:
+    """Return the line about existing files that a restore has not replaced."""
+    what = "a file exists" if len(paths) == 1 else f"{len(paths)} files exist"
+    return reason(f"{what} already on {node} with other contents and were not replaced: {', '.join(paths)}")
 
 
 def restoring(node: str) -> str:
@@ -85,9 +118,53 @@ def lost(node: str, why: str) -> str:
     return f"{LOST}its processes on {node} ended while it was suspended ({reason(why)}); there is no image"
 
 
+def not_restored(why: str, job: str, *, fresh: bool, retry_epoch: float | None = None) -> str:
+    """Return the line for a failed restore. ``fresh``: the job is started from its beginning, otherwise held.
+
+    ``retry_epoch``: when the agent tries again; ``None``: it does not.
+    """
+    if fresh:
+        return f"{HELD}{reason(why)}; its script starts from the beginning"
+    if retry_epoch is not None:
+        return f"{HELD}{reason(why)}; its image is kept; {next_try(job, retry_epoch)}"
+    again = (
+        f"to try again: slurm-affinode wake {job}; to start from the beginning: slurm-affinode wake {job} --from-start"
+    )
+    return f"{HELD}{reason(why)}; it is held, and its image is kept; {again}"
+
+
+def lost_after_restore(node: str, ran_s: float | None, *, fresh: bool = False) -> str:
+    """Return ``its attempt on c1 was lost 2h after its restore``. ``fresh``: it had started from the beginning."""
+    after = "at an unknown time" if ran_s is None else span(ran_s)
+    return f"its attempt on {node} was lost {after} after {'a start from the beginning' if fresh else 'its restore'}"
+
+
+def returned(loss: str, checkpoint_epoch: float) -> str:
+    """Return the comment for a job that was restored from the same image again."""
+    return f"{LOST}{reason(loss)}; it has returned to its checkpoint of {at(checkpoint_epoch)}"
+
+
+def started_over(loss: str, why: str) -> str:
+    """Return the comment for a job that starts from its beginning after a loss."""
+    return f"{LOST}{reason(loss)}; it has started from its beginning: {reason(why)}"
+
+
+def at(epoch: float) -> str:
+    """Return a time for users, in UTC."""
+    return utc(datetime.fromtimestamp(epoch, UTC))
+
+
 def held(why: str) -> str:
     """Return the comment for a job that was not restored."""
     return f"{HELD}{reason(why)}"
+
+
+def next_try(job: str, retry_epoch: float | None) -> str:
+    """Return how a restore that failed is retried. ``retry_epoch``: when the agent does it; ``None``: on request."""
+    if retry_epoch is None:
+        return f"try again with: slurm-affinode wake {job}"
+    at = named(datetime.fromtimestamp(retry_epoch, UTC), UTC)
+    return f"next try after {at}, or with: slurm-affinode wake {job}"
 
 
 def asleep(why: str, held_bytes: int, job: str, *, on_request: bool) -> str:

@@ -11,10 +11,12 @@ from dataclasses import replace
 from functools import partial
 
 from slurm_affinode.base.errors import AffinodeError
-from slurm_affinode.checkpoint import local_files
-from slurm_affinode.checkpoint.interface import CheckpointError
+from slurm_affinode.checkpoint import local_files, scratch_index
+from slurm_affinode.checkpoint.image_store import DirectoryStore
+from slurm_affinode.checkpoint.interface import CheckpointError, Image
 from slurm_affinode.checkpoint.local_files import INDEX, LIMIT
 from slurm_affinode.core.suspension import IN_PLACE
+from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import MailKind, Phase
 from slurm_affinode.suspension import messages
@@ -35,6 +37,12 @@ def comment(parts: Parts, job_id: int, own: str | None) -> None:
             parts.slurm.set_comment(job_id, after)
     except AffinodeError as error:
         parts.log.warning("job %s: cannot set its comment: %s", job_id, error)
+
+
+def require(parts: Parts, job: Job, nodes: tuple[str, ...]) -> None:
+    """Set the nodes that Slurm requires for a pending job, unless they are set already. Raises ``AffinodeError``."""
+    if job.nodes_required != nodes:
+        parts.slurm.set_required_nodes(job.job_id, nodes)
 
 
 _RETRY_S = 15.0
@@ -101,10 +109,12 @@ class SuspensionOutcomes:
         parts, record = self._parts, journal.record
         parts.ledger.write(record.ledger_entry(parts.node))
         self._limit_time(record)  # before the note, with which the job may be woken
-        self._note(record)
+        required = self._require(record)
+        self._note(record, required)
         self.leave(record)
-        job_id = record.key.job_id
-        comment(parts, job_id, messages.suspended(record.why or "", record.gpu_bytes or 0, record.called))
+        job_id, tied_to = record.key.job_id, parts.node if record.tied else None
+        own = messages.suspended(record.why or "", record.gpu_bytes or 0, record.called, tied_to=tied_to)
+        comment(parts, job_id, own)
         mail_owner(parts, record, "suspended", record.phases.get(Phase.QUEUED), why=record.why)
         self._copies.post(self._copy, journal)  # if the agent exits during the copy, the next one continues it
 
@@ -118,6 +128,27 @@ class SuspensionOutcomes:
         except AffinodeError as error:
             self._parts.log.warning("job %s: cannot set its time limit: %s", record.key.job_id, error)
 
+    def _require(self, record: SuspensionRecord) -> str | None:
+        """Have Slurm start a tied job on this node only; return what it required before.
+
+        Slurm changes the required nodes of pending jobs only, so what an earlier suspension has set is restored here.
+        Returns ``None`` if nothing is required because of the job's files, or Slurm does not respond.
+        """
+        parts, job_id, before = self._parts, record.key.job_id, record.required_nodes
+        if not record.tied and before is None:
+            return None
+        try:
+            job = parts.slurm.job(job_id)
+            if record.tied:
+                before = ",".join(job.nodes_required) if before is None else before
+                require(parts, job, (parts.node,))
+                return before
+            if job.nodes_required == (parts.node,):  # otherwise its owner has changed it
+                require(parts, job, tuple(filter(None, (before or "").split(","))))
+        except AffinodeError as error:
+            parts.log.warning("job %s: cannot set its required nodes: %s", job_id, error)
+        return None
+
     def leave(self, record: SuspensionRecord) -> None:
         """Remove the job's files in ``/dev/shm`` and ``/tmp`` from this node: the image has them."""
         self._parts.environments.remove(record.key.job_id)
@@ -126,15 +157,31 @@ class SuspensionOutcomes:
             return
         for store in self._parts.tiers.stores:
             with suppress(CheckpointError, OSError):
-                index = partial(store.small_file, store.get(record.key.name, record.seq), INDEX, LIMIT)
+                image = store.get(record.key.name, record.seq)
+                self._leave_scratch(record, store, image)
+                index = partial(store.small_file, image, INDEX, LIMIT)
                 removed = local_files.leave(index, record.owner)
                 if removed:
                     self._parts.log.info("job %s: %d node-local files removed", record.key.job_id, len(removed))
                 return
 
-    def _note(self, record: SuspensionRecord) -> None:
+    def _leave_scratch(self, record: SuspensionRecord, store: DirectoryStore, image: Image) -> None:
+        """Remove closed files that were copied, and the record of the job: a return of the job begins anew."""
+        parts = self._parts
+        if record.tied:
+            return
+        parts.scratch_records.remove(record.key.job_id)
+        if scratch_index.INDEX not in {one.path for one in image.manifest.files}:
+            return
+        index = store.small_file(image, scratch_index.INDEX, scratch_index.LIMIT, of_criu=False)
+        removed = parts.scratch.leave(index, record.owner)
+        if removed:
+            parts.log.info("job %s: %d closed node-local files removed", record.key.job_id, removed)
+
+    def _note(self, record: SuspensionRecord, required: str | None = None) -> None:
         """Write the note once per suspension: an existing one also records later requests and failures."""
-        notes, made = self._parts.notes, record.note(self._parts.node, self._parts.now())
+        notes = self._parts.notes
+        made = replace(record.note(self._parts.node, self._parts.now()), required=required)
         there = notes.read(made.cluster, made.job_id)
         if there is not None and (there.seq, there.began_ms) == (made.seq, made.began_ms):
             return

@@ -83,9 +83,17 @@ class SuspensionFacts:
     """A problem that was resolved on the way."""
     passed: str | None = None
     """Tiers that did not accept the image, and why."""
+    local_files: str | None = None
+    """Whether its closed node-local files are in the image, or tie it to this node, and why."""
+    tied: bool | None = None
+    """It is tied to its node by these files."""
+    required_nodes: str | None = None
+    """Nodes, separated by commas, that it required before an earlier suspension has tied it to one."""
     run: int | None = None
     """Restart count of the attempt for which the image is restored."""
     in_place: bool | None = None
+    shares_gpus: bool | None = None
+    """In place: Slurm has allocated shares of GPUs to it, not whole GPUs."""
     held_bytes: Mapping[str, int] | None = _stored_as("held")
     """In place: UUID of a GPU -> memory held there."""
     sockets: Mapping[int, SocketState] | None = None
@@ -147,6 +155,8 @@ class SuspensionRecord(SuspensionFacts):
     init_started: int
     failure: str | None = None
     """Why the suspension was rolled back; not in the journal."""
+    in_use: bool = False
+    """Whether that was because the job was in use again; not in the journal."""
 
     @classmethod
     def of(cls, key: JobKey, lines: Iterable[tuple[Phase, float, SuspensionFacts]]) -> SuspensionRecord:
@@ -191,7 +201,7 @@ class SuspensionRecord(SuspensionFacts):
             mode=self.option.mode.value, why=_one(self.why), window_s=self.option.window_s, gpus=self.gpus,
             gpu_model=self.gpu_model, gpu_bytes=self.gpu_bytes, image_bytes=self.image_bytes,
             locked_ms=ms(Phase.LOCKED), parked_ms=ms(Phase.PARKED), dumped_ms=ms(Phase.DUMPED),
-            queued_ms=ms(Phase.QUEUED),
+            queued_ms=ms(Phase.QUEUED), shares_gpus=None if self.shares_gpus is None else int(self.shares_gpus),
         )  # fmt: skip
 
     def note(self, node: str, now_epoch: float) -> Note:
@@ -202,7 +212,7 @@ class SuspensionRecord(SuspensionFacts):
             since_epoch=self.phases.get(Phase.QUEUED, now_epoch), why=messages.reason(self.why or ""),
             gpus=self.gpus or 0, gpu_bytes=self.gpu_bytes or 0, image_bytes=self.image_bytes or 0,
             wake=self.option.wake, user=self.user, shown=self.shown, trouble=_one(self.trouble),
-            passed=_one(self.passed),
+            passed=_one(self.passed), local_files=_one(self.local_files), tied=self.tied or None,
         )  # fmt: skip
 
     def mail(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from slurm_affinode.base.errors import AffinodeError
@@ -26,7 +27,7 @@ from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.registry import WatchedJob
 from slurm_affinode.suspension.requeue import NotRequeued, Requeuer, UnresponsiveError
 from slurm_affinode.suspension.rollback import Rollback
-from slurm_affinode.suspension.shared_state import NO_NOTE, Note, SuspendedJob
+from slurm_affinode.suspension.shared_state import NO_NOTE, LastRestore, Note, SuspendedJob
 from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, ImageSweep, Swept, is_of
 
 UNKNOWN = "Slurm does not know this job: has slurmctld lost its state? Its image is kept for a time"
@@ -46,7 +47,11 @@ def asleep(parts: Parts) -> list[SuspendedJob]:
         if not here and not note.given_up:
             continue
         failure = UNKNOWN if note.key.name in unknown else note.problem
-        found.append(SuspendedJob.of(note, where, failure=failure))
+        settings, released = parts.settings, note.released_epoch
+        release = None if released is None else released + settings.release_pause_s(note.releases)
+        found.append(
+            SuspendedJob.of(note, where, failure=failure, retries=settings.restore_retries, release_epoch=release)
+        )
     return found
 
 
@@ -332,7 +337,15 @@ class JobKeeper:
             except (CheckpointError, OSError):
                 continue
             counts.append(0 if image is None else image.manifest.seq)
+        restored = parts.notes.last_restore(key.cluster, key.job_id)
+        if restored is not None and restored.uid == job.uid and restored.submit <= key.submit_epoch:
+            counts.append(restored.seq)  # its image may have been discarded; its number is not used again
         return key, max(counts)
+
+    def last_restore(self, job: WatchedJob) -> LastRestore | None:
+        """See ``interface.Keeper``."""
+        restored = self._parts.notes.last_restore(self._parts.cluster, job.job_id)
+        return restored if restored is not None and (restored.uid, restored.run) == (job.uid, job.restarts) else None
 
     def registered(self, job: WatchedJob) -> None:
         """See ``interface.Keeper``.
@@ -343,8 +356,24 @@ class JobKeeper:
             self._in_place.back(job.job_id)
         for journal in self._parts.journal.open_journals():
             if journal.key.job_id == job.job_id and journal.phase is Phase.RESTORING:
+                self._record_restore(journal.record, job)
                 self._parts.notes.remove(journal.key.cluster, job.job_id)
                 journal.close()
+
+    def _record_restore(self, record: SuspensionRecord, job: WatchedJob) -> None:
+        """Record a restore whose end an earlier agent did not record, for the case that the attempt is lost."""
+        parts, key = self._parts, record.key
+        for store in parts.tiers.stores:
+            with suppress(CheckpointError, OSError):
+                manifest = store.get(key.name, record.seq or 0).manifest
+                before = parts.notes.last_restore(key.cluster, key.job_id)
+                at_epoch = record.phases.get(Phase.RESTORING, parts.now())
+                restore = LastRestore.of(manifest, run=job.restarts, node=parts.node, at_epoch=at_epoch, before=before)
+                try:
+                    parts.notes.write_restore(restore)
+                except AffinodeError as error:
+                    parts.log.warning("job %s: a loss of this attempt will not be noticed: %s", key.job_id, error)
+                return
 
     def ended(self, job_id: int, *, requeued: bool) -> None:
         """See ``interface.Keeper``. Removes the images of a job that has ended."""
@@ -361,6 +390,7 @@ class JobKeeper:
         if not job.ended:
             return
         parts.created.remove(job_id)
+        parts.scratch_records.remove(job_id)
         run = LiveRun.of(parts.cluster, job)
         if run is None:
             return
@@ -407,7 +437,9 @@ class JobKeeper:
                 return
             needed = {*swept.live, *(name for name in swept.unknown if name not in swept.gone)}
             parts.tiers.demand.keep(needed)
-            parts.notes.unclaim((parts.cluster, int(name.rpartition(".")[2])) for name in needed)
+            live = [int(name.rpartition(".")[2]) for name in needed]
+            parts.notes.unclaim(parts.cluster, live)
+            parts.notes.forget_restores(parts.cluster, live)
             for note in parts.notes.all() if holds_lease else ():
                 if note.key.name in swept.gone:
                     self.over(note.key, note.began_ms)
@@ -417,7 +449,7 @@ class JobKeeper:
     def _forget_created(self, here: Collection[int]) -> None:
         """Remove the records of jobs that have ended on another node. Raises ``AffinodeError``, ``OSError``."""
         parts = self._parts
-        for job_id in parts.created.jobs():
+        for job_id in sorted({*parts.created.jobs(), *parts.scratch_records.jobs()}):
             if job_id not in here:
                 try:
                     ended = parts.slurm.job(job_id).ended
@@ -426,6 +458,7 @@ class JobKeeper:
                     ended = not any(name in store.jobs() for store in parts.tiers.stores)
                 if ended:
                     parts.created.remove(job_id)
+                    parts.scratch_records.remove(job_id)
 
     def _tell(self, swept: Swept) -> None:
         """Log the result of a sweep, and once for each job that Slurm does not know it."""

@@ -15,6 +15,8 @@ from slurm_affinode.base.text import size
 from slurm_affinode.checkpoint.inspection import QUEUE, SEMAPHORE, MemoryFacts, ProcessFacts, TreeFacts
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.restore_gate import excess, of_owner
+from slurm_affinode.checkpoint.service_connections import addresses
+from slurm_affinode.checkpoint.sessions import NOT_LED
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
@@ -31,9 +33,8 @@ _STUCK = re.compile(
 )
 # The driver may have a userfaultfd of its own, which is closed with its other files when the process is checkpointed.
 _FAULTS = re.compile(r"anon_inode:\[?userfaultfd\]?")
-# CRIU dumps these, but restores something else (4.2: an eventfd without EFD_SEMAPHORE) or nothing. A file below
-# /proc/PID would belong to another process, and access to it depends on the process that opens it.
-_WRONG = re.compile(re.escape(SEMAPHORE) + r"|/proc/\d+(/.*)?")
+# CRIU dumps it, but restores something else (4.2: an eventfd without EFD_SEMAPHORE).
+_WRONG = re.compile(re.escape(SEMAPHORE))
 _PROTOCOLS = frozenset(
     ("TCP", "TCPv6", "UDP", "UDPv6", "UDP-Lite", "UDPLITEv6", "PING", "PINGv6", "UNIX", "UNIX-STREAM", "NETLINK")
 )
@@ -92,6 +93,8 @@ class ImageFacts:
     """Why no store can accept the image."""
     no_device_files: str | None = None
     """Why processes with inherited device files cannot be dumped."""
+    no_plugin: str | None = None
+    """Why connections to services cannot be passed over in a dump."""
 
 
 def needs_all_gpus(capabilities: Capabilities) -> bool:
@@ -121,6 +124,7 @@ def refusals(
     if image is not None:
         found += of_job(job)
         found += of_criu(image, tree)
+        found += of_services(image, tree)
         found += of_tree(tree, gpu.users, owner, image.no_device_files)
     found += of_gpu(gpu, tree)
     found += of_memory(gpu.used_bytes, memory)
@@ -171,6 +175,20 @@ def of_criu(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
     if tree.inet_sockets and _numbers(version) < _SOCKETS_FIXED and _numbers(kernel) >= _SOCKETS_BROKE:
         text = f"it has network sockets, which CRIU {version} cannot dump on Linux {kernel} (4.2 can)"
         return [Refusal("criu-sockets", text)]
+    return []
+
+
+def of_services(image: ImageFacts, tree: TreeFacts) -> list[Refusal]:
+    """Return why the job's connections to services cannot be closed by a suspension."""
+    for one in tree.processes:
+        if one.services and image.no_plugin is not None:
+            there = addresses(one.services)
+            text = f"{one.name} ({one.pid}) is connected to {there}, and {image.no_plugin}"
+            return [Refusal("service-plugin", text)]
+    for one in tree.processes:
+        if busy := [connection for connection in one.services if connection.busy]:
+            text = f"{one.name} ({one.pid}) has a request to {addresses(busy)} in progress"
+            return [Refusal("service-busy", text)]
     return []
 
 
@@ -239,8 +257,19 @@ def of_tree(
     refuse("undumpable", "holds something that cannot be dumped (perf, BPF, FUSE, KVM, userfaultfd)", stuck)
     refuse("undumpable", "has a POSIX message queue, which cannot be dumped",
            having(re.compile(re.escape(QUEUE) + ".*")))  # fmt: skip
-    refuse("undumpable", "holds an object that cannot be restored (a semaphore of eventfd(2), a file below /proc/PID)",
-           having(_WRONG))  # fmt: skip
+    refuse("undumpable", "holds an object that cannot be restored (a semaphore of eventfd(2))", having(_WRONG))
+    # A file below /proc/PID would belong to another process, and access to others depends on the process that opens it.
+    for one in tree.processes:
+        if one.unlasting:
+            refuse("undumpable", f"has {one.unlasting[0]} open, which cannot be opened again for it", [one])
+    if tree.stray is not None:
+        refuse("session", f"is in session {tree.stray.session}, {NOT_LED}", [tree.stray])
+    return [*found, *_of_node(tree)]
+
+
+def _of_node(tree: TreeFacts) -> list[Refusal]:
+    """Return what would stay on the node."""
+    found = []
     if tree.lost_streams:
         # CRIU finds a deleted file by its mount, which belongs to slurmstepd and not to the job.
         names = ", ".join(tree.lost_streams)
@@ -305,7 +334,7 @@ def of_memory(gpu_bytes: int, memory: MemoryFacts) -> list[Refusal]:
         found.append(Refusal("host-memory", text))
     if gpu_bytes and needed > memory.available:
         text = f"its GPU memory ({size(gpu_bytes)}) does not fit into the node's free memory ({size(memory.available)})"
-        found.append(Refusal("host-memory", text))
+        found.append(Refusal("host-memory", text, _NODE_MEMORY))
     spare = 0 if memory.spare is None else memory.spare.available
     if gpu_bytes and memory.own is not None and memory.own < needed and spare < needed:
         left = size(max(0, memory.own))
@@ -319,6 +348,7 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, match[0].split("."))) if match else (0, 0)
 
 
+_NODE_MEMORY = "try again when others use less memory of the node, or submit it to a node with more memory"
 _IN_PLACE = "submit it with mode=inplace"
 _ADMINISTRATORS = "for administrators"
 _REMEDIES = {
@@ -327,6 +357,8 @@ _REMEDIES = {
     "heterogeneous": "submit its components as separate jobs",
     "srun-steps": "start the program without srun, or submit it with steps=local in --gpu-suspend-idle",
     "criu": f"{_ADMINISTRATORS}: install CRIU 4.1 or newer; or {_IN_PLACE}",
+    "service-plugin": f"{_ADMINISTRATORS}: install the CRIU plugin; or {_IN_PLACE}",
+    "service-busy": "try again in a moment",
     "criu-sockets": f"{_ADMINISTRATORS}: install CRIU 4.2 or newer; or {_IN_PLACE}",
     "no-shared-store": f"{_ADMINISTRATORS}: set suspend.shared_store; or {_IN_PLACE}",
     "no-room": f"try again later; or {_IN_PLACE}",
@@ -338,6 +370,7 @@ _REMEDIES = {
     "root": f"submit it as another user; or {_IN_PLACE}",
     "other-user": _IN_PLACE,
     "left-tree": _IN_PLACE,
+    "session": _IN_PLACE,
     "traced": f"detach the debugger; or {_IN_PLACE}",
     "io-uring": f"submit it without io_uring=allow; or {_IN_PLACE}",
     "rdma": _IN_PLACE,
@@ -366,7 +399,10 @@ def remedy(refusal: Refusal, option: SuspendOption) -> str | None:
     """Return the remedy of the owner of a job with this option, or ``None`` if there is none."""
     if refusal.code == "srun-steps" and option.steps is Steps.LOCAL:
         return "start the program without srun, or without the options that need Slurm's srun"
-    return _REMEDIES.get(refusal.code)
+    text = refusal.remedy or _REMEDIES.get(refusal.code)
+    if text is not None and option.mode is Mode.INPLACE:
+        text = text.removesuffix(_IN_PLACE).removesuffix("; or ")
+    return text or None
 
 
 _ASK_AGAIN_S = 600.0

@@ -12,6 +12,7 @@ from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.suspension import JobKey, Phase, SuspendOption
+from slurm_affinode.suspension.shared_state import LastRestore
 from slurm_affinode.suspension.shepherd import Outgoing, Say
 
 
@@ -25,6 +26,14 @@ class Link(Protocol):
 
     def send(self, message: Outgoing) -> bool:
         """Send a message; ``False`` if the shepherd is gone. Never blocks."""
+        ...
+
+    def status_of(self, pid: int) -> int | None:
+        """Return the wait status of a process (its PID in the namespace) that the shepherd has reported as ended."""
+        ...
+
+    def forget_status(self, pid: int) -> None:
+        """Forget the status of an ended process, for a new one with the same PID."""
         ...
 
 
@@ -59,6 +68,8 @@ class WatchedJob:
     """Supplementary groups of the owner."""
     suspensions: int = 0
     """Completed suspensions of this submission."""
+    last_restore: LastRestore | None = None
+    """The restore of this attempt, or the loss after which it has started from its beginning."""
 
     @property
     def init(self) -> Id:

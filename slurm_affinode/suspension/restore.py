@@ -6,8 +6,14 @@ The pages of the processes, most of a large image, are verified during the CRIU 
 tree is released when their digests match. If a copy of the image is found damaged before that, the partial tree is
 killed and the next copy is tried from "check GPUs" on.
 
-A failed restore leaves no process and keeps the image; the site decides whether the job is then held or starts afresh.
-Temporary conditions (slurmctld does not respond, GPU memory not free yet) are waited for.
+A failed restore leaves no process and keeps the image. If its cause may pass (``interface.may_pass``), the job returns
+to the queue and the waker releases it again after a growing time; otherwise, and after the last retry, the site decides
+whether it is held or starts afresh. Temporary conditions (slurmctld does not respond, GPU memory not free yet) are
+waited for. A restore has succeeded once the batch script has run for some seconds, or has exited by itself, with any
+exit status. It has failed if a signal ends the script before.
+
+If the image was restored before, that attempt was lost: the job was preempted or requeued, or its node failed. It then
+returns to the image, starts from its beginning or is held (``core.suspension.after_loss``), and its output says so.
 
 If the shared tier does not respond, another node may have a newer image, or have claimed the attempt. An image on this
 node is used only if it belongs to the attempt right before the one that Slurm reports here.
@@ -25,16 +31,37 @@ from pathlib import PurePath
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.text import span
 from slurm_affinode.base.timeouts import NoAnswerError
-from slurm_affinode.checkpoint import deleted_files
-from slurm_affinode.checkpoint.interface import CudaState, Image, ImageDamaged, ImageUnanswered, Pages, RestoreFailed
+from slurm_affinode.checkpoint import deleted_files, scratch_files, scratch_index
+from slurm_affinode.checkpoint.interface import (
+    CheckpointError,
+    CudaState,
+    Image,
+    ImageDamaged,
+    ImageUnanswered,
+    Pages,
+    RestoreFailed,
+    RestoreInterrupted,
+    may_pass,
+)
 from slurm_affinode.checkpoint.private_image import verified_file
 from slurm_affinode.checkpoint.retention import Copy
-from slurm_affinode.core.suspension import pair_gpus
+from slurm_affinode.checkpoint.scratch_files import ScratchRestored
+from slurm_affinode.core.suspension import AfterLossVerdict, after_loss, pair_gpus
 from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.cluster import Job
 from slurm_affinode.model.gpu import Device
 from slurm_affinode.model.ledger import LedgerEntry
-from slurm_affinode.model.suspension import GpuFact, JobKey, LiveRun, MailKind, Manifest, Phase, Refusal, SuspensionMail
+from slurm_affinode.model.suspension import (
+    AfterLoss,
+    GpuFact,
+    JobKey,
+    LiveRun,
+    MailKind,
+    Manifest,
+    Phase,
+    Refusal,
+    SuspensionMail,
+)
 from slurm_affinode.suspension import mail, messages, notify
 from slurm_affinode.suspension.activity import by_index
 from slurm_affinode.suspension.context import Parts
@@ -43,11 +70,17 @@ from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.memory import HostMemory, shortage, visible_gpus
 from slurm_affinode.suspension.record import SuspensionFacts
 from slurm_affinode.suspension.requeue import retry
-from slurm_affinode.suspension.shared_state import Note
-from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start
+from slurm_affinode.suspension.shared_state import NOW, LastRestore, Note
+from slurm_affinode.suspension.shepherd import Hold, Reply, Restored, Start, Wait
 from slurm_affinode.suspension.streams import STREAMS, say
 
 _PAUSE_S = 1.0
+_LOOK_S = 0.5
+"""Interval of checks whether a restored script runs."""
+_REPORT_S = 2.0
+"""Time for the report of a script that has ended; an older shepherd sends none."""
+_SKEW_S = 60.0
+"""A restore is not lost before it was complete, except by the difference of two clocks."""
 
 
 def _find(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
@@ -79,6 +112,9 @@ def _copies_of(parts: Parts, run: LiveRun, job: Job) -> list[Copy]:
         raise damage
     if note is not None and _sleeps(note, run) and (newest < note.seq or note.given_up):
         return []  # an older image would lose the job's progress
+    restored = parts.notes.last_restore(run.key.cluster, run.key.job_id)
+    if first is not None and restored is not None and restored.discards(first):
+        return []
     return [copy for copy in copies if copy.image.manifest == first]
 
 
@@ -93,6 +129,20 @@ def _sleeps(note: Note, run: LiveRun) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Loss:
+    """The loss of an attempt that was restored from the same image."""
+
+    restore: LastRestore
+    verdict: AfterLossVerdict | None
+    """``None``: its owner has decided for the image."""
+
+    @property
+    def text(self) -> str:
+        """Return the loss in one line."""
+        return messages.lost_after_restore(self.restore.node, self.restore.ran_s, fresh=self.restore.fresh)
+
+
+@dataclass(frozen=True, slots=True)
 class _Placing:
     """A restore in progress."""
 
@@ -102,6 +152,7 @@ class _Placing:
     """Copies of its image, the fastest first."""
     journal: JobJournal
     began: float
+    loss: _Loss | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -141,8 +192,13 @@ class JobRestorer:
             image = copies[0].image
             placing = _Placing(arrival, job, copies, parts.journal.of_job(image.manifest.key), began)
             self._claim(arrival, run, job, image)
+            placing = replace(placing, loss=self._loss(arrival, run, image.manifest))
+            reply = self._instead(placing)
         except RestoreFailed as error:
-            return self._failed(arrival, job, None, str(error))
+            return self._failed(arrival, job, None, error)
+        if reply is not None:
+            return reply
+        arrival.link.send(Wait())  # from now on, the shepherd reports which processes have ended
         # Set first: Slurm accepts no comment for an ended job, and this one may be canceled meanwhile.
         notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
         try:
@@ -153,11 +209,14 @@ class JobRestorer:
             with parts.tiers.pinned(copies[0]):
                 placed = parts.tiers.sound(copies, partial(self._place, placing, again=again))
             self._restore_cuda(placing, placed.gpus)
+            self._lower_limit(arrival)
+            running_epoch = self._parts.now()
+            self._see_alive(placing)
         except (AffinodeError, OSError) as error:
             self._clean(arrival)
             self._lower_limit(arrival)
-            return self._cut_short(placing, cause(error)) or self._failed(arrival, job, placing, cause(error))
-        return self._complete(placing, placed.pid)
+            return self._cut_short(placing, cause(error)) or self._failed(arrival, job, placing, error)
+        return self._complete(placing, placed.pid, running_epoch)
 
     # --- before the restore
 
@@ -166,7 +225,8 @@ class JobRestorer:
         try:
             copies = _find(self._parts, run, job)
         except ImageDamaged as error:
-            raise RestoreFailed(str(error)) from None
+            kind = RestoreInterrupted if may_pass(error) else RestoreFailed
+            raise kind(str(error)) from None
         if copies and arrival.foreign:
             names = ", ".join(arrival.foreign)
             raise RestoreFailed(f"Slurm has put it into namespaces of its own ({names})")
@@ -187,22 +247,124 @@ class JobRestorer:
             parts.log.warning("job %s: restored without a claim: %s", run.key.job_id, error.strerror)
             return
         if other is not None:
-            raise RestoreFailed(f"its image is being restored elsewhere ({other})")
+            raise RestoreInterrupted(f"its image is being restored elsewhere ({other})")
 
     def _without_image(self, arrival: Arrival, run: LiveRun, job: Job) -> Reply:
         """Return the reply for a job with data in a store, but no image for this attempt."""
         note = self._parts.notes.read(run.key.cluster, run.key.job_id)
         if note is not None and note.given_up:
-            self._parts.notes.remove(run.key.cluster, run.key.job_id)
+            self._forget_image(note, job)
+            self._tell(arrival, messages.GIVEN_UP)
         elif note is not None and _sleeps(note, run):
             # It is suspended, but its image is not here (yet): a fresh start would lose it.
-            return self._hold(arrival, job, f"its image is still on {note.node}", note)
+            why = f"its image is still on {note.node}"
+            return self._hold(arrival, job, why, self._noted(note, why, passes=True))
         elif messages.sleeps(job.comment):
             store = "the image store" if self._parts.shared is None else self._parts.shared.path
             return self._hold(arrival, job, f"neither its image nor its note is in {store}: is it mounted?", None)
         if not (job.comment or "").startswith(messages.LOST):  # which states why it starts afresh
             notify.comment(self._parts, arrival.job_id, None)
         return Start()
+
+    def _forget_image(self, note: Note, job: Job) -> None:
+        """Remove the note of a job whose image was given up. Copies that other nodes have are not restored later."""
+        parts = self._parts
+        with contextlib.suppress(AffinodeError):
+            parts.notes.write_restore(
+                LastRestore(
+                    cluster=note.cluster, job_id=note.job_id, submit=note.submit, image_restarts=note.restarts,
+                    seq=note.seq, uid=note.uid, checkpoint_epoch=note.began_ms / 1000, run=job.restarts,
+                    node=parts.node, restored_epoch=parts.now(), discarded=True,
+                )
+            )  # fmt: skip
+        parts.notes.remove(note.cluster, note.job_id)
+
+    def _tell(self, arrival: Arrival, text: str) -> None:
+        """Write lines into the job's output, if the site has enabled them."""
+        if self._parts.settings.notices:
+            say(dict(zip(STREAMS, arrival.fds, strict=False)), text)
+
+    # --- a loss after a restore
+
+    def _loss(self, arrival: Arrival, run: LiveRun, manifest: Manifest) -> _Loss | None:
+        """Return the loss of an earlier attempt that was restored from this image; ``None`` if none is known."""
+        parts = self._parts
+        restored = parts.notes.last_restore(run.key.cluster, run.key.job_id)
+        if restored is None or not restored.is_of(manifest) or restored.run >= run.restarts:
+            return None
+        # Slurm moves the submit time of a job when it requeues it. After another attempt, that was another requeue.
+        requeued = float(run.key.submit_epoch)
+        if (
+            restored.lost_epoch is None
+            and restored.run + 1 == run.restarts
+            and (requeued >= restored.restored_epoch - _SKEW_S)
+        ):
+            restored = replace(restored, lost_epoch=requeued)
+        settings = parts.settings
+        verdict = after_loss(
+            arrival.hello.option.after_loss, settings.after_loss, restored.ran_s, settings.discard_image_after_s
+        )
+        return _Loss(restored, None if restored.held else verdict)
+
+    def _instead(self, placing: _Placing) -> Reply | None:
+        """Return the reply for a job that is not restored again after a loss; ``None`` if it is.
+
+        Raises ``RestoreFailed`` if the decision cannot be recorded.
+        """
+        loss, parts = placing.loss, self._parts
+        if loss is None:
+            return None
+        action = AfterLoss.IMAGE if loss.verdict is None else loss.verdict.action
+        held = replace(loss.restore, held=loss.restore.held or action is AfterLoss.HOLD)
+        try:
+            if action is AfterLoss.START:
+                started = replace(
+                    held, run=placing.job.restarts, node=parts.node, restored_epoch=parts.now(), lost_epoch=None,
+                    discarded=True, lost_s=loss.restore.ran_s,
+                )  # fmt: skip
+                parts.notes.write_restore(started)
+            else:
+                parts.notes.write_restore(held)
+        except AffinodeError as error:
+            if action is AfterLoss.IMAGE:
+                parts.log.warning("job %s: %s", placing.arrival.job_id, error)
+                return None
+            raise RestoreInterrupted(f"what follows its loss cannot be recorded: {error}") from None
+        if loss.verdict is None or action is AfterLoss.IMAGE:
+            return None
+        instead = self._start_over if action is AfterLoss.START else self._let_choose
+        return instead(placing, loss, loss.verdict.why)
+
+    def _start_over(self, placing: _Placing, loss: _Loss, why: str) -> Reply:
+        """Start the batch script from its beginning. Its image is recorded as discarded; the sweep removes it."""
+        parts, manifest, arrival = self._parts, placing.manifest, placing.arrival
+        parts.log.info("job %s: starts from its beginning: %s: %s", arrival.job_id, loss.text, why)
+        checkpoint = messages.at(manifest.dumped_epoch)
+        self._tell(
+            arrival,
+            f"starts from its beginning, not from its checkpoint of {checkpoint}: {loss.text}, and {why}",
+        )
+        parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
+        notify.comment(parts, arrival.job_id, messages.started_over(loss.text, why))
+        self._mail("failed", placing.job, manifest, why=f"{loss.text}; {why}", fresh=True, loss=loss)
+        with contextlib.suppress(JournalError):
+            placing.journal.close()
+        return Start()
+
+    def _let_choose(self, placing: _Placing, loss: _Loss, because: str) -> Reply:
+        """Hold the job until its owner decides."""
+        parts, job = self._parts, placing.job
+        why = f"{loss.text} ({because})"
+        parts.log.info("job %s: held: %s", placing.arrival.job_id, why)
+        choice = (
+            f"{why}; to restore it from its checkpoint of {messages.at(placing.manifest.dumped_epoch)}: slurm-affinode "
+            f"wake {job.id}; to start from the beginning: slurm-affinode wake {job.id} --from-start"
+        )
+        self._tell(placing.arrival, f"held: {choice}")
+        self._mail("failed", job, placing.manifest, why=why, fresh=False, loss=loss)
+        # Without a failure, which would be retried.
+        note = replace(self._new_note(placing), wake="hold", trouble=messages.reason(why))
+        return self._hold(placing.arrival, job, why, note, comment=choice)
 
     # --- the restore
 
@@ -231,6 +393,9 @@ class JobRestorer:
             stack.callback(os.close, criu)
             fds = dict(zip(STREAMS, arrival.fds, strict=False))
             user = arrival.owner
+            scratch = self._put_scratch(placing, copy, top, pages)
+            undo = stack.enter_context(contextlib.ExitStack())
+            undo.callback(parts.scratch.remove, arrival.init, scratch.made, user)
             inherit = parts.streams.put_back(
                 manifest.outputs,
                 fds,
@@ -249,9 +414,29 @@ class JobRestorer:
                 user=user,
                 created=parts.created.of(manifest.key, arrival.uid),
                 shared=copy.tier.shared,
-                ready=lambda: self._announce(placing, fds),
+                ready=lambda: self._announce(placing, fds, scratch),
             )
+            undo.pop_all()
         return _Placed(pid, pairs)
+
+    def _put_scratch(self, placing: _Placing, copy: Copy, top: int, pages: Pages) -> ScratchRestored:
+        """Restore closed node-local files from one copy, and record what the next suspension needs to know."""
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        names = {one.path for one in manifest.files}
+        record, note = parts.scratch_records.of(manifest.key, arrival.uid), self._note(manifest)
+        if note is not None and (required := note.required) is not None:
+            record.write(lambda facts: replace(facts, required=required))
+        if scratch_index.INDEX not in names:
+            return ScratchRestored()
+        index = copy.tier.store.small_file(copy.image, scratch_index.INDEX, scratch_index.LIMIT, of_criu=False)
+        with contextlib.ExitStack() as stack:
+            data = None
+            if scratch_index.DATA in names:
+                data = verified_file(top, scratch_index.DATA, scratch_index.DATA, pages, shared=copy.tier.shared)
+                stack.callback(os.close, data)
+            return parts.scratch.put_back(
+                arrival.init, index, data, arrival.owner, record, timeout_s=parts.settings.restore_s
+            )
 
     def _make_room(self, placing: _Placing) -> None:
         """Have the memory limit of the job permit its processes with the contents of their GPU memory."""
@@ -269,12 +454,12 @@ class JobRestorer:
         if not parts.processes.end(
             arrival.init_pid, arrival.init_started, timeout_s=parts.settings.kill_s, reaped=True
         ):
-            raise RestoreFailed("the processes of an earlier restore cannot be killed")
+            raise RestoreInterrupted("the processes of an earlier restore cannot be killed")
 
     def _check(self, arrival: Arrival) -> None:
         """Raise ``RestoreFailed`` if the shepherd has ended: its PID may have been reused."""
         if not self._parts.processes.alive(arrival.init_pid, arrival.init_started):
-            raise RestoreFailed("its shepherd has ended")
+            raise RestoreInterrupted("its shepherd has ended")
 
     def _gpu_pairs(self, placing: _Placing, manifest: Manifest) -> dict[str, str] | None:
         if not manifest.cuda_pids:
@@ -283,7 +468,7 @@ class JobRestorer:
         held = self._held(placing.job)
         pairs = pair_gpus(manifest.gpus, visible_gpus(parts, held))
         if isinstance(pairs, Refusal):
-            raise RestoreFailed(pairs.text)
+            raise RestoreInterrupted(pairs.text)  # Slurm may give it other GPUs the next time
         self._wait_for_memory(held, manifest.gpus, pairs)
         return pairs
 
@@ -292,7 +477,7 @@ class JobRestorer:
         indices = self._parts.gpus_of(job)
         found = by_index(self._parts.gpus.devices(), indices) if indices else None
         if found is None:
-            raise RestoreFailed("Slurm does not report which GPUs of this node the job has")
+            raise RestoreInterrupted("Slurm does not report which GPUs of this node the job has")
         return found
 
     def _wait_for_memory(self, held: Sequence[Device], old: Sequence[GpuFact], pairs: Mapping[str, str] | None) -> None:
@@ -304,11 +489,11 @@ class JobRestorer:
             try:
                 why = shortage(needs, {device.uuid: parts.gpus.free_bytes(device) for device in held}, pairs)
             except GpuError as error:
-                raise RestoreFailed(str(error)) from None
+                raise RestoreInterrupted(str(error)) from None
             if why is None:
                 return
             if parts.now() >= deadline:
-                raise RestoreFailed(f"its GPU memory does not fit: {why}")
+                raise RestoreInterrupted(f"its GPU memory does not fit: {why}")
             parts.sleep(_PAUSE_S)
 
     def _restore_cuda(self, placing: _Placing, pairs: Mapping[str, str] | None) -> None:
@@ -317,7 +502,7 @@ class JobRestorer:
         by_number = {member.pid_ns: member.pid for member in members}
         missing = [number for number in manifest.cuda_pids if number not in by_number]
         if missing:
-            raise RestoreFailed(f"process {missing[0]}, which has GPU memory to restore, does not exist")
+            raise RestoreInterrupted(f"process {missing[0]}, which has GPU memory to restore, does not exist")
         pids = [by_number[number] for number in manifest.cuda_pids]
         for pid in pids:
             if parts.cuda.state(pid) is CudaState.CHECKPOINTED:
@@ -326,9 +511,37 @@ class JobRestorer:
             if parts.cuda.state(pid) is CudaState.LOCKED:
                 parts.cuda.unlock(pid)
 
-    def _announce(self, placing: _Placing, fds: Mapping[int, int | None]) -> None:
+    def _see_alive(self, placing: _Placing) -> None:
+        """Wait until the batch script has run for some seconds, or has exited by itself, with any exit status.
+
+        Raises ``RestoreFailed`` if a signal has ended it. An end that the shepherd does not report is the job's own.
+        """
+        parts, arrival, root = self._parts, placing.arrival, placing.manifest.root_pid
+        began = parts.now()
+        while (ran := parts.now() - began) < parts.settings.alive_s:
+            self._check(arrival)
+            members = parts.processes.members(arrival.init_pid, arrival.init_started)
+            if all(member.pid_ns != root for member in members):
+                break
+            parts.sleep(_LOOK_S)
+        else:
+            return
+        missing, status = parts.now(), None
+        while status is None and parts.now() - missing < _REPORT_S:
+            parts.sleep(_LOOK_S)
+            self._check(arrival)
+            status = arrival.link.status_of(root)
+        if status is None:
+            parts.log.warning("job %s: its script has ended after its restore; how is unknown", arrival.job_id)
+        elif os.WIFSIGNALED(status):
+            how = messages.signal_name(os.WTERMSIG(status))
+            raise RestoreFailed(f"its script was ended by {how} {span(ran)} after it was restored")
+
+    def _announce(self, placing: _Placing, fds: Mapping[int, int | None], scratch: ScratchRestored) -> None:
         """Write the notice before the tree runs, so that it precedes the next output of the tree."""
         arrival = placing.arrival
+        # The processes of an aborted restore, or of one by an earlier agent, had the same PIDs.
+        arrival.link.forget_status(placing.manifest.root_pid)
         try:
             self._parts.environments.write(arrival.job_id, arrival.uid, arrival.init)
         except OSError as error:
@@ -339,7 +552,22 @@ class JobRestorer:
         note = self._note(manifest)
         why = f": {note.why}" if note is not None and note.why else ""
         slept = span(placing.began - manifest.dumped_epoch)
-        say(fds, f"suspended on {manifest.node}{why}\nrestored on {self._parts.node} after {slept}")
+        lines = [f"suspended on {manifest.node}{why}", f"restored on {self._parts.node} after {slept}"]
+        if note is not None and note.local_files is not None:
+            lines.insert(1, messages.reason(note.local_files))
+        loss = placing.loss
+        if loss is not None:
+            ran_s = loss.restore.ran_s
+            lost = "the work since then" if ran_s is None else f"{span(ran_s)} of work since then"
+            point = f"restored on {self._parts.node} from its checkpoint of {messages.at(manifest.dumped_epoch)} again"
+            lines = [f"{point}; {lost} is lost: {loss.text}"]
+        if scratch.tied and manifest.node != self._parts.node:
+            lines.append(messages.without_files(manifest.node))
+        elif scratch.missing:
+            lines.append(messages.files_missing(self._parts.node, scratch.missing))
+        if scratch.kept:
+            lines.append(messages.files_kept(self._parts.node, scratch.kept))
+        say(fds, "\n".join(lines))
 
     def _note(self, manifest: Manifest) -> Note | None:
         note = self._parts.notes.read(manifest.key.cluster, manifest.key.job_id)
@@ -347,30 +575,45 @@ class JobRestorer:
 
     # --- outcome
 
-    def _complete(self, placing: _Placing, pid: int) -> Restored:
-        parts, manifest = self._parts, placing.manifest
-        self._lower_limit(placing.arrival)
+    def _complete(self, placing: _Placing, pid: int, running_epoch: float) -> Restored:
+        """Record the restore; return the reply. ``running_epoch``: when the process tree began to run."""
+        parts, manifest, loss = self._parts, placing.manifest, placing.loss
         for copy in placing.copies:
             deleted_files.gone(copy.tier.store, copy.image, placing.arrival.init)
         note = parts.notes.read(manifest.key.cluster, manifest.key.job_id)
+        self._record(placing, running_epoch)
         parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
         parts.tiers.demand.requested(manifest.key.name, parts.now())
         parts.ledger.write(
             replace(
                 _entry(manifest),
                 restoring_ms=round(placing.began * 1000),
-                restored_ms=round(parts.now() * 1000),
+                restored_ms=round(running_epoch * 1000),
                 restored_node=parts.node,
             )
         )
-        notify.comment(self._parts, placing.arrival.job_id, None)
+        returned = None if loss is None else messages.returned(loss.text, manifest.dumped_epoch)
+        notify.comment(self._parts, placing.arrival.job_id, returned)
         slept_s = max(0.0, placing.began - manifest.dumped_epoch)
-        self._mail("restored", placing.job, manifest, slept_s=slept_s)
+        self._mail("restored", placing.job, manifest, slept_s=None if loss is not None else slept_s, loss=loss)
         try:
             placing.journal.close()
         except JournalError as error:
             parts.log.warning("%s", error)
         return Restored(pid, None if note is None else note.trouble)
+
+    def _record(self, placing: _Placing, running_epoch: float | None = None) -> None:
+        """Record the attempt, for the case that it is lost. ``running_epoch``: ``None`` if it starts afresh."""
+        parts = self._parts
+        restore = LastRestore.of(
+            placing.manifest, run=placing.job.restarts, node=parts.node,
+            at_epoch=parts.now() if running_epoch is None else running_epoch, fresh=running_epoch is None,
+            before=None if placing.loss is None else placing.loss.restore,
+        )  # fmt: skip
+        try:
+            parts.notes.write_restore(restore)
+        except AffinodeError as error:
+            parts.log.warning("job %s: a loss of this attempt will not be noticed: %s", placing.arrival.job_id, error)
 
     def _cut_short(self, placing: _Placing, why: str) -> Reply | None:
         """Return a reply if Slurm has ended or requeued the attempt meanwhile; ``None`` if the restore has failed."""
@@ -384,50 +627,80 @@ class JobRestorer:
         parts.log.info("job %s: %s while it was being restored (%s)", job_id, job.state.lower(), why)
         note = self._note(placing.manifest)
         if note is not None and job.restarts > placing.job.restarts:
-            notify.comment(parts, job_id, messages.suspended(note.why, note.gpu_bytes, job.id))
+            tied_to = note.node if note.tied else None
+            notify.comment(parts, job_id, messages.suspended(note.why, note.gpu_bytes, job.id, tied_to=tied_to))
         with contextlib.suppress(JournalError):
             placing.journal.close()
         return Hold(f"it is {job.state.lower()}")
 
-    def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, why: str) -> Reply:
-        """Return the reply that the site has configured. The image is kept."""
-        parts = self._parts
+    def _failed(self, arrival: Arrival, job: Job, placing: _Placing | None, error: Exception) -> Reply:
+        """Return the reply: the job is to be retried, or what the site has configured. The image is kept."""
+        parts, why = self._parts, cause(error)
         parts.log.error("job %s: not restored: %s", arrival.job_id, why)
         note = parts.notes.read(parts.cluster, arrival.job_id)
-        if parts.settings.notices:
-            say(dict(zip(STREAMS, arrival.fds, strict=False)), f"not restored: {messages.reason(why)}")
+        if note is None and placing is not None:
+            note = self._new_note(placing)
+        if note is not None:
+            note = self._noted(note, why, passes=may_pass(error))
+        retry_epoch = None if note is None else note.retry_epoch
+        # Without its note, which is where its image is, the waker releases it again once both are there.
+        absent = note is None and may_pass(error) and parts.settings.restore_retries > 0
+        fresh = parts.settings.fresh and retry_epoch is None and not absent
+        self._tell(arrival, messages.not_restored(why, job.id, fresh=fresh, retry_epoch=retry_epoch))
         if placing is not None:
             entry = _entry(placing.manifest)
-            if parts.settings.fresh:
+            if fresh:
                 entry = replace(entry, restoring_ms=round(placing.began * 1000))
             parts.ledger.write(replace(entry, restore_failure=messages.reason(why)))
             with contextlib.suppress(JournalError):
                 placing.journal.close()
-        self._mail("failed", job, None if placing is None else placing.manifest, why=why)
-        if parts.settings.fresh:
+        if retry_epoch is None:
+            self._mail("failed", job, None if placing is None else placing.manifest, why=why, fresh=fresh)
+        if fresh:
+            if placing is not None:
+                self._record(placing)
             parts.notes.remove(parts.cluster, arrival.job_id)
             notify.comment(self._parts, arrival.job_id, messages.held(f"{why}{messages.AFRESH}"))
             return Start(restore_failed=True)
-        if note is None and placing is not None:
-            note = self._new_note(placing)
-        if note is not None:
-            with contextlib.suppress(AffinodeError):
-                parts.notes.write(replace(note, failure=messages.reason(why)))
         return self._hold(arrival, job, why, note)
+
+    def _noted(self, note: Note, why: str, *, passes: bool) -> Note:
+        """Return the note with a further failed restore. ``passes``: it is retried, unless it has failed too often."""
+        parts, settings = self._parts, self._parts.settings
+        count, now = note.failures + 1, parts.now()
+        retry_epoch = None
+        if passes and count <= settings.restore_retries:
+            retry_epoch = now + settings.retry_pause_s(count)
+        # It was released on request, also if with scontrol.
+        wake = NOW if note.wake == "hold" and retry_epoch is not None else note.wake
+        return replace(
+            note, wake=wake, failure=messages.reason(why), failures=count, failed_epoch=now, retry_epoch=retry_epoch,
+            released_epoch=None,
+        )  # fmt: skip
 
     def _new_note(self, placing: _Placing) -> Note:
         """Return a note for a job whose image was restored before, which removed its note; the attempt was lost then.
 
         Without a note, it could not be woken.
         """
-        manifest, job = placing.manifest, placing.job
+        manifest, job, tied = placing.manifest, placing.job, self._tied(placing)
+        required = self._parts.scratch_records.of(manifest.key, manifest.uid).known().required
         return Note(
             cluster=manifest.key.cluster, job_id=manifest.key.job_id, submit=manifest.key.submit_epoch,
             restarts=manifest.restarts, seq=manifest.seq, uid=manifest.uid, node=manifest.node,
             began_ms=round(manifest.started_epoch * 1000), since_epoch=self._parts.now(), why=messages.REQUEUED,
             gpus=sum(gpu.allocated for gpu in manifest.gpus), gpu_bytes=manifest.gpu_bytes, image_bytes=manifest.size,
             wake=manifest.option.wake, user=job.user, shown=None if job.id == str(job.job_id) else job.id,
+            local_files=tied, tied=True if tied is not None else None, required=required if tied is not None else None,
         )  # fmt: skip
+
+    def _tied(self, placing: _Placing) -> str | None:
+        """Return why the job of an image is tied to its node; ``None`` if it is not, or that cannot be read."""
+        with contextlib.suppress(CheckpointError, OSError):
+            image, store = placing.copies[0].image, placing.copies[0].tier.store
+            index = store.small_file(image, scratch_index.INDEX, scratch_index.LIMIT, of_criu=False)
+            return scratch_files.tied(index, placing.arrival.uid)
+        return None
 
     def _mail(
         self,
@@ -437,8 +710,10 @@ class JobRestorer:
         *,
         why: str | None = None,
         slept_s: float | None = None,
+        fresh: bool | None = None,
+        loss: _Loss | None = None,
     ) -> None:
-        """``manifest``: ``None`` if the image cannot be read."""
+        """``manifest``: ``None`` if the image cannot be read. ``fresh``: ``None``: as the site has configured."""
         if not job.user:
             return
         parts, key = self._parts, JobKey(self._parts.cluster, job.job_id, 0) if manifest is None else manifest.key
@@ -450,25 +725,29 @@ class JobRestorer:
                 mail.event(key, began, job.restarts), shown=job.id, job_name=job.name,
                 partition=job.partitions[0] if job.partitions else None, why=why, gpus=len(held) or None,
                 gpu_model=held[0].model if held else None, gpu_bytes=None if manifest is None else manifest.gpu_bytes,
-                slept_s=slept_s, fresh=parts.settings.fresh,
+                slept_s=slept_s, fresh=parts.settings.fresh if fresh is None else fresh, lost=loss is not None,
+                lost_s=None if loss is None else loss.restore.ran_s,
+                checkpoint_epoch=None if loss is None or manifest is None else manifest.dumped_epoch,
             )
         )  # fmt: skip
 
-    def _hold(self, arrival: Arrival, job: Job, why: str, note: Note | None) -> Reply:
-        """Requeue and hold the job; its image is kept."""
+    def _hold(self, arrival: Arrival, job: Job, why: str, note: Note | None, *, comment: str | None = None) -> Reply:
+        """Requeue and hold the job, and write its note; its image is kept. ``comment``: replaces the usual one."""
         parts = self._parts
         text = messages.reason(why)
-        notify.comment(
-            self._parts, arrival.job_id, messages.held(f"{text}; try again with: slurm-affinode wake {job.id}")
-        )
+        retry_epoch = None if note is None else note.retry_epoch
+        own = comment or f"{text}; {messages.next_try(job.id, retry_epoch)}"
+        notify.comment(self._parts, arrival.job_id, messages.held(own))
+        if note is not None:
+            try:
+                parts.notes.write(note)
+            except AffinodeError as error:
+                parts.log.warning("job %s: %s", arrival.job_id, error)
         try:
             retry(parts, "hold the job", lambda: parts.slurm.requeue(arrival.job_id, hold=True, running=True))
         except AffinodeError as error:
             # The plugin requeues the job when the shepherd ends without having started anything.
             parts.log.warning("job %s: %s", arrival.job_id, error)
-        if note is not None and note.released_epoch is not None:
-            with contextlib.suppress(AffinodeError):
-                parts.notes.write(replace(note, released_epoch=None, failure=text))
         return Hold(text)
 
 

@@ -1,7 +1,8 @@
 """Notes and claims beside the shared image store: the state of suspended jobs that all nodes share.
 
-Small files in two directories of root's: ``asleep/CLUSTER.JOBID.json`` (the reason, the time, why the last restore
-failed) and ``claims/CLUSTER.JOBID.RESTARTS`` (which shepherd restores this attempt; the first one wins, so an image is
+Small files in three directories of root's: ``asleep/CLUSTER.JOBID.json`` (the reason, the time, why the last restore
+failed), ``restored/CLUSTER.JOBID.json`` (the last restore of a job that runs again, for the case that this attempt is
+lost), and ``claims/CLUSTER.JOBID.RESTARTS`` (which shepherd restores this attempt; the first one wins, so an image is
 never restored twice). An image is complete without its note.
 
 All files are signed (``checkpoint.signatures``); others are ignored and logged. Earlier releases did not sign. An
@@ -36,7 +37,7 @@ from slurm_affinode.model.suspension import JobKey, LiveRun, Manifest
 
 _CLAIM = re.compile(r"(?P<job>[A-Za-z0-9_-]+\.\d+)\.\d+")
 
-_NOTE, _CLAIMED, _PLAN = "note", "claim", "start plan"
+_NOTE, _CLAIMED, _PLAN, _RESTORED = "note", "claim", "start plan", "last restore"
 """Purposes of signatures."""
 _WHO = re.compile(r"[A-Za-z0-9_.-]{1,255}/\d{1,10}/\d{1,20}")
 """NODE/PID/STARTED of a shepherd, the whole content of a claim of an older release."""
@@ -44,9 +45,12 @@ _VERSION = 1
 """Of the format of notes; those of releases without one are of version 1."""
 _MOST_OF_PLAN = 16 << 20
 _CLAIMS_TRIED = 8
+_YEAR_10000 = 253_402_300_800
 _STALE_S = 60.0
 """How long a list of live jobs is valid."""
 
+NOW = "now"
+"""``Note.wake`` of a job that a user has woken."""
 NO_NOTE = "its note is not beside the shared store: is that mounted, and can it be written?"
 """Shown for a suspended job."""
 
@@ -79,7 +83,23 @@ class Note:
     """A problem with its image, which can be restored nevertheless."""
     passed: str | None = None
     """Tiers that did not accept its image when it was written, and why."""
+    failures: int = 0
+    """Number of failed restores of its image since it was last woken on request."""
+    failed_epoch: float | None = None
+    """When its last restore failed; ``None``: none has, or an earlier release wrote the note."""
+    retry_epoch: float | None = None
+    """When the restore that failed may be retried; ``None``: only on request."""
+    local_files: str | None = None
+    """Whether its closed node-local files are in the image, or tie it to its node, and why."""
+    tied: bool | None = None
+    """Its node-local files are on ``node`` alone, so it should start there."""
+    required: str | None = None
+    """The nodes, separated by commas, that Slurm required for it before it was tied; ``None``: not changed yet."""
+    unavailable: str | None = None
+    """Why a tied job cannot start on its node now, and what to do."""
     released_epoch: float | None = None
+    releases: int = 0
+    """Number of its releases since it was last woken on request."""
     given_up: bool = False
     """None of its images will be restored: it starts afresh."""
     revision: int = field(default=0, compare=False)
@@ -96,6 +116,11 @@ class Note:
         return mine == (*its, round(manifest.started_epoch * 1000))
 
     @property
+    def waits_for_request(self) -> bool:
+        """Whether its last restore failed and is not retried."""
+        return self.failure is not None and self.retry_epoch is None
+
+    @property
     def key(self) -> JobKey:
         """The suspended submission."""
         return JobKey(self.cluster, self.job_id, self.submit)
@@ -104,9 +129,80 @@ class Note:
     def problem(self) -> str | None:
         """Why its last restore failed, and the state of its image since then, in one line."""
         trouble = "its image was abandoned: it starts from its beginning" if self.given_up else self.trouble
+        trouble = "; ".join(filter(None, (self.unavailable, trouble))) or None
         if self.failure is None or trouble is None:
             return self.failure or trouble
         return trouble if self.failure in trouble else f"{self.failure}; {trouble}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastRestore:
+    """The last restore of a job, kept until the job ends. It decides what follows if that attempt is lost."""
+
+    cluster: str
+    job_id: int
+    submit: int
+    """Submit time of the suspended attempt (epoch); with ``image_restarts``, the identity of the image."""
+    image_restarts: int
+    """Restart count of the suspended attempt."""
+    seq: int
+    uid: int
+    checkpoint_epoch: float
+    """Time of the checkpoint."""
+    run: int
+    """Restart count of the attempt that was restored, or that has started from the beginning instead."""
+    node: str
+    """Its node."""
+    restored_epoch: float
+    lost_epoch: float | None = None
+    """When it was lost, as seen by the attempt after it; ``None``: not lost, or unknown when."""
+    held: bool = False
+    """The job was held because of this loss, so that its owner decides; a later attempt is the decision."""
+    discarded: bool = False
+    """The image and earlier ones are no longer restored."""
+    fresh: bool = False
+    """Its restore had failed, and the attempt has started from the beginning."""
+    again: bool = False
+    """It has returned to an image from which an earlier attempt was restored, which was lost."""
+    lost_s: float | None = None
+    """With ``again`` or ``discarded``: how long the lost attempt had run since its restore; ``None``: unknown."""
+
+    @classmethod
+    def of(
+        cls, manifest: Manifest, *, run: int, node: str, at_epoch: float, before: LastRestore | None,
+        fresh: bool = False,
+    ) -> LastRestore:  # fmt: skip
+        """Return a restore from this image. ``before``: the last restore until now."""
+        key = manifest.key
+        again = before is not None and before.is_of(manifest) and before.run < run
+        return cls(
+            cluster=key.cluster, job_id=key.job_id, submit=key.submit_epoch, image_restarts=manifest.restarts,
+            seq=manifest.seq, uid=manifest.uid, checkpoint_epoch=manifest.dumped_epoch, run=run, node=node,
+            restored_epoch=at_epoch, fresh=fresh, again=again,
+            lost_s=before.ran_s if before is not None and again else None,
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """``CLUSTER.JOBID``."""
+        return f"{self.cluster}.{self.job_id}"
+
+    @property
+    def ran_s(self) -> float | None:
+        """Time from the restore to the loss; ``None`` if it is unknown."""
+        return None if self.lost_epoch is None else max(0.0, self.lost_epoch - self.restored_epoch)
+
+    def is_of(self, manifest: Manifest) -> bool:
+        """Return whether it is a restore of this image."""
+        key = manifest.key
+        image = (key.cluster, key.job_id, key.submit_epoch, manifest.restarts, manifest.seq, manifest.uid)
+        return image == (self.cluster, self.job_id, self.submit, self.image_restarts, self.seq, self.uid)
+
+    def discards(self, manifest: Manifest) -> bool:
+        """Return whether an image must not be restored."""
+        owner = (self.cluster, self.job_id, self.uid)
+        earlier = (manifest.key.submit_epoch, manifest.restarts) <= (self.submit, self.image_restarts)
+        return self.discarded and earlier and owner == (manifest.key.cluster, manifest.key.job_id, manifest.uid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +229,20 @@ class SuspendedJob:
     """Tiers that did not accept its image, and why."""
     shown: str | None = None
     """The job ID shown to its owner if it differs from the raw ID: ``123_4``."""
+    failures: int = 0
+    failed_epoch: float | None = None
+    retry_epoch: float | None = None
+    """These as in its note."""
+    retries_left: int = 0
+    """Further restores that may fail before it is restored on request only."""
+    releases: int = 0
+    """As in its note."""
+    release_epoch: float | None = None
+    """When it may be released again if it is held since its last release; ``None``: it was not released."""
+    local_files: str | None = None
+    """Whether its closed node-local files are in the image, or tie it to its node, and why."""
+    tied: bool = False
+    """It starts on ``node`` alone, because of these files."""
 
     @property
     def called(self) -> str:
@@ -140,13 +250,18 @@ class SuspendedJob:
         return self.shown or str(self.key.job_id)
 
     @classmethod
-    def of(cls, note: Note, where: str, *, failure: str | None) -> SuspendedJob:
-        """Return the job of a note. ``where``, ``failure``: see above."""
+    def of(
+        cls, note: Note, where: str, *, failure: str | None, retries: int = 0, release_epoch: float | None = None
+    ) -> SuspendedJob:
+        """Return the job of a note. ``retries``: of a failed restore, at most. The others: see above."""
+        left = 0 if note.retry_epoch is None else max(1, retries - note.failures + 1)
         return cls(
             key=note.key, uid=note.uid, node=note.node, seq=note.seq, since_epoch=note.since_epoch,
             image_bytes=note.image_bytes, gpu_bytes=note.gpu_bytes, gpus=note.gpus, where=where,
-            wake=note.wake if note.failure is None else "hold", why=note.why, failure=failure, passed=note.passed,
-            shown=note.shown,
+            wake="hold" if note.waits_for_request else note.wake, why=note.why, failure=failure, passed=note.passed,
+            shown=note.shown, failures=note.failures, failed_epoch=note.failed_epoch, retry_epoch=note.retry_epoch,
+            retries_left=left, releases=note.releases, release_epoch=release_epoch, local_files=note.local_files,
+            tied=bool(note.tied),
         )  # fmt: skip
 
 
@@ -198,8 +313,9 @@ class Notes:
         known = max(note.revision, seen[2] if seen[:2] == (note.submit, note.seq) else 0)
         revision = max(known + 1, round(time.time() * 1000))
         value = {"version": _VERSION, **asdict(replace(note, revision=revision))}
-        text = self._signer.encode(_NOTE, path.name, value)
+        self._put(path, self._signer.encode(_NOTE, path.name, value))
 
+    def _put(self, path: Path, text: str) -> None:
         def put() -> None:
             with opened(path.parent, create=True) as directory:
                 write_text(directory / path.name, text, mode=0o600)
@@ -252,15 +368,7 @@ class Notes:
         """Return every note, by job; ``None`` if they cannot be read, so that their number is unknown."""
         if self._root is None:
             return []
-        found: list[tuple[Path, SignedContent]] | None = None
-        asleep = self._root / "asleep"
-
-        def look() -> list[tuple[Path, SignedContent]]:
-            paths = [path for path in sorted(asleep.glob("*.json")) if not path.name.startswith(".")]
-            return [(path, read_signed(self._signer, _NOTE, path)) for path in paths]
-
-        with contextlib.suppress(OSError):
-            found = self._ask(look)
+        found = self._read_all(self._root / "asleep", _NOTE)
         if found is None:
             return None
         with self._lock:  # a removed note may reappear with any revision
@@ -268,6 +376,17 @@ class Notes:
             self._revisions = {name: one for name, one in self._revisions.items() if name in names}
         notes = [note for path, one in found if (note := self._judged(path, one)) is not None]
         return sorted(notes, key=lambda note: note.key)
+
+    def _read_all(self, files: Path, purpose: str) -> list[tuple[Path, SignedContent]] | None:
+        """Return the signed files of a directory; ``None`` if they cannot be read."""
+
+        def look() -> list[tuple[Path, SignedContent]]:
+            paths = [path for path in sorted(files.glob("*.json")) if not path.name.startswith(".")]
+            return [(path, read_signed(self._signer, purpose, path)) for path in paths]
+
+        with contextlib.suppress(OSError):
+            return self._ask(look)
+        return None
 
     def remove(self, cluster: str, job_id: int) -> None:
         """Remove the note of a job that runs again or has ended."""
@@ -280,6 +399,50 @@ class Notes:
 
             with contextlib.suppress(OSError):
                 self._ask(unlink)
+
+    # --- restores
+
+    def write_restore(self, restore: LastRestore) -> None:
+        """Write the last restore of a job, replacing an earlier one. Raises ``AffinodeError``."""
+        if self._root is None:
+            return
+        path = _restored(self._root, restore.name)
+        self._put(path, self._signer.encode(_RESTORED, path.name, {"version": _VERSION, **asdict(restore)}))
+
+    def last_restore(self, cluster: str, job_id: int) -> LastRestore | None:
+        """Return the last restore of a job; ``None`` if there was none, or it cannot be read."""
+        if self._root is None:
+            return None
+        path = _restored(self._root, f"{cluster}.{job_id}")
+        with contextlib.suppress(OSError):
+            return self._judged_restore(path, self._ask(lambda: read_signed(self._signer, _RESTORED, path)))
+        return None
+
+    def discarded(self) -> list[LastRestore]:
+        """Return the last restores that discard an image; none if they cannot be read."""
+        if self._root is None:
+            return []
+        found = self._read_all(self._root / "restored", _RESTORED) or []
+        restores = (self._judged_restore(path, content) for path, content in found)
+        return [restore for restore in restores if restore is not None and restore.discarded]
+
+    def _judged_restore(self, path: Path, content: SignedContent) -> LastRestore | None:
+        if content.value is None or not content.signed:
+            return None
+        try:
+            restore = _restore(path, content.value)
+        except (ValueError, TypeError, KeyError) as error:
+            self._signer.refuse(path, f"is not the record of a restore: {error}")
+            return None
+        self._signer.accept(path)
+        return restore
+
+    def forget_restores(self, cluster: str, live: Iterable[int]) -> None:
+        """Remove the last restores of all jobs of a cluster but these (job IDs). Other clusters may use the store."""
+        if self._root is None:
+            return
+        kept = {f"{cluster}.{job_id}.json" for job_id in live}
+        self._remove(self._root / "restored", lambda name: name.startswith(f"{cluster}.") and name not in kept)
 
     # --- Slurm's start plan
 
@@ -374,20 +537,28 @@ class Notes:
             return None, inode
         return str(value.get("who")), inode
 
-    def unclaim(self, live: Iterable[tuple[str, int]]) -> None:
-        """Remove the claims of all jobs but these (cluster, job ID)."""
+    def unclaim(self, cluster: str, live: Iterable[int]) -> None:
+        """Remove the claims of all jobs of a cluster but these (job IDs). Other clusters may use the store."""
         if self._root is None:
             return
-        names = {f"{cluster}.{job_id}" for cluster, job_id in live}
-        claims, asked = self._root / "claims", time.monotonic()
+        kept = {f"{cluster}.{job_id}" for job_id in live}
+
+        def ended(name: str) -> bool:
+            match = _CLAIM.fullmatch(name)
+            return match is not None and name.startswith(f"{cluster}.") and match["job"] not in kept
+
+        self._remove(self._root / "claims", ended)
+
+    def _remove(self, files: Path, ended: Callable[[str], bool]) -> None:
+        """Remove the files of ended jobs. ``ended``: whether a name is that of one, by a list of live jobs."""
+        asked = time.monotonic()
 
         def remove() -> None:
-            with opened(claims) as directory:
+            with opened(files) as directory:
                 for path in directory.iterdir():
-                    match = _CLAIM.fullmatch(path.name)
                     if time.monotonic() - asked > _STALE_S:
-                        return  # others may have claimed meanwhile
-                    if match is not None and match["job"] not in names:
+                        return  # others may have written meanwhile
+                    if ended(path.name):
                         path.unlink(missing_ok=True)
 
         with contextlib.suppress(OSError):
@@ -457,6 +628,26 @@ def _file(root: Path, cluster: str, job_id: int) -> Path:
     return root / "asleep" / f"{cluster}.{job_id}.json"
 
 
+def _restored(root: Path, name: str) -> Path:
+    return root / "restored" / f"{name}.json"
+
+
+def _restore(path: Path, value: Mapping[str, Any]) -> LastRestore:
+    """Parse the record of a restore. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
+    if (version := value.get("version", _VERSION)) != _VERSION:
+        raise ValueError(f"its version is {version!r:.60}, not {_VERSION}")
+    known = {one.name for one in fields(LastRestore)}
+    restore: LastRestore = built(LastRestore, {name: one for name, one in value.items() if name in known})
+    if path.name != f"{restore.name}.json":
+        raise ValueError(f"it belongs to {restore.name}")
+    if min(restore.submit, restore.image_restarts, restore.seq, restore.uid, restore.run) < 0:
+        raise ValueError("it has numbers below 0")
+    times = (restore.checkpoint_epoch, restore.restored_epoch, restore.lost_epoch or 0.0, restore.lost_s or 0.0)
+    if not all(0 <= one < _YEAR_10000 for one in times):
+        raise ValueError("its times are not finite")
+    return restore
+
+
 def _note(path: Path, value: Mapping[str, Any]) -> Note:
     """Parse a note. Raises ``ValueError``, ``TypeError`` and ``KeyError``."""
     if (version := value.get("version", _VERSION)) != _VERSION:
@@ -465,8 +656,13 @@ def _note(path: Path, value: Mapping[str, Any]) -> Note:
     note: Note = built(Note, {name: one for name, one in value.items() if name in known})
     if path.name != f"{note.key.name}.json":
         raise ValueError(f"it belongs to {note.key.name}")
-    if min(note.restarts, note.seq, note.uid, note.began_ms, note.gpus, note.gpu_bytes, note.image_bytes) < 0:
+    numbers = (
+        note.restarts, note.seq, note.uid, note.began_ms, note.gpus, note.gpu_bytes, note.image_bytes, note.failures,
+        note.releases,
+    )  # fmt: skip
+    if min(numbers) < 0:
         raise ValueError("it has numbers below 0")
-    if not math.isfinite(note.since_epoch) or not math.isfinite(note.released_epoch or 0.0):
+    times = (note.since_epoch, note.released_epoch, note.failed_epoch, note.retry_epoch)
+    if not all(math.isfinite(one or 0.0) for one in times):
         raise ValueError("its times are not finite")
     return note

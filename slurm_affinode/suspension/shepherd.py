@@ -56,13 +56,26 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
+class Reaped:
+    """A process has ended before the shepherd got a reply: perhaps the root of a tree that was just restored.
+
+    Sent only after a ``Wait``, which an agent that does not know this message sends differently.
+    """
+
+    pid: int
+    """In the job's PID namespace."""
+    status: int
+    """The result of ``wait``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Signalled:
     """Slurm has sent a signal to the job. Sent only for jobs with ``mode=inplace``, which may be stopped."""
 
     number: int
 
 
-Incoming = Hello | Started | Exited | Signalled
+Incoming = Hello | Started | Reaped | Exited | Signalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,10 @@ class Restored:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The agent is still busy; ``fresh``: it waits for room to start the job, not for an image."""
+    """The agent is still busy; ``fresh``: it waits for room to start the job, not for an image.
+
+    Otherwise it asks for reports of processes that end (``Reaped``).
+    """
 
     fresh: bool = False
 
@@ -125,6 +141,8 @@ def decode(packet: bytes) -> Incoming:
         return Started(_number(fields, "root", 1, _MAX_PID))
     if verb == "signalled":
         return Signalled(_number(fields, "number", 1, 64))
+    if verb == "reaped":
+        return Reaped(_number(fields, "pid", 1, _MAX_PID), _number(fields, "status", 0, 0xFFFF))
     if verb == "exit":
         return Exited(_number(fields, "status", 0, 0xFFFF))
     raise BadMessage(f"no such verb: {verb!r}")
@@ -138,7 +156,7 @@ def encode(message: Outgoing) -> bytes:
         case Restored(pid=pid):
             return f"restored\npid={pid}".encode()
         case Wait(fresh):
-            return b"wait\nfresh=1" if fresh else b"wait"
+            return b"wait\nfresh=1" if fresh else b"wait\nreports=1"
         case Hold(reason):
             return b"hold\nreason=" + one_line(reason, MAX_TEXT_BYTES).encode()
         case Say(text):

@@ -27,7 +27,7 @@ from typing import TypeVar
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id, Process
 from slurm_affinode.base.timeouts import FileSystemCalls
-from slurm_affinode.checkpoint.interface import InheritFd, RestoreFailed
+from slurm_affinode.checkpoint.interface import InheritFd, restore_failure
 from slurm_affinode.checkpoint.user_files import User, as_user
 from slurm_affinode.model.suspension import SavedOutput
 
@@ -195,7 +195,7 @@ def put_back(
             if one.fd != 0:
                 _wait(partial(os.lseek, fd, 0, os.SEEK_END))
     except OSError as error:
-        raise RestoreFailed(f"the job's output {one.path} cannot be restored: {error.strerror}") from error
+        raise restore_failure(f"the job's output {one.path} cannot be restored", error) from error
 
 
 def _put_back(

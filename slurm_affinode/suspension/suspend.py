@@ -23,7 +23,7 @@ from slurm_affinode.model.suspension import JobKey, Mode, Phase, Refusal
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.compatibility import Compatibility, kinds
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.interface import AbortedError, LookAgain, Refused
+from slurm_affinode.suspension.interface import InUseError, LookAgain, Refused
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import HostMemory, cuda_users, gpu_memory
 from slurm_affinode.suspension.process_tree import Member, StoppedJob, TreeGoneError, stopped
@@ -88,11 +88,14 @@ class Ending(ABC, Generic[A]):
         return ()
 
     @abstractmethod
-    def begin(self, job: WatchedJob, journal: JobJournal, why: str) -> A:
-        """Collect the facts for the journal. Raises ``Refused`` and ``AffinodeError``; changes nothing."""
+    def begin(self, job: WatchedJob, journal: JobJournal, why: str, *, busy: bool = False) -> A:
+        """Collect the facts for the journal. Raises ``Refused`` and ``AffinodeError``; changes nothing.
+
+        ``busy``: see ``interface.Suspender.suspend``.
+        """
 
     def recheck(self, attempt: A) -> None:
-        """Raise ``AbortedError`` if the job is in use, apart from its GPUs. Called under the CUDA locks."""
+        """Raise ``InUseError`` if the job is in use, apart from its GPUs. Called under the CUDA locks."""
 
     @abstractmethod
     def finish(self, attempt: A) -> None:
@@ -191,17 +194,18 @@ class JobSuspender:
 
     # --- the sequence
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         """See ``interface.Suspender``."""
         with self._alone(job.job_id), self._memory.promised(job):
             ending = self._ending(job)
             job = self._current(job, ending)
-            attempt: Attempt = ending.begin(job, self._admit(job), why)
+            attempt: Attempt = ending.begin(job, self._admit(job), why, busy=busy)
             announce(self._parts, attempt, Phase.LOCKING, attempt.facts)
+            in_use = False
             try:
                 self._lock_all(attempt)
                 if (seen := look_again()) is not None:
-                    raise AbortedError(f"it is no longer idle: {seen}")
+                    raise InUseError(f"it is no longer idle: {seen}")
                 ending.recheck(attempt)
                 cuda = attempt.facts.cuda_pids or ()
                 allowance = self._memory.make_room(job, attempt.facts, lambda: self._halt(attempt, but=cuda))
@@ -213,11 +217,12 @@ class JobSuspender:
                 announce(self._parts, attempt, Phase.PARKED)
                 ending.finish(attempt)
             except (AffinodeError, OSError) as error:
+                in_use = isinstance(error, InUseError)
                 attempt.stop.release()
                 ending.roll_back(attempt, error)
             finally:
                 attempt.stop.release()
-            return replace(attempt.record, phase=attempt.phase, failure=attempt.failure)
+            return replace(attempt.record, phase=attempt.phase, failure=attempt.failure, in_use=in_use)
 
     @contextmanager
     def _alone(self, job_id: int) -> Iterator[None]:

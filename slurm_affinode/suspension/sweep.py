@@ -385,7 +385,7 @@ class ImageSweep:
     def _newest(self, jobs: _Jobs, notes: Collection[Note]) -> dict[str, int]:
         """Return the newest image of each job; see ``image_store.newest``.
 
-        For a job with given-up images, the number after theirs, so that all of them are outdated.
+        For a job with given-up or discarded images, the number after theirs, so that all of them are outdated.
         """
         live = [run for runs in jobs.live.values() for run in runs]
         shared = [] if self.shared is None else self._images[list(self.stores).index(self.shared)]
@@ -397,6 +397,13 @@ class ImageSweep:
             )  # fmt: skip
             if note.given_up and not any(later):
                 found[note.key.name] = note.seq + 1
+        for restore in self.notes.discarded():
+            images = [
+                image.manifest for images in self._images.values() for image in images
+                if isinstance(image, Image) and image.job == restore.name
+            ]  # fmt: skip
+            if all(map(restore.discards, images)):
+                found[restore.name] = restore.seq + 1
         return found
 
     # --- stopping

@@ -8,6 +8,7 @@ complete in the shared store, since Slurm may start it on any node.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,23 +16,23 @@ from pathlib import Path
 from slurm_affinode.base import json_values
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.files import write_text
+from slurm_affinode.base.text import one_line
 from slurm_affinode.base.threads import surviving
 from slurm_affinode.base.timeouts import FileSystemCalls
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.signatures import SIGNER, Signer
 from slurm_affinode.core.policy import WAITS_FOR_ROOM
-from slurm_affinode.core.wake_time import wake_time
+from slurm_affinode.core.wake_time import backoff_s, wake_time
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.model.suspension import JobKey, LiveRun, Refusal
 from slurm_affinode.slurm.interface import ControllerDownError, UnknownJobError
+from slurm_affinode.suspension import messages, notify
 from slurm_affinode.suspension.context import Parts
 from slurm_affinode.suspension.interface import Refused
-from slurm_affinode.suspension.shared_state import NO_NOTE, Note, StartPlan, read_signed
+from slurm_affinode.suspension.shared_state import NO_NOTE, NOW, Note, StartPlan, read_signed
 from slurm_affinode.suspension.sweep import is_of
 
-NOW = "now"
-"""``Note.wake`` of a job that a user has woken."""
 _LEASE_FACTOR = 4.0
 _LEASE = "waker lease"
 """Purpose of its signature."""
@@ -95,7 +96,7 @@ class JobWaker:
 
     # --- on request
 
-    def wake(self, key: JobKey, who: str, *, admin: bool = False) -> bool:
+    def wake(self, key: JobKey, who: str, *, admin: bool = False, from_start: bool = False) -> bool:
         """See ``interface.Waker``."""
         parts = self._parts
         note = parts.notes.read(key.cluster, key.job_id)
@@ -118,8 +119,11 @@ class JobWaker:
             raise Refused(Refusal("held-by-admin", text))
         if note is None:
             raise Refused(Refusal("no-note", f"job {job.id} cannot be woken now: {NO_NOTE}"))
-        parts.log.info("job %s: woken by %s", key.job_id, who)
-        note = replace(note, wake=NOW, failure=None, released_epoch=None)
+        parts.log.info("job %s: woken by %s%s", key.job_id, who, ", from its beginning" if from_start else "")
+        note = replace(
+            note, wake=NOW, failure=None, failures=0, failed_epoch=None, retry_epoch=None, released_epoch=None,
+            releases=0, given_up=note.given_up or from_start,
+        )  # fmt: skip
         parts.notes.write(note)
         # If its image is not in the shared store yet, or the job not in the queue, a later tick releases it.
         return not ending and self._release(note, job)
@@ -155,6 +159,10 @@ class JobWaker:
             if job is not None and job.ended and is_of(note, job):
                 self._over(note.key, note.began_ms)
         self._tell_plans(notes, by_id)
+        nodes: Sequence[Node] | None = None
+        if any(note.tied for note in notes):
+            nodes = parts.slurm.nodes()
+            notes = [self._checked(note, by_id.get(note.job_id), nodes) for note in notes]
         asleep = [
             (note, by_id[note.job_id])
             for note in sorted(notes, key=lambda note: note.since_epoch)
@@ -166,12 +174,24 @@ class JobWaker:
             and not self._came_back(note)
         ]
         for note, job in asleep:
-            # A job with a failed restore waits for another request: it would fail again and again.
-            if note.wake not in ("auto", "hold") and note.failure is None:
+            if note.wake not in ("auto", "hold") and self._due(note):
                 self._try_release(note, job)
         candidates = [(note, job) for note, job in asleep if note.wake == "auto" and self._may(note)]
         if candidates:
-            self._auto(candidates, jobs, parts.slurm.nodes(), {note.job_id for note in notes})
+            self._auto(candidates, jobs, nodes or parts.slurm.nodes(), {note.job_id for note in notes})
+
+    def _checked(self, note: Note, job: Job | None, nodes: Sequence[Node]) -> Note:
+        """Return the note of a tied job with the state of its node, which is also written for the owner to see."""
+        if not note.tied or job is None or not job.pending or not is_of(note, job):
+            return note
+        state = why_unavailable(note.node, nodes) if job.nodes_required == (note.node,) else None
+        text = None if state is None else messages.without_node(note.node, state, job.id)
+        if text != note.unavailable:
+            note = replace(note, unavailable=text)
+            self._parts.notes.write(note)
+            comment = messages.suspended(note.why, note.gpu_bytes, job.id, tied_to=note.node)
+            notify.comment(self._parts, note.job_id, comment if text is None else f"{messages.SUSPENDED}{text}")
+        return note
 
     def _tell_plans(self, notes: Sequence[Note], by_id: Mapping[int, Job]) -> None:
         """Publish the expected starts, so that images can be prefetched."""
@@ -186,13 +206,25 @@ class JobWaker:
 
     def _came_back(self, note: Note) -> bool:
         """Return whether it was released recently, and is held again because it could not be restored there."""
-        return self._parts.now() - (note.released_epoch or 0.0) < self._parts.settings.wake_backoff_s
+        since_s = self._parts.now() - (note.released_epoch or 0.0)
+        return since_s < self._parts.settings.release_pause_s(note.releases)
+
+    def _due(self, note: Note) -> bool:
+        """Return whether its last restore did not fail, or may be retried now.
+
+        A restore that is not retried would fail again and again.
+        """
+        if note.failure is None:
+            return True
+        limit_s = self._parts.settings.retry_backoff_limit_s
+        # A time that is further away was written by a node with a wrong clock.
+        return note.retry_epoch is not None and not 0 < note.retry_epoch - self._parts.now() <= limit_s
 
     def _may(self, note: Note) -> bool:
-        """Return whether it has slept long enough and its last restore did not fail."""
+        """Return whether it has slept long enough, and no failed restore forbids its release now."""
         settings = self._parts.settings
-        least_s = min(settings.wake_backoff_limit_s, settings.wake_backoff_s * 2.0 ** min(max(0, note.seq - 1), 60))
-        return note.failure is None and self._parts.now() - note.since_epoch >= least_s
+        least_s = backoff_s(settings.wake_backoff_s, settings.wake_backoff_limit_s, note.seq)
+        return self._due(note) and self._parts.now() - note.since_epoch >= least_s
 
     def _auto(
         self, candidates: Sequence[tuple[Note, Job]], jobs: Sequence[Job], nodes: Sequence[Node], ours: set[int]
@@ -224,12 +256,25 @@ class JobWaker:
             return True
         if not self._everywhere(job):
             return False
+        if note.tied and note.given_up:  # it needs none of its files
+            if job.nodes_required == (note.node,):
+                notify.require(parts, job, tuple(filter(None, (note.required or "").split(","))))
+            note = replace(note, tied=None, unavailable=None)
+        elif note.tied and note.required is None:  # Slurm did not respond when it was suspended
+            note = replace(note, required=",".join(job.nodes_required))
+            notify.require(parts, job, (note.node,))
         if note.wake not in ("auto", "hold", NOW):
             self._begin(note)
-        parts.slurm.release(job.job_id)
-        parts.log.info("job %s: released", job.job_id)
         now = parts.now()
-        parts.notes.write(replace(note, released_epoch=now))
+        # First: if it cannot be recorded, a job whose restore fails at once would be released again with every tick.
+        parts.notes.write(replace(note, released_epoch=now, releases=note.releases + 1))
+        try:
+            parts.slurm.release(job.job_id)
+        except AffinodeError:
+            with suppress(AffinodeError):
+                parts.notes.write(note)
+            raise
+        parts.log.info("job %s: released", job.job_id)
         parts.ledger.write(replace(LedgerEntry.of(note.key, note.began_ms), released_ms=round(now * 1000)))
         return True
 
@@ -282,6 +327,8 @@ class Free:
             (left, name)
             for name, (node, left) in self._free.items()
             if left >= count
+            and (not job.nodes_required or name in job.nodes_required)
+            and name not in job.nodes_excluded
             and set(job.partitions) & set(node.partitions)
             and (asked is None or asked.kind is None or node.gpus is None or asked.kind == node.gpus.kind)
         ]
@@ -290,6 +337,17 @@ class Free:
         left, name = min(fitting)
         self._free[name] = (self._free[name][0], left - count)
         return True
+
+
+def why_unavailable(name: str, nodes: Sequence[Node]) -> str | None:
+    """Return why a node starts no jobs, such as ``is down (power failure)``; ``None`` if it does."""
+    node = next((one for one in nodes if one.name == name), None)
+    if node is None:
+        return "Slurm does not know"
+    why = f" ({one_line(node.reason, 100)})" if node.reason else ""
+    if not node.responding:
+        return f"is down{why}"
+    return f"is drained{why}" if node.draining else None
 
 
 def waited_for(job: Job, jobs: Sequence[Job], ours: set[int]) -> bool:

@@ -18,7 +18,7 @@ COMPUTE_NODES = ("c1", "c2", "cpu1")
 WORKLOADS = "/usr/local/share/workloads"
 SCRIPT = Path(__file__).resolve().parents[2] / "containers" / "cluster"
 COMMAND_S = 60.0
-WAIT_S = 60.0
+WAIT_S = 120.0
 POLL_S = 0.2
 POLL_SHARE = 0.2
 """Largest share of the time of a wait that polling may take, because several clusters share two cores."""
@@ -156,6 +156,10 @@ class Cluster:
         """Return the fields of a job as scontrol prints them."""
         line = self.exec("login", "scontrol", "--oneliner", "show", "job", job_id)
         return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+    def comment(self, job_id: str) -> str:
+        """Return the whole comment of a job; ``job`` has its first word."""
+        return self.exec("login", "squeue", "--noheader", f"--jobs={job_id}", "--format=%k").strip()
 
     def runs(self, job_id: str, *, duplicates: bool = False) -> list[Run]:
         """Return the job's accounting records; with ``duplicates``, one per attempt."""

@@ -16,7 +16,7 @@ from cluster.driver import Cluster, wait_until
 from cluster.sleepers import kill_agent, status, wait_for_agents
 from cluster.spank import OPTION
 
-pytestmark = [pytest.mark.cluster, pytest.mark.main]
+pytestmark = pytest.mark.cluster
 
 SOURCES = Path(__file__).resolve().parents[1] / "spank" / "attacks"
 DIRECTORY = "/opt/attack"
@@ -70,6 +70,7 @@ def refusals(log: str) -> list[str]:
     return re.findall(r"uid 2001, process \d+: connection closed: (.*)", log)
 
 
+@pytest.mark.main
 def test_false_shepherd_in_a_job_without_the_option_is_refused(cluster: Cluster) -> None:
     """PID 1 of a PID namespace of root, with its own mount namespace, inside a job, but not a shepherd."""
     output, log = attack(cluster, "hello JOB")
@@ -120,6 +121,7 @@ def announcements(cluster: Cluster) -> list[str]:
     return cluster.shell(NODE, script).splitlines()
 
 
+@pytest.mark.main
 def test_shepherd_is_announced_as_long_as_its_job_runs(cluster: Cluster) -> None:
     """The file belongs to root and is readable by root alone; an agent that starts later accepts the shepherd."""
     job = cluster.submit("--partition=gpu", f"--nodelist={NODE}", OPTION, wrap="echo up; sleep 60")

@@ -77,6 +77,7 @@ def batch_cgroups(cluster: Cluster, node: str) -> list[str]:
 
 def test_processes_are_found_by_cgroup(cluster: Cluster) -> None:
     """Slurm names cgroups by job ID or SLUID. They provide the usage if they count CPU time and memory."""
+    before = {node: set(batch_cgroups(cluster, node)) for node in ("c1", "c2")}  # a step that was killed leaves its own
     job = cluster.submit(script=idle_job("--nodelist=c1", BY_HAND, busy=0, idle=60))
     cluster.wait_for_output(job, "step number=1")
     seen = found(cluster, "c1")
@@ -86,17 +87,21 @@ def test_processes_are_found_by_cgroup(cluster: Cluster) -> None:
     assert use["job"] == int(job)
     assert use["cpu_s"] > 0
     assert use["memory_mib"] > 8  # that the workload holds
+    assert set(batch_cgroups(cluster, "c1")) - before["c1"]
     cluster.exec("login", "scancel", job, user="alice")
-    for node in ("c1", "c2"):
+    for node, known in before.items():
         wait_until(
-            "the cgroups of its jobs are gone", lambda node=node: batch_cgroups(cluster, node), lambda left: not left
-        )  # type: ignore[misc]
+            "the cgroups of its jobs are gone",
+            lambda node=node, known=known: set(batch_cgroups(cluster, node)) - known,  # type: ignore[misc]
+            lambda left: not left,
+        )
 
 
 def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
     """On another node and in all hierarchies: its memory is charged to them, and ``scancel`` ends the job."""
     job = asleep(cluster, idle_job("--nodelist=c1", BY_HAND, idle=60, more="--host-mib 64"))
     cluster.exec("login", "scontrol", "update", f"JobId={job}", "ReqNodeList=c2", user="alice")
+    before = set(batch_cgroups(cluster, "c2"))
     wake(cluster, job)
     cluster.wait_for_output(job, "restored on c2")
     seen = found(cluster, "c2")
@@ -110,7 +115,7 @@ def test_restored_job_is_in_cgroups_of_new_attempt(cluster: Cluster) -> None:
         assert used >= 64 << 20
     cluster.exec("login", "scancel", job, user="alice")
     cluster.wait_for_state(job, "CANCELLED")
-    wait_until("its cgroups are gone", lambda: batch_cgroups(cluster, "c2"), lambda left: not left)
+    wait_until("its cgroups are gone", lambda: set(batch_cgroups(cluster, "c2")) - before, lambda left: not left)
     assert found(cluster, "c2")["processes"] == []
 
 

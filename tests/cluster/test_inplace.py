@@ -59,7 +59,7 @@ def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> Non
     assert "in host memory, wakes on a request" in shown
     wait_until(
         "its comment says so",
-        lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
+        lambda: cluster.comment(server.job),
         lambda printed: printed.startswith("asleep in place: requested by alice"),
     )
     answer, took = ask(cluster, server.url)
@@ -67,6 +67,22 @@ def test_sleeping_server_frees_gpu_and_wakes_on_request(cluster: Cluster) -> Non
     print(f"a request to a sleeper was answered after {took:.3f} s, 0.1 s of it service")
     wait_awake(cluster, server.job)
     assert sum(used_mib(cluster)) == held
+
+
+def test_health_check_named_by_the_site_does_not_wake_server(cluster: Cluster) -> None:
+    """It comes from another node; a request from the login node is answered."""
+    address = cluster.exec("c2", "hostname", "--ip-address").split()[0]
+    with inplace_configured(cluster, probes=[address]):
+        server = serve(cluster, 8002)
+        put_to_sleep(cluster, server.job)
+        for _ in range(3):
+            probe = cluster.run("c2", "curl", "--silent", "--max-time", "1", server.url)
+            assert probe.returncode == 28  # a timeout: it is connected, and not answered
+        time.sleep(2)
+        assert frozen(cluster, server.job)
+        answer, _ = ask(cluster, server.url)
+        assert answer["prediction"] == server.prediction
+        wait_awake(cluster, server.job)
 
 
 # Opens a connection, prints a line, and sends a request on command. Arguments: host, port.
@@ -292,7 +308,7 @@ def test_failed_restore_is_reported_and_retried(cluster: Cluster) -> None:
             assert "move the GPU memory" in seen["failure"]
             wait_until(
                 "its comment says so",
-                lambda: cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k"),
+                lambda: cluster.comment(server.job),
                 lambda printed: printed.startswith("not woken: "),
             )
             assert not asked.done()
@@ -350,17 +366,58 @@ def test_prolog_wakes_sleepers_on_its_gpus(cluster: Cluster) -> None:
 
 
 def test_simultaneous_servers_start_one_after_the_other(cluster: Cluster) -> None:
-    """With ``inplace.start_free_pct``, each server starts once another one sleeps, so none runs out of GPU memory."""
+    """By default, each server starts once another one sleeps, so none runs out of GPU memory."""
     option = "--gpu-suspend-idle=1s,mode=inplace,when=pressure"
-    with inplace_configured(cluster, start_free_pct=62):
-        jobs = [
-            cluster.submit(
-                "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option,
-                wrap=f"exec {WORKLOADS}/model_server.py --port {8001 + number} --memory-mib {SERVER_MIB}",
-            )
-            for number in range(3)
-        ]  # fmt: skip
-        for job in jobs:
-            cluster.wait_for_output(job, "listening", timeout_s=120)
-        for number in range(3):
-            assert ask(cluster, f"http://{NODE}:{8001 + number}")[0]["number"] == 1
+    jobs = [
+        cluster.submit(
+            "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", option,
+            wrap=f"exec {WORKLOADS}/model_server.py --port {8001 + number} --memory-mib {SERVER_MIB}",
+        )
+        for number in range(3)
+    ]  # fmt: skip
+    for job in jobs:
+        cluster.wait_for_output(job, "listening", timeout_s=120)
+    for number in range(3):
+        assert ask(cluster, f"http://{NODE}:{8001 + number}")[0]["number"] == 1
+
+
+def test_process_that_waits_for_file_lock_wakes_sleeper(cluster: Cluster) -> None:
+    """A process on the node waits for a lock that the job holds; the job does not sleep while it waits."""
+    lock = "/home/alice/inplace.lock"
+    job = cluster.submit(
+        "--partition=gpu", f"--nodelist={NODE}", "--gres=shard:6", BY_HAND,
+        wrap=f"exec flock {lock} {WORKLOADS}/model_server.py --port 8001 --memory-mib {SERVER_MIB}",
+    )  # fmt: skip
+    cluster.wait_for_output(job, "listening")
+    put_to_sleep(cluster, job)
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(cluster.run, NODE, "flock", "--timeout=60", lock, "true", user="alice")
+        wait_awake(cluster, job)
+        refused = cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
+        assert "waits for its lock on a file" in refused.stderr
+        cluster.exec("login", "scancel", job, user="alice")
+        assert waits.result().returncode == 0
+
+
+def test_steady_load_on_one_server_does_not_starve_another(cluster: Cluster) -> None:
+    """With ``inplace.max_turn``, a busy server makes room for one that waits, and its own requests are answered too."""
+    option = "--gpu-suspend-idle=1h,mode=inplace,when=pressure"
+    with inplace_configured(cluster, max_turn="4s", wake_deadline="1s", on_deadline="end"):
+        waiting = serve(cluster, 8001, option)
+        put_to_sleep(cluster, waiting.job)
+        busy = serve(cluster, 8002, option)
+        cluster.shell("login", "rm -f /home/alice/inplace-*")
+        stop = "/home/alice/inplace-stop"
+        load = f"until [ -e {stop} ]; do curl --silent --max-time 60 -XPOST {busy.url}/predict || exit 1; done"
+        with ThreadPoolExecutor(1) as pool:
+            answers = pool.submit(cluster.shell, "login", load, user="alice", timeout_s=200)
+            taken = [ask(cluster, waiting.url) for _ in range(2)]
+            assert not answers.done()
+            cluster.shell("login", f"touch {stop}")
+            lines = answers.result().replace("}{", "}\n{").splitlines()
+        assert [answer["number"] for answer, _ in taken] == [2, 3]
+        numbers = [json.loads(line)["number"] for line in lines]
+        assert numbers == list(range(2, 2 + len(numbers)))  # none was lost
+        print(f"beside steady load, requests were answered after {', '.join(f'{took:.1f} s' for _, took in taken)}")
+        for server in (waiting, busy):
+            assert cluster.job(server.job)["JobState"] == "RUNNING"

@@ -49,9 +49,9 @@ def test_server_starts_afresh_after_node_loss_at_phase(cluster: Cluster, phase: 
     answer, _ = ask(cluster, server.url)
     assert answer["number"] == 1
     assert_nothing_left(cluster, server.job)
-    comment = cluster.exec("login", "squeue", "--noheader", f"--jobs={server.job}", "--format=%k")
+    comment = cluster.comment(server.job)
     assert comment.startswith(f"lost: its processes on {NODE} ended while it was suspended")
-    assert row_of(cluster, server.job)["said"] == comment.strip()
+    assert row_of(cluster, server.job)["said"] == comment
     shown = cluster.exec("login", "slurm-affinode", "status", server.job, user="alice")
     assert "lost: its processes" in shown
     assert ledger(cluster, server.job)[-1]["ended_ms"] is not None

@@ -65,7 +65,7 @@ def test_sleeper_suspended_by_slurm_wakes_after_resume(cluster: Cluster) -> None
         )
         assert seen is not None
         assert not seen["overdue"]
-        resume = f"resume it with: scontrol resume {server.job}"
+        resume = f"an operator resumes it with: scontrol resume {server.job}"
         assert seen["waits"] in (f"Slurm {does} it; {resume}" for does in ("has suspended", "is about to suspend"))
         assert frozen(cluster, server.job)
         cluster.exec("login", "scontrol", "resume", server.job)

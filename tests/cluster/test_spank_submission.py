@@ -174,10 +174,16 @@ def test_job_that_cannot_be_suspended_is_warned_of(cluster: Cluster) -> None:
         assert [line.partition(" (")[0] for line in warnings] == wanted
 
 
-def test_job_in_place_needs_no_requeue(cluster: Cluster) -> None:
-    sbatch = ("sbatch", "--test-only", "--gres=gpu:1", "--partition=gpu", "--no-requeue", "--wrap=true")
-    done = cluster.run("login", *sbatch, "--gpu-suspend-idle=15m,mode=inplace", user="alice")
-    assert "will not be suspended" not in done.stderr
+@pytest.mark.parametrize(
+    ("gres", "when", "warned"),
+    [("shard:4", "pressure", False), ("gpu:1", "always", False), ("gpu:1", "pressure", True)],
+)
+def test_job_in_place_needs_shares_and_no_requeue(cluster: Cluster, gres: str, when: str, warned: bool) -> None:
+    """On a whole GPU, no other job could use the memory of a sleeper: ``when=pressure`` never applies."""
+    sbatch = ("sbatch", "--test-only", f"--gres={gres}", "--partition=gpu", "--no-requeue", "--wrap=true")
+    done = cluster.run("login", *sbatch, f"--gpu-suspend-idle=15m,mode=inplace,when={when}", user="alice")
+    assert ("will not be suspended: with mode=inplace it keeps its GPUs" in done.stderr) is warned
+    assert done.stderr.count("will not be suspended") == warned
 
 
 INTERACTIVE = {

@@ -19,7 +19,14 @@ def agents(cluster: Cluster) -> None:
     wait_for_agents(cluster)
 
 
-@pytest.mark.parametrize("phase", every_other([*BEFORE_IMAGE, *WITH_IMAGE, "restoring"]))
+@pytest.mark.parametrize(
+    "phase",
+    [
+        *(pytest.param(phase, marks=pytest.mark.nightly) for phase in BEFORE_IMAGE[:-1]),
+        BEFORE_IMAGE[-1],
+        *every_other([*WITH_IMAGE, "restoring"]),
+    ],
+)
 def test_job_survives_node_loss_at_phase(cluster: Cluster, phase: str) -> None:
     """Without an image the job starts from its beginning; with one it is restored, maybe only when the node is back."""
     before = 1 if phase == "restoring" else 0

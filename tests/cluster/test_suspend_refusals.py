@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from cluster.driver import WORKLOADS, Cluster, wait_until
+from cluster.driver import GPU_NODES, WORKLOADS, Cluster, wait_until
 from cluster.sleepers import (
     BY_HAND,
     LOCAL,
     SHARED,
     asleep,
     configured,
+    each_once,
     end,
     finish,
     idle_job,
@@ -164,7 +165,51 @@ def test_job_is_held_after_failed_gpu_restore(cluster: Cluster) -> None:
     finish(cluster, job)
 
 
+def test_failed_restore_is_retried_by_itself(cluster: Cluster) -> None:
+    """Another file is in the way of one of the job's, on both nodes. Once it is gone, the next retry restores the job.
+
+    Meanwhile the comment and ``status`` name the cause, the next try, and the number of further ones.
+    """
+    place = "/dev/shm/in-the-way"  # noqa: S108 - of the job
+    script = idle_job().replace(WORKLOADS, f"echo its own >{place}\nexec 8<{place}\n{WORKLOADS}", 1)
+    with configured(cluster, restore_retries=20, retry_backoff="3s", retry_backoff_limit="6s"):
+        job = asleep(cluster, script, BY_HAND)
+        for node in GPU_NODES:
+            cluster.shell(node, 'echo other >"$1.new" && chmod 644 "$1.new" && mv "$1.new" "$1"', place)
+        try:
+            wake(cluster, job)
+            row = wait_until(
+                "status shows two failures",
+                lambda: status(cluster, job)["jobs"][0],
+                lambda row: row["state"] == "suspended" and row["failures"] >= 2 and row["retry"] is not None,
+                timeout_s=120,
+            )
+            assert "exists already" in row["failure"]
+            assert row["retries_left"] == 20 - row["failures"] + 1
+            assert 0 < row["retry"] - row["failed"] <= 6
+            # Each restore removes the line of the one before, as it does with all later output of the agent.
+            wait_until(
+                "its output names the next try",
+                lambda: cluster.output(job),
+                lambda output: "its image is kept; next try after" in output,
+            )
+            wait_until(
+                "its comment names it", lambda: cluster.comment(job), lambda comment: "next try after" in comment
+            )
+        finally:
+            for node in GPU_NODES:
+                cluster.shell(node, 'rm -f "$1"', place)
+        wait_until(
+            "its output reports the restore",
+            lambda: cluster.output(job),
+            lambda output: "slurm-affinode: restored on" in output,
+            timeout_s=90,
+        )
+        assert each_once(finish(cluster, job))
+
+
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900, func_only=True)
 def test_fifty_jobs_share_gpus(cluster: Cluster) -> None:
     """All jobs complete with intact memory after suspensions."""

@@ -236,6 +236,8 @@ def test_node_with_dirty_gpu_is_drained_if_configured(cluster: Cluster) -> None:
         reason = cluster.exec("login", "sinfo", "--noheader", "--nodes=c1", "--format=%E")
         assert drained
         assert f"after job {job}: GPU" in reason
+        listed = zombies(cluster, "list", "--live", "--kind", "drained-by-epilog")
+        assert [one["nodes"] for one in listed["findings"]] == [["c1"]]
     finally:
         cluster.shell("c1", f"rm -f {path}")
         cluster.run("login", "scontrol", "update", "nodename=c1", "state=resume")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -79,6 +80,8 @@ def test_job_asleep_in_place_on_a_whole_gpu_is_treated_as_idle(cluster: Cluster)
     assert [one["code"] for one in found["actions"] if one["job"] == job] == ["due"]
     assert [name.startswith("mail-alice") for name in mails(cluster)] == [True]
     assert cluster.job(job)["JobState"] == "RUNNING"
+    page = zombies(cluster, "explain", job, "--live", "--watch", "1s")
+    assert (page["asleep"], "find its GPU" in json.dumps(page)) == (True, False)
 
 
 def test_node_drained_by_administrator_is_not_resumed(cluster: Cluster) -> None:

@@ -20,6 +20,7 @@ from slurm_affinode.suspension import memory
 from slurm_affinode.suspension.activity import name_of
 from slurm_affinode.suspension.context import Gpus
 from slurm_affinode.suspension.inplace.freezer import Freezer
+from slurm_affinode.suspension.interface import DaemonCalls
 from slurm_affinode.suspension.memory import held_by
 from slurm_affinode.suspension.peers import Identity, Inspector, NotAShepherd, Peer
 from slurm_affinode.suspension.process_tree import TreeGoneError
@@ -63,19 +64,26 @@ class Holder(Protocol):
         """Processes that may already hold part of it."""
         ...
 
+    @property
+    def verb(self) -> str:
+        """The action that it waits for: ``wake`` or ``start``."""
+        ...
+
 
 class Sharing:
     """Plans the queue of jobs that are to wake or start."""
 
     def __init__(
-        self, registry: Registry, freezer: Freezer, gpus: Gpus, awake_limit_pct: float, unheard: Unheard
-    ) -> None:
+        self, registry: Registry, freezer: Freezer, gpus: Gpus, awake_limit_pct: float, unheard: Unheard,
+        *, calls: DaemonCalls,
+    ) -> None:  # fmt: skip
         """``awake_limit_pct``: share of a GPU that jobs in place may hold at once. ``unheard``: see that function."""
         self._registry = registry
         self._freezer = freezer
         self._gpus = gpus
         self._limit = awake_limit_pct / 100
         self._unheard = unheard
+        self._calls = calls
 
     def cards(self) -> Sequence[GpuLoad]:
         """Return the GPUs with their free memory and the limit for jobs in place, in bytes. Raises ``GpuError``."""
@@ -96,13 +104,7 @@ class Sharing:
         whole = [device for device in self._gpus.devices() if device.mig is None]
         return {device.uuid for device in of_slurm(whole, indices) or ()}
 
-    def plan(
-        self,
-        line: Sequence[Holder],
-        coming: Sequence[Holder],
-        asleep: frozenset[int],
-        idle_s: Callable[[int], float | None],
-    ) -> WakePlan:
+    def plan(self, line: Sequence[Holder], coming: Sequence[Holder], asleep: frozenset[int]) -> WakePlan:
         """Return the plan for ``line`` while the jobs in ``coming`` restore their memory.
 
         ``asleep``: all jobs that are not awake, including these two. Raises ``GpuError``.
@@ -110,12 +112,12 @@ class Sharing:
         by_uuid = self._gpus.processes()
         arriving = [Arriving(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in coming]
         awake = [
-            self._awake(job, by_uuid, idle_s)
+            self._awake(job, by_uuid)
             for job in self._registry.jobs()
             if job.option.mode is Mode.INPLACE and job.job_id not in asleep
         ]
         awake += self._not_heard_of(by_uuid, asleep)
-        queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda)) for one in line]
+        queue = [Waiter(one.job_id, one.held, held_by(by_uuid, one.cuda), at_most=one.verb == "start") for one in line]
         return plan(self.cards(), awake, arriving, queue)
 
     def shortage(self, one: Holder) -> str | None:
@@ -137,15 +139,15 @@ class Sharing:
             if job_id not in known:
                 yield Awake(job_id, held_by(by_uuid, pids))
 
-    def _awake(
-        self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]], idle_s: Callable[[int], float | None]
-    ) -> Awake:
+    def _awake(self, job: WatchedJob, by_uuid: Mapping[str, Mapping[int, int]]) -> Awake:
         try:
             pids = [member.pid for member in self._freezer.members(job.init_pid, job.init_started)]
         except TreeGoneError:
             pids = []
-        leaving = job.phase in _LEAVING
-        return Awake(job.job_id, held_by(by_uuid, pids), None if leaving else idle_s(job.job_id), leaving)
+        held = held_by(by_uuid, pids)
+        if job.phase in _LEAVING:
+            return Awake(job.job_id, held, leaving=True)
+        return Awake(job.job_id, held, self._calls.idle_s(job.job_id), turn_left_s=self._calls.turn_left_s(job.job_id))
 
 
 def holders(by_uuid: Mapping[str, Mapping[int, int]]) -> frozenset[int]:

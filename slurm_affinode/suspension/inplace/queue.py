@@ -93,7 +93,10 @@ class Comments:
         try:
             job = slurm.job(job_id)
             before = job.comment
-            after = messages.theirs(before) if text is None else messages.comment(text, before)
+            if text is not None:
+                after = messages.comment(text, before)
+            else:  # another comment, as on the loss of the job's processes, stays
+                after = messages.theirs(before) if messages.sleeps_in_place(before) else before or ""
             if after != (before or "") and not job.ended:  # Slurm does not change the comment of an ended job
                 slurm.set_comment(job_id, after)
         except UnreachableError as error:
@@ -150,13 +153,10 @@ class InLine(Holder, Protocol):
     """Why it waits, in one line; set here."""
     overdue: bool
     """It has waited longer than the site's deadline; set here."""
+    late: bool
+    """The site's setting for such jobs was applied to it; set here."""
     waits_since: tuple[float, float] | None
     """The time since which it waits, and the clock's reading at that time; set here."""
-
-    @property
-    def verb(self) -> str:
-        """The action that it waits for: ``wake`` or ``start``."""
-        ...
 
 
 class GpuQueue:
@@ -205,7 +205,6 @@ class GpuQueue:
         coming: Sequence[Holder],
         *,
         asleep: frozenset[int],
-        idle_s: Callable[[int], float | None],
         go: Callable[[InLine], None],
         late: Callable[[InLine, str], None],
     ) -> None:
@@ -221,7 +220,7 @@ class GpuQueue:
         self._served, self._changed = now, False
         line = sorted(waiting, key=lambda one: (one.asked_epoch or 0.0, one.turn))
         try:
-            found = self._sharing.plan(line, coming, asleep, idle_s)
+            found = self._sharing.plan(line, coming, asleep)
         except GpuError as error:
             for one in line:
                 one.waits = str(error)
@@ -231,24 +230,33 @@ class GpuQueue:
                 one.waits = ""
                 go(one)
             else:
-                self._wait(one, found.waits[one.job_id], now, late)
+                self._wait(one, found.waits[one.job_id], now, late, in_turn=one.job_id in found.in_turn)
         self._press(found.make_room)
 
-    def _wait(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
+    def _wait(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None], *, in_turn: bool) -> None:
         if one.waits != why:
             self._parts.log.info("job %s: waiting to %s: %s", one.job_id, one.verb, why)
             one.waits = why
         if self._waited(one, now) > _SAID_S:
             self._comments.set(one.job_id, messages.waits(one.verb, why))
-        self.look_at_deadline(one, why, now, late)
+        self.look_at_deadline(one, why, now, late, in_turn=in_turn)
 
-    def look_at_deadline(self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None]) -> None:
-        """Call ``late``, once, for a job that has waited longer than the site allows; ``why``: the reason."""
+    def look_at_deadline(
+        self, one: InLine, why: str, now: float, late: Callable[[InLine, str], None], *, in_turn: bool = False
+    ) -> None:
+        """Call ``late``, once, for a job that has waited longer than the site allows; ``why``: the reason.
+
+        ``in_turn``: other jobs will make room for it, each after its turn. It is marked as overdue then, and no more.
+        """
         waited = self._waited(one, now)
-        if waited >= self._deadline_s and not one.overdue:
+        if waited < self._deadline_s:
+            return
+        said = f"it has waited for {span(waited)} to {one.verb}: {why}"
+        if not one.overdue:
             one.overdue = True
-            said = f"it has waited for {span(waited)} to {one.verb}: {why}"
             self._parts.log.error("job %s: %s", one.job_id, said)
+        if not one.late and not in_turn:
+            one.late = True
             late(one, said)
 
     def _waited(self, one: InLine, now: float) -> float:

@@ -24,11 +24,12 @@ from slurm_affinode.gpu.interface import GpuError
 from slurm_affinode.model.suspension import Mode, Phase, Refusal
 from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import Gpus, Parts
-from slurm_affinode.suspension.inplace import sockets
+from slurm_affinode.suspension.inplace import file_locks, sockets
+from slurm_affinode.suspension.inplace.file_locks import FileLocks, NodeFileLocks
 from slurm_affinode.suspension.inplace.freezer import Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import Holder, Rules, Sharing, Unheard
 from slurm_affinode.suspension.inplace.queue import Comments, GpuQueue, InLine
-from slurm_affinode.suspension.inplace.sleeper import Sleeper
+from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
 from slurm_affinode.suspension.inplace.sockets import Own, Sockets
 from slurm_affinode.suspension.inplace.starting_jobs import Starters, StartingJob
 from slurm_affinode.suspension.inplace.wake import NoGpuRoom, Waking
@@ -101,10 +102,12 @@ class SleeperChecks:
             if one.asked_epoch is None or one.waking or one.pauses(now):
                 continue
             if slurm := self._slurm_stops(one, now):
-                one.waits = one.held_back = f"Slurm {slurm} it; resume it with: scontrol resume {one.shown}"
+                one.waits = one.held_back = (
+                    f"Slurm {slurm} it; an operator resumes it with: scontrol resume {one.shown}"
+                )
                 continue
             if one.held_back:
-                one.held_back, one.asked_epoch, one.overdue = "", now, False
+                one.held_back, one.asked_epoch, one.overdue, one.late = "", now, False, False
             found.append(one)
         return found
 
@@ -230,6 +233,7 @@ _MOST_OF_TIME = 20.0
 
 
 _NO_DAEMON = DaemonCalls()
+_NODE_LOCKS = NodeFileLocks()
 
 
 class InPlaceScheduler:
@@ -238,11 +242,12 @@ class InPlaceScheduler:
     def __init__(
         self, parts: Parts, freezer: Freezer, sockets: Sockets, gpus: Gpus, rules: Rules,
         *, calls: DaemonCalls = _NO_DAEMON, unheard: Unheard = lambda pids: {},
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.monotonic, locks: FileLocks = _NODE_LOCKS,
     ) -> None:  # fmt: skip
         """``unheard``: see ``Sharing``; ``clock``: see ``GpuQueue``."""
+        self.locks = locks
         self._parts, self._freezer, self._sockets, self._calls = parts, freezer, sockets, calls
-        self._sharing = Sharing(parts.registry, freezer, gpus, rules.awake_limit_pct, unheard)
+        self._sharing = Sharing(parts.registry, freezer, gpus, rules.awake_limit_pct, unheard, calls=calls)
         self._rules = rules
         self._waking = Waking(parts, freezer, self._sharing, sockets, rules.freeze_s)
         self._comments = Comments(parts)
@@ -345,6 +350,7 @@ class InPlaceScheduler:
             return
         sleeper.pids = tuple(member.pid for member in members)
         sleeper.own = self._sockets.own(sleeper.pids)
+        sleeper.locks = self.locks.held(sleeper.pids)
 
     def admit(self, job: WatchedJob) -> bool:
         """Return whether a job may start now; ``False``: its shepherd waits until it is notified."""
@@ -454,6 +460,11 @@ class InPlaceScheduler:
                 self._gone(sleeper)
             elif sleeper.asked_epoch is None and (why := self._looks.due(sleeper, now, self._fits)):
                 self._ask(sleeper, why)
+        resting = {one.job_id: one for one in sleepers if one.asked_epoch is None and one.locks}
+        pids = {job_id: one.pids for job_id, one in resting.items()}
+        waiters = self.locks.awaited({job_id: one.locks for job_id, one in resting.items()}, pids)
+        for job_id, pid in waiters.items():
+            self._ask(resting[job_id], file_locks.reason(pid))
 
     def _fits(self, sleeper: Sleeper) -> bool:
         """Return whether there is room for it that no other job waits for."""
@@ -461,7 +472,7 @@ class InPlaceScheduler:
             if len(self._starters) or any(one.asked_epoch is not None for one in self._sleepers.values()):
                 return False
             asleep = frozenset(self._sleepers)
-        return bool(self._sharing.plan([sleeper], [], asleep, self._calls.idle_s).go)
+        return bool(self._sharing.plan([sleeper], [], asleep).go)
 
     def _gone(self, sleeper: Sleeper) -> None:
         with self._lock:
@@ -492,7 +503,7 @@ class InPlaceScheduler:
                 self._parts.log.warning("cannot determine which jobs may start: %s", error)
             coming: list[Holder] = [one for one in sleepers if one.waking]
             coming += self._starters.coming()
-        self._line.serve(now, waiting, coming, asleep=asleep, idle_s=self._calls.idle_s, go=self._let, late=self._late)
+        self._line.serve(now, waiting, coming, asleep=asleep, go=self._let, late=self._late)
         for one in waiting:
             if isinstance(one, Sleeper) and one.waits:
                 self._note(one)
@@ -553,7 +564,8 @@ class InPlaceScheduler:
                 self._lock.notify_all()
             self._comments.clear(sleeper.job_id)
             slept_s = self._parts.now() - sleeper.since_epoch
-            self._calls.woken(sleeper.job_id, f"awake after {span(slept_s)} in place: {sleeper.asked_why}", slept_s)
+            how = f"awake after {span(slept_s)} in place: {sleeper.asked_why}"
+            self._calls.woken(sleeper.job_id, how, None if sleeper.asked_why == TURN_OVER else slept_s)
 
     def _not_woken(self, sleeper: Sleeper, why: str) -> None:
         pause = sleeper.failed(why, self._parts.now())

@@ -9,11 +9,14 @@ from typing import Any
 
 from slurm_affinode.model.suspension import Phase, SuspendOption
 from slurm_affinode.suspension import messages
+from slurm_affinode.suspension.inplace.file_locks import Lock
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls
 from slurm_affinode.suspension.inplace.sockets import Look, Own, look_of
 from slurm_affinode.suspension.journal import JobJournal, JournalError
 from slurm_affinode.suspension.record import SuspensionFacts
 
+TURN_OVER = "it was busy when its turn was over"
+"""The wake request of a job that was moved out although it was busy."""
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 
@@ -42,6 +45,8 @@ class Sleeper:
     since_epoch: float = 0.0
     pids: tuple[int, ...] = ()
     own: Own = field(default_factory=Own)
+    locks: frozenset[Lock] = frozenset()
+    """Locks on files that its processes hold."""
     on_request: bool = True
     """Not all of its sockets serve communication between its own processes only."""
     before: Look = field(default_factory=dict)
@@ -75,6 +80,7 @@ class Sleeper:
     failures: int = 0
     retry_epoch: float = 0.0
     overdue: bool = False
+    late: bool = False
     waits_since: tuple[float, float] | None = None
     """See ``queue.InLine``."""
     told: bool = False
@@ -142,6 +148,7 @@ class Sleeper:
             "frozen_by": self.how,
             "wakes_on_request": self.can_be_asked,
             "suspended_by_slurm": held,
+            "file_locks": len(self.locks),
             "asked": self.asked_epoch,
             "asked_why": self.asked_why or None,
             "waking": self.waking,

@@ -57,6 +57,10 @@ _STATES = sum(1 << state for state in (ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAI
 """States in which data may arrive, including sockets that are connecting or have finished sending."""
 
 
+_NO_DESCRIPTOR = frozenset({0})
+"""Inode of connections that have not been accepted."""
+
+
 class SockDiagError(AffinodeError):
     """The kernel does not report the sockets."""
 
@@ -89,6 +93,8 @@ class Sock:
     """The remote end."""
     name: bytes = b""
     """UNIX: its address, which an accepted socket has from its listener."""
+    backlog: int = 0
+    """TCP: number of connections that may wait at a listener."""
 
     @property
     def listens(self) -> bool:
@@ -178,6 +184,15 @@ class SockDiag:
             found.update((sock.inode, sock) for part in self._ask(request) for sock in _unix(part, wanted))
         return found
 
+    def pending(self) -> dict[int, list[bytes]]:
+        """Return port -> remote ends of the TCP connections that no process has accepted. Raises ``SockDiagError``."""
+        found: dict[int, list[bytes]] = {}
+        for family in (socket.AF_INET, socket.AF_INET6):
+            request = _INET_REQUEST.pack(family, socket.IPPROTO_TCP, 0, 1 << ESTABLISHED | 1 << CLOSE_WAIT)
+            for sock in (one for part in self._ask(request) for one in _inet(part, _NO_DESCRIPTOR)):
+                found.setdefault(sock.port, []).append(sock.there)
+        return found
+
     def _ask(self, request: bytes) -> list[bytes]:
         for _ in range(_TRIES):
             self._number += 1
@@ -241,7 +256,7 @@ def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
 def _inet(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
     if len(body) < _INET.size or (wanted is not None and int.from_bytes(body[_INET_INODE], "little") not in wanted):
         return
-    family, state, _, _, port, remote, source, destination, _, rqueue, _, _, inode = _INET.unpack_from(body)
+    family, state, _, _, port, remote, source, destination, _, rqueue, wqueue, _, inode = _INET.unpack_from(body)
     info = next((value for kind, value in _attributes(body[_INET.size :]) if kind == _INET_INFO), b"")
     sent_ms = received_ms = sent = None
     received = 0
@@ -251,7 +266,10 @@ def _inet(body: bytes, wanted: frozenset[int] | None = None) -> Iterator[Sock]:
         if len(info) >= _SEGMENTS_SENT + 4:
             sent = int.from_bytes(info[_SEGMENTS_SENT : _SEGMENTS_SENT + 4], "little")
     ends = (b"", b"") if state == LISTEN else (_end(family, source, port), _end(family, destination, remote))
-    yield Sock(inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent_ms, sent, *ends)
+    backlog = wqueue if state == LISTEN else 0
+    yield Sock(
+        inode, "tcp", state, rqueue, socket.ntohs(port), received, received_ms, sent_ms, sent, *ends, backlog=backlog
+    )
 
 
 def _end(family: int, address: bytes, port: int) -> bytes:

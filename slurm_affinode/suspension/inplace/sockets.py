@@ -8,8 +8,9 @@ wait positions of the threads are compared as well.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import ipaddress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from slurm_affinode.base.text import span
 from slurm_affinode.suspension.inplace.sock_diag import NetSpace, Sock, SockDiag, SockDiagError, socket_inodes
 from slurm_affinode.suspension.record import SocketState, SuspensionRecord
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Look = Mapping[int, Sock]
 """Inode -> socket, for one job at one moment."""
 _ANSWERED_S = 30.0
@@ -180,6 +182,10 @@ class Diag(Protocol):
         """See ``SockDiag``."""
         ...
 
+    def pending(self) -> dict[int, list[bytes]]:
+        """See ``SockDiag``."""
+        ...
+
     def close(self) -> None:
         """See ``SockDiag``."""
         ...
@@ -216,11 +222,14 @@ class NodeSockets:
     """``Sockets`` for this machine."""
 
     def __init__(
-        self, *, open_diag: Callable[[NetSpace], Diag] = SockDiag, proc: Path = PROC,
+        self, *, open_diag: Callable[[NetSpace], Diag] = SockDiag, proc: Path = PROC, probes: Sequence[Network] = (),
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
-        """``warn`` is called once for a namespace that does not respond."""
+        """``probes``: networks whose connections are no requests. ``warn`` is called once for a namespace that does not
+        respond.
+        """
         self._open = open_diag
+        self._probes = probes
         self._proc = proc
         self._warn = warn
         self._kept: dict[int, Diag] = {}
@@ -250,7 +259,7 @@ class NodeSockets:
             if inodes:
                 diag = self._open(own.held[space])
                 try:
-                    found.update(diag.dump(inodes))
+                    found.update(without_probes(diag, diag.dump(inodes), self._probes))
                 finally:
                     diag.close()
         return found
@@ -302,6 +311,7 @@ class NodeSockets:
             else:
                 found = diag.dump(wanted)
                 self._families[space] = wanted, _kinds(found.values())
+            found = without_probes(diag, found, self._probes)
         except SockDiagError as error:
             if (kept := self._kept.pop(space, None)) is not None:
                 kept.close()
@@ -323,6 +333,46 @@ def _kinds(socks: Iterable[Sock]) -> tuple[str, ...]:
     """Return the families that ``SockDiag.dump`` needs to report these again."""
     seen = {"unix" if one.family == "unix" else "listen" if one.listens else "tcp" for one in socks}
     return tuple(sorted(seen - {"listen"} if "tcp" in seen else seen))
+
+
+def without_probes(diag: Diag, look: dict[int, Sock], probes: Sequence[Network]) -> dict[int, Sock]:
+    """Return the sockets without what health checks from ``probes`` do to them. Raises ``SockDiagError``.
+
+    A connection that was not accepted does not say which listener it waits at. So the connections that wait at a port
+    are health checks only if all of them are. They still fill the queue, and the kernel drops requests to a full one,
+    which their clients repeat after a second: a full queue counts as a request.
+    """
+    if not probes:
+        return look
+    kept = {inode: sock for inode, sock in look.items() if not (sock.there and _from(sock, probes))}
+    ports = {sock.port for sock in kept.values() if sock.family == "tcp" and sock.listens and sock.waiting}
+    if not ports:
+        return kept
+    listeners = [sock for sock in diag.dump(None, ("listen",)).values() if sock.port in ports]
+    pending = diag.pending()  # after the listeners: a connection that arrives in between is among them
+    for port in ports:
+        queues = [sock for sock in listeners if sock.port == port]
+        there = pending.get(port, ())
+        full = any(sock.waiting >= sock.backlog for sock in queues)
+        if (
+            not full
+            and len(there) >= sum(sock.waiting for sock in queues)
+            and all(_is_in(one, probes) for one in there)
+        ):
+            kept |= {
+                inode: replace(sock, waiting=0) for inode, sock in kept.items() if sock.listens and sock.port == port
+            }
+    return kept
+
+
+def _from(sock: Sock, probes: Sequence[Network]) -> bool:
+    return sock.family == "tcp" and _is_in(sock.there, probes)
+
+
+def _is_in(end: bytes, networks: Sequence[Network]) -> bool:
+    """Return whether an end of a TCP connection, see ``Sock``, is in one of these networks."""
+    address = ipaddress.IPv6Address(end[:16])
+    return any((address.ipv4_mapped or address) in network for network in networks)
 
 
 def _of(dump: Mapping[int, Sock], inodes: frozenset[int]) -> Look:

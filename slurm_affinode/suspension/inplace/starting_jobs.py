@@ -39,6 +39,7 @@ class StartingJob:
     let_in: float | None = None
     waits: str = ""
     overdue: bool = False
+    late: bool = False
     waits_since: tuple[float, float] | None = None
     """See ``queue.InLine``."""
     told: float = 0.0

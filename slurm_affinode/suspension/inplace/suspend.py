@@ -2,6 +2,8 @@
 
     requests -> CUDA lock -> requests -> CUDA checkpoint -> freeze -> requests received meanwhile
 
+A busy job whose turn is over is frozen without regard to requests, and waits to wake at once.
+
 Until GPU memory moves, a failed step releases the locks. From then on the GPU may belong to another job, and the only
 way back is that of a sleeper that is woken.
 """
@@ -17,14 +19,14 @@ from slurm_affinode.base.text import span
 from slurm_affinode.core.inplace import sleeps_forever
 from slurm_affinode.model.suspension import Phase, Refusal
 from slurm_affinode.suspension.context import Parts
-from slurm_affinode.suspension.inplace import sockets
+from slurm_affinode.suspension.inplace import file_locks, sockets
 from slurm_affinode.suspension.inplace.freezer import SIGNALS, Calls, Freezer
 from slurm_affinode.suspension.inplace.gpu_sharing import holders
 from slurm_affinode.suspension.inplace.scheduler import InPlaceScheduler
-from slurm_affinode.suspension.inplace.sleeper import Sleeper
+from slurm_affinode.suspension.inplace.sleeper import TURN_OVER, Sleeper
 from slurm_affinode.suspension.inplace.sock_diag import SockDiagError
 from slurm_affinode.suspension.inplace.sockets import Sockets, Waits, states_of, unnoticed
-from slurm_affinode.suspension.interface import AbortedError, Refused, cause
+from slurm_affinode.suspension.interface import InUseError, Refused, cause
 from slurm_affinode.suspension.journal import JobJournal
 from slurm_affinode.suspension.memory import cuda_users, gpu_memory
 from slurm_affinode.suspension.notify import SuspensionOutcomes, mail_owner
@@ -60,6 +62,8 @@ class FreezeAttempt(Attempt):
     """State of its sockets before the locks."""
     known: frozenset[int]
     """Processes that used a GPU when it began."""
+    busy: bool = False
+    """The turn of a busy job is over: requests do not matter."""
 
 
 _Listeners = frozenset[tuple[str, int, bytes]]
@@ -167,10 +171,10 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     # --- the sequence
 
-    def begin(self, job: WatchedJob, journal: JobJournal, why: str) -> FreezeAttempt:
-        """See ``Ending``. Raises ``Refused`` if a request to the job is pending."""
+    def begin(self, job: WatchedJob, journal: JobJournal, why: str, *, busy: bool = False) -> FreezeAttempt:
+        """See ``Ending``. Raises ``Refused`` if a request to the job is pending, unless it is ``busy``."""
         parts = self._parts
-        rest = self._at_rest(job)
+        rest = self._at_rest(job, busy=busy)
         members = self._members(job)
         there = holders(parts.gpus.processes())  # first: a process that comes later is in ``cuda``, or new
         cuda = tuple(sorted(cuda_users(parts, (member.pid for member in members))))
@@ -179,17 +183,18 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         facts = replace(
             first_facts(parts, job, why, members, cuda),
             gpus=len(held), gpu_model=next((models[uuid] for uuid in held if uuid in models), None),
-            gpu_bytes=sum(held.values()), in_place=True, held_bytes=held, sockets=states_of(rest.look),
+            gpu_bytes=sum(held.values()), in_place=True, held_bytes=held,
+            shares_gpus=None if job.slurm is None else job.slurm.shares_gpus, sockets=states_of(rest.look),
             on_request=sockets.can_be(rest.look), reader_pids=rest.readers, waits=rest.waits,
             calls=tuple(sorted(rest.calls)),
         )  # fmt: skip
         return FreezeAttempt(
             job=job, journal=journal, members=members, facts=facts, before=rest.look, known=there.union(cuda),
-            stop=StoppedJob(parts.processes, job.init),
+            stop=StoppedJob(parts.processes, job.init), busy=busy,
         )  # fmt: skip
 
-    def _at_rest(self, job: WatchedJob) -> _Rest:
-        """Return the state of its sockets. Raises ``Refused`` if there is a pending request."""
+    def _at_rest(self, job: WatchedJob, *, busy: bool) -> _Rest:
+        """Return the state of its sockets. Raises ``Refused`` if there is a pending request, unless it is ``busy``."""
         try:
             earlier = self._sockets.look(self._sockets.own(member.pid for member in self._members(job)))
             waited = self._freezer.calls(one.pid for one in self._members(job))
@@ -203,6 +208,12 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             now = self._sockets.look(self._sockets.own(pids))
         except SockDiagError as error:
             raise Refused(Refusal("sockets", f"requests to it could not be detected: {error}")) from None
+        if busy:
+            return _Rest(now, readers, waits, waited & self._freezer.calls(pids))
+        locks = self._scheduler.locks
+        waiter = locks.awaited({job.job_id: locks.held(pids)}, {job.job_id: pids}).get(job.job_id)
+        if waiter is not None:
+            raise Refused(Refusal("request", file_locks.reason(waiter)))
         asks = sockets.at_rest(now, earlier, within_s=job.option.window_s)
         if asks is not None:
             raise Refused(Refusal("request", asks))
@@ -215,15 +226,15 @@ class InPlaceEnding(Ending[FreezeAttempt]):
 
     def recheck(self, attempt: FreezeAttempt) -> None:
         """See ``Ending``."""
-        came = self._meanwhile(attempt)
+        came = None if attempt.busy else self._meanwhile(attempt)
         if came is not None:  # answering now is faster than moving its memory out and back
-            raise AbortedError(f"a request is waiting: {came}")
+            raise InUseError(f"a request is waiting: {came}")
 
     def finish(self, attempt: FreezeAttempt) -> None:
         """See ``Ending``."""
         self._freeze(attempt)
         self._look_for_new(attempt)
-        came = self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
+        came = TURN_OVER if attempt.busy else self._meanwhile(attempt) or unnoticed(self._sockets, attempt.record)
         parts, record = self._parts, attempt.record
         sleeper = Sleeper.of(attempt.journal)
         sleeper.told = not came
@@ -237,6 +248,8 @@ class InPlaceEnding(Ending[FreezeAttempt]):
         members = self._freezer.members(job.init_pid, job.init_started)
         how = self._freezer.how(members, job.init_pid)
         facts = SuspensionFacts(how=how)
+        if attempt.busy:  # no event would wake it under the next agent
+            facts = replace(facts, asked_epoch=self._parts.now(), asked_why=TURN_OVER)
         if not self._freezer.held(job.init_pid):  # otherwise Slurm has stopped them, and will continue them
             facts = replace(facts, stopped_pids=attempt.stopped_by_others(members))  # may have changed since
         announce(self._parts, attempt, Phase.FROZEN, facts)
@@ -246,10 +259,10 @@ class InPlaceEnding(Ending[FreezeAttempt]):
             self._parts.processes.resume(one for one in members if one.pid in attempt.halted)
 
     def _look_for_new(self, attempt: FreezeAttempt) -> None:
-        """Raise ``AbortedError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
+        """Raise ``InUseError`` if a process has begun to use a GPU meanwhile: its memory would stay there."""
         new = {one.pid for one in self._members(attempt.job)} & holders(self._parts.gpus.processes()) - attempt.known
         if new:
-            raise AbortedError(f"process {min(new)} has begun to use a GPU meanwhile")
+            raise InUseError(f"process {min(new)} has begun to use a GPU meanwhile")
 
     def _meanwhile(self, attempt: FreezeAttempt) -> str | None:
         """Return what has arrived since the look before the locks."""

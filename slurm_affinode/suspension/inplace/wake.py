@@ -257,7 +257,7 @@ class Waking:
             slurm.set_comment(sleeper.job_id, messages.comment(said, slurm.job(sleeper.job_id).comment))
             slurm.cancel(sleeper.job_id)
         except AffinodeError as error:
-            sleeper.overdue = False  # retried
+            sleeper.late = False  # retried
             self._parts.log.warning("job %s: cannot be ended: %s", sleeper.job_id, error)
 
     @property

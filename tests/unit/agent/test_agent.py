@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_stand_ins import (
@@ -24,6 +25,7 @@ from waiting import DEADLINE_S, wait_until
 from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.model.suspension import Mode, Refusal
 from slurm_affinode.suspension.promises import Promises
+from slurm_affinode.suspension.record import SuspensionRecord
 from slurm_affinode.suspension.slurm_queue import waiting_of
 
 OPTION = "window=1,when=pressure"
@@ -36,6 +38,43 @@ def test_idle_job_is_suspended(node: Node1) -> None:
     wait_until("it is suspended", lambda: node.acts.suspended_jobs)
     assert node.acts.suspended_jobs[0] == (7, "idle 1s")
     assert node.acts.looks[0] is None
+
+
+def test_failed_suspension_delays_the_next_one(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``status`` shows what failed, and when the next one may be. A suspension that succeeds ends the delay."""
+    suspend = node.acts.suspend
+    monkeypatch.setattr(node.acts, "suspend", lambda *given, **named: replace(suspend(*given, **named), failure="bad"))
+    node.acts.go.set()
+    watched(node, option="window=1,when=always")
+    loop = node.daemon.loop
+    decision = wait_until(
+        "it is delayed", lambda: loop.states[7].decision, lambda one: one is not None and one.code == "failed"
+    )
+    assert decision is not None
+    assert "its last suspension failed; the next one may be in " in decision.text
+    [row] = ask(node, verb="status", job=7)["jobs"]
+    assert row["last"]["text"] == "not suspended, it runs on: bad"
+    assert len(node.acts.suspended_jobs) == 1
+    monkeypatch.setattr(node.acts, "suspend", suspend)
+    loop.states[7].failed_s -= 1e6
+    wait_until("it is suspended", lambda: node.acts.suspended_jobs[1:])
+    wait_until("the failure is forgotten", lambda: loop.states[7].failures == 0)
+
+
+def test_suspension_given_up_for_a_job_in_use_delays_no_other(node: Node1, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes again, or a request has arrived: nothing is wrong with its suspension."""
+    suspend, given_up = node.acts.suspend, []
+
+    def in_use(*given: Any, **named: Any) -> SuspensionRecord:
+        record = suspend(*given, **named)
+        given_up.append(record)
+        return replace(record, failure="a request is waiting", in_use=True) if len(given_up) == 1 else record
+
+    monkeypatch.setattr(node.acts, "suspend", in_use)
+    node.acts.go.set()
+    watched(node, option="window=1,when=always")
+    wait_until("it is suspended nevertheless", lambda: given_up[1:])
+    assert node.daemon.loop.states[7].failures == 0
 
 
 def test_agent_leaves_copies_of_images_to_next_one(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ HEAVY = {"polars", "pandas", "pyarrow", "sqlalchemy", "numpy", "rich", "jinja2",
 def imported(code: str) -> set[str]:
     """Return the packages imported by a program."""
     program = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
-    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run((sys.executable, "-c", program), capture_output=True, text=True, timeout=240, check=True)
     return set(done.stdout.split())
 
 

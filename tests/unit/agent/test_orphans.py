@@ -164,6 +164,17 @@ def test_job_id_of_another_user_does_not_protect(world: World) -> None:
     assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGTERM"
 
 
+def test_ended_job_in_environment_counts_only_if_it_is_known_to_be_the_users(world: World) -> None:
+    """Otherwise the process may be of the job that its user has here."""
+    here = job(8)
+    child = world.process(SLURM_JOB_ID="7")
+    for ended in ((), (job(7, uid=os.getuid() + 1, state="COMPLETED"),)):
+        world.queue = SlurmQueue(0.0, (here, *ended), (NODE,))
+        assert refused(world, child) == "maybe-job"
+    world.queue = SlurmQueue(0.0, (here, job(7, state="COMPLETED")), (NODE,))
+    assert world.orphans().end(child.pid, started(child), "root")["ended_by"] == "SIGTERM"
+
+
 def test_unnamed_process_of_user_with_local_job_is_spared(world: World) -> None:
     """It may have cleared its environment and still belong to that job."""
     world.queue = SlurmQueue(0.0, (job(7),), (NODE,))

@@ -26,7 +26,7 @@ from slurm_affinode.agent.listeners import listen_unix
 from slurm_affinode.agent.requests import Caller
 from slurm_affinode.agent.service import CONNECTS_S
 from slurm_affinode.base.errors import UnreachableError
-from slurm_affinode.model.cluster import Step
+from slurm_affinode.model.cluster import Job, Step
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.suspension import refusals
 from slurm_affinode.suspension.registry import WatchedJob
@@ -124,6 +124,9 @@ def test_status_of_a_job_has_its_kinds_and_remedies(node: Node1) -> None:
     with pytest.raises(control.RequestError, match="it uses MPS") as caught:
         ask(node, verb="suspend", job=7)
     assert caught.value.hint == "start it without MPS"
+    node.acts.refused[:] = [Refusal("rdma", "it uses RDMA")]
+    modes = ask(node, verb="status", job=7)["jobs"][0]["compatibility"]["modes"]
+    assert modes["requeue"]["against"][0]["remedy"] == "submit it with mode=inplace"
     node.daemon.registry.set_phase(7, Phase.LOCKED)
     assert ask(node, verb="status", job=7)["jobs"][0]["compatibility"] is None
 
@@ -175,6 +178,28 @@ def test_job_that_has_just_started_is_not_reported_without_option(node: Node1, a
         assert caught.value.code == code
 
 
+def test_job_is_not_reported_without_option_by_agent_that_has_just_started(node: Node1) -> None:
+    """Shepherds connect again to a new agent."""
+    node.daemon.service.began = time.time()
+    ask(node, verb="prolog", job=9, uid=2001)
+    node.slurm.all[9] = job(9)
+    with pytest.raises(control.RequestError, match="the agent on c1 has just started") as caught:
+        ask(node, ALICE, verb="suspend", job=9)
+    assert caught.value.code == "starting"
+
+
+def test_job_is_not_reported_without_option_while_slurmctld_does_not_respond(node: Node1) -> None:
+    """It may have started a moment ago, and its shepherd not be connected."""
+    ask(node, verb="prolog", job=9, uid=2001)
+    node.slurm.down = True
+    with pytest.raises(control.RequestError, match="the state of job 9 is unknown") as caught:
+        ask(node, ALICE, verb="suspend", job=9)
+    assert (caught.value.code, caught.value.exit_code) == ("no-answer", 3)
+    node.daemon.service.began = time.time()
+    with pytest.raises(control.RequestError, match="the agent on c1 has just started"):
+        ask(node, ALICE, verb="suspend", job=9)
+
+
 def test_job_being_restored_is_not_reported_without_option(node: Node1) -> None:
     """Its note is deleted and its shepherd not notified yet: the option must not be reported as missing."""
     ask(node, verb="prolog", job=7, uid=2001)
@@ -185,6 +210,24 @@ def test_job_being_restored_is_not_reported_without_option(node: Node1) -> None:
             ask(node, ALICE, verb=verb, job=7)
         assert caught.value.code == "under-way"
     node.daemon.work._under_way.clear()  # else the agent waits for it at shutdown
+
+
+def test_job_restored_while_slurmctld_responds_is_not_reported_without_option(
+    node: Node1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow response is common where many requests arrive."""
+    ask(node, verb="prolog", job=7, uid=2001)
+    node.slurm.all[7] = job(7, restarts=1)
+    assert node.daemon.work._take(7, "restoring")
+    slowly = node.daemon.service._slurms
+
+    def restored_meanwhile(job_id: int, caller: Caller) -> tuple[Job | None, bool]:
+        node.daemon.work._under_way.clear()
+        return slowly(job_id, caller)
+
+    monkeypatch.setattr(type(node.daemon.service), "_slurms", lambda _, *asked: restored_meanwhile(*asked))
+    with pytest.raises(control.RequestError, match="job 7 is being worked on: restoring"):
+        ask(node, ALICE, verb="suspend", job=7)
 
 
 def test_job_being_restored_elsewhere_is_not_reported_as_suspended(node: Node1) -> None:
@@ -329,6 +372,10 @@ def test_request_through_socket_is_answered(node: Node1) -> None:
         ask_local(node.run_dir, {"verb": "status", "job": 99})
     assert (caught.value.code, caught.value.exit_code) == ("unknown-job", 1)
     assert caught.value.hint
+    node.daemon.service.began = time.time()
+    with pytest.raises(AnswerError, match="c1 has just started: it may not know job 99 yet") as caught:
+        ask_local(node.run_dir, {"verb": "status", "job": 99})
+    assert caught.value.code == "starting"
 
 
 def test_stopped_agent_is_unreachable(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ class Agents:
         self.known, self.here, self.down = known, local, down
         self.asked: list[str] = []
         self.timeouts_s: list[float] = []
+        self.code = "unknown-job"
 
     def local(self, run_dir: Path, request: dict[str, Any], **_: object) -> dict[str, Any]:
         if self.here is None:
@@ -44,7 +45,7 @@ class Agents:
 
     def _answer(self, node: str, request: dict[str, Any]) -> dict[str, Any]:
         if "job" in request and request["job"] not in self.known.get(node, set()):
-            raise AnswerError("unknown-job", "no such job", hint=None, exit_code=1)
+            raise AnswerError(self.code, "no such job", hint=None, exit_code=1)
         return {"node": node, "jobs": [{"job_id": one} for one in sorted(self.known.get(node, set()))]}
 
 
@@ -132,6 +133,17 @@ def test_errors_have_codes(reach: MakeReach, slurm: Slurm, agents: Agents, code:
     with pytest.raises(AnswerError, match=said) as caught:
         reach(agents, slurm).about("7", {"verb": "suspend"})
     assert (caught.value.code, caught.value.exit_code) == (code, 1)
+
+
+def test_agent_that_has_just_started_does_not_deny_the_option(reach: MakeReach) -> None:
+    """It does not know the jobs that ran before. Another agent may know the job."""
+    agents = Agents({"login": set(), "c1": set()}, local="login")
+    agents.code = "starting"
+    with pytest.raises(AnswerError) as caught:
+        reach(agents, Slurm({7: job()})).about("7", {"verb": "suspend"})
+    assert caught.value.code == "starting"
+    agents.known["c1"] = {7}
+    assert reach(agents, Slurm({7: job()})).about("7", {"verb": "suspend"})["node"] == "c1"
 
 
 def test_unreachable_agent_is_an_error(reach: MakeReach) -> None:

@@ -32,6 +32,7 @@ from slurm_affinode.suspension.shepherd import (
     Exited,
     Hello,
     Hold,
+    Reaped,
     Restored,
     Say,
     SignalMessage,
@@ -62,6 +63,7 @@ def test_messages_of_shepherds_are_read() -> None:
     assert decode(HELLO) == Hello(123, 1, True, 0, option)
     assert decode(b"started\nroot=2") == Started(2)
     assert decode(b"exit\nstatus=256\n") == Exited(256)
+    assert decode(b"reaped\npid=2\nstatus=139") == Reaped(2, 139)
 
 
 def test_messages_to_shepherds_are_written() -> None:
@@ -69,7 +71,7 @@ def test_messages_to_shepherds_are_written() -> None:
     assert encode(Start()) == b"start"
     assert encode(Start(restore_failed=True)) == b"start\nrestore_failed=1"
     assert encode(Restored(17)) == b"restored\npid=17"
-    assert encode(Wait()) == b"wait"
+    assert encode(Wait()) == b"wait\nreports=1"
     assert encode(Hold("why")) == b"hold\nreason=why"
     assert encode(Say("a line")) == b"say\ntext=a line"
     assert encode(SignalMessage(10)) == b"signal\nnumber=10"
@@ -82,7 +84,8 @@ def test_messages_to_shepherds_are_written() -> None:
         HELLO.replace(b"job=123", b"job=99999999999"), HELLO.replace(b"image=1", b"image=2"),
         HELLO.replace(b"root=0", b"root=-1"), HELLO.replace(b"version=1", b"version=2"), HELLO + b"\njob=123",
         HELLO.replace(b"window=900", b"window=0"), HELLO.replace(b"util=5", b"util=\x1b[2J"), HELLO + b"\nnonsense",
-        b"\xff\xfe", b"exit\nstatus=99999999", b"exit", b"run\ncommand=reboot", b"started\nroot=0", b"x" * 5000,
+        b"\xff\xfe", b"exit\nstatus=99999999", b"exit", b"run\ncommand=reboot", b"started\nroot=0", b"reaped\npid=2",
+        b"x" * 5000,
         "hello\njob=\N{ARABIC-INDIC DIGIT ONE}".encode(),
     ],
 )  # fmt: skip
@@ -183,7 +186,7 @@ def test_shepherd_with_an_image_waits_for_its_restore(node: Node1, monkeypatch: 
     """It receives wait messages meanwhile, then the PID of the root process; CRIU had the streams."""
     monkeypatch.setattr("slurm_affinode.agent.workers.KEEP_WAITING_S", 0.05)
     shepherd = Shepherd(node.run_dir, image=1, restarts=1).hello()
-    assert shepherd.hear() == "wait"
+    assert shepherd.hear() == "wait\nreports=1"
     node.acts.go.set()
     message = wait_until("the reply is there", shepherd.hear, lambda text: text != "wait")
     assert message == "restored\npid=17"
@@ -195,7 +198,7 @@ def test_reply_is_sent_to_new_connection(node: Node1) -> None:
     """The shepherd lost the connection during its restore: there is one restore, and the reply reaches it."""
     Shepherd(node.run_dir, image=1, restarts=1).hello().close()
     again = Shepherd(node.run_dir, image=1, restarts=1).hello()
-    assert again.hear() == "wait"
+    assert again.hear() == "wait\nreports=1"
     node.acts.go.set()
     assert again.hear() == "restored\npid=17"
     assert len(node.acts.restored) == 1

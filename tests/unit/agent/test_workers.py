@@ -39,7 +39,7 @@ class Suspender:
         self.computed += 1
         return [Refusal("srun-steps", "it runs srun steps")]
 
-    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
+    def suspend(self, job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         raise Refused(self.refusals(job)[0])
 
 
@@ -60,7 +60,7 @@ def test_users_suspend_in_turn() -> None:
     began: list[int] = []
     go = threading.Event()
 
-    def suspend(job: WatchedJob, why: str, *, look_again: LookAgain) -> SuspensionRecord:
+    def suspend(job: WatchedJob, why: str, *, look_again: LookAgain, busy: bool = False) -> SuspensionRecord:
         began.append(job.job_id)
         go.wait(DEADLINE_S)
         raise Refused(Refusal("busy", "it is busy"))

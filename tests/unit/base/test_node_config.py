@@ -89,6 +89,7 @@ def test_sections_are_read() -> None:
         ("[suspend.users.bob]\nmax = 1\n", r"unknown key suspend\.users\.bob\.max"),
         ("[suspend.users.bob]\nmax_suspended = -1\n", r"suspend\.users\.bob\.max_suspended: -1 is below 0"),
         ("[suspend.users.bob]\nmin_run = 'x'\n", r"suspend\.users\.bob\.min_run: 'x' is not a span"),
+        ("[suspend]\nservices = ['nss']\n", r"suspend\.services: 'nss' is not a full path"),
         ("[suspend]\nusers = {bob = 1}\n", r"suspend\.users\.bob: a table is needed"),
     ],
 )

@@ -137,7 +137,7 @@ def test_process_with_the_reused_pid_is_not_signaled() -> None:
     """This is the attack: the PID is reused while the first process is held."""
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", REUSE],
-        check=False, timeout=60, capture_output=True, text=True,
+        check=False, timeout=240, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(pidfd.__file__).parents[2])},
     )  # fmt: skip
     assert done.stdout.strip() == "safe", done.stderr
@@ -262,7 +262,7 @@ def test_process_with_the_reused_pid_of_a_parent_is_not_an_ancestor() -> None:
     """The child was adopted meanwhile."""
     done = subprocess.run(
         ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", ADOPTED],
-        check=False, timeout=60, capture_output=True, text=True,
+        check=False, timeout=240, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(Path(pidfd.__file__).parents[2])},
     )  # fmt: skip
     assert done.stdout.strip() == "[1] [200]", done.stderr

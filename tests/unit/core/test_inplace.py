@@ -85,6 +85,50 @@ def test_several_jobs_make_room_if_one_is_not_enough() -> None:
     assert found.waits[7] == "each of the jobs 2, 1 makes room"
 
 
+def test_busy_job_makes_room_when_its_turn_is_over() -> None:
+    """Until then the job waits; a busy job without a turn stays."""
+    waiter = [Waiter(7, held(60))]
+    during = plan([card(free_gib=10)], [Awake(3, held(70), turn_left_s=12)], [], waiter)
+    assert (during.make_room, during.in_turn) == ({}, {7})
+    assert during.waits[7].endswith("job 3 is busy, and its turn is not over")
+    after = plan([card(free_gib=10)], [Awake(3, held(70), turn_left_s=0)], [], waiter)
+    assert (after.make_room, after.in_turn) == ({3: 7}, {7})
+    never = plan([card(free_gib=10)], [Awake(3, held(70))], [], waiter)
+    assert (never.make_room, never.in_turn) == ({}, frozenset())
+
+
+def test_idle_jobs_make_room_before_busy_ones() -> None:
+    """Of busy jobs, the one whose turn was over first makes room."""
+    idle = Awake(1, held(35), idle_s=1)
+    busy = [Awake(2, held(35), turn_left_s=-5), Awake(3, held(35), turn_left_s=-500)]
+    small, large = [Waiter(7, held(30))], [Waiter(7, held(60))]
+    assert plan([card(free_gib=1, limit_gib=200)], [idle, *busy], [], small).make_room == {1: 7}
+    assert plan([card(free_gib=1, limit_gib=200)], busy, [], small).make_room == {3: 7}
+    assert plan([card(free_gib=1, limit_gib=200)], [idle, *busy], [], large).make_room == {1: 7, 3: 7}
+    many = [Awake(10 + number, held(1), turn_left_s=-900) for number in range(10)]
+    assert plan([card(free_gib=1, limit_gib=200)], [*many, idle], [], small).make_room == {1: 7}
+
+
+def test_job_behind_others_waits_in_turn() -> None:
+    """It does if the job ahead of it does; memory of other processes is no turn."""
+    queue = [Waiter(7, held(60)), Waiter(8, held(60))]
+    assert plan([card(free_gib=10)], [Awake(3, held(70), turn_left_s=9)], [], queue).in_turn == {7, 8}
+    assert plan([card(free_gib=80)], [], [Arriving(3, held(60))], queue).in_turn == {7, 8}
+    assert plan([card(free_gib=10)], [Awake(3, held(20), turn_left_s=9)], [], queue).in_turn == frozenset()
+
+
+def test_job_starts_without_waiting_for_other_processes() -> None:
+    """Only jobs in place can make room for it; a job that wakes needs all of its memory."""
+    half = card(free_gib=20)
+    awake = [Awake(3, held(20))]
+    starting, waking = Waiter(7, held(48), at_most=True), Waiter(7, held(48))
+    assert plan([half], awake, [], [starting]).waits[7].startswith("it needs 48 GiB on GPU 0, and 19.9 GiB is left")
+    alone = card(free_gib=40)
+    assert plan([alone], [], [], [starting]).go == (7,)
+    assert plan([alone], [], [], [waking]).go == ()
+    assert plan([card(free_gib=0)], [], [], [starting]).go == (7,)
+
+
 def test_holders_of_the_memory_are_named() -> None:
     """A busy job, processes outside of jobs in place, or unknown free memory."""
     working = plan([card(free_gib=10)], [Awake(3, held(70))], [], [Waiter(7, held(30))])
@@ -177,6 +221,11 @@ class Sharing:
     def used(self, uuid: str) -> int:
         return sum(self.needs[job].get(uuid, 0) for job in self.awake)
 
+    turn_s: int | None = None
+    """Busy jobs make room after this time, if another job waits."""
+    since: dict[int, int] = field(default_factory=dict)
+    """Job -> when it woke."""
+
     def step(self, ask: list[int]) -> None:
         self.now += 1
         for job in ask:
@@ -186,7 +235,12 @@ class Sharing:
                 self.line.append(job)
         cards = [GpuLoad(uuid, uuid, self.total - self.used(uuid), self.limit) for uuid in (A, B)]
         awake = [
-            Awake(job, self.needs[job], idle_s=self.now - until if until < self.now else None)
+            Awake(
+                job,
+                self.needs[job],
+                idle_s=self.now - until if until < self.now else None,
+                turn_left_s=None if self.turn_s is None else self.turn_s - (self.now - self.since[job]),
+            )
             for job, until in self.awake.items()
         ]
         found = plan(cards, awake, [], [Waiter(job, self.needs[job]) for job in self.line])
@@ -196,6 +250,7 @@ class Sharing:
         for job in found.go:
             self.line.remove(job)
             self.awake[job] = self.now + self.works_s
+            self.since[job] = self.now
             self.let_in.append(job)
 
     def check(self, found: WakePlan) -> None:
@@ -212,7 +267,7 @@ class Sharing:
             assert awake <= self.limit or not any(self.needs[job].get(uuid, 0) for job in found.go)
             assert not any(self.needs[job].get(uuid, 0) for job in found.go) or awake <= self.total - MARGIN
         for job in found.make_room:
-            assert self.awake[job] < self.now
+            assert self.awake[job] < self.now or (self.turn_s is not None and self.now - self.since[job] >= self.turn_s)
 
 
 @given(
@@ -232,6 +287,24 @@ def test_every_job_gets_its_turn(needs: list[tuple[int, int]], works_s: int, ask
         world.step([])
     assert world.line == []
     assert set(wanted) <= set(world.let_in)
+
+
+@given(
+    needs=st.lists(st.integers(1, 60), min_size=2, max_size=6),
+    turn_s=st.integers(1, 5),
+    asks=st.lists(st.lists(st.integers(0, 5), max_size=4), max_size=20),
+)
+def test_steady_load_starves_no_job(needs: list[int], turn_s: int, asks: list[list[int]]) -> None:
+    """Even if every job is busy all the time, each one that waits gets its turn after those ahead of it."""
+    jobs = {number: {A: size * GIB} for number, size in enumerate(needs)}
+    world = Sharing(jobs, 1000, 80 * GIB, 81 * GIB, turn_s=turn_s)
+    for ask in asks:
+        world.step([job for job in ask if job in jobs])
+    wanted = list(world.line)
+    before = len(world.let_in)
+    for _ in range((turn_s + 2) * (len(jobs) + 1)):
+        world.step(list(jobs))
+    assert set(wanted) <= set(world.let_in[before:])
 
 
 def test_repeated_request_keeps_its_place() -> None:

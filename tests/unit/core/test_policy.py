@@ -258,6 +258,16 @@ def test_backoff_grows_with_each_suspension() -> None:
     assert decide(POLICY, replace(JOB, run_s=1200.0, suspensions=3), PRESSED).act
 
 
+def test_failed_suspension_is_retried_with_growing_backoff() -> None:
+    """What no check predicts would fail again with every idle window, each time after its GPU memory has moved."""
+    failed = replace(JOB, failures=2, failed_s=599.0)
+    decision = decide(POLICY, failed, PRESSED)
+    assert decision.code == "failed"
+    assert decision.text.endswith("its last 2 suspensions failed; the next one may be in 1s")
+    assert decide(POLICY, replace(failed, failed_s=600.0), PRESSED).act
+    assert decide(POLICY, replace(failed, failures=0), PRESSED).act
+
+
 def test_job_that_is_woken_at_once_stays_awake() -> None:
     """Longer after each short sleep, unless another job waits for its GPU memory."""
     woken = replace(JOB, short_sleeps=2, awake_s=599.0)

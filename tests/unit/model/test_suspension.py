@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_affinode.model.cluster import Job
-from slurm_affinode.model.suspension import JobKey, LiveRun, Mode, Notice, Pressure, Steps, SuspendOption
+from slurm_affinode.model.suspension import AfterLoss, JobKey, LiveRun, Mode, Notice, Pressure, Steps, SuspendOption
 
 OPTIONS = st.builds(
     SuspendOption,
@@ -22,6 +22,7 @@ OPTIONS = st.builds(
     when=st.sampled_from(Pressure),
     signal=st.none() | st.builds(Notice, st.sampled_from(["USR1", "TERM"]), st.integers(0, 600)),
     steps=st.sampled_from(Steps),
+    after_loss=st.none() | st.sampled_from(AfterLoss),
 )
 
 
@@ -38,17 +39,19 @@ def test_missing_keys_have_defaults() -> None:
 
 
 def test_option_of_an_earlier_version_is_readable() -> None:
-    """The key of steps is written only where it is not the default, so that earlier agents read it, too."""
+    """Later keys are written only where they are not the default, so that earlier agents read the text, too."""
     text = "window=900,util=0,mode=requeue,wake=auto,when=pressure"
     assert SuspendOption.parse(text).steps is Steps.SLURM
     assert str(SuspendOption.parse(text)) == text
     assert str(SuspendOption.parse(f"{text},steps=local")) == f"{text},steps=local"
+    assert str(SuspendOption.parse(f"{text},after_loss=hold")) == f"{text},after_loss=hold"
 
 
 @pytest.mark.parametrize(
     "text",
     [
         "steps=mine",
+        "after_loss=site",
         "window",
         "window=",
         "window=0",

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from slurm_affinode.checkpoint.inspection import ProcessFacts, TreeFacts
+from slurm_affinode.checkpoint.service_connections import ServiceConnection
 from slurm_affinode.model.suspension import Steps, SuspendOption
 from slurm_affinode.suspension.compatibility import CompatibilityRow, kinds
 from slurm_affinode.suspension.registry import WatchedJob
 
 SCRIPT = ProcessFacts(100, "slurm_script", (1001,) * 4)
 PROGRAM = ProcessFacts(101, "python", (1001,) * 4, files=("/dev/nvidia0",))
+SSSD = ServiceConnection(71234, "/var/lib/sss/pipes/nss", busy=False)
 TREE = TreeFacts(99, 100, (SCRIPT, PROGRAM))
 SLURM = SimpleNamespace(array_job_id=None, tres_allocated={"cpu": "1", "gres/gpu": "1"})
 JOB = WatchedJob(7, 1001, 1001, 0, SuspendOption(), 99, 1, 2, SimpleNamespace(), 0.0, slurm=SLURM)  # type: ignore[arg-type]
@@ -52,6 +54,7 @@ def test_plain_job_is_a_batch_script() -> None:
         ({"more": replace(PROGRAM, pid=102, heir_of=(101,))}, CompatibilityRow.DATA_LOADER),
         ({"job": {"option": SuspendOption(steps=Steps.LOCAL)}}, CompatibilityRow.LOCAL_STEPS),
         ({"codes": ("srun-steps",)}, CompatibilityRow.STEPS),
+        ({"more": replace(SCRIPT, pid=102, services=(SSSD,))}, CompatibilityRow.SERVICE),
         ({"more": replace(SCRIPT, pid=102, name="torchrun")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="pt_elastic")}, CompatibilityRow.TORCHRUN),
         ({"more": replace(SCRIPT, pid=102, name="accelerate")}, CompatibilityRow.TORCHRUN),

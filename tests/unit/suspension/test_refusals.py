@@ -25,6 +25,7 @@ from slurm_affinode.checkpoint.inspection import (
 )
 from slurm_affinode.checkpoint.interface import Capabilities
 from slurm_affinode.checkpoint.restore_gate import of_owner
+from slurm_affinode.checkpoint.service_connections import ServiceConnection
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Mode, Refusal, Steps, SuspendOption
 from slurm_affinode.suspension.refusals import (
@@ -43,6 +44,13 @@ HERE = {"pid": "pid:[5]", "mnt": "mnt:[5]", "user": "user:[1]"}
 ROOT = ProcessFacts(100, "slurm_script", (1001,) * 4, namespaces=HERE, files=("/dev/null", "/home/a/out"))
 USER = replace(ROOT, pid=101, name="python", files=("/dev/nvidia0", "/dev/nvidiactl", "anon_inode:[eventpoll]"))
 TREE = TreeFacts(99, 100, (ROOT, USER), HERE)
+SESSIONS = (
+    replace(ROOT, parent=99, session=100),
+    replace(USER, parent=100, session=100),
+    replace(ROOT, pid=102, parent=100, session=102),
+    replace(ROOT, pid=103, name="odd", parent=101, session=102),
+)
+"""The last one is in the session of the third, which is not above it."""
 GPU = GpuUseFacts(Capabilities("580.95.05", checkpoint=True), frozenset({101}), 40 * GIB)
 MEMORY = MemoryFacts(100 * GIB, 64 * GIB)
 JOB = JobFacts(batch=True, requeue=True)
@@ -109,12 +117,21 @@ REASONS: list[tuple[str, dict[str, Any]]] = [
             "image": replace(IMAGE, no_device_files="the CRIU plugin /p cannot be used"),
         },
     ),
+    (
+        "service-plugin",
+        {
+            "tree": with_process(services=(ServiceConnection(1, "/run/nss", busy=False),)),
+            "image": replace(IMAGE, no_plugin="the CRIU plugin /p cannot be used"),
+        },
+    ),
+    ("service-busy", {"tree": with_process(services=(ServiceConnection(1, "/run/nss", busy=True),))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[perf_event]",))}),
     ("undumpable", {"tree": with_process(files=("/dev/fuse",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[userfaultfd]",))}),
     ("undumpable", {"tree": with_process(files=("anon_inode:[eventfd-semaphore]",))}),
     ("undumpable", {"tree": with_process(files=("mqueue:/jobs",))}),
-    ("undumpable", {"tree": with_process(files=("/proc/2",))}),
+    ("undumpable", {"tree": with_process(unlasting=("/proc/2",))}),
+    ("session", {"tree": replace(TREE, processes=SESSIONS)}),
     ("stream-deleted", {"tree": replace(TREE, lost_streams=("/home/a/out",))}),
     ("sysv-ipc", {"tree": replace(TREE, sysv=("sem 1",))}),
     ("mig", {"gpu": replace(GPU, mig=True)}),
@@ -141,6 +158,22 @@ def test_each_reason_has_its_code(code: str, changes: dict[str, Any]) -> None:
 def test_each_reason_has_a_remedy(code: str) -> None:
     """The remedy against steps depends on the option; ``agent.requests`` has that of jobs without the option."""
     assert remedy(Refusal(code, "text"), SuspendOption())
+
+
+@pytest.mark.parametrize("code", sorted({code for code, _ in REASONS}))
+def test_no_remedy_names_the_mode_that_the_job_has(code: str) -> None:
+    """The rest of the remedy is a complete sentence, or there is none."""
+    text = remedy(Refusal(code, "text"), SuspendOption(mode=Mode.INPLACE))
+    assert text is None or (text and "inplace" not in text and not text.endswith((";", " ", "or")))
+
+
+def test_remedy_depends_on_the_memory_that_is_short() -> None:
+    """More memory for the job does not help where the node has too little."""
+    (limit,), (node,) = (told(memory=memory) for memory in (MemoryFacts(100 * GIB, 40 * GIB), MemoryFacts(39 * GIB)))
+    assert remedy(limit, SuspendOption()) == "request more memory (--mem)"
+    assert "--mem" not in node.text
+    assert "of the node" in (remedy(node, SuspendOption()) or "")
+    assert "--mem" not in (remedy(node, SuspendOption()) or "")
 
 
 def test_remedy_of_steps_depends_on_option() -> None:
@@ -471,3 +504,31 @@ def test_job_with_private_network_is_refused(tmp_path: Path, options: tuple[str,
     said = [one.text for one in found if one.code == "namespaces"]
     named = [re.search(r"\((.*)\)", text) for text in said]
     assert [", ".join(sorted(one[1].split(", "))) for one in named if one] == ([names] if names else [])
+
+
+def test_session_of_a_process_above_is_not_refused() -> None:
+    """The parent may have begun a session of its own meanwhile; so may the process. A zombie leads no session."""
+    root, user, leader, odd = SESSIONS
+    for change in ({"parent": 102}, {"session": 100}, {"session": 103}, {"session": 77}):
+        assert told(tree=replace(TREE, processes=(root, user, leader, replace(odd, **change)))) == []  # type: ignore[arg-type]
+    assert told(tree=replace(TREE, processes=(root, user, replace(leader, state="Z"), odd))) == []
+
+
+def test_session_is_unknown_while_a_parent_is_missing() -> None:
+    """It has ended meanwhile; the stopped job is examined again."""
+    root, _, leader, odd = SESSIONS
+    assert told(tree=replace(TREE, processes=(root, leader, odd))) == []
+
+
+def test_files_that_cannot_be_opened_again_are_found() -> None:
+    """Files of the kernel that depend on the process that opens them; not those that are the same for all users."""
+    with (
+        Process(os.getpid()) as process,
+        Path("/proc/self/status").open(encoding="utf-8"),
+        Path("/proc/cpuinfo").open(encoding="utf-8"),
+        Path("/dev/null").open(encoding="utf-8"),
+    ):
+        found = inspection._unlasting(process)
+    assert f"/proc/{os.getpid()}/status" in found
+    assert "/proc/cpuinfo" not in found
+    assert "/dev/null" not in found

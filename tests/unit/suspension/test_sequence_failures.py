@@ -12,7 +12,7 @@ from agent_world import Agent, FakeProcesses
 from job_owner import OWNER
 
 from slurm_affinode.base.pidfd import ExhaustedError
-from slurm_affinode.checkpoint.interface import Capabilities, CudaError, CudaUnavailable, HelperLost
+from slurm_affinode.checkpoint.interface import Capabilities, CudaError, CudaUnavailable, HelperLost, ImageUnanswered
 from slurm_affinode.checkpoint.restore_gate import of_owner
 from slurm_affinode.model.suspension import JobKey, Mode, Phase, SuspendOption
 from slurm_affinode.slurm.interface import NotPermittedError
@@ -92,7 +92,7 @@ def test_job_preempted_during_dump_is_queued(world):
 
 def test_busy_job_is_unlocked(world):
     done = Agent(world, "c1").suspend(lambda: "GPU 0 at 40 %")
-    assert done.failure == "it is no longer idle: GPU 0 at 40 %"
+    assert (done.failure, done.in_use) == ("it is no longer idle: GPU 0 at 40 %", True)
     assert world.effect_log == ["lock", "continue", "unlock"]
     check(world)
 
@@ -219,6 +219,68 @@ def test_failed_restore_follows_configuration(world, fresh, reply):
         assert (world.state, world.held) == ("PENDING", True)
         [sleeping] = agent.keeper.suspended()
         assert sleeping.failure == "bad size"
+
+
+@pytest.mark.parametrize(("fresh", "reply"), [(False, Hold), (True, Start)])
+def test_interrupted_restore_is_retried_with_growing_backoff(world, fresh, reply):
+    """A cause that may pass does not end the job's attempts; after the last retry, the configuration applies."""
+    settings = SuspendSettings(fresh=fresh, slurm_s=5, restore_retries=2, retry_backoff_s=60, retry_backoff_limit_s=90)
+    agent = begun_at_c2(world, settings)
+    for count, pause_s in ((1, 60), (2, 90)):
+        agent.imager.fails, agent.imager.passes = "Unable to detach", True
+        assert isinstance(agent.restore(), Hold)
+        [sleeping] = agent.keeper.suspended()
+        assert (sleeping.failures, sleeping.wake) == (count, "auto")
+        assert sleeping.retry_epoch - sleeping.failed_epoch == pause_s
+        assert "next try after" in world.comment
+        world.start_run("c2")
+        agent = Agent(world, "c2", settings)
+    agent.imager.fails, agent.imager.passes = "Unable to detach", True
+    assert isinstance(agent.restore(), reply)
+    assert "next try after" not in world.comment
+    if not fresh:
+        [sleeping] = agent.keeper.suspended()
+        assert (sleeping.failures, sleeping.retry_epoch, sleeping.wake) == (3, None, "hold")
+
+
+def test_job_does_not_start_afresh_while_its_store_does_not_respond(world, monkeypatch):
+    """Neither its image nor its note can be read, so its failures are not counted; the waker releases it again."""
+    settings = SuspendSettings(fresh=True, slurm_s=5, restore_s=5, restore_retries=2)
+    agent = begun_at_c2(world, settings)
+
+    def silent(run):
+        raise ImageUnanswered("/shared: does not respond")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(agent.parts.tiers, "copies", silent)
+        patch.setattr(agent.parts.notes, "read", lambda cluster, job_id: None)
+        assert isinstance(agent.restore(), Hold)
+    assert (world.state, world.held) == ("PENDING", True)
+    assert "does not respond" in world.comment
+    world.start_run("c2")
+    assert isinstance(Agent(world, "c2", settings).restore(), Restored)
+
+
+def test_status_counts_the_retries_left(world):
+    agent = begun_at_c2(world, SuspendSettings(slurm_s=5, restore_retries=2))
+    seen = []
+    for _ in range(3):
+        agent.imager.fails, agent.imager.passes = "Unable to detach", True
+        agent.restore()
+        [sleeping] = agent.keeper.suspended()
+        seen.append((sleeping.failures, sleeping.retries_left))
+        world.start_run("c2")
+        agent = Agent(world, "c2", agent.parts.settings)
+    assert seen == [(1, 2), (2, 1), (3, 0)]
+
+
+def test_refused_restore_is_not_retried(world):
+    """The image would be refused again."""
+    agent = begun_at_c2(world, SuspendSettings(slurm_s=5, restore_retries=2))
+    agent.imager.fails = "bad size"
+    assert isinstance(agent.restore(), Hold)
+    [sleeping] = agent.keeper.suspended()
+    assert (sleeping.retry_epoch, sleeping.wake) == (None, "hold")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from agent_site import World, make_job
 from agent_world import KEY, Agent
 
 from slurm_affinode.agent import status_rows
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.model.cluster import GpuCount, Node
 from slurm_affinode.model.ledger import LedgerEntry, decode
@@ -20,8 +21,8 @@ from slurm_affinode.suspension import messages
 from slurm_affinode.suspension.context import SuspendSettings
 from slurm_affinode.suspension.interface import Refused
 from slurm_affinode.suspension.ledger import SuspensionLedger
-from slurm_affinode.suspension.shared_state import Note, Notes
-from slurm_affinode.suspension.wake import Free, Lease, waited_for
+from slurm_affinode.suspension.shared_state import LastRestore, Note, Notes
+from slurm_affinode.suspension.wake import Free, Lease, waited_for, why_unavailable
 
 from .agent_sequences import recovered
 
@@ -212,6 +213,35 @@ def test_job_with_failed_restore_is_woken_by_command_only(asleep):
     assert not world.held
 
 
+@pytest.mark.parametrize("wake", ["auto", "now"])
+def test_interrupted_restore_is_released_when_its_backoff_is_over(asleep, wake):
+    world, agent = asleep
+    note = agent.parts.notes.all()[0]
+    world.clock += 1000
+    retry_epoch = world.clock + 60
+    agent.parts.notes.write(replace(note, wake=wake, failure="Unable to detach", failures=1, retry_epoch=retry_epoch))
+    look(world, agent, (NODE,))
+    assert world.held
+    world.clock = retry_epoch
+    look(world, agent, (NODE,))
+    assert not world.held
+
+
+def test_backoff_grows_with_releases_that_came_back(asleep):
+    """No restore was tried: the nodes had no agent."""
+    world, agent = asleep
+    note = agent.parts.notes.all()[0]
+    world.clock += 1000
+    agent.parts.notes.write(replace(note, released_epoch=world.clock, releases=3))
+    world.clock += 390
+    look(world, agent, (NODE,))
+    assert world.held
+    world.clock += 10
+    look(world, agent, (NODE,))
+    assert not world.held
+    assert agent.parts.notes.all()[0].releases == 4
+
+
 def test_wake_before_image_is_copied_is_kept(world):
     """The agent is restarted in between: the wake request is kept."""
     first = Agent(world, "c1")
@@ -258,6 +288,29 @@ def test_free_gpus_are_assigned_once(tmp_path):
     assert not waited_for(job, (job,), {7})
 
 
+def test_required_and_excluded_nodes_limit_the_free_gpus(tmp_path):
+    """A job that is tied to a node, or excludes one, cannot use free GPUs elsewhere."""
+    job = make_job(World(tmp_path))
+    assert not Free((NODE,)).take(replace(job, nodes_required=("c1",)))
+    assert not Free((NODE,)).take(replace(job, nodes_excluded=("c2",)))
+    assert Free((NODE,)).take(replace(job, nodes_required=("c1", "c2"), nodes_excluded=("c3",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"state": "MIXED"}, None),
+        ({"name": "c9"}, "Slurm does not know"),
+        ({"state": "DOWN", "reason": "power\nfailure"}, "is down (power failure)"),
+        ({"flags": frozenset({"NOT_RESPONDING"})}, "is down"),
+        ({"flags": frozenset({"DRAIN"}), "reason": "fan"}, "is drained (fan)"),
+    ],
+    ids=str,
+)
+def test_state_of_the_node_of_a_tied_job_is_named(changes, why):
+    assert why_unavailable("c2", (replace(NODE, **changes),)) == why
+
+
 def test_attempt_is_claimed_by_one_shepherd(tmp_path):
     notes = Notes(tmp_path, Signer(KEY, "c1"))
     run = LiveRun(JobKey("alpha", 7, 5), 1000, 1)
@@ -265,8 +318,30 @@ def test_attempt_is_claimed_by_one_shepherd(tmp_path):
     assert notes.claim(run, "c1/10/5") is None
     assert notes.claim(run, "c2/10/5") == "c1/10/5"
     assert notes.claim(replace(run, restarts=2), "c2/10/5") is None
-    notes.unclaim([("alpha", 8)])
+    notes.unclaim("alpha", [8])
     assert notes.claim(run, "c2/10/5") is None
+
+
+def test_records_of_other_clusters_in_the_store_are_kept(tmp_path):
+    """A sweep knows the live jobs of its own cluster only; without its claim, an image could be restored twice."""
+    notes = Notes(tmp_path, Signer(KEY, "c1"))
+    run, other = (LiveRun(JobKey(cluster, 7, 5), 1000, 1) for cluster in ("alpha", "beta"))
+    restores = [
+        LastRestore(
+            cluster=one.key.cluster, job_id=7, submit=5, image_restarts=0, seq=1, uid=1000, checkpoint_epoch=1.0,
+            run=1, node="c1", restored_epoch=2.0,
+        )
+        for one in (run, other)
+    ]  # fmt: skip
+    for one, restore in zip((run, other), restores, strict=True):
+        assert notes.claim(one, "c1/10/5") is None
+        notes.write_restore(restore)
+    notes.unclaim("alpha", [])
+    notes.forget_restores("alpha", [])
+    assert notes.claim(run, "c2/10/5") is None
+    assert notes.claim(other, "c2/10/5") == "c1/10/5"
+    assert notes.last_restore("alpha", 7) is None
+    assert notes.last_restore("beta", 7) == restores[1]
 
 
 def test_unreadable_note_is_ignored(tmp_path):
@@ -308,3 +383,39 @@ def test_comment_keeps_the_owners_part_and_fits_into_slurms_limit() -> None:
     assert messages.theirs(messages.comment(own, "mine")) == "mine"
     assert messages.theirs("mine") == "mine"
     assert len(messages.comment(own, "\u00e4" * 2000).encode()) <= 900
+
+
+@pytest.mark.parametrize("by", ["tick", "command"])
+def test_job_is_not_released_unless_that_is_recorded(asleep, monkeypatch, by):
+    """A job that comes back would be released again with every tick, since its note would not say that it was."""
+    world, agent = asleep
+    (note,) = agent.parts.notes.all()
+    world.clock += 1000
+
+    def refuse(note):
+        raise AffinodeError("asleep/alpha.7.json: cannot be written: Read-only file system")
+
+    monkeypatch.setattr(agent.parts.notes, "write", refuse)
+    if by == "tick":
+        look(world, agent, (NODE,))
+    else:
+        with pytest.raises(AffinodeError, match="Read-only"):
+            agent.waker.wake(note.key, "alice")
+    assert world.held
+
+
+def test_refused_release_does_not_count(asleep, monkeypatch):
+    """The job is not delayed: the next tick tries again."""
+    world, agent = asleep
+    world.clock += 1000
+    release = agent.parts.slurm.release
+
+    def refuse(job_id):
+        raise InvalidStateError("slurmctld is busy")
+
+    monkeypatch.setattr(agent.parts.slurm, "release", refuse)
+    look(world, agent, (NODE,))
+    assert [(one.releases, one.released_epoch) for one in agent.parts.notes.all()] == [(0, None)]
+    monkeypatch.setattr(agent.parts.slurm, "release", release)
+    look(world, agent, (NODE,))
+    assert not world.held

@@ -25,7 +25,7 @@ from slurm_affinode.core.idle import IdleRule, IdleState, Verdict
 from slurm_affinode.core.policy import Candidate, NodeRoom, Surroundings, SuspendPolicy, Waiting, decide
 from slurm_affinode.gpu.interface import GpuLost
 from slurm_affinode.model.gpu import Device, ProcessUtilization
-from slurm_affinode.model.suspension import Mode, Phase, Refusal, SuspendOption
+from slurm_affinode.model.suspension import Mode, Phase, Pressure, Refusal, SuspendOption
 from slurm_affinode.suspension.activity import Watch
 from slurm_affinode.suspension.inplace.sock_diag import ESTABLISHED, NetSpace, Sock, SockDiagError
 from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own, look_of, states_of
@@ -102,7 +102,7 @@ def ask(node: Node1, verb: str, **fields: object) -> dict[str, Any]:
 def test_messages_are_encoded_and_decoded() -> None:
     """A signal is sent by number; a wait for room differs from a wait for an image."""
     assert decode(b"signalled\nnumber=15") == Signalled(15)
-    assert (encode(Wait()), encode(Wait(fresh=True))) == (b"wait", b"wait\nfresh=1")
+    assert (encode(Wait()), encode(Wait(fresh=True))) == (b"wait\nreports=1", b"wait\nfresh=1")
     for number in (b"0", b"65", b"x", b""):
         with pytest.raises(BadMessage):
             decode(b"signalled\nnumber=" + number)
@@ -125,7 +125,7 @@ def test_requeued_job_waits_for_room(node: Node1, sleepers: Sleepers) -> None:
     node.acts.reply = Start()
     node.acts.go.set()
     shepherd = Shepherd(node.run_dir, option="window=1,mode=inplace", restarts=1).hello()
-    assert [shepherd.hear(), shepherd.hear()] == ["wait", "wait\nfresh=1"]
+    assert [shepherd.hear(), shepherd.hear()] == ["wait\nreports=1", "wait\nfresh=1"]
     assert node.watched().restarts == 1
 
 
@@ -233,12 +233,90 @@ def test_policy_for_jobs_in_place() -> None:
     assert decide(SuspendPolicy(), JOB, QUIET).code == "no-pressure"
     wanted = decide(SuspendPolicy(), replace(JOB, wanted_by=("7",)), QUIET)
     assert (wanted.act, wanted.text) == (True, "idle 15m, job 7 waits to wake")
-    waiting = Waiting(131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, cpus=1, memory_mib=500)
-    pressed = decide(SuspendPolicy(), JOB, replace(QUIET, waiting=(waiting,)))
-    assert (pressed.act, pressed.presses) == (True, ())
+    always = replace(JOB, option=replace(JOB.option, when=Pressure.ALWAYS))
+    assert decide(SuspendPolicy(), always, QUIET).act
     requeued = replace(JOB, option=SuspendOption())
     assert "no-room" in [one.code for one in decide(SuspendPolicy(), requeued, QUIET).against]
     assert not decide(SuspendPolicy(dry_run=True), replace(JOB, wanted_by=("7",)), QUIET).act
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        (True, "no job waits to wake or to start on its GPUs"),
+        (None, "no job waits to wake or to start on its GPUs"),
+        (False, "its GPUs are allocated to it alone"),
+    ],
+)
+def test_pending_job_is_no_pressure_on_job_in_place(shares: bool | None, said: str) -> None:
+    """The suspension keeps the allocation: the pending job could not start, whether the queue is known or not."""
+    waiting = Waiting(131, "131", ("gpu",), "Resources", held=False, priority=10, gpus=1, cpus=1, memory_mib=500)
+    job = replace(JOB, shares_gpus=shares)
+    for queue in ((waiting,), (), None):
+        decision = decide(SuspendPolicy(), job, replace(QUIET, waiting=queue))
+        assert (decision.act, decision.code, decision.for_jobs) == (False, "no-pressure", ())
+        assert said in decision.text
+    requeued = replace(JOB, option=SuspendOption())
+    assert decide(SuspendPolicy(), requeued, replace(QUIET, waiting=(waiting,), no_room=None)).act
+
+
+BUSY = IdleState(900, Verdict.BUSY, "GPU 0: utilization 80 is above 0", 900, None, 0, (), None)
+
+
+@pytest.mark.parametrize(
+    ("change", "turn_s", "acts"),
+    [
+        ({}, 30.0, True),
+        ({}, 29.0, False),
+        ({}, None, False),
+        ({"wanted_by": ()}, 30.0, False),
+        ({"refusals": (Refusal("srun-steps", "it runs srun"),)}, 30.0, False),
+        ({"run_s": 10.0}, 30.0, False),
+        ({"option": SuspendOption()}, 30.0, False),
+        ({"short_sleeps": 3}, 30.0, True),
+    ],
+)
+def test_turn_of_busy_job_ends_for_one_that_waits(change: dict[str, Any], turn_s: float | None, acts: bool) -> None:
+    """Nothing but its activity may be against it; without a limit of the site it keeps its memory."""
+    policy = SuspendPolicy(max_turn_s=0.0 if turn_s is None else 30.0)
+    job = replace(replace(JOB, idle=BUSY, wanted_by=("7",), turn_s=turn_s or 9e9), **change)
+    decision = decide(policy, job, QUIET)
+    assert (decision.act, decision.busy) == (acts, acts)
+    if acts:
+        assert decision.text == "its turn of 30s is over, job 7 waits to wake"
+    assert not decide(replace(policy, dry_run=True), job, QUIET).act
+
+
+def test_turn_begins_with_the_wake(node: Node1) -> None:
+    """It ends after ``inplace.max_turn``, unless the rules of the site are against it for good."""
+    loop: Loop = node.daemon.loop
+    Shepherd(node.run_dir, root=2, option="window=3600,mode=inplace,when=pressure").hello()
+    node.watched()
+    wait_until("it is decided", lambda: loop.turn_left_s(7), lambda left: left is not None)
+    node.daemon.end()
+    node.thread.join(DEADLINE_S)
+    state = loop.states[7]
+    assert state.decision is not None
+    now = [loop.clock()]
+    loop.clock = lambda: now[0]
+    loop.woken(7, None)
+    assert (loop.turn_left_s(7), state.short_sleeps) == (30.0, 0)
+    now[0] += 31
+    assert loop.turn_left_s(7) == -1
+    state.decision = replace(state.decision, against=(Refusal("min-run", "it has run for 3s"),))
+    assert (loop.turn_left_s(7) or 0) > 0
+    state.decision = replace(state.decision, against=(Refusal("excluded-user", "the site excludes user alice"),))
+    assert loop.turn_left_s(7) is None
+    loop.restart(7)
+    state.decision = replace(state.decision, against=(Refusal("no-pressure", "no job waits"),))
+    assert loop.turn_left_s(7) == 30
+
+
+def test_default_share_for_a_start_fits_below_the_limit() -> None:
+    """Servers on shares do not start beside awake ones by default; a lower limit of the site applies to it as well."""
+    assert parse("", where="test").inplace.start_pct == 60
+    assert parse("[inplace]\nawake_limit_pct = 50", where="test").inplace.start_pct == 50
+    assert parse("[inplace]\nstart_free_pct = 0", where="test").inplace.start_pct == 0
 
 
 def test_job_is_movable_without_pressure(node: Node1) -> None:
@@ -301,11 +379,13 @@ def test_status_as_text() -> None:
     assert "on request; or: slurm-affinode wake 7" in shown(unasked)
     assert status_command._line(unasked)[-1] == "on request"
     stopped = {**row, "in_place": {**VIEW, "suspended_by_slurm": True}}
-    assert "Slurm has suspended it; resume it first: scontrol resume 7" in shown(stopped)
+    assert "Slurm has suspended it; an operator resumes it with: scontrol resume 7" in shown(stopped)
     back = {**row, "state": "waking", "in_place": {**waits, "waits": None}}
     assert "its memory is being restored" in shown(back)
     caught = {**back, "in_place": {**back["in_place"], "suspended_by_slurm": True}}
-    assert "for Slurm, which has suspended it during the wake: scontrol resume 7" in shown(caught)
+    assert "for Slurm, which has suspended it during the wake; an operator resumes it with: scontrol resume 7" in shown(
+        caught
+    )
     task = {**row, "job_id": 9, "shown_id": "7_2"}
     assert "or: slurm-affinode wake 7_2" in shown(task)
     assert "scontrol resume 7_2" in shown({**task, "in_place": stopped["in_place"]})
@@ -343,6 +423,9 @@ class FakeDiag:
             raise SockDiagError("sock_diag does not respond")
         self.asked.append(tuple(families))
         return {inode: sock for inode, sock in self.socks.items() if wanted is None or inode in wanted}
+
+    def pending(self) -> dict[int, list[bytes]]:
+        return {}
 
     def close(self) -> None:
         self.closed = True

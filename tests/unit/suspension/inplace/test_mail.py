@@ -39,6 +39,22 @@ def test_comment_follows_state(world, node):
     assert world.comment == "my experiment"
 
 
+def test_comment_on_lost_processes_stays_when_the_job_starts_again(world, node):
+    """It waited for room meanwhile, or not: only comments on sleep and waits are removed."""
+    comments = node.scheduler._comments
+    comments._queue = Inline()
+    for before, after in (
+        ("lost: its node // mine", "lost: its node // mine"),
+        ("asleep in place: idle 15m // mine", "mine"),
+    ):
+        world.comment = before
+        comments.clear(7)
+        comments._wishes[7].said = "other"
+        world.clock += 60
+        comments.tick(world.clock)
+        assert world.comment == after
+
+
 def test_comment_omits_requests_if_unreachable(world, node):
     """The job has no socket."""
     node.sockets.has = False

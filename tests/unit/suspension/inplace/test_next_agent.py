@@ -210,9 +210,9 @@ def test_job_waiting_to_start_keeps_its_place(world, node, monkeypatch):
     since = world.clock - 30
     node.connection()
     node.round()
-    after = Node(world, Rules(start_free_pct=60, deadline_s=60))
+    after = Node(world, Rules(start_free_pct=60, deadline_s=60), unheard=lambda pids: {9: tuple(pids)})
     monkeypatch.setattr(after.agent.parts.processes, "began", lambda started, now: since)
-    after.cards.others = 70 * GIB
+    after.cards.processes = lambda: {after.cards.uuid: {999: 70 * GIB}}  # of job 9, in place
     after.gpus_of = lambda job_id: [after.cards.uuid]
     after.recover()
     after.agent.parts.registry.put(after.job(job_id=8, root=0, link=FakeLink()))

@@ -54,6 +54,60 @@ def test_overdue_job_is_marked_or_ended(world):
         assert awake(world)
 
 
+def busy_beside(node, *, turn_left_s):
+    """Add a busy job 8 with 40 GiB and this much left of its turn."""
+    other = node.job(job_id=8, link=FakeLink())
+    node.agent.parts.registry.put(other)
+    node.turn_left_s = lambda job_id: turn_left_s if job_id == 8 else None
+    pid = other.init_pid + 3
+    own = node.cards.processes
+    node.cards.processes = lambda: {node.cards.uuid: {**own()[node.cards.uuid], pid: 40 * GIB}}
+    node.freezer.members = lambda init, started: [
+        Member(pid, 3, init, 5, "S", "python", 0),
+        *node.freezer.processes.members(init, started)[:2],
+    ]
+
+
+def test_job_that_waits_for_turns_is_not_ended(world):
+    """Others make room for it one after the other, however long that takes; it is marked as overdue."""
+    ended: list[int | str] = []
+    node = Node(world, Rules(deadline_s=60, end_on_deadline=True))
+    node.agent.parts.slurm.cancel = ended.append
+    node.sleep()
+    busy_beside(node, turn_left_s=20.0)
+    node.connection()
+    node.round()
+    assert node.view()["waits"].endswith("job 8 is busy, and its turn is not over")
+    world.clock += 60
+    node.round()
+    assert (node.view()["overdue"], ended) == (True, [])
+    node.turn_left_s = lambda job_id: None  # the site's rules are against it now
+    node.round()
+    assert ended == [7]
+
+
+def test_busy_job_makes_room_after_its_turn(world):
+    """The policy is notified; a starting job waits for it beyond the deadline, as it could not run beside it."""
+    node = Node(world, Rules(deadline_s=60, start_free_pct=60))
+    pressed = []
+    node.pressed = lambda: pressed.append(node.scheduler.wanted(8))
+    node.sleep()
+    busy_beside(node, turn_left_s=20.0)
+    node.gpus_of = lambda job_id: [node.cards.uuid]
+    link = FakeLink()
+    starting = node.job(job_id=9, root=0, init_pid=0, link=link)
+    node.agent.parts.registry.put(starting)
+    assert not node.scheduler.admit(starting)
+    node.round()
+    world.clock += 61
+    node.round()
+    assert Start() not in link.sent
+    assert pressed == []
+    node.turn_left_s = lambda job_id: -1.0 if job_id == 8 else None
+    node.round()
+    assert pressed == [(9,)]
+
+
 def test_clock_change_does_not_make_job_overdue(world):
     """Only elapsed time counts; otherwise jobs would be ended by a clock change."""
     ended: list[int | str] = []

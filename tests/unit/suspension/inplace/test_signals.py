@@ -159,7 +159,7 @@ def test_job_suspended_by_slurm_is_not_woken(world, node):
     world.clock += 700
     node.round()
     assert (asleep(world), node.view()["overdue"]) == (True, False)
-    assert node.view()["waits"] == "Slurm has suspended it; resume it with: scontrol resume 7"
+    assert node.view()["waits"] == "Slurm has suspended it; an operator resumes it with: scontrol resume 7"
     node.freezer.by_slurm = False
     node.cards.others = 79 * GIB
     node.round()
@@ -180,7 +180,7 @@ def test_job_about_to_be_suspended_by_slurm_is_not_woken(world, node):
     node.round()
     assert (asleep(world), node.view()["waits"]) == (
         True,
-        "Slurm is about to suspend it; resume it with: scontrol resume 7",
+        "Slurm is about to suspend it; an operator resumes it with: scontrol resume 7",
     )
     world.clock += 2.5
     node.freezer.by_slurm = True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +32,9 @@ from slurm_affinode.suspension.inplace.sock_diag import (
     SockDiag,
     SockDiagError,
 )
-from slurm_affinode.suspension.inplace.sockets import NodeSockets, Own
+from slurm_affinode.suspension.inplace.sockets import Look, NodeSockets, Own, at_rest, meanwhile
+
+Server = tuple[socket.socket, NodeSockets, Callable[[], Look]]
 
 
 @pytest.fixture
@@ -480,3 +484,72 @@ def test_socket_connected_since_last_suspension_is_seen(diag: SockDiag) -> None:
         for _ in range(2):
             assert len(sockets.looks({7: own})[7]) == 2
     sockets.close()
+
+
+PROBE = "127.0.0.2"
+"""Address of a health check."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A listener with a short queue, and a function that returns its look, without what ``PROBE`` does to it."""
+    sockets = NodeSockets(probes=[ipaddress.ip_network(PROBE)])
+    space = NetSpace.own()
+    with socket.create_server(("127.0.0.1", 0), backlog=8) as listener:
+        own = Own({space.inode: frozenset({os.fstat(listener.fileno()).st_ino})}, {space.inode: space})
+        yield listener, sockets, lambda: sockets.looks({7: own})[7]
+    sockets.close()
+
+
+def waiting(look: Look) -> int:
+    return sum(sock.waiting for sock in look.values())
+
+
+def test_connection_of_health_check_is_no_request(diag: SockDiag, server: Server) -> None:
+    """It stays in the queue when its client gives up; a request beside it counts."""
+    listener, _, look = server
+    before = look()
+    for _ in range(3):
+        socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)).close()
+    wait_until("they wait", lambda: one(diag, listener).waiting == 3)
+    assert (waiting(look()), meanwhile(before, look()), at_rest(look(), before, within_s=900)) == (0, None, None)
+    with socket.create_connection(listener.getsockname()):
+        wait_until("the request waits", lambda: one(diag, listener).waiting == 4)
+        assert "a connection waits" in str(meanwhile(before, look()))
+
+
+def test_queue_full_of_health_checks_counts_as_request(diag: SockDiag, server: Server) -> None:
+    """The kernel would drop requests to a full one."""
+    listener, _, look = server
+    for count in range(1, 9):
+        socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)).close()
+        wait_until("it waits", lambda count=count: one(diag, listener).waiting == count)  # type: ignore[misc]
+        assert waiting(look()) == (0 if count < 8 else count)
+
+
+def test_aborted_connection_counts_as_request(diag: SockDiag, server: Server) -> None:
+    """The kernel no longer says who made it."""
+    listener, _, look = server
+    with socket.create_connection(listener.getsockname()) as client:
+        wait_until("it waits", lambda: one(diag, listener).waiting == 1)
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wait_until("it is aborted", lambda: not diag.pending().get(listener.getsockname()[1]))
+    assert waiting(look()) == one(diag, listener).waiting == 1
+
+
+def test_data_on_open_connection_of_health_check_is_no_request(diag: SockDiag, server: Server) -> None:
+    """So is a connection that stays open."""
+    listener, sockets, _ = server
+    with socket.create_connection(listener.getsockname(), source_address=(PROBE, 0)) as client:
+        accepted, _ = listener.accept()
+        with accepted, socket.create_connection(listener.getsockname()) as other, listener.accept()[0] as second:
+            client.sendall(b"health")
+            wait_until("it arrives", lambda: one(diag, accepted).waiting == 6)
+            space = NetSpace.own()
+            inodes = frozenset(os.fstat(sock.fileno()).st_ino for sock in (listener, accepted, second))
+            found = sockets.look(Own({space.inode: inodes}, {space.inode: space}))
+            assert at_rest(found, found, within_s=900) is None
+            other.sendall(b"request")
+            wait_until("it arrives", lambda: one(diag, second).waiting == 7)
+            found = sockets.look(Own({space.inode: inodes}, {space.inode: space}))
+            assert "bytes wait" in str(at_rest(found, {}, within_s=900))

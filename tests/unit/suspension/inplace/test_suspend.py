@@ -51,6 +51,51 @@ def test_request_wakes_suspended_job(world, node):
     assert (entry.mode, entry.gpu_bytes, entry.queued_ms, entry.failure) == ("inplace", 48 * GIB, None, None)
 
 
+def test_process_that_waits_for_a_file_lock_wakes_sleeper(world, node):
+    """Before the sleep, it is a request like any other."""
+    node.locks.locks = frozenset({("FLOCK", "ADVISORY", "WRITE", "41", "00:2f:77", "0", "EOF")})
+    node.locks.waiter = 4711
+    with pytest.raises(Refused, match="process 4711 waits for its lock on a file"):
+        node.sleep()
+    node.locks.waiter = None
+    node.sleep()
+    assert node.view()["file_locks"] == 1
+    node.round()
+    assert asleep(world)
+    node.locks.waiter = 4711
+    node.round()
+    assert awake(world)
+
+
+def test_busy_job_is_moved_out_when_its_turn_is_over(world, node):
+    """Pending requests do not prevent it: it waits to wake at once, behind the job that it makes room for."""
+    said = []
+    node.woken = lambda job_id, how, slept_s: said.append(slept_s)
+    node.connection()
+    with pytest.raises(Refused, match="a connection waits"):
+        node.sleep()
+    node.cards.others = 0
+    done = node.sleep("its turn of 30s is over, job 8 waits to wake", busy=True)
+    assert (done.phase, done.failure) == (Phase.FROZEN, None)
+    assert asleep(world)
+    assert node.view()["asked_why"] == "it was busy when its turn was over"
+    node.round()
+    assert awake(world)
+    assert said == [None]  # no short sleep
+
+
+def test_busy_job_that_was_moved_out_wakes_under_the_next_agent(world, node):
+    """A computation without a request is no event that the next agent could detect: the journal has its place."""
+    node.sleep(busy=True)
+    asked = node.view()["asked"]
+    world.clock += 100
+    after = Node(world)
+    after.recover()
+    assert (after.view()["asked"], after.view()["asked_why"]) == (asked, "it was busy when its turn was over")
+    after.round()
+    assert awake(world)
+
+
 @pytest.mark.parametrize("second", [None, *range(1, 5)])
 @pytest.mark.parametrize("first", range(1, len(OUT) + len(BACK) + 1))
 def test_agent_killed_before_each_effect_and_during_recovery(world, node, first, second):
@@ -299,7 +344,7 @@ def test_request_before_memory_moves_aborts_suspension(world, node):
         return None
 
     done = node.suspender.suspend(node.job(), "idle 15m", look_again=look_again)
-    assert done.failure == "a request is waiting: a connection waits on port 8000"
+    assert (done.failure, done.in_use) == ("a request is waiting: a connection waits on port 8000", True)
     assert (awake(world), "checkpoint" in world.effect_log) == (True, False)
 
 
