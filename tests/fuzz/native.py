@@ -1,4 +1,4 @@
-"""The C code of the plugin and the shepherd under sanitizers, and the grammar of the option in both languages."""
+"""The C code of plugin, shepherd and join under sanitizers, and the grammar of the option in both languages."""
 
 from __future__ import annotations
 
@@ -48,16 +48,39 @@ def _program() -> Path:
     return BUILD / "sanitized" / "fuzz"
 
 
-def _run(kind: str, count: int, seed: int) -> Outcome:
-    """Run the C fuzzer on one kind of input."""
+JOIN = SPANK.parent / "slurm_affinode" / "analysis" / "join"
+_WARNINGS = ("-Wall", "-Wextra", "-Wconversion", "-Werror")
+_SANITIZE = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+
+
+@functools.cache
+def _join_program() -> Path:
+    """Build the fuzzer of the join and return its path. Raises ``Wrong``.
+
+    Overflow of integers, which wraps in the library, ends it.
+    """
+    program = SPANK.parent / "out" / "fuzz-join" / "join"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    with (program.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        sources = (str(Path(__file__).with_name("join.c")), *map(str, sorted(JOIN.glob("*.c"))))
+        argv = ("gcc", "-std=c11", *_WARNINGS, *_SANITIZE, f"-I{JOIN}", "-o", str(program), *sources)
+        built = subprocess.run(argv, check=False, capture_output=True, text=True)
+    if built.returncode != 0:
+        raise Wrong(built.stderr[-2000:])
+    return program
+
+
+def _run(kind: str, count: int, seed: int, program: Callable[[], Path] = _program) -> Outcome:
+    """Run a C fuzzer on one kind of input."""
     outcome = Outcome(f"c-{kind}", skipped=_missing())
     if outcome.skipped is not None:
         return outcome
     try:
-        argv = (str(_program()), kind, str(count), str(seed))
+        argv = (str(program()), kind, str(count), str(seed))
         began = time.monotonic()
         ran = subprocess.run(
-            argv, check=False, capture_output=True, text=True, errors="replace", timeout=120 + count / _INPUTS_PER_S
+            argv, check=False, capture_output=True, text=True, errors="replace", timeout=240 + count / _INPUTS_PER_S
         )
     except (Wrong, subprocess.TimeoutExpired) as error:
         outcome.failures.append(Failure(0, b"", str(error)))
@@ -86,6 +109,7 @@ class _Option(ctypes.Structure):
         ("mode", ctypes.c_int),
         ("when", ctypes.c_int),
         ("steps", ctypes.c_int),
+        ("after_loss", ctypes.c_int),
         ("wake", ctypes.c_char * 32),
         ("signal", ctypes.c_char * 12),
         ("before_s", ctypes.c_uint32),
@@ -103,6 +127,7 @@ _SEEDS = (
     b"1d,util=33.33%",
     b"60s,wake=teatime,signal=SIGPWR@0",
     b"1h,steps=local,when=always",
+    b"1h,after_loss=hold",
 )
 _WORDS = (
     b"now+",
@@ -111,6 +136,7 @@ _WORDS = (
     b"util=",
     b"signal=",
     b"steps=",
+    b"after_loss=",
     b"SIG",
     b"@",
     b"T24:00",
@@ -164,6 +190,7 @@ def _parity() -> Iterator[Check]:
                 found.wake,
                 signal,
                 found.steps.value,
+                "site" if found.after_loss is None else found.after_loss.value,
             )
             its = (
                 option.window_s,
@@ -173,6 +200,7 @@ def _parity() -> Iterator[Check]:
                 option.wake.decode(),
                 (option.signal.decode(), option.before_s) if option.signal else None,
                 ("slurm", "local")[option.steps],
+                ("site", "image", "start", "hold")[option.after_loss],
             )
             if mine != its:
                 raise Wrong(f"{text}: {mine} is not {its}")
@@ -202,5 +230,12 @@ TARGETS = (
         )  # type: ignore[arg-type]
         for kind in _KINDS
     ),
+    Target(
+        "c-join",
+        "samples and cells in the fold of reports, under ASan and UBSan",
+        lambda rng: b"",
+        contextlib.nullcontext,
+        whole=functools.partial(_run, "join", program=_join_program),
+    ),  # type: ignore[arg-type]
     Target("option-parity", "--gpu-suspend-idle in C, and what the agent reads of it", _value, _parity, fed=_missing),
 )

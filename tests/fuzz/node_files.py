@@ -47,7 +47,8 @@ def _announcements() -> Iterator[Check]:
             for one in dataclasses.fields(found):
                 value = getattr(found, one.name)
                 if isinstance(value, User):
-                    numbers = re.findall("[0-9]+", " ".join(line for line in lines if line[:2] in ("ui", "gi", "gr")))
+                    ids = (line for line in lines if line.partition("=")[0] in ("uid", "gid", "groups"))
+                    numbers = re.findall("[0-9]+", " ".join(ids))
                     if sorted(map(int, numbers)) != sorted((value.uid, value.gid, *value.groups)):
                         raise Wrong(f"the owner is {value}, of {numbers}")
                     continue

@@ -33,7 +33,7 @@ from slurm_affinode.checkpoint import (
 )
 from slurm_affinode.gpu.jobs import JobFinder
 from slurm_affinode.suspension import cgroup
-from slurm_affinode.suspension.inplace import sock_diag, sockets
+from slurm_affinode.suspension.inplace import file_locks, sock_diag, sockets
 from slurm_affinode.suspension.inplace.freezer import LinuxFreezer
 from slurm_affinode.suspension.memory_limits import MemoryLimits
 from slurm_affinode.suspension.peers import Inspector
@@ -406,6 +406,10 @@ def _descriptor_input(rng: Random) -> bytes:
         info = f"pos:\t0\nflags:\t{flags}\nmnt_id:\t15\nino:\t{int(rng.random() * 99)}\n"
         if "eventfd" in target:
             info += f"eventfd-count: 0\neventfd-id: 3\neventfd-semaphore: {some(rng, '01')}\n"
+        if rng.random() < 0.3:
+            info += (
+                f"lock:\t1: {some(rng, ('FLOCK', 'POSIX'))}  ADVISORY  WRITE {some(rng, (PID, 0, -1))} 00:2f:7 0 EOF\n"
+            )
         if rng.random() < 0.1:
             info = mutation.mutated(rng, info.encode(), (b"flags:", b"\r")).decode("latin-1")
         links.append([target, info])
@@ -444,6 +448,11 @@ def _descriptors() -> Iterator[Check]:
                 put(f"{proc.base}/fdinfo/{number}", _bytes(info))
             put(f"{proc.base}/net/unix", _bytes(unix))
             put(f"{proc.base}/net/tcp", _bytes(tcp))
+            put(f"{root}/locks", b"".join(b"1: -> " + _bytes(info) + b"\n" for _, info in links) + _bytes(unix))
+            locks = file_locks.NodeFileLocks(root)
+            waiters = locks.awaited({7: locks.held([PID]) | {()}}, {7: (PID,)})
+            if any(pid <= 0 or pid == PID for pid in waiters.values()):
+                raise Wrong(f"{waiters}")
             with pidfd.Process(PID, proc=root) as process:
                 files, _, _ = inspection._files(process)
                 found = sock_diag.socket_inodes(process)
@@ -595,6 +604,6 @@ TARGETS = (
         _processes,
     ),
     Target("proc-maps", "maps and map_files", _map_input, _mappings),
-    Target("proc-descriptors", "fd, fdinfo, net/unix, net/tcp", _descriptor_input, _descriptors),
+    Target("proc-descriptors", "fd, fdinfo, net/unix, net/tcp, locks", _descriptor_input, _descriptors),
     Target("proc-cgroup", "cgroup, and the files of cgroups", _cgroup_input, _cgroups),
 )

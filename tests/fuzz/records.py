@@ -26,6 +26,8 @@ from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import ImageDamaged, RestoreFailed
 from slurm_affinode.checkpoint.retention import SharedDemand
+from slurm_affinode.checkpoint.scratch_files import ScratchFiles, ScratchRules
+from slurm_affinode.checkpoint.scratch_record import RecordError, ScratchRecords
 from slurm_affinode.checkpoint.signatures import NAME, SIGNER, SignatureError, Signer
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model import ledger
@@ -90,7 +92,15 @@ _NOTE = shared_state.Note(
     None,
     "trouble",
     None,
-    1700000200.0,
+    failures=1,
+    failed_epoch=1700000180.0,
+    retry_epoch=1700000240.0,
+    released_epoch=1700000200.0,
+    releases=2,
+    local_files="tied to c1: 3 files and directories in /tmp, 2.0 GiB (more than 1.0 GiB)",
+    tied=True,
+    required="c1,c2",
+    unavailable=None,
 )
 _PLAIN_NOTE = json.loads(json.dumps(dataclasses.asdict(_NOTE)))
 _SIGNED_NOTE = Signer(_KEY, "c1").encode("note", "main.7.json", _PLAIN_NOTE).encode()
@@ -419,6 +429,60 @@ def _local_files() -> Iterator[Check]:
             os.close(fd)
 
 
+@contextlib.contextmanager
+def _scratch() -> Iterator[Check]:
+    """Nothing is created outside the node-local directories, and no file of another job is replaced."""
+    with directory() as place:
+        root, proc = place / "root", place / "proc"
+        for one in (root / "tmp" / "d", root / "etc", proc / "5"):
+            one.mkdir(parents=True)
+        (proc / "5" / "root").symlink_to(root)
+        put(str(proc / "5" / "stat"), b"5 (x) S" + b" 1" * 49)
+        put(str(proc / "5" / "status"), b"Name:\tx\nUid:\t2001\t2001\t2001\t2001\nGroups:\t\n")
+        put(str(place / "data"), b"content")
+        _give(str(root), str(root / "tmp"), str(root / "tmp" / "d"), str(root / "etc"))
+        files = ScratchFiles(ScratchRules(), proc=proc)
+        data = os.open(place / "data", os.O_RDONLY)
+        record = ScratchRecords(place / "scratch").of(_MANIFEST.key, _OWNER.uid)
+
+        def check(index: bytes) -> bool:
+            (root / "tmp" / "d").mkdir(exist_ok=True)
+            for name in _OTHERS:
+                put(f"{root}/tmp/{name}", b"other")
+            _give(f"{root}/tmp/d", *(f"{root}/tmp/{name}" for name in _OTHERS))
+            others = [os.lstat(root / "tmp" / name) for name in _OTHERS]
+            try:
+                restored = files.put_back(Id(5, 1), index, data, _OWNER, record, timeout_s=10)
+            finally:
+                odd = [one.name for one in root.iterdir() if one.name not in ("tmp", "etc")]
+                if odd or os.listdir(root / "etc"):
+                    raise Wrong(f"made outside of its places: {odd}")
+                if [os.lstat(root / "tmp" / name) for name in _OTHERS] != others:
+                    raise Wrong("the file of another job was replaced")
+                _empty(root / "tmp")
+                record.path.unlink(missing_ok=True)
+            return bool(restored.made)
+
+        try:
+            yield check
+        finally:
+            os.close(data)
+
+
+def _scratch_record_check(path: Path) -> bool:
+    record = ScratchRecords(path.parent).of(_MANIFEST.key, 0)
+    record.path.unlink(missing_ok=True)
+    path.rename(record.path)
+    try:
+        facts = record.read()
+    except RecordError:
+        return False
+    record.write(lambda read: read)
+    if record.read() != facts:
+        raise Wrong(f"{facts}")
+    return bool(facts.created)
+
+
 def _created_check(path: Path) -> bool:
     record = CreatedFilesOfJobs(path.parent).of(_MANIFEST.key, 0)
     record.path.unlink(missing_ok=True)
@@ -463,6 +527,24 @@ _OTHERS = ("q", "d/f2")
 _CREATED = {
     "uid": 0, "submit": 1700000000, "version": 1,
     "files": {"/tmp/d/f": {"device": 23, "handle": "0800000001000000"}},
+}  # fmt: skip
+_SCRATCH = {
+    "version": 1, "uid": _OWNER.uid, "tied": None,
+    "files": [
+        {
+            "place": "/tmp", "path": path, "kind": kind, "mode": mode, "gid": 2001,
+            "mtime_ns": 1_700_000_000_000_000_007,
+            "inode": 77, "device": 23, "size": size, "at": 0, "target": target, "new": True,
+        }
+        for path, kind, mode, size, target in (
+            ("d", "directory", 0o700, 0, ""), ("d/f", "file", 0o640, 7, ""), ("d/g", "link", 0o640, 0, "d/f"),
+            ("p", "fifo", 0o600, 0, ""), ("s", "symlink", 0o777, 0, "/etc/x"),
+        )
+    ],
+}  # fmt: skip
+_SCRATCH_RECORD = {
+    "uid": 0, "submit": 1700000000, "periods": [[1700000000.5, 1700000100.5]], "required": "c1,c2", "version": 1,
+    "created": {"/tmp/d/f": {"device": 23, "handle": "0800000001000000"}},
 }  # fmt: skip
 _AFFINITIES = {"5001": [0, 1], "5002": [3]}
 _ADDRESSES = {"10.0.0.1": "eth0", "fd00::1": "eth0", "fe80::1": "ib0"}
@@ -570,6 +652,16 @@ TARGETS = (
         _json(_LOCAL, (*_PATHS, b"/tmp/q", b"/tmp/d/f2")),
         _local_files,
         (RestoreFailed,),
+    ),
+    Target(
+        "scratch-files",
+        "scratch.json of an image, restored",
+        _json(_SCRATCH, (*_PATHS, b"q", b"d/f2", b"s/x", b"/root", b"/etc")),
+        _scratch,
+        (RestoreFailed,),
+    ),
+    Target(
+        "scratch-record", "JOBID.json of scratch", _json(_SCRATCH_RECORD, _PATHS), lambda: _file(_scratch_record_check)
     ),
     Target("created-files", "JOBID.json of created-files", _json(_CREATED, _PATHS), lambda: _file(_created_check)),
     Target("affinities", "affinities.json of an image", _json(_AFFINITIES, (b"0", b"-1")), _affinities, (BadImage,)),

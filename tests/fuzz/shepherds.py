@@ -21,7 +21,7 @@ from slurm_affinode.agent.shepherd_server import Connection, ShepherdServer
 from slurm_affinode.model.suspension import SuspendOption
 from slurm_affinode.suspension import streams
 from slurm_affinode.suspension.peers import Identity, NotAShepherd, Peer
-from slurm_affinode.suspension.shepherd import BadMessage, Exited, Hello, Signalled, Start, Started, decode
+from slurm_affinode.suspension.shepherd import BadMessage, Exited, Hello, Reaped, Signalled, Start, Started, decode
 
 _HELLO = (
     b"hello\nversion=1\njob=7\nrestarts=1\nimage=1\nroot=0\n"
@@ -33,6 +33,7 @@ _SEEDS = (
     _HELLO.replace(b"wake=auto", b"wake=2030-12-31T18:30"),
     b"started\nroot=2",
     b"exit\nstatus=256",
+    b"reaped\npid=2\nstatus=139",
     b"signalled\nnumber=18",
     b"",
     b"\n",
@@ -54,6 +55,8 @@ _WORDS = (
     b"signal=SIGUSR1@10",
     b"started",
     b"exit",
+    b"reaped",
+    b"pid=",
     b"status=",
     b"signalled",
     b"number=",
@@ -96,6 +99,9 @@ def _sound(message: object) -> None:
                 raise Wrong(f"{message}")
         case Exited(status=status):
             if not 0 <= status <= 0xFFFF:
+                raise Wrong(f"{message}")
+        case Reaped(pid, status):
+            if not 0 < pid <= 2**22 or not 0 <= status <= 0xFFFF:
                 raise Wrong(f"{message}")
         case Signalled(number=number):
             if not 0 < number <= 64:
