@@ -107,7 +107,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     directory = tmp_path_factory.mktemp("tls")
 
     def run(*argv: str) -> None:
-        done = subprocess.run([openssl, *argv], capture_output=True, text=True, timeout=60, cwd=directory, check=False)
+        done = subprocess.run([openssl, *argv], capture_output=True, text=True, timeout=240, cwd=directory, check=False)
         assert done.returncode == 0, done.stderr
 
     (directory / "server.ext").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")

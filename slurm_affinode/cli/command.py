@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
+
+from slurm_affinode.base.garbage import without_collection
 
 _OWN = "Options"
 F = TypeVar("F", bound=Callable[..., Any])
@@ -92,7 +95,9 @@ class LazyGroup(SectionGroup):
         if place is None:
             return super().get_command(ctx, cmd_name)
         module, _, attribute = place.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
+        with without_collection():
+            found = getattr(importlib.import_module(module), attribute)
+        gc.freeze()  # modules last as long as the process: no collection has to look at them
         if not isinstance(found, click.Command):
             raise TypeError(f"{place} is not a command")
         return found

@@ -52,8 +52,9 @@ def doctor(*, config: Config, as_json: bool) -> int:
     and its schema; the age of the newest data; the configured Prometheus server and its GPU metrics; the access to
     Slurm and its alternatives; releases of Slurm and munge with known security holes; slurmctld, slurmdbd and sacct;
     and whether Slurm accounts for GPUs (AccountingStorageTRES). Where jobs can be suspended, it checks whether users
-    can trace processes during a restore (Yama); as root on a node with an agent, also whether the sweep of images
-    waits for an administrator and whether the notes beside the shared store are signed.
+    can trace processes during a restore (Yama), and whether jobs can have shares of GPUs; as root on a node with an
+    agent, also whether the sweep of images waits for an administrator and whether the notes beside the shared store
+    are signed.
 
     A table lists what the NVIDIA driver of this machine supports for a suspension: lock with a timeout, checkpoint,
     restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.

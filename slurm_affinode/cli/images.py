@@ -275,7 +275,7 @@ def prune(
         return _give_up(config, jobs, dry_run=dry_run, yes=yes, as_json=as_json)
     if unknown and not yes and not dry_run:
         raise InputError("these jobs exist only in their images", hint="add --yes, or --dry-run for a preview")
-    with open_client(config.slurm.backend) as slurm, _tiers(config) as tiers:  # type: ignore[arg-type]
+    with open_client(config.slurm.backend, warned=warn) as slurm, _tiers(config) as tiers:  # type: ignore[arg-type]
         cluster = slurm.config().get("ClusterName") or config.cluster.name
         if not cluster:
             raise AffinodeError("the name of the cluster is not known", hint="set cluster.name in the configuration")

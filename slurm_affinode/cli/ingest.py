@@ -47,8 +47,8 @@ from slurm_affinode.metrics.readers.common import ReadOptions
 from slurm_affinode.metrics.readers.inputs import FORMATS
 from slurm_affinode.metrics.serving import reader as serving
 from slurm_affinode.metrics.serving.ingest import EngineTotals
-from slurm_affinode.pipeline import ingest
-from slurm_affinode.pipeline.ingest import LedgerIntake
+from slurm_affinode.pipeline import ingest, ledgers, stored_accounting
+from slurm_affinode.pipeline.ledgers import LedgerIntake
 from slurm_affinode.slurm import times
 from slurm_affinode.slurm.accounting import allocations, sacct, sacct_command
 from slurm_affinode.slurm.accounting.allocations import RecordedAllocations
@@ -735,7 +735,7 @@ def _sources(files: Sequence[Path]) -> Iterator[_Source]:
 def _one(source: _Source, how: SacctReading, repository: Repository | None, *, quiet: bool) -> Intake:
     started = datetime.now(UTC)
     if repository is not None:
-        how = replace(how, counting=ingest.counting_clusters(repository))
+        how = replace(how, counting=stored_accounting.counting_clusters(repository))
     with progress(f"reading {source.name}", total=None, quiet=quiet) as advance:
         accounting = sacct.read(source.content, where=source.name, how=how, advance=advance)
     accounting = replace(accounting, notes=(*accounting.notes, *_jobstats(accounting)))
@@ -755,7 +755,7 @@ def _jobstats(accounting: Accounting) -> tuple[str, ...]:
 def _store_sacct(source: _Source, accounting: Accounting, repository: Repository | None, started: datetime) -> Intake:
     if repository is None:
         return Intake(source.name, accounting, None)
-    stored = ingest.ingest_accounting(
+    stored = stored_accounting.ingest_accounting(
         repository,
         accounting,
         source=source.name,
@@ -780,9 +780,9 @@ def _run_sacct(
     until = until or now
     if since is None:
         overlap = timedelta(seconds=parse_span_s(config.nightly.sacct_overlap))
-        since = until - ingest.FIRST_SPAN
+        since = until - stored_accounting.FIRST_SPAN
         if repository is not None:
-            since = ingest.default_since(repository, now=until, overlap=overlap)
+            since = stored_accounting.default_since(repository, now=until, overlap=overlap)
     if since >= until:
         raise click.UsageError(f"--since {utc(since)} is not before --until {utc(until)}")
     content = sacct_command.run_sacct(since, until, clusters=(cluster,) if cluster else (), all_clusters=all_clusters)
@@ -790,7 +790,7 @@ def _run_sacct(
     result = _one(_Source(name, content), replace(how, delimiter=sacct_command.DELIMITER), repository, quiet=True)
     if repository is not None:
         answered = set(result.accounting.jobs["cluster"].unique()) | ({cluster} if cluster else set())
-        ingest.reached(repository, min(until, now), answered)
+        stored_accounting.reached(repository, min(until, now), answered)
     return result
 
 
@@ -898,7 +898,7 @@ def ingest_suspensions(*, paths: tuple[Path, ...], run: IngestRun) -> int:
     if not chosen:
         raise ConfigError("no ledger is named", hint="give its directory, or set [suspend] ledger or shared_store")
     with run.store() as store:
-        results = [one for path in chosen for one in ingest.ingest_ledgers(store, path)]
+        results = [one for path in chosen for one in ledgers.ingest_ledgers(store, path)]
     _report_suspensions(results, run)
     return 0
 

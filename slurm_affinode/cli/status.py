@@ -12,7 +12,7 @@ import click
 from slurm_affinode.agent.client import AnswerError
 from slurm_affinode.agent.routing import Reach
 from slurm_affinode.base.config import Config
-from slurm_affinode.base.text import size, span
+from slurm_affinode.base.text import counted, size, span
 from slurm_affinode.base.users import name_of_user
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.node_options import config_file, reach_of
@@ -145,6 +145,8 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
         pairs.append(("memory held", size(row["memory_held_bytes"])))
     if row["suspensions"]:
         pairs.append(("suspended", _times(row["suspensions"])))
+    if row.get("restored") is not None:  # older agents do not report it
+        pairs.append(("restored", _point(row["restored"])))
     if idle is not None:
         since = "" if idle["since"] is None else f", since {_time(idle['since'])}"
         pairs.append(("window", f"{span(idle['progress_s'])} of {span(idle['window_s'])} idle{since}"))
@@ -166,6 +168,19 @@ def _awake(row: Mapping[str, Any], *, dry_run: bool) -> list[tuple[str, str]]:
     return pairs
 
 
+def _point(restored: Mapping[str, Any]) -> str:
+    """Return the point at which an attempt began, and the work lost with the attempt before it."""
+    began = f"{_time(restored['at'])} on {restored['node']}"
+    if restored["from_start"]:
+        point = f"not: started from its beginning, {began}"
+    else:
+        point = f"{began}, from its checkpoint of {_time(restored['checkpoint'])}"
+    if not restored["after_loss"]:
+        return point
+    lost = "the work since then" if restored["lost_s"] is None else f"{span(restored['lost_s'])} of work"
+    return f"{point}; {lost} was lost with the attempt before"
+
+
 def _compatibility(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the compatibility table that apply to a job, and its refusals in each mode."""
     pairs = [("started as", "; ".join(found["kinds"]))]
@@ -183,6 +198,8 @@ def _compatibility(found: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     where = "any node can restore it" if row["where"] == "shared" else f"only {row['node']} can restore it so far"
+    if row.get("tied_to"):
+        where = f"it starts on {row['tied_to']} only, which has its local files"
     pairs = [
         ("since", f"{_time(row['since'])}, {span(row['suspended_s'])} ago"),
         ("why", row["why"]),
@@ -191,20 +208,38 @@ def _asleep(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("image", f"{size(row['image_bytes'])} on disk, with the contents of host and GPU memory; {where}"),
         ("wake", _wakes_up(row) if _settled(row) else f"{_wakes_up(row)}; or: slurm-affinode wake {row['shown_id']}"),
     ]
+    if row.get("local_files"):  # older agents do not report it
+        pairs.append(("local files", row["local_files"]))
     if row.get("passed_over"):
         pairs.append(("passed over", f"tiers that did not take the image: {row['passed_over']}"))
     if row["suspensions"] > 1:
         pairs.append(("suspended", _times(row["suspensions"])))
     if row["failure"]:
         pairs.append(("failure", row["failure"]))
+        if row.get("failures"):  # older agents and notes do not count them
+            pairs.append(("", _retries(row)))
+    elif row.get("release") and row.get("released") is False and not row.get("restoring_on"):
+        times = "once" if row["releases"] == 1 else f"{row['releases']} times"
+        pairs.append(("released", f"{times}, and held again without a restore; next after {_time(row['release'])}"))
     return pairs
+
+
+def _retries(row: Mapping[str, Any]) -> str:
+    """Return the number of failed restores of a job, and when the next one is."""
+    count = counted(row["failures"], "failed restore")
+    last = "" if row["failed"] is None else f", last at {_time(row['failed'])}"
+    if row["retry"] is None:
+        return f"{count}{last}; not retried automatically"
+    left = "the last retry" if row["retries_left"] == 1 else f"{row['retries_left']} retries left"
+    return f"{count}{last}; next try after {_time(row['retry'])} ({left})"
 
 
 def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     one = row["in_place"]
     if one["starting"]:
         return [("waits", f"to start, since {_time(one['asked'])}: {one['waits'] or 'its GPUs are checked'}")]
-    resume = f"scontrol resume {row['shown_id']}"  # the raw ID of an array task may be that of the array
+    # Users may not do that. The raw ID of an array task may be that of the array.
+    resume = f"an operator resumes it with: scontrol resume {row['shown_id']}"
     pairs = [
         ("asleep", f"in place: {_sleeps(one)}"),
         ("since", f"{_time(one['since'])}, {span(one['asleep_s'])} ago"),
@@ -212,16 +247,18 @@ def _in_place(row: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
     if one.get("limit_raised_bytes"):
         pairs.append(("memory limit", f"raised by {size(one['limit_raised_bytes'])} until it is awake"))
+    if one.get("file_locks"):
+        pairs.append(("file locks", f"{one['file_locks']}, kept until it wakes; waiters on other nodes do not wake it"))
     if row["gpus"] is not None:
         pairs.append(("GPUs", ", ".join(f"{gpu['name']} ({gpu['uuid']})" for gpu in row["gpus"])))
     if one["asked"] is None:
         by_itself = "on a request" if one["wakes_on_request"] else _wakes(row["option"]["wake"], one["since"])
         pairs.append(("wakes", f"{by_itself}; or: slurm-affinode wake {row['shown_id']}"))
         if one.get("suspended_by_slurm"):
-            pairs.append(("", f"Slurm has suspended it; resume it first: {resume}"))
+            pairs.append(("", f"Slurm has suspended it; {resume}"))
     else:
         pairs.append(("is to wake", f"since {_time(one['asked'])}: {one['asked_why']}"))
-        stopped = f"for Slurm, which has suspended it during the wake: {resume}"
+        stopped = f"for Slurm, which has suspended it during the wake; {resume}"
         back = stopped if one.get("suspended_by_slurm") else "no more: its memory is being restored"
         pairs.append(("waits", one["waits"] or back))
         if one["overdue"]:
@@ -245,6 +282,8 @@ def _wakes_up(row: Mapping[str, Any]) -> str:
         return "not before an administrator, who holds it, wakes or releases it"
     if row.get("released") and row["reason"] not in (None, "BeginTime"):  # possibly by scontrol, whatever its option
         return f"as soon as Slurm has room for it: it is released, and pending for {row['reason']}"
+    if row.get("retry"):
+        return f"after {_time(row['retry'])}, when its restore is retried"
     if row["wake"] == "now" and row["where"] == "node":
         return "as soon as the copy of its image to the shared store is complete"
     return _wakes(row["wake"], row["since"])

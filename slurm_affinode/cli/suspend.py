@@ -33,6 +33,7 @@ Exit status: 0 suspended (--no-wait: started), 1 refused or failed, the job cont
 
 _WAKE_EPILOG = """\b
   slurm-affinode wake 123
+  slurm-affinode wake 123 --from-start   give up its image: its script starts from the beginning
 
 \b
 Exit status: 0 released, or will be when its image is in the shared store; 1 refused; 3 no agent responds.
@@ -117,9 +118,10 @@ def _wait(reach: Reach, job: str, began: float, timeout_s: float) -> dict[str, A
 
 @command(epilog=_WAKE_EPILOG)
 @click.argument("job")
+@click.option("--from-start", is_flag=True, help="Give up its image: its script starts from the beginning")
 @json_option
 @config_file
-def wake(*, config: Config, job: str, as_json: bool) -> int:
+def wake(*, config: Config, job: str, from_start: bool, as_json: bool) -> int:
     """Resume a suspended job: Slurm restores it from its checkpoint image when it has GPUs for it.
 
     A job asleep in place resumes as soon as its GPU memory fits on its GPUs again.
@@ -127,7 +129,7 @@ def wake(*, config: Config, job: str, as_json: bool) -> int:
     For owners and administrators. Idempotent.
     """
     with reach_of(config) as reach:
-        answer = reach.about(job, {"verb": "wake"})
+        answer = reach.about(job, {"verb": "wake", "from_start": True} if from_start else {"verb": "wake"})
     if as_json:
         print_json(answer)
     elif answer.get("in_place"):

@@ -28,7 +28,7 @@ from slurm_affinode.cli.options import (
     zone,
 )
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import stored_accounting
 from slurm_affinode.slurm.accounting.schema import JOBS
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.slurm.interface import SlurmClient
@@ -69,7 +69,7 @@ def _filters(function: Any) -> Any:
 
 
 def _snapshot(config: Config) -> Snapshot:
-    with open_client(config.slurm.backend) as client:  # type: ignore[arg-type]
+    with open_client(config.slurm.backend, warned=warn) as client:  # type: ignore[arg-type]
         return Snapshot(_cluster(config, client), client.overview(), ())
 
 
@@ -108,8 +108,8 @@ def users(
         query = _query(since, until, filters)
         with Repository.open(config.db_url, create=False) as store:
             jobs, pending = store.jobs(since, until, columns=COLUMNS), store.pending(until, columns=COLUMNS)
-            query = ingest.with_known(query, store, moment)
-        ingest.check_known(query, jobs, moment)
+            query = stored_accounting.with_known(query, store, moment)
+        stored_accounting.check_known(query, jobs, moment)
     late = runs.caution(query, pl.concat([jobs.select("cluster"), pending.select("cluster")]), moment)
     order = usage.ORDERS[by or ("gpus" if now else "gpu-hours")]
     rows = usage.usage(jobs, pending, query, moment, group=group)
@@ -154,7 +154,7 @@ def queue(
     else:
         with Repository.open(config.db_url, create=False) as store:
             pending = store.pending(moment, columns=tuple(JOBS))
-            query = ingest.with_known(query, store, moment)
+            query = stored_accounting.with_known(query, store, moment)
         found = usage.waits_of(pending, query, moment)
         late = runs.caution(query, pending, moment)
         if late and not as_json:

@@ -42,7 +42,7 @@ from slurm_affinode.cli.options import (
     zone,
 )
 from slurm_affinode.core import signatures as signature_files
-from slurm_affinode.core.explanation import Explanation, GpuPage, Slot
+from slurm_affinode.core.explanation import ASLEEP, Explanation, GpuPage, Slot
 from slurm_affinode.core.signatures import SignatureFile, Tried
 from slurm_affinode.model.finding import (
     KINDS,
@@ -252,6 +252,8 @@ def print_explanation(page: Explanation) -> None:
     where = f"{', '.join(page.nodes) or 'nodes not known'}, partition {page.partition or '?'}"
     gpus = counted(page.allocated_gpus or 0, "GPU")
     out.print(Text(printable(f"{gpus} on {where}; examined: {ran}{limit}")))
+    if page.findings and page.asleep:
+        out.print(Text(ASLEEP, style="yellow"))
     if not page.findings:
         out.print()
         out.print(Text(printable(page.answer), style="green" if page.answer == NOTHING else "yellow"))

@@ -334,7 +334,8 @@ def _row(one: Outcome) -> dict[str, Any]:
 @contextlib.contextmanager
 def _session(asked: Asked) -> Iterator[Session]:
     config = asked.config
-    open_slurm: Callable[[], SlurmClient] = functools.partial(open_client, config.slurm.backend)  # type: ignore[arg-type]
+    backend: Any = config.slurm.backend
+    open_slurm: Callable[[], SlurmClient] = functools.partial(open_client, backend, warned=warn)
     with contextlib.ExitStack() as stack:
         step = stack.enter_context(stages(quiet=asked.as_json))
         began = datetime.now(UTC)

@@ -253,7 +253,7 @@ def keep(*, config: Config, job: str, for_s: float, why: str, as_json: bool) -> 
     now = datetime.now(UTC)
     found = site_policy.load(config)
     wish = exemptions.Wish(now + timedelta(seconds=for_s), " ".join(why.split()))
-    with open_client(config.slurm.backend) as slurm:  # type: ignore[arg-type]
+    with open_client(config.slurm.backend, warned=warn) as slurm:  # type: ignore[arg-type]
         there = slurm.job(job)
         problem = _against(there, wish, found, now)
         if problem is not None:

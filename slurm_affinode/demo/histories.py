@@ -23,7 +23,7 @@ from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.readers.common import ReadingNotes, ReadOptions
 from slurm_affinode.metrics.serving.reader import read_file
 from slurm_affinode.metrics.serving.schema import SAMPLES
-from slurm_affinode.pipeline import ingest, report
+from slurm_affinode.pipeline import ingest, report, stored_accounting
 from slurm_affinode.report.output import WrittenReport
 from slurm_affinode.slurm.accounting import sacct
 from slurm_affinode.slurm.accounting.sacct import SacctReading
@@ -160,7 +160,7 @@ def build_demo(out: Path, history: DemoHistory, *, step: Step | None = None) -> 
     source = out / "input" / "sacct.txt"
     with Repository.open(config.db_url) as repository:
         accounting = sacct.read(source, where=str(source), how=SacctReading(cluster=history.cluster, zone="UTC"))
-        ingest.ingest_accounting(
+        stored_accounting.ingest_accounting(
             repository, accounting, source=str(source), started=history.until, finished=history.until
         )
         say("ingesting GPU metrics")

@@ -148,11 +148,11 @@ def _lock(fd: int, wait_s: float) -> bool:
 
 _CGROUP = re.compile(
     r"(?P<top>/(?:[^/]*slurmstepd\.scope|slurm(?:_[^/]+)?))(?:/uid_\d+)?"
-    r"/(?:job_(?P<job>\d+)|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
+    r"/(?:job_(?P<job>[0-9]{1,10})|(?P<sluid>s[0-9A-Za-z]{8,}))(?:/step_(?P<step>[^/]+))?(?:/|$)"
 )
 _OF_A_USER = re.compile(r"/user@\d+\.service/")
 """Below it, systemd lets users create cgroups of any name."""
-_STEPD = re.compile(r"slurmstepd: \[(\d+)(?:[_+]\d+)?(?:\.([^\]]+))?\]")
+_STEPD = re.compile(r"slurmstepd: \[([0-9]{1,10})(?:[_+]\d+)?(?:\.([^\]]+))?\]")
 _JOB_ID, _STEP_ID = re.compile(r"[1-9][0-9]{0,9}"), re.compile(r"[0-9]{1,10}")
 """The user controls the environment of a process, so only these forms are parsed as numbers."""
 _REMEMBERED = 4096

@@ -192,6 +192,11 @@ class CommandsClient:
         # The user's minimum (--time-min) would prevent a lower limit.
         self._update(job, "set the time limit of", "TimeMin=0", f"TimeLimit={int(minutes)}")
 
+    def set_required_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
+        """See ``SlurmClient``."""
+        names = ",".join(identifiers.node(node) for node in nodes)
+        self._update(job, "set the required nodes of", f"ReqNodeList={names}")
+
     def set_begin(self, job: int | str, when: datetime) -> None:
         """See ``SlurmClient``."""
         # "uts" and epoch seconds: the only form that depends neither on slurmctld's time zone nor on the local one.

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, "pl.Series")
 
+MOST_DIGITS = 11
+"""Of a job ID."""
 PATTERN = r"^([0-9]{1,11})(?:_(?:([0-9]{1,7})|\[([^\]|]*)\]?))?(?:\+([0-9]{1,9}))?(?:\.([A-Za-z0-9_+.-]+))?$"
 """Groups: job ID, array task, array specification, heterogeneous offset, step. Digits are ASCII: those of other
 scripts occur only in names."""

@@ -259,6 +259,10 @@ class SlurmClient(Protocol):
         """Set the time limit of a pending or running job, and remove its minimum. Only administrators may raise it."""
         ...
 
+    def set_required_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
+        """Set the nodes that the allocation of a pending job must include (``--nodelist``); empty: any."""
+        ...
+
     def set_begin(self, job: int | str, when: datetime) -> None:
         """Set the earliest start of a pending job."""
         ...

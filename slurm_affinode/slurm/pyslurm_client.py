@@ -292,6 +292,10 @@ class PyslurmClient:
         """See ``SlurmClient``. Uses Slurm's commands."""
         self._commands.set_time_limit(job, minutes)
 
+    def set_required_nodes(self, job: int | str, nodes: Sequence[str]) -> None:
+        """See ``SlurmClient``. Uses Slurm's commands."""
+        self._commands.set_required_nodes(job, nodes)
+
     def set_begin(self, job: int | str, when: datetime) -> None:
         """See ``SlurmClient``."""
         at = int(when.timestamp())

@@ -28,7 +28,7 @@ from slurm_affinode.slurm.interface import AlreadyDoneError, SlurmError, Unknown
 from slurm_affinode.zombies import exemptions
 from slurm_affinode.zombies.audit import written
 from slurm_affinode.zombies.mail import tell_done
-from slurm_affinode.zombies.nodes import AT_ONCE
+from slurm_affinode.zombies.nodes import ASLEEP, AT_ONCE
 from slurm_affinode.zombies.outcomes import HOLD, Outcome, Result, Tools
 from slurm_affinode.zombies.recheck import AskNode, Look
 
@@ -38,11 +38,11 @@ REASON = "slurm-affinode"
 _SPARED = frozenset({"has-job", "maybe-job", "system", "unknown", "served", "other-job", "no-memory"})
 _NOT_NOW = frozenset({
     "under-way", "already-suspended", "fault", "ended", "gone", "unknown-job", "not-yours", "not-suspended",
-    "not-opted-in", "starting", "slurm", "recovering", "not-started", "state", "busy",
+    "not-opted-in", "starting", "no-answer", "too-often", "bad-request", "not-permitted", "slurm", "recovering",
+    "not-started", "state", "busy",
 })  # fmt: skip
-"""Error codes that do not mean that the job cannot be suspended: it is ending or being suspended, or the agent was
-restarted and does not yet know a job that it reported when this run began."""
-_ASLEEP = frozenset({"asleep", "waking", "starting"})
+"""Error codes that do not mean that the job cannot be suspended: it is ending or being suspended, its state is unknown,
+the request was refused, or the agent was restarted and does not yet know a job that it reported when this run began."""
 _GONE = frozenset({"gone", "not-on-gpu", "ended", "already-suspended"})
 
 
@@ -83,13 +83,13 @@ def opted_in(actions: Iterable[Action], ask: AskNode) -> OptedIn:
             states |= found
     return OptedIn(
         frozenset(job for job, state in states.items() if state == "watched"),
-        frozenset(job for job, state in states.items() if state in _ASLEEP),
+        frozenset(job for job, state in states.items() if state in ASLEEP),
     )
 
 
 def _frees_gpus(row: Mapping[str, Any]) -> bool:
     """Return whether others can use the GPUs of a job while it is suspended, given its row of ``status``."""
-    in_place = row.get("state") in _ASLEEP or (row.get("option") or {}).get("mode") == Mode.INPLACE.value
+    in_place = row.get("state") in ASLEEP or (row.get("option") or {}).get("mode") == Mode.INPLACE.value
     return not in_place or row.get("shares_gpus") is True
 
 

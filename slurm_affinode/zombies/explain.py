@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from slurm_affinode.analysis import runs as job_runs
-from slurm_affinode.analysis import squatters
+from slurm_affinode.analysis import squatters, suspensions
 from slurm_affinode.analysis.squatters import HeldGpus
 from slurm_affinode.base.config import Config
 from slurm_affinode.base.errors import AffinodeError
@@ -31,10 +31,13 @@ from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.metrics.schema import ACTIVITY, percent
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import CPU_KINDS, IDLE_KINDS, KINDS, USER_KINDS, Finding, JobAttempt
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.model.ledger import LedgerEntry
+from slurm_affinode.pipeline import stored_accounting
 from slurm_affinode.slurm import identifiers
 from slurm_affinode.slurm.accounting.schema import ALLOCATION_GPUS
+from slurm_affinode.suspension import messages
 from slurm_affinode.zombies import find, live
+from slurm_affinode.zombies import nodes as zombie_nodes
 from slurm_affinode.zombies.find import COLUMNS, History, Request, Slurm, Snapshot
 from slurm_affinode.zombies.live import Observed
 from slurm_affinode.zombies.nodes import LiveGpu
@@ -42,6 +45,10 @@ from slurm_affinode.zombies.sampling import LOOK_S, Eyes
 
 SLOTS = 60
 """Columns of a timeline."""
+_ADVICE_ASLEEP = (
+    "It sleeps in place (mode=inplace) and wakes on a request, or with slurm-affinode wake. A whole GPU stays allocated"
+    " to it: request shares of a GPU (--gres=shard:N), so that other jobs can use its memory, or mode=requeue."
+)
 WHICH_UNKNOWN = "the GPUs of the job are not known, so there can be no findings"
 
 
@@ -79,7 +86,7 @@ def explain(
                 )
             row = stored.row(-1, named=True)
             query, notes = find.interval(config, Request(since, until), samples, moment)
-            query = ingest.with_known(query, store, moment)
+            query = stored_accounting.with_known(query, store, moment)
             end = row["end"] or query.end_of(row["cluster"])
             begin, finish = since or row["start"], max(min(end, until or end), row["start"] + timedelta(seconds=1))
             # Jobs that waited meanwhile may have started after this job's end.
@@ -88,6 +95,7 @@ def explain(
             query = replace(query, since=begin, until=finish)
             gpus = store.allocation_gpus(begin, finish)
             pending = store.pending(last, columns=COLUMNS, since=begin)
+            asleep = row["end"] is None and _sleeps(store.suspensions(begin, finish), row)
         late = job_runs.caution(replace(query, until=until or moment), stored, moment) if row["end"] is None else ""
         notes += [late] if late else []
         held = find.hold(query, jobs, gpus, samples, file.signatures, moment)
@@ -103,10 +111,24 @@ def explain(
     if not pages and (row["gpus"] or 0) > 0:
         notes.append(WHICH_UNKNOWN)
     node_names = () if run is None else tuple(held.nodes.filter(pl.col("run") == run)["node"])
-    return Explanation(
+    page = Explanation(
         ref, row["cluster"], row["user"], row["account"], row["partition"], row["qos"], node_names, row["gpus"],
         begin, finish, findings, pages, (*notes, *trouble), stored.height,
     )  # fmt: skip
+    return _asleep(page) if asleep else page
+
+
+def _sleeps(entries: Iterable[LedgerEntry], row: Mapping[str, Any]) -> bool:
+    """Return whether the job of a row slept in place at last, by the ledgers of the agents."""
+    mine = [one for one in entries if (one.cluster, one.job_id) == (row["cluster"], row["job_id"])]
+    last = max(mine, key=lambda one: one.began_ms, default=None)
+    return last is not None and last.mode == "inplace" and suspensions.outcome(last) in ("asleep", "restoring")
+
+
+def _asleep(page: Explanation) -> Explanation:
+    """Return the page of a job that sleeps in place: that its GPUs are idle is no fault of its program."""
+    findings = [replace(one, advice=_ADVICE_ASLEEP) if one.kind in IDLE_KINDS else one for one in page.findings]
+    return replace(page, findings=tuple(findings), asleep=True)
 
 
 def _number_of(row: dict[str, Any], held: HeldGpus) -> int | None:
@@ -234,10 +256,12 @@ def explain_live(
     window_s: float | None = None,
     watch_s: float | None = None,
     history: History | None = None,
+    sleeps: Callable[[Config, str, int], bool] = zombie_nodes.sleeps,
 ) -> Explanation:
     """Explain the running attempt of ``job`` from live data.
 
     ``watch_s``: observation time; by default the shortest signature window if that is at most ``LONGEST_S``.
+    ``sleeps``: returns whether a node's agent knows that a job sleeps in place.
 
     Raises ``NoAttemptError`` if slurmctld knows no such job that has started.
     """
@@ -276,7 +300,10 @@ def explain_live(
         one = next((each for each in now.snapshot.jobs if each.job_id == page.job.job_id), None)
         if one is None or one.state != "RUNNING":
             return page
-        return _with_now(page, one, now, seen, live.judged(config, request, now))
+        page = _with_now(page, one, now, seen, live.judged(config, request, now))
+        # Users can change the comment: it only tells whether to ask.
+        told = messages.sleeps_in_place(one.comment)
+        return _asleep(page) if told and any(sleeps(config, name, one.job_id) for name in one.nodes) else page
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +380,7 @@ def _store(config: Config, snapshot: Snapshot, at: datetime) -> Iterator[Config]
         with Repository.open(url) as store:
             store.upsert(pl.concat([live.frame(snapshot, {}), live.pending(snapshot)]))
             store.upsert_allocation_gpus(allocations(snapshot))
-            ingest.reached(store, at, [snapshot.cluster])
+            stored_accounting.reached(store, at, [snapshot.cluster])
         made = replace(config, store=replace(config.store, db=url))
         assert made.history_dir == history  # noqa: S101 - it is beside the state, not beside the store
         yield made

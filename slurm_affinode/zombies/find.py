@@ -40,7 +40,7 @@ from slurm_affinode.metrics.readers import clustercockpit as cockpit
 from slurm_affinode.model.cluster import Job, Node
 from slurm_affinode.model.finding import CPU_KINDS, KINDS, LIVE_KINDS, USER_KINDS, Finding
 from slurm_affinode.model.gpu import FREE_MIB
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import stored_accounting
 from slurm_affinode.slurm import identifiers, units
 from slurm_affinode.slurm.accounting.schema import JOBS, conform
 from slurm_affinode.slurm.interface import SlurmClient
@@ -168,8 +168,8 @@ def find(
             jobs = store.jobs(query.since, query.until, columns=COLUMNS)
             gpus = store.allocation_gpus(query.since, query.until)
             pending = store.pending(query.until, columns=COLUMNS, since=query.since)
-            query = ingest.with_known(query, store, moment)
-            ingest.check_known(query, jobs, moment)
+            query = stored_accounting.with_known(query, store, moment)
+            stored_accounting.check_known(query, jobs, moment)
             if jobs.is_empty():
                 raise AffinodeError(
                     f"no job ran between {shown(query.since, query.zone)} and {named(query.until, query.zone)}",

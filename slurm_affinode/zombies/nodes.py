@@ -161,12 +161,16 @@ def ask_all(nodes: Iterable[str], ask: Ask) -> list[NodeAnswer]:
         return list(pool.map(ask, names))
 
 
+ASLEEP = frozenset({"asleep", "waking", "starting"})
+"""States in ``status`` of jobs in place that are frozen, or wait for GPU memory to wake or start."""
+
+
 def asker(config: Config) -> Ask:
     """Return a function that queries a node's agent, or its exporter if the agent does not respond."""
 
     def ask(node: str) -> NodeAnswer:
         try:
-            return _with_xids(from_agent(node, _agent(config, node)), config.zombies)
+            return _with_xids(from_agent(node, _agent(config, node, _PROCESSES)), config.zombies)
         except AffinodeError as error:
             told = str(error)
         try:
@@ -191,8 +195,19 @@ def _with_xids(answer: NodeAnswer, config: ZombiesConfig) -> NodeAnswer:
     return replace(answer, gpus=tuple(replace(gpu, xid=gpu.xid or known.get(gpu.uuid, gpu.xid)) for gpu in answer.gpus))
 
 
-def _agent(config: Config, node: str) -> dict[str, Any]:
-    request = {"verb": "processes", "use": True, "each": True}
+def sleeps(config: Config, node: str, job_id: int) -> bool:
+    """Return whether the node's agent knows that the job (raw ID) sleeps in place; not if it does not respond."""
+    try:
+        rows = _agent(config, node, {"verb": "status"}).get("jobs") or ()
+    except AffinodeError:
+        return False
+    return any(row.get("job_id") == job_id and row.get("state") in ASLEEP for row in rows)
+
+
+_PROCESSES = {"verb": "processes", "use": True, "each": True}
+
+
+def _agent(config: Config, node: str, request: Mapping[str, Any]) -> dict[str, Any]:
     if node == node_name(config):
         return client.ask_local(config.agent.run_dir, request, timeout_s=TIMEOUT_S)
     port = listen_address(config.agent.listen)[1] if config.agent.listen else DEFAULT_PORT
@@ -265,7 +280,11 @@ def _ended_server(row: Mapping[str, Any] | None) -> EndedServer | None:
 
 
 def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
-    """Return the GPUs in exposition text with DCGM's metric names; unreadable lines are skipped."""
+    """Return the GPUs in exposition text with DCGM's metric names; unreadable lines are skipped.
+
+    Of several values of a metric for a GPU, for example of two exporters, the largest one counts (of free
+    memory, the least). A label with several values is unknown.
+    """
     found: dict[tuple[str | None, str | None], dict[str, Any]] = {}
     for line in text.splitlines():
         name, brace, rest = line.partition("{")
@@ -278,9 +297,14 @@ def exposed(node: str, text: str) -> tuple[LiveGpu, ...]:
             continue
         if number != number:  # noqa: PLR0124 - NaN: the GPU cannot say
             continue
-        one = found.setdefault((labels.get("UUID"), labels.get("GPU_I_ID")), {"labels": labels, "jobs": {}})
+        which = labels.get("UUID") or labels.get("pci_bus_id") or labels.get("gpu")
+        one = found.setdefault((which, labels.get("GPU_I_ID")), {"labels": {}, "jobs": {}})
+        for label, text_ in labels.items():
+            if one["labels"].setdefault(label, text_) != text_:
+                one["labels"][label] = ""
         what, factor = _NAMES[name]
-        one[what] = number * factor
+        most = min if what == "fb_free_mib" else max
+        one[what] = most(number * factor, one.get(what, number * factor))
         if labels.get("hpc_job"):
             one["jobs"][labels["hpc_job"]] = None
     # dcgm-exporter's label ``device`` has the index of the GPU, not the number of its device file.
@@ -300,8 +324,10 @@ def _gpu(node: str, one: Mapping[str, Any], *, numbered: bool) -> LiveGpu:
         total = used + free
     minor = device.removeprefix("nvidia")
     return LiveGpu(
-        node, labels.get("UUID"), int(index) if index.isdigit() else None, int(minor) if minor.isdigit() else None,
-        labels.get("GPU_I_ID") or None, labels.get("modelName"), signals, used, total,
+        node, labels.get("UUID") or None,
+        int(index) if index.isdigit() else None, int(minor) if minor.isdigit() else None,
+        labels.get("GPU_I_ID") or None, labels.get("modelName") or None,
+        signals, used, total,
         None if "power_w" in cannot else one.get("power_w"), None if "xid" not in one else int(one["xid"]), None,
         tuple(one["jobs"]),
     )  # fmt: skip

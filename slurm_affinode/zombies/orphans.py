@@ -9,13 +9,17 @@ from datetime import UTC, datetime
 
 from slurm_affinode.base.text import span
 from slurm_affinode.model.cluster import Job, Node
-from slurm_affinode.model.finding import Evidence, Finding, JobAttempt, NodeRef, ProcessRef
+from slurm_affinode.model.finding import EPILOG, Evidence, Finding, JobAttempt, NodeRef, ProcessRef
 from slurm_affinode.model.gpu import FREE_MIB, total_mib
 from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer
 
 KINDS = ("orphan-process", "orphan-memory")
 """Kinds of findings with no known start time."""
 KILL_FAILED = "kill task failed"
+_ADVICE_KILL = "Once its processes have ended: slurm-affinode zombies clean resumes it, or scontrol update."
+_ADVICE_EPILOG = (
+    "Once its GPUs are free (nvidia-smi; a reset if no process holds them): scontrol update NodeName=... State=RESUME."
+)
 XIDS = {
     13: "an error of the program", 31: "an access to memory that is not its own", 43: "the GPU stopped processing",
     45: "a clean-up after earlier errors", 48: "a double-bit error of the memory", 61: "the microcontroller halted",
@@ -109,19 +113,21 @@ class _Known:
 
     alive: Mapping[int, int | None]
     """Raw ID of each job that has not ended -> UID of its user."""
+    ended: Mapping[int, int | None]
+    """The same of the jobs that have ended, as far as Slurm still lists them."""
     on: Mapping[str, Sequence[Job]]
     """Node -> the jobs on it."""
 
 
 def _known(jobs: Iterable[Job]) -> _Known:
     alive: dict[int, int | None] = {}
+    ended: dict[int, int | None] = {}
     on: dict[str, list[Job]] = {}
     for job in jobs:
-        if not job.ended:
-            alive[job.job_id] = job.uid
+        (ended if job.ended else alive)[job.job_id] = job.uid
         for name in job.nodes if job.allocated else ():
             on.setdefault(name, []).append(job)
-    return _Known(alive, on)
+    return _Known(alive, ended, on)
 
 
 def orphan(process: LiveProcess, jobs: Iterable[Job], node: str) -> str | None:
@@ -133,17 +139,26 @@ def _orphan(process: LiveProcess, known: _Known, node: str) -> str | None:
     """As ``orphan``. When in doubt, the process is not an orphan."""
     if process.system or process.source == "slurmstepd":
         return None
-    if process.job is not None and process.job not in known.alive:
-        return f"it is of job {process.job}, which no longer runs"
+    over = process.job is not None and process.job not in known.alive
+    why = f"it is of job {process.job}, which no longer runs"
+    # The environment names any job: that it is one of its user's must be known.
+    if over and process.job is not None:
+        owner = known.ended.get(process.job)
+        if process.source != "environment" or (owner is not None and owner == process.uid):
+            return why
     # UIDs without a name may be a container's, and then belong to any user.
     named = process.user is not None and process.user != str(process.uid)
     # The job in the environment does not count if it is another user's.
-    if process.job is not None and (
-        process.source != "environment" or known.alive[process.job] in (None, process.uid) or not named
+    if (
+        process.job is not None
+        and not over
+        and (process.source != "environment" or known.alive[process.job] in (None, process.uid) or not named)
     ):
         return None
     if any(job.uid in (None, process.uid) or not named for job in known.on.get(node, ())):
         return None
+    if over:
+        return why
     if process.job is not None:
         return f"it names job {process.job}, which is another user's, and its user has none on this node"
     return "it names no job, and its user has none on this node"
@@ -260,20 +275,24 @@ def _completing(cluster: str, job: Job, now: datetime, longer_s: float) -> Findi
 
 
 def _drained(cluster: str, node: Node, now: datetime) -> Finding | None:
-    if not node.draining or KILL_FAILED not in (node.reason or "").lower():
+    """Return a finding if a process that did not end, or a GPU that was still held, has drained the node."""
+    reason = node.reason or ""
+    by_epilog = reason.startswith(EPILOG)
+    kind, begins = ("drained-by-epilog", EPILOG) if by_epilog else ("drained-kill-failed", "Kill task failed")
+    if not node.draining or not (by_epilog or KILL_FAILED in reason.lower()):
         return None
     lasting = 0.0 if node.reason_time is None else max(0.0, (now - node.reason_time).total_seconds())
     count = None if node.gpus is None else node.gpus.count
     evidence = (
         Evidence("state", "DRAIN", "", "drained", 0.5, f"the node is drained for {span(lasting)}", met=True),
-        Evidence("reason", node.reason, "", "Kill task failed", 0.5, f"reason: {node.reason}", met=True),
+        Evidence("reason", node.reason, "", begins, 0.5, f"reason: {node.reason}", met=True),
     )
     subject = NodeRef(node.name, None, node.reason, node.reason_user, node.reason_time)
     return Finding(
-        "drained-kill-failed", cluster, subject, None, None, ",".join(node.partitions) or None, None,
+        kind, cluster, subject, None, None, ",".join(node.partitions) or None, None,
         (node.name,), (), node.reason_time, lasting, 1.0, evidence,
         None if count is None else count * lasting / 3600, None, None, "live", now,
-        advice="Once its processes have ended: slurm-affinode zombies clean resumes it, or scontrol update.",
+        advice=_ADVICE_EPILOG if by_epilog else _ADVICE_KILL,
         allocated_gpus=count,
     )  # fmt: skip
 

@@ -61,7 +61,7 @@ def test_files_of_the_page_are_valid(tmp_path: Path) -> None:
     (tmp_path / "gpu-rules.yml").write_text(rules)
     done = subprocess.run(
         [promtool, "check", "config", str(tmp_path / "prometheus.yml")],
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 rules found" in done.stdout

@@ -20,7 +20,7 @@ def doctor(node: Node, home: Path, *arguments: str) -> str:
     """Return the output of doctor."""
     env = {**node.env, "SLURM_AFFINODE_STATE_DIR": str(home)}
     command = [sys.executable, "-c", PROGRAM, "doctor", *arguments]
-    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, check=False, env=env, capture_output=True, text=True, timeout=240).stdout
 
 
 @pytest.mark.parametrize(("version", "count"), DRIVERS)

@@ -174,7 +174,7 @@ def test_exporter_serves_metrics_and_writes_samples(node: Node, tmp_path: Path) 
     state = tmp_path / "state"
     taken = subprocess.run(
         [argv[0], "ingest", "gpu", "--json", "--state", str(state), str(spool)],
-        check=True, capture_output=True, text=True, timeout=60,
+        check=True, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     summary = json.loads(taken.stdout)
     assert (summary["devices"], summary["nodes"], summary["new"]) == (2, 1, summary["samples"])

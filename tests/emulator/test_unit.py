@@ -22,7 +22,7 @@ def _sanitizers(tmp_path: Path) -> None:
         check=False,
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=240,
     )
     if built.returncode != 0:
         pytest.skip("gcc has no sanitizer libraries")

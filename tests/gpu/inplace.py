@@ -20,6 +20,8 @@ from slurm_affinode.agent.composition import DriverGpus
 from slurm_affinode.checkpoint.created_files import CreatedFilesOfJobs
 from slurm_affinode.checkpoint.cuda import Cuda
 from slurm_affinode.checkpoint.inspection import collect, memory_facts
+from slurm_affinode.checkpoint.scratch_files import ScratchFiles, ScratchRules
+from slurm_affinode.checkpoint.scratch_record import ScratchRecords
 from slurm_affinode.checkpoint.signatures import Signer
 from slurm_affinode.core.idle import IdleDetector, IdleRule, IdleState, still_idle
 from slurm_affinode.gpu.nvml import NvmlDriver
@@ -160,6 +162,9 @@ def sleeping_in_place(cuda: Cuda, nvml: NvmlDriver, work: Path) -> Iterator[InPl
         ledger=SuspensionLedger(work / "ledger", "here"), notes=Notes(None, signer), registry=Registry(), look=collect,
         absences=Absences(work, signer, keep_s=0), environments=JobEnvironments(work / "environment"),
         created=CreatedFilesOfJobs(work / "created-files"),
+        scratch=ScratchFiles(ScratchRules(policy="ignore")),
+        scratch_records=ScratchRecords(work / "scratch"),
+        jobs_on_node=lambda uid, since: (),
         memory=memory_facts, versions=lambda: Versions("", "", ""), settings=SuspendSettings(lock_s=20.0),
     )  # fmt: skip
     calls = DaemonCalls(lambda job_id: made.idle_s(job_id))  # noqa: PLW0108 - it is made below

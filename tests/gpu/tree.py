@@ -214,7 +214,7 @@ def namespaces() -> str | None:
     steps = "mount --make-rprivate / && mount -t proc proc /proc"
     try:
         probe = subprocess.run(
-            ["unshare", "--pid", "--mount", "--fork", "sh", "-c", steps], check=False, capture_output=True, timeout=30
+            ["unshare", "--pid", "--mount", "--fork", "sh", "-c", steps], check=False, capture_output=True, timeout=240
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"no namespaces here: {error}"

@@ -224,8 +224,8 @@ def test_headings_of_tables_are_in_one_style() -> None:
 SMALL = 80
 """Lines below which a module needs two importers."""
 PROGRAMS = {
-    "api", "checkpoint.cuda_helper", "metrics.spool", "pipeline.suspension_mail", "slurm.pyslurm_worker",
-    "suspension.memory_pressure",
+    "analysis.join.sources", "api", "checkpoint.cuda_helper", "metrics.spool", "pipeline.suspension_mail",
+    "slurm.pyslurm_worker", "suspension.memory_pressure",
 }  # fmt: skip
 """Modules that are run or imported from outside of the package."""
 

@@ -65,7 +65,7 @@ def analyze(*words: str) -> subprocess.CompletedProcess[str]:
     if program is None:
         assert os.environ.get("CI") != "true", "systemd-analyze is not installed"
         pytest.skip("systemd-analyze is not installed")
-    return subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=240)
 
 
 def exposure(unit: Path, most: int) -> str:
@@ -95,14 +95,6 @@ def test_agent_unit_explains_each_missing_setting() -> None:
         "PrivateTmp", "ProtectControlGroups", "ProtectProc",
     ):  # fmt: skip
         assert f"{name}=" in comments, name
-
-
-def test_nightly_run_keeps_compiled_code_in_its_own_directory() -> None:
-    """``ProtectSystem`` and ``ProtectHome`` close the default places; code that others may write would be executed."""
-    found = settings((UNITS / "slurm-affinode-nightly.service").read_text())
-    values = dict(found)
-    assert ("Environment", f"NUMBA_CACHE_DIR=/var/cache/{values['CacheDirectory']}") in found
-    assert values["CacheDirectoryMode"] == "0700"
 
 
 @pytest.mark.parametrize("unit", SERVICES, ids=lambda path: path.stem.removeprefix("slurm-affinode-"))
@@ -138,8 +130,8 @@ def test_services_without_criu_are_confined(name: str) -> None:
     assert values["CapabilityBoundingSet"] == few
 
 
-def test_polars_and_numba_can_start() -> None:
-    """polars maps executable memory when it is imported, numba when it compiles."""
+def test_polars_can_start() -> None:
+    """It maps executable memory when it is imported."""
     for unit in SERVICES:
         assert "MemoryDenyWriteExecute" not in dict(settings(unit.read_text())), unit.name
 
@@ -216,7 +208,7 @@ def test_capabilities_in_the_manual_suffice_to_end_a_stopped_scrape() -> None:
             libc.prctl(24, number)  # PR_CAPBSET_DROP
 
     done = subprocess.run(
-        [sys.executable, "-P", "-c", STOPPED_SCRAPE], capture_output=True, text=True, check=True, timeout=60,
+        [sys.executable, "-P", "-c", STOPPED_SCRAPE], capture_output=True, text=True, check=True, timeout=240,
         preexec_fn=drop_others,
     )  # fmt: skip
     assert "timed out" in done.stdout

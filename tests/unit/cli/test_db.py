@@ -9,6 +9,10 @@ from click.testing import CliRunner
 
 from slurm_affinode.base.errors import NoStoreError
 from slurm_affinode.cli.db import db
+from slurm_affinode.db.migrations import migrations
+
+LATEST = len(migrations("sqlite"))
+"""Number of the last migration."""
 
 
 def invoke(*arguments):
@@ -22,7 +26,7 @@ def test_db_upgrade_is_idempotent(tmp_path):
     assert first.output.startswith("applied 0001_initial\n")
     second = invoke("upgrade", "--state", state, "--json")
     said = json.loads(second.output)
-    assert (said["applied"], said["version"]) == ([], 3)
+    assert (said["applied"], said["version"]) == ([], LATEST)
     assert (state / "affinode.sqlite").exists()
 
 
@@ -44,6 +48,6 @@ def test_db_status_reports_counts(store_url):
     done = invoke("status", "--db", store_url, "--json")
     assert done.exit_code == 0
     said = json.loads(done.output)
-    assert (said["version"], said["pending"], said["jobs"], said["first"]) == (3, [], 0, None)
+    assert (said["version"], said["pending"], said["jobs"], said["first"]) == (LATEST, [], 0, None)
     assert said["size_bytes"] > 0
     assert "job runs" in invoke("status", "--db", store_url).output

@@ -154,11 +154,11 @@ class Slurm:
 def test_image_of_job_missing_from_job_list_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image is kept while Slurm still knows the job by its ID."""
     arguments = ("--young", "0s", "--config", config)
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("PENDING"))
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm("PENDING"))
     with pytest.raises(UnreachableError, match="lacks 123"):
         run("prune", *arguments)
     assert "1 images" in run("list", "--config", config)[1]
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm("CANCELLED"))
     assert run("prune", *arguments)[1].startswith("removed alpha.123/0001")
 
 
@@ -167,7 +167,7 @@ def test_file_set_aside_for_image_is_removed_with_it(
     config: Path, open_path: Path, monkeypatch: pytest.MonkeyPatch, how: tuple[str, ...]
 ) -> None:
     """It is the last name of a deleted file that the job has open; only the image refers to it."""
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm())
     run("prune", *how, "--config", config)
     assert not (open_path / ".link_remap.1.2").exists()
 
@@ -187,7 +187,7 @@ def test_changed_list_of_files_removes_nothing(config: Path, tmp_path: Path, ope
 def test_images_of_ended_jobs_are_pruned(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``--dry-run`` lists the images without removing them."""
 
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm("CANCELLED"))
     assert run("prune", "--config", config) == (0, "nothing to remove\n")
     arguments = ("--young", "0s", "--config", config)
     would = f"would remove alpha.123/0001 from {config.parent}/local\n"
@@ -205,7 +205,7 @@ def test_image_written_after_job_query_is_kept(config: Path, monkeypatch: pytest
         time.sleep(0.1)
         return {}
 
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm("CANCELLED"))
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm("CANCELLED"))
     monkeypatch.setattr(Absences, "update", it_comes)
     assert run("prune", "--young", "0s", "--config", config) == (0, "nothing to remove\n")
 
@@ -225,7 +225,7 @@ def more_images(config: Path, count: int) -> None:
 
 def test_image_of_unknown_job_is_kept(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """slurmctld may have lost its state; only an administrator may remove the image early."""
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm())
     status, text = run("prune", "--young", "0s", "--config", config)
     assert status == 0
     assert "kept: alpha.123: Slurm does not know this job" in text
@@ -242,7 +242,7 @@ def test_sweep_that_would_remove_most_images_waits_for_an_administrator(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It removes nothing, and ``list`` and ``prune`` report it until it is confirmed."""
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm())
     config.write_text(config.read_text() + 'keep_unknown = "0.001s"\n')
     more_images(config, 6)
     run("prune", "--young", "0s", "--config", config)  # records that Slurm does not know the jobs
@@ -266,7 +266,7 @@ def test_few_images_of_unknown_jobs_are_removed_after_keep_unknown(
     config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small number needs no confirmation."""
-    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _: Slurm())
+    monkeypatch.setattr("slurm_affinode.cli.images.open_client", lambda _, **__: Slurm())
     config.write_text(config.read_text() + 'keep_unknown = "0.001s"\n')
     more_images(config, 5)
     run("prune", "--young", "0s", "--config", config)

@@ -16,7 +16,7 @@ from stored_steps import stored_steps
 from slurm_affinode.base.errors import InputError, UnreachableError
 from slurm_affinode.cli.main import cli
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.pipeline import ingest
+from slurm_affinode.pipeline import stored_accounting
 
 HEAD = "JobIDRaw|State|Submit|Start|End|AllocTRES|JobName\n"
 GOOD = "1|COMPLETED|2026-01-01T10:00:00|2026-01-01T10:00:05|2026-01-01T11:00:05|cpu=1,gres/gpu=2|train\n"
@@ -254,10 +254,10 @@ def test_default_start_of_ingest(state: Path) -> None:
     state.mkdir()
     now, overlap = datetime(2026, 1, 10, tzinfo=UTC), timedelta(days=2)
     with store(state) as repository:
-        assert ingest.default_since(repository, now=now, overlap=overlap) == now - timedelta(days=7)
-        ingest.reached(repository, now)
-        ingest.reached(repository, now - timedelta(days=1))
-        assert ingest.default_since(repository, now=now, overlap=overlap) == now - overlap
+        assert stored_accounting.default_since(repository, now=now, overlap=overlap) == now - timedelta(days=7)
+        stored_accounting.reached(repository, now)
+        stored_accounting.reached(repository, now - timedelta(days=1))
+        assert stored_accounting.default_since(repository, now=now, overlap=overlap) == now - overlap
 
 
 def test_real_sacct_of_a_gpu_cluster(state: Path, shared_data: Path) -> None:

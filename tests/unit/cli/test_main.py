@@ -43,7 +43,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the console script in a separate process."""
     code = "from slurm_affinode.cli.main import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=240
     )
 
 
@@ -165,7 +165,7 @@ def test_closed_standard_streams_are_tolerated(tmp_path: Path, closed: str) -> N
     state = tmp_path / "state"
     program = f"{sys.executable} -c 'from slurm_affinode.cli.main import main; main()'"
     script = f"{program} db upgrade --state {state} {closed} && {program} db status --state {state} {closed}"
-    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -173,7 +173,7 @@ def piped(script: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash in which ``$program`` is the command."""
     program = f"{sys.executable} -c 'from slurm_affinode.cli.main import main; main()'"
     line = script.replace("$program", program)
-    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_nightly_run_completes_after_a_broken_pipe(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def site(tmp_path):
 
     def nightly(*arguments):
         argv = [sys.executable, "-W", "error", "-c", code, "nightly", "--now", "2026-11-20T04:15Z", *arguments]
-        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, timeout=240)
 
     return nightly
 

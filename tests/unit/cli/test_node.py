@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,6 +229,31 @@ def test_status_lists_tiers_that_were_passed_over(run: Any) -> None:
     row = SUSPENDED | {"passed_over": "memory: /dev/shm/images: 0 B free, 53.0 GiB needed"}
     text = run(Reach({"jobs": [row]}), "status", "8").stdout
     assert "tiers that did not take the image: memory: /dev/shm/images: 0 B free, 53.0 GiB needed" in text
+
+
+def test_status_shows_failed_restores_and_next_try(run: Any) -> None:
+    """What failed, how often, when the next try is, and how many are left."""
+    row = SUSPENDED | {
+        "failure": "Unable to detach", "failures": 2, "failed": 1790000000.0, "retry": 1790000120.0, "retries_left": 7,
+    }  # fmt: skip
+    text = run(Reach({"jobs": [row]}), "status", "8").stdout
+    assert re.search(
+        r"failure +Unable to detach\n +2 failed restores, last at .*; next try after .* \(7 retries left\)", text
+    )
+    assert re.search(r"wake +after .*, when its restore is retried", text)
+    text = run(Reach({"jobs": [row | {"retries_left": 1}]}), "status", "8").stdout
+    assert "(the last retry)" in text
+    text = run(Reach({"jobs": [row | {"retry": None, "retries_left": 0}]}), "status", "8").stdout
+    assert "not retried automatically" in text
+    assert "next try" not in text
+
+
+def test_status_shows_releases_without_a_restore(run: Any) -> None:
+    """Slurm started the job where the agent found neither image nor note."""
+    row = SUSPENDED | {"failure": None, "releases": 3, "release": 1790000120.0, "released": False}
+    text = run(Reach({"jobs": [row]}), "status", "8").stdout
+    assert re.search(r"released +3 times, and held again without a restore; next after ", text)
+    assert "held again" not in run(Reach({"jobs": [row | {"released": True}]}), "status", "8").stdout
 
 
 def test_suspend_waits_for_completion(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_live_usage_and_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> N
         slurm_job(4, user="bob", state="PENDING", start=None, submit=NOW - 2 * hours, eligible=NOW - hours,
                   gpus_requested=GpuCount(8), partitions=("a", "b"), reason="Priority"),
     ]  # fmt: skip
-    monkeypatch.setattr(usage, "open_client", lambda backend: Slurm(jobs))
+    monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm(jobs))
     empty = state / "none"
     found = rows(empty, "--live", "--by", "cores")
     assert (found["ann"]["cores_now"], found["ann"]["running"]) == (32, 2)
@@ -149,7 +149,7 @@ def test_live_usage_and_queue(state: Path, monkeypatch: pytest.MonkeyPatch) -> N
     (one,) = json.loads(run(empty, "queue", "--live", "--json").stdout)["jobs"]
     assert (one["id"], one["gpus"], one["partition"]) == ("4", 8, "a,b")
     assert one["waited_s"] == pytest.approx(3600, abs=60)
-    monkeypatch.setattr(usage, "open_client", lambda backend: Slurm([]))
+    monkeypatch.setattr(usage, "open_client", lambda backend, **_: Slurm([]))
     assert rows(empty, "--live") == {}
     assert "No pending jobs" in run(empty, "queue", "--live").stdout
 

@@ -269,7 +269,7 @@ def certificate(tmp_path_factory):
         "-addext",
         "subjectAltName=IP:127.0.0.1",
     ]
-    done = subprocess.run(argv, cwd=directory, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(argv, cwd=directory, capture_output=True, check=False, timeout=240)
     if done.returncode != 0:
         pytest.skip("openssl cannot make a certificate here")
     return directory

@@ -60,6 +60,8 @@ def test_each_action_is_one_command_with_options_before_the_names():
     client.set_admin_comment("5", "")
     client.set_begin("5", datetime(2026, 1, 2, tzinfo=UTC))
     client.set_time_limit("5", 90)
+    client.set_required_nodes("5", ["c1", "c2"])
+    client.set_required_nodes("5", [])
     client.notify("5", "--json")
     client.drain("c1", "why = --")
     client.resume("c1")
@@ -75,6 +77,8 @@ def test_each_action_is_one_command_with_options_before_the_names():
         ["scontrol", "--", "update", "JobId=5", "AdminComment="],
         ["scontrol", "--", "update", "JobId=5", "StartTime=uts1767312000"],
         ["scontrol", "--", "update", "JobId=5", "TimeMin=0", "TimeLimit=90"],
+        ["scontrol", "--", "update", "JobId=5", "ReqNodeList=c1,c2"],
+        ["scontrol", "--", "update", "JobId=5", "ReqNodeList="],
         ["scontrol", "--", "notify", "5", "--json"],
         ["scontrol", "--", "update", "NodeName=c1", "State=DRAIN", "Reason=why = --"],
         ["scontrol", "--", "update", "NodeName=c1", "State=RESUME"],

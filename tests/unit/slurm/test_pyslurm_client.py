@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.base.process import ChildEndedError, Completed
 from slurm_affinode.model.cluster import NodeGpus
 from slurm_affinode.slurm import interface, pyslurm_worker
-from slurm_affinode.slurm.client import examine, open_client, release_of_library
+from slurm_affinode.slurm.client import difference, examine, open_client, release_of_library
 from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.pyslurm_client import MAX_AGE_S, PyslurmClient, start_worker
 
@@ -283,7 +284,44 @@ def test_worker_imports_nothing_from_the_working_directory(tmp_path, monkeypatch
         worker.close()
 
 
+class Reader:
+    """A client with one running job."""
+
+    def __init__(self, job):
+        self._job = job
+
+    def jobs(self):
+        return (self._job,)
+
+    def job(self, number):
+        if number != self._job.job_id:
+            raise interface.UnknownJobError("no such job")
+        return self._job
+
+
+def test_pyslurm_of_another_release_is_compared_with_scontrol(module, monkeypatch):
+    """It may read moved fields of a struct without an error. Without a job to compare, commands are used too."""
+    (right,) = PyslurmClient(CommandsClient(commands), lambda: InProcess(module)).jobs()[:1]
+    right = replace(right, start=right.submit)
+    assert difference(Reader(right), Reader(right)) is None
+    wrong = difference(Reader(replace(right, cpus=65536)), Reader(replace(right, cpus=6)))
+    assert wrong == "of job 5, it reads cpus 65536, scontrol 6"
+    assert difference(Reader(replace(right, state="PENDING", nodes=())), Reader(right)) is not None
+    monkeypatch.setattr(pyslurm_worker, "_api", lambda _: 45)
+    warnings = []
+    with open_client("auto", run=commands, start=lambda: InProcess(module), warned=warnings.append) as client:
+        assert client.backend == "commands"
+    (line,) = warnings
+    assert line.startswith(
+        "pyslurm is not used: it is for Slurm 25.11, the site's Slurm is 26.05, and of job 5, it reads "
+    )
+    _, found = examine(commands, lambda: InProcess(module))
+    assert not found.usable
+    assert str(found.reason) in line
+
+
 def test_auto_uses_pyslurm_if_its_library_matches_the_release(module, monkeypatch):
+    module.__version__ = "26.5.0"
     for api, backend in ((45, "pyslurm"), (42, "commands"), (None, "commands")):
         monkeypatch.setattr(pyslurm_worker, "_api", lambda _, api=api: api)
         with open_client("auto", run=commands, start=lambda: InProcess(module)) as client:

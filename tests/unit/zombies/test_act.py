@@ -213,6 +213,7 @@ def test_sleep_on_a_whole_gpu_does_not_protect_a_job(world: World, state: str, s
      ("stopped", 5, "done", "cancel"), ("under-way", 5, "failed", "suspend"),
      ("already-suspended", 5, "gone", "suspend"), ("not-opted-in", 5, "failed", "suspend"),
      ("not-suspended", 5, "failed", "suspend"), ("slurm", 5, "failed", "suspend"),
+     ("no-answer", 5, "failed", "suspend"), ("too-often", 5, "failed", "suspend"),
      ("recovering", 5, "failed", "suspend"), ("not-started", 5, "failed", "suspend")],
 )  # fmt: skip
 def test_job_that_cannot_be_suspended_is_canceled(world: World, code: str, limit: int, result: str, verb: str) -> None:

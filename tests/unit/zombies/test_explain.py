@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 
+from slurm_affinode.core.explanation import ASLEEP
+from slurm_affinode.db.repository import Repository
+from slurm_affinode.model.ledger import LedgerEntry
 from slurm_affinode.zombies import explain
 
-from .zombie_history import Site, computes, squats, unmeasured
+from .zombie_history import END, Site, computes, squats, unmeasured
 
 
 def test_page_explains_why_job_is_not_reported(site: Site) -> None:
@@ -39,3 +44,22 @@ def test_timeline_of_short_job_has_no_gaps(site: Site) -> None:
     assert page.answer.startswith("There are no findings for this job yet: GPU 0 on g1 has been idle for 30m of the 1h")
     assert len(page.gpus[0].slots) == 20
     assert all(slot.activity_pct == 0 for slot in page.gpus[0].slots)
+
+
+@pytest.mark.parametrize(("restored_h", "asleep"), [(None, True), (1, False)])
+def test_page_of_sleeper_says_that_it_sleeps(site: Site, restored_h: float | None, asleep: bool) -> None:
+    """Its GPU is idle because its job is frozen: the program is not at fault. The ledger has the last sleep."""
+    site.job(1, [lambda minute: {"util_pct": 0.0, "fb_used_mib": 1.0}], hours=6)
+    began = round((END - timedelta(hours=2)).timestamp() * 1000)
+    restored = None if restored_h is None else round((END - timedelta(hours=restored_h)).timestamp() * 1000)
+    site.write()
+    with Repository.open(site.config.db_url) as store:
+        store.upsert_suspensions([
+            LedgerEntry("c", 1, 5, began, mode="inplace", parked_ms=began, restoring_ms=restored, restored_ms=restored)
+        ])  # fmt: skip
+    page = explain.explain(site.config, "1", now=END)
+    (finding,) = [one for one in page.findings if one.kind == "idle-allocation"]
+    assert (page.asleep, page.as_json()["asleep"]) == (asleep, asleep)
+    assert page.answer.endswith(ASLEEP) is asleep
+    assert ("find its GPU" in str(finding.advice)) is not asleep
+    assert ("sleeps in place" in str(finding.advice)) is asleep

@@ -91,6 +91,16 @@ def test_suspended_job_is_not_reported(site: Site) -> None:
     assert site.explain("1").answer == "There are no findings for this job: it is SUSPENDED, and cannot compute."
 
 
+@pytest.mark.parametrize(("suspended_h", "hours"), [(0, 4), (1, 3), (3.9, None)])
+def test_time_in_which_slurm_had_suspended_a_job_is_not_idle(
+    site: Site, suspended_h: float, hours: float | None
+) -> None:
+    """Accounting has only the sum: the program may have been suspended in the idle window."""
+    site.job(1, [squats], suspended_s=round(suspended_h * 3600))
+    found = [one.window_s for one in idle_findings(site.find())]
+    assert found == ([] if hours is None else [pytest.approx(hours * 3600, abs=61)])
+
+
 def test_one_busy_signal_makes_a_gpu_busy(site: Site) -> None:
     """The tensor cores are busy while NVML reports 0 % utilization."""
     site.job(1, [lambda minute: {**squats(minute), "tensor_active": 0.3}])

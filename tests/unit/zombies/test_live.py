@@ -17,6 +17,7 @@ from slurm_affinode.core.explanation import Explanation
 from slurm_affinode.model.cleanup import Match
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
+from slurm_affinode.suspension import messages
 from slurm_affinode.zombies import explain, nodes, orphans
 from slurm_affinode.zombies import find as findings
 from slurm_affinode.zombies.nodes import EndedServer, LiveGpu, LiveProcess, NodeAnswer, exposed, from_agent
@@ -72,6 +73,21 @@ def test_live_explain_without_history_watches_the_job(tmp_path: Path) -> None:
     assert (one.gpu.gpu, one.gpu.flagged, page.watched_s) == ("0", True, 7.0)
     assert [slot.activity_pct for slot in one.slots] == [None] * 59 + [0.0]
     assert page.as_json()["answer"] == page.answer
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_sleep_is_taken_from_the_agent_and_not_from_the_comment(tmp_path: Path, known: bool) -> None:
+    """Users can change the comment of their jobs."""
+    config = dataclasses.replace(Config(), store=StoreConfig(state_dir=tmp_path))
+    slurm = Slurm((job(1, comment=f"{messages.ASLEEP}idle"),), (node(),))
+    page = explain.explain_live(
+        config,
+        "1",
+        eyes([[gpu()]]),
+        slurm=client(slurm),
+        sleeps=lambda _, name, number: known and (name, number) == ("g1", 1),
+    )
+    assert page.asleep is known
 
 
 @pytest.mark.parametrize(
@@ -311,6 +327,25 @@ def test_process_naming_job_of_another_user_is_orphaned() -> None:
     assert why == "it names job 2, which is another user's, and its user has none on this node"
 
 
+@pytest.mark.parametrize(
+    ("owner", "source", "here", "orphaned"),
+    [
+        (1001, "environment", True, True),  # its own job has ended
+        (1002, "environment", True, False),  # it may be of the job that its user has here
+        (None, "environment", True, False),
+        (None, "environment", False, True),
+        (1002, "environment", False, True),
+        (1002, "cgroup", True, True),
+    ],
+)
+def test_process_naming_an_ended_job(owner: int | None, source: str, here: bool, orphaned: bool) -> None:
+    """Its environment may name any job: only one of its user's own says that the process was left behind."""
+    jobs = [job(1, nodes=("g1",) if here else ("g2",))]
+    jobs += [] if owner is None else [job(9, "COMPLETED", uid=owner, end=NOW)]
+    why = orphans.orphan(process(job=9, source=source), jobs, "g1")
+    assert why == ("it is of job 9, which no longer runs" if orphaned else None)
+
+
 def test_memory_without_process_is_found_with_xid(tmp_path: Path) -> None:
     """Only on GPUs that are not allocated."""
     looks = [[gpu(0, xid=79), gpu(1, xid=79)]]
@@ -358,9 +393,10 @@ def test_stuck_jobs_and_nodes_drained_for_kill_task_failed_are_found(tmp_path: P
     fresh = job(6, "COMPLETING", end=NOW - timedelta(minutes=1))
     drained = node("g2", flags=frozenset({"DRAIN"}), reason="Kill task failed", reason_time=NOW - timedelta(hours=2))
     other = node("g3", flags=frozenset({"DRAIN"}), reason="disk")
-    found = find(tmp_path, Slurm((stuck, fresh), (drained, other)), [[]], watch_s=None)
+    dirty = node("g4", flags=frozenset({"DRAIN"}), reason="slurm-affinode: after job 7: GPU 0: 900 MiB are held")
+    found = find(tmp_path, Slurm((stuck, fresh), (drained, other, dirty)), [[]], watch_s=None)
     assert {(one.kind, one.nodes) for one in found.findings} == {
-        ("completing", ("g1",)), ("drained-kill-failed", ("g2",)),
+        ("completing", ("g1",)), ("drained-kill-failed", ("g2",)), ("drained-by-epilog", ("g4",)),
     }  # fmt: skip
 
 
@@ -379,6 +415,25 @@ other{{{labels}}} 3
     (one,) = exposed("g1", text)
     assert one.signals_pct == {"util_pct": 0.0, "sm_active": 25.0}
     assert (one.minor, one.used_mib, one.total_mib, one.power_w, one.jobs) == (None, 100, 1000, None, ("7",))
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_largest_value_of_several_series_of_a_gpu_counts(last: int) -> None:
+    """Two exporters on a node: the one that reads 0 does not make the GPU idle. Their indices differ."""
+    series = [
+        'DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",modelName="A100"} 90\nDCGM_FI_DEV_FB_USED{UUID="GPU-a"} 300\n'
+        'DCGM_FI_DEV_FB_FREE{UUID="GPU-a"} 700\n',
+        'DCGM_FI_DEV_GPU_UTIL{gpu="1",UUID="GPU-a",modelName="A100"} 0\nDCGM_FI_DEV_FB_USED{UUID="GPU-a"} 100\n'
+        'DCGM_FI_DEV_FB_FREE{UUID="GPU-a"} 900\n',
+    ]
+    (one,) = exposed("g1", series[1 - last] + series[last])
+    assert one.signals_pct == {"util_pct": 90}
+    assert (one.index, one.model, one.used_mib, one.total_mib) == (None, "A100", 300, 1000)
+
+
+def test_gpus_without_a_uuid_are_several() -> None:
+    text = 'DCGM_FI_DEV_GPU_UTIL{gpu="0"} 90\nDCGM_FI_DEV_GPU_UTIL{gpu="1"} 0\n'
+    assert [(one.index, one.signals_pct["util_pct"]) for one in exposed("g1", text)] == [(0, 90), (1, 0)]
 
 
 def test_device_file_is_known_from_the_own_exporter() -> None:
@@ -420,7 +475,7 @@ def test_missing_xid_is_read_from_the_exporter(monkeypatch: pytest.MonkeyPatch) 
             raise UnreachableError("no route")
         return text
 
-    monkeypatch.setattr(nodes, "_agent", lambda _, name: {"gpus": gpus})
+    monkeypatch.setattr(nodes, "_agent", lambda *_: {"gpus": gpus})
     monkeypatch.setattr(nodes, "_metrics", metrics)
     ask = nodes.asker(Config())
     assert [ask(name).gpus[0].xid for name in ("g1", "g2")] == [79, 0]
