@@ -1,6 +1,7 @@
 """Write the generated pages of the documentation: ``python docs/generate.py [--check]``.
 
-``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows.
+``docs/commands.md`` is the ``--help`` of every command, ``docs/metrics.md`` the definitions that the report shows;
+``benchmarks/README.md`` has a table of the kept ratios.
 With ``--check`` nothing is written, and the exit status is 1 if a file differs.
 """
 
@@ -16,6 +17,7 @@ from slurm_affinode.analysis import definitions
 from slurm_affinode.cli.main import cli
 
 DOCS = Path(__file__).resolve().parent
+BENCHMARKS = DOCS.parent / "benchmarks"
 
 
 def walk(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -76,9 +78,18 @@ def metrics() -> str:
     return "\n".join(parts)
 
 
+def benchmarks() -> str:
+    """Return the text of ``benchmarks/README.md`` with the table of the ratios."""
+    sys.path.insert(0, str(BENCHMARKS))
+    from ratios import table  # noqa: PLC0415 - not part of the package
+
+    first, begin, rest = (BENCHMARKS / "README.md").read_text(encoding="utf-8").partition("<!-- ratios -->\n")
+    return f"{first}{begin}\n{table()}\n\n<!-- end -->\n{rest.partition('<!-- end -->' + chr(10))[2]}"
+
+
 def generated() -> dict[Path, str]:
     """Path -> text of every generated file."""
-    return {DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics()}
+    return {DOCS / "commands.md": commands(), DOCS / "metrics.md": metrics(), BENCHMARKS / "README.md": benchmarks()}
 
 
 def main(arguments: list[str]) -> int:
