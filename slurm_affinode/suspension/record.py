@@ -91,6 +91,10 @@ class SuspensionFacts:
     """Nodes, separated by commas, that it required before an earlier suspension has tied it to one."""
     run: int | None = None
     """Restart count of the attempt for which the image is restored."""
+    runs_since_epoch: float | None = _stored_as("runs_since")
+    """When the restored processes began to run, to be observed for a time."""
+    runs_in_started: int | None = _stored_as("runs_in")
+    """Start time of the shepherd in whose namespace they run, as ``init_started``: another one has to restore them."""
     in_place: bool | None = None
     shares_gpus: bool | None = None
     """In place: Slurm has allocated shares of GPUs to it, not whole GPUs."""

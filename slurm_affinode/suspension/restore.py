@@ -160,16 +160,6 @@ class _Placing:
         return self.copies[0].image.manifest
 
 
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A process tree that is restored, except for its GPU memory."""
-
-    pid: int
-    """Of its root, in its namespace."""
-    gpus: dict[str, str] | None
-    """UUID of each GPU that it had -> UUID of the one that it has now; ``None`` if it does not use CUDA."""
-
-
 class JobRestorer:
     """``Restorer`` for the agent."""
 
@@ -193,8 +183,9 @@ class JobRestorer:
             placing = _Placing(arrival, job, copies, parts.journal.of_job(image.manifest.key), began)
             self._claim(arrival, run, job, image)
             placing = replace(placing, loss=self._loss(arrival, run, image.manifest))
-            reply = self._instead(placing)
-        except RestoreFailed as error:
+            again, runs_since_epoch = self._interrupted(placing)
+            reply = self._instead(placing) if runs_since_epoch is None else None
+        except (RestoreFailed, JournalError) as error:
             return self._failed(arrival, job, None, error)
         if reply is not None:
             return reply
@@ -202,21 +193,18 @@ class JobRestorer:
         # Set first: Slurm accepts no comment for an ended job, and this one may be canceled meanwhile.
         notify.comment(parts, arrival.job_id, messages.restoring(parts.node))
         try:
-            again = self._begin(placing)
-            self._clean(arrival)  # first: the processes of an interrupted attempt use the memory of a raised limit
-            self._make_room(placing)
-            # The image must not leave its tier until it is restored.
-            with parts.tiers.pinned(copies[0]):
-                placed = parts.tiers.sound(copies, partial(self._place, placing, again=again))
-            self._restore_cuda(placing, placed.gpus)
+            if runs_since_epoch is None:
+                runs_since_epoch = self._restore_image(placing, again=again)
+            else:
+                parts.log.info("job %s: its restore goes on: an earlier agent has released its processes", job.job_id)
+                self._restore_cuda(placing, resumed=True)
             self._lower_limit(arrival)
-            running_epoch = self._parts.now()
             self._see_alive(placing)
         except (AffinodeError, OSError) as error:
             self._clean(arrival)
             self._lower_limit(arrival)
             return self._cut_short(placing, cause(error)) or self._failed(arrival, job, placing, error)
-        return self._complete(placing, placed.pid, running_epoch)
+        return self._complete(placing, runs_since_epoch)
 
     # --- before the restore
 
@@ -368,24 +356,47 @@ class JobRestorer:
 
     # --- the restore
 
-    def _begin(self, placing: _Placing) -> bool:
-        """Announce the restore; return whether an earlier one of this attempt was interrupted."""
-        arrival, manifest = placing.arrival, placing.manifest
+    def _interrupted(self, placing: _Placing) -> tuple[bool, float | None]:
+        """Return whether an earlier restore of this attempt was interrupted, and since when its processes run.
+
+        They run on: restoring them again would repeat what they have done since, and rewind their output.
+        """
+        arrival, journal = placing.arrival, placing.journal
+        if journal.phase is not Phase.RESTORING:
+            return False, None
+        record = journal.record
+        again = (record.init_pid, record.init_started) == (arrival.init_pid, arrival.init_started)
+        return again, record.runs_since_epoch if again and record.runs_in_started == arrival.init_started else None
+
+    def _restore_image(self, placing: _Placing, *, again: bool) -> float:
+        """Restore the process tree and its GPU memory; return since when the tree runs (epoch)."""
+        parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
         facts = SuspensionFacts(
             job_id=arrival.job_id, uid=arrival.uid, gid=arrival.gid, seq=manifest.seq, restarts=manifest.restarts,
             run=placing.job.restarts, init_pid=arrival.init_pid, init_started=arrival.init_started,
             began_epoch=manifest.started_epoch, option=manifest.option,
         )  # fmt: skip
-        again = placing.journal.phase is Phase.RESTORING and _init_of(placing.journal.record) == _init_of(facts)
         placing.journal.write(Phase.RESTORING, facts)
-        return again
+        self._clean(arrival)  # first: the processes of an interrupted attempt use the memory of a raised limit
+        self._make_room(placing)
+        # The image must not leave its tier until it is restored.
+        with parts.tiers.pinned(placing.copies[0]):
+            parts.tiers.sound(placing.copies, partial(self._place, placing, again=again))
+        # From now on, what the tree does must not be undone, even if this agent ends before the restore is complete.
+        runs_since_epoch = parts.now()
+        runs = SuspensionFacts(runs_since_epoch=runs_since_epoch, runs_in_started=arrival.init_started)
+        placing.journal.write(Phase.RESTORING, runs)
+        self._restore_cuda(placing)
+        return runs_since_epoch
 
-    def _place(self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool) -> _Placed:
+    def _place(self, placing: _Placing, copy: Copy, pages: Pages, *, again: bool) -> None:
         """Restore the process tree from one copy, without its GPU memory."""
         parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
         self._clean(arrival)
         self._check(arrival)
-        pairs = self._gpu_pairs(placing, manifest)
+        if manifest.cuda_pids:
+            held = self._held(placing.job)
+            self._wait_for_memory(held, manifest.gpus, self._gpu_pairs(placing, held))
         with contextlib.ExitStack() as stack:
             top = copy.tier.store.open(copy.image)
             stack.callback(os.close, top)
@@ -404,7 +415,7 @@ class JobRestorer:
                 again=again,
                 check=lambda: self._check(arrival),
             )
-            pid = parts.imager.restore(
+            parts.imager.restore(
                 arrival.init,
                 criu,
                 inherit,
@@ -417,7 +428,6 @@ class JobRestorer:
                 ready=lambda: self._announce(placing, fds, scratch),
             )
             undo.pop_all()
-        return _Placed(pid, pairs)
 
     def _put_scratch(self, placing: _Placing, copy: Copy, top: int, pages: Pages) -> ScratchRestored:
         """Restore closed node-local files from one copy, and record what the next suspension needs to know."""
@@ -461,15 +471,11 @@ class JobRestorer:
         if not self._parts.processes.alive(arrival.init_pid, arrival.init_started):
             raise RestoreInterrupted("its shepherd has ended")
 
-    def _gpu_pairs(self, placing: _Placing, manifest: Manifest) -> dict[str, str] | None:
-        if not manifest.cuda_pids:
-            return None
-        parts = self._parts
-        held = self._held(placing.job)
-        pairs = pair_gpus(manifest.gpus, visible_gpus(parts, held))
+    def _gpu_pairs(self, placing: _Placing, held: Sequence[Device]) -> dict[str, str] | None:
+        """Return the UUID of each GPU that it had -> that of the one that it has now; ``None``: all are the same."""
+        pairs = pair_gpus(placing.manifest.gpus, visible_gpus(self._parts, held))
         if isinstance(pairs, Refusal):
             raise RestoreInterrupted(pairs.text)  # Slurm may give it other GPUs the next time
-        self._wait_for_memory(held, manifest.gpus, pairs)
         return pairs
 
     def _held(self, job: Job) -> tuple[Device, ...]:
@@ -496,17 +502,27 @@ class JobRestorer:
                 raise RestoreInterrupted(f"its GPU memory does not fit: {why}")
             parts.sleep(_PAUSE_S)
 
-    def _restore_cuda(self, placing: _Placing, pairs: Mapping[str, str] | None) -> None:
+    def _restore_cuda(self, placing: _Placing, *, resumed: bool = False) -> None:
+        """Restore the GPU memory of the processes that still lack it.
+
+        ``resumed``: an earlier agent has begun, so that some may run, or have ended, since.
+        """
         parts, arrival, manifest = self._parts, placing.arrival, placing.manifest
+        if not manifest.cuda_pids:
+            return
         members = parts.processes.members(arrival.init_pid, arrival.init_started)
         by_number = {member.pid_ns: member.pid for member in members}
         missing = [number for number in manifest.cuda_pids if number not in by_number]
-        if missing:
+        if missing and not resumed:
             raise RestoreInterrupted(f"process {missing[0]}, which has GPU memory to restore, does not exist")
-        pids = [by_number[number] for number in manifest.cuda_pids]
-        for pid in pids:
-            if parts.cuda.state(pid) is CudaState.CHECKPOINTED:
-                parts.cuda.restore(pid, pairs=pairs)
+        pids = [by_number[number] for number in manifest.cuda_pids if number in by_number]
+        if resumed:
+            users = parts.cuda.users(pids)
+            pids = [pid for pid in pids if pid in users]
+        waiting = [pid for pid in pids if parts.cuda.state(pid) is CudaState.CHECKPOINTED]
+        pairs = self._gpu_pairs(placing, self._held(placing.job)) if waiting else None
+        for pid in waiting:
+            parts.cuda.restore(pid, pairs=pairs)
         for pid in pids:
             if parts.cuda.state(pid) is CudaState.LOCKED:
                 parts.cuda.unlock(pid)
@@ -575,20 +591,20 @@ class JobRestorer:
 
     # --- outcome
 
-    def _complete(self, placing: _Placing, pid: int, running_epoch: float) -> Restored:
-        """Record the restore; return the reply. ``running_epoch``: when the process tree began to run."""
+    def _complete(self, placing: _Placing, runs_since_epoch: float) -> Restored:
+        """Record the restore; return the reply. ``runs_since_epoch``: when the process tree began to run."""
         parts, manifest, loss = self._parts, placing.manifest, placing.loss
         for copy in placing.copies:
             deleted_files.gone(copy.tier.store, copy.image, placing.arrival.init)
         note = parts.notes.read(manifest.key.cluster, manifest.key.job_id)
-        self._record(placing, running_epoch)
+        self._record(placing, runs_since_epoch)
         parts.notes.remove(manifest.key.cluster, manifest.key.job_id)
         parts.tiers.demand.requested(manifest.key.name, parts.now())
         parts.ledger.write(
             replace(
                 _entry(manifest),
                 restoring_ms=round(placing.began * 1000),
-                restored_ms=round(running_epoch * 1000),
+                restored_ms=round(runs_since_epoch * 1000),
                 restored_node=parts.node,
             )
         )
@@ -600,14 +616,14 @@ class JobRestorer:
             placing.journal.close()
         except JournalError as error:
             parts.log.warning("%s", error)
-        return Restored(pid, None if note is None else note.trouble)
+        return Restored(manifest.root_pid, None if note is None else note.trouble)
 
-    def _record(self, placing: _Placing, running_epoch: float | None = None) -> None:
-        """Record the attempt, for the case that it is lost. ``running_epoch``: ``None`` if it starts afresh."""
+    def _record(self, placing: _Placing, runs_since_epoch: float | None = None) -> None:
+        """Record the attempt, for the case that it is lost. ``runs_since_epoch``: ``None`` if it starts afresh."""
         parts = self._parts
         restore = LastRestore.of(
             placing.manifest, run=placing.job.restarts, node=parts.node,
-            at_epoch=parts.now() if running_epoch is None else running_epoch, fresh=running_epoch is None,
+            at_epoch=parts.now() if runs_since_epoch is None else runs_since_epoch, fresh=runs_since_epoch is None,
             before=None if placing.loss is None else placing.loss.restore,
         )  # fmt: skip
         try:
@@ -753,7 +769,3 @@ class JobRestorer:
 
 def _entry(manifest: Manifest) -> LedgerEntry:
     return LedgerEntry.of(manifest.key, round(manifest.started_epoch * 1000))
-
-
-def _init_of(facts: SuspensionFacts) -> tuple[int | None, int | None]:
-    return facts.init_pid, facts.init_started

@@ -282,7 +282,9 @@ def test_signaled_job_does_not_block_others(node: Node1) -> None:
     assert ask(node, verb="status", job=7)["jobs"][0]["state"] == "signalled"
     shepherd.close()
     wait_until("it is let go", lambda: 7 not in node.daemon.work.under_way())
-    assert {job for job, _ in node.acts.suspended_jobs} == {9}  # the double leaves it there, idle: perhaps more than once
+    assert {job for job, _ in node.acts.suspended_jobs} == {
+        9
+    }  # the double leaves it there, idle: perhaps more than once
 
 
 def test_waker_is_called_periodically(node: Node1) -> None:

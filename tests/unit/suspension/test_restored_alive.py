@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from agent_site import STEPS, World
+from agent_site import STEPS, Crash, World
 from agent_world import Agent
 
+from slurm_affinode.checkpoint.interface import CudaState
 from slurm_affinode.model.suspension import SuspensionMail
 from slurm_affinode.suspension import recovery
 from slurm_affinode.suspension.context import SuspendSettings
@@ -156,6 +157,57 @@ def test_script_ended_by_slurm_was_not_lost_by_its_restore(
     assert isinstance(agent.restore(), Hold)
     assert mails == []
     assert ledger(world).restore_failure is None
+
+
+def _killed_while_it_watches(agent: Agent) -> None:
+    """Have the agent end during the first pause in which the GPU memory of the job is restored; return then."""
+    world, sleep = agent.world, agent.world.sleep
+
+    def passing(seconds: float) -> None:
+        sleep(seconds)
+        if any(one.cuda is CudaState.RUNNING for one in world.nodes[agent.node].processes):
+            raise Crash("killed")
+
+    object.__setattr__(agent.parts, "sleep", passing)
+    with pytest.raises(Crash):
+        agent.restore()
+
+
+def test_processes_run_on_if_the_agent_ends_while_it_watches_them(world: World) -> None:
+    """What they have done since their restore is neither undone nor repeated by the next agent."""
+    _killed_while_it_watches(begun_at_c2(world))
+    machine = world.nodes["c2"]
+    before = list(machine.processes)
+    before[1].steps += 5
+    restored_ms, effects = round(world.clock * 1000), list(world.effect_log)
+    world.clock += 100
+    following = Agent(world, "c2")
+    following.keeper.recover()
+    assert following.restore() == Restored(2)
+    assert machine.processes == before
+    assert [one.steps for one in machine.processes] == [0, STEPS + 5]
+    assert world.effect_log == effects
+    assert ledger(world).restored_ms <= restored_ms
+    assert not following.parts.journal.open_journals()
+
+
+def test_script_that_ended_without_agent_was_restored(world: World) -> None:
+    """How it has ended is known to its shepherd, which gives its status to Slurm."""
+    _killed_while_it_watches(begun_at_c2(world))
+    del world.nodes["c2"].processes[:]
+    assert Agent(world, "c2").restore() == Restored(2)
+    assert "criu restore" in world.effect_log
+    assert world.effect_log.count("criu restore") == 1
+
+
+def test_next_attempt_restores_its_image_although_the_last_one_was_running(world: World) -> None:
+    """Only in the namespace of the shepherd that the journal names do the processes run on."""
+    _killed_while_it_watches(begun_at_c2(world))
+    world.nodes["c2"].processes = []
+    world.state, world.restarts = "PENDING", world.restarts + 1
+    world.start_run("c2")
+    assert Agent(world, "c2").restore() == Restored(2)
+    assert world.effect_log.count("criu restore") == 2
 
 
 def test_time_in_which_the_script_is_watched_counts_as_run_time(world: World) -> None:
