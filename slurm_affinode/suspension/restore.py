@@ -196,7 +196,9 @@ class JobRestorer:
             if runs_since_epoch is None:
                 runs_since_epoch = self._restore_image(placing, again=again)
             else:
-                parts.log.info("job %s: its restore goes on: an earlier agent has released its processes", job.job_id)
+                parts.log.info(
+                    "job %s: its restore is resumed: an earlier agent has released its processes", job.job_id
+                )
                 self._restore_cuda(placing, resumed=True)
             self._lower_limit(arrival)
             self._see_alive(placing)

@@ -14,6 +14,8 @@ from cluster.sleepers import (
     end,
     finish,
     idle_job,
+    journals,
+    kill_agent,
     status,
     steps,
     wait_for_agents,
@@ -128,6 +130,24 @@ def test_tampered_image_is_not_restored(cluster: Cluster, harm: str) -> None:
     )
     assert held["JobState"] in ("PENDING", "COMPLETING")
     assert set(steps(cluster.output(job))) <= set(done)  # the job did not run again; its output so far is in the image
+
+
+def test_restored_job_runs_on_after_agent_killed(cluster: Cluster) -> None:
+    """The agent is killed while it watches the restored script, whose work is neither undone nor done again."""
+    with configured(cluster, restore_alive="15s"):
+        job = asleep(cluster, idle_job(), BY_HAND)
+        before = steps(cluster.output(job))[-1]
+        wake(cluster, job)
+        cluster.wait_for_output(job, f"step number={before + 2}")
+        node = cluster.job(job)["BatchHost"]
+        pids = cluster.exec(node, "pgrep", "-u", "alice", "-f", "idle_after")
+        assert journals(cluster, node) == ["restoring"]
+        kill_agent(cluster, node)
+        wait_until("its journal is closed", lambda: not journals(cluster, node), timeout_s=60)
+        assert cluster.exec(node, "pgrep", "-u", "alice", "-f", "idle_after") == pids
+        output = finish(cluster, job)
+    assert each_once(output)
+    assert output.count("restored on") == 1
 
 
 def test_job_starts_afresh_after_failed_restore_if_configured(cluster: Cluster) -> None:
