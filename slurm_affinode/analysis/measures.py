@@ -72,7 +72,9 @@ def without_suspended(shares: pl.DataFrame, pairs: pl.DataFrame, runs: pl.DataFr
     idle = pl.col("idle").sum().over("run", "slot")
     moved = pl.min_horizontal(idle, "most")
     kept = pl.when(moved > 0).then(1 - moved / idle).otherwise(1.0)
-    longest = (pl.col("longest_ms") - pl.col("most")).clip(0).cast(shares.schema["longest_ms"])
+    # A window has the time of all who share its GPU, its idle time only the share of the run.
+    rest = pl.when(kept > 0).then(pl.col("longest_ms") - pl.col("most")).otherwise(0)
+    longest = rest.clip(0).cast(shares.schema["longest_ms"])
     known = known.with_columns(kept.alias("kept"))
     return known.with_columns((pl.col("idle") * (1 - pl.col("kept"))).alias("suspended")).with_columns(
         pl.col("idle") - pl.col("suspended"),

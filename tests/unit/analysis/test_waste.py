@@ -373,6 +373,18 @@ def test_job_suspended_for_longer_than_it_was_idle_has_no_idle_time(
     assert [result.total[name] for name in names] == [None, 1, None, None]
 
 
+def test_shared_gpu_whose_idle_time_is_all_unknown_has_no_idle_window(
+    analysed: Analysed, samples: Rows, jobs: Jobs
+) -> None:
+    """Half of the idle hour is the job's, who was suspended for longer: no part of the window remains."""
+    rows = samples(every(0, 7200), job="1,2", util_pct=lambda t: 0 if t < HOUR else 90)
+    both = {"start": 0, "end": 7200, "gpus": 0}
+    result = analysed(rows, jobs({"job_id": 1, "suspended_s": 2400, **both}, {"job_id": 2, **both}))
+    of_job = {row["job_id"]: row for row in result.jobs.iter_rows(named=True)}
+    names = ("gpu_hours_idle", "idle_windows", "longest_idle_s")
+    assert [[of_job[job][name] for name in names] for job in (1, 2)] == [[0, 0, 0], [0.5, 1, 3600]]
+
+
 def test_running_job_that_was_suspended_is_not_unseen(analysed: Analysed, samples: Rows, jobs: Jobs) -> None:
     """Elapsed and suspended time together reach the end of accounting."""
     rows = samples(every(0, 7200), util_pct=90)
