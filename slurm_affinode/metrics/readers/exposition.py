@@ -27,7 +27,7 @@ from slurm_affinode.metrics.readers.common import (
 )
 from slurm_affinode.metrics.readers.lines import LineBlock, lines_of
 from slurm_affinode.metrics.readers.local_time import to_epoch_ms
-from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, JOB_FIELD, LongForm
+from slurm_affinode.metrics.readers.long_form import ENTRIES, JOB_FIELD, RANKS, LongForm, code_of
 from slurm_affinode.metrics.schema import TIME
 
 NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
@@ -270,9 +270,9 @@ class ExpositionReader:
         factor = self._factor(known, aliases)
         value = measured(pl.col("value"))
         value = value if factor is None else value * factor
-        codes = [FIELD_CODES[alias.field] for alias in aliases.values()]
-        field = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt8)
-        return known.select(*self._kept, "series", field.alias("field"), value.alias("value"), "time")
+        codes = [code_of(alias) for alias in aliases.values()]
+        code = pl.col("name").replace_strict(list(aliases), codes, return_dtype=pl.UInt16)
+        return known.select(*self._kept, "series", code.alias("code"), value.alias("value"), "time")
 
     def _factor(self, known: pl.DataFrame, aliases: Mapping[str, Alias]) -> pl.Expr | None:
         """Return the factor of the values; None: all are in the unit of the schema."""
@@ -324,7 +324,7 @@ class SmallFilesReader(ExpositionReader):
         entries = self._entries(block)
         if entries.is_empty():
             return {}
-        is_job = entries["field"] == JOB_FIELD
+        is_job = entries["code"] // RANKS == JOB_FIELD
         self._left_out |= set(entries["file"].filter(is_job)) - set(entries["file"].filter(~is_job))
         samples = self._long.samples(entries)
         counts = samples.group_by("file", maintain_order=True).len()

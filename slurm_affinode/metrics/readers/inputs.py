@@ -153,7 +153,7 @@ def _is_tool(words: list[str]) -> bool:
     )
 
 
-READER_VERSION = 4
+READER_VERSION = 5
 """Part of the fingerprints; incremented when readers return different samples for the same file."""
 _IGNORED_SUFFIXES = (".md", ".rst", ".tmp", ".part", ".swp", ".py", ".sh", "~")
 _REFUSED = "cannot be read"

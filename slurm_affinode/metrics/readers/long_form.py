@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 import polars as pl
 
-from slurm_affinode.metrics.aliases import VALUES
+from slurm_affinode.metrics.aliases import VALUES, Alias
 from slurm_affinode.metrics.parquet.parts import united_jobs
 from slurm_affinode.metrics.readers.common import Identity, identity_frame
-from slurm_affinode.metrics.schema import IDENTITY, METRICS, TIME
+from slurm_affinode.metrics.schema import ACTIVITY, IDENTITY, METRICS, TIME
 
 ENTRIES_AT_ONCE = 8_000_000
-JOB_FIELD = len(VALUES)
-"""Code of entries that have a job ID as their value."""
-FIELD_CODES = {name: code for code, name in enumerate(VALUES)} | {"job": JOB_FIELD}
+RANKS = 256
+"""``code`` of an entry divided by this is the number of its field in ``_FIELDS``; the rest is the rank of its name."""
+_FIELDS = (*VALUES, "job")
+_NUMBERS = {name: number for number, name in enumerate(_FIELDS)}
+JOB_FIELD = _NUMBERS["job"]
+"""Field of entries that have a job ID as their value."""
 JOB_REACH = timedelta(minutes=5)
 """How long a job ID from another exporter, which has its own scrape times, applies to the samples that follow."""
 
 ENTRIES: dict[str, pl.DataType] = {
     "series": pl.UInt32(),
-    "field": pl.UInt8(),
+    "code": pl.UInt16(),  # field, and rank of the name of the metric; from ``code_of``
     "value": pl.Float64(),  # in the unit of the schema; null: not measured
     "time": TIME,
 }
+
+
+def code_of(alias: Alias) -> int:
+    """Return ``code`` of the entries of a metric."""
+    return _NUMBERS[alias.field] * RANKS + alias.rank + 1  # names of the configuration have the rank -1
 
 
 class LongForm:
@@ -77,8 +85,8 @@ class LongForm:
         if "file" in rows.columns:  # devices of different files are different ones until their samples are complete
             at += rows["file"].cast(pl.UInt64) * len(identities)
         numbered = rows.with_columns(at.alias("at"), table["job"].gather(rows["series"]).alias("job"))
-        wide = _wide(numbered.filter(pl.col("field") != JOB_FIELD))
-        wide = _with_told_jobs(wide, numbered.filter(pl.col("field") == JOB_FIELD))
+        is_job = pl.col("code") // RANKS == JOB_FIELD
+        wide = _with_told_jobs(_wide(numbered.filter(~is_job)), numbered.filter(is_job))
         known, device = identity_frame(list(identities)), wide["at"] % len(identities)
         file = [(wide["at"] // len(identities)).alias("file")] if "file" in rows.columns else []
         return wide.select(
@@ -87,17 +95,28 @@ class LongForm:
 
 
 def _wide(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per device and time: the last value of each field, and the union of the job IDs."""
-    present = sorted(rows["field"].unique())
-    values = [
-        pl.col("value").filter(pl.col("field") == code).drop_nulls().last().alias(VALUES[code]) for code in present
-    ]
+    """Return one row per device and time: a value of each field (``_value``), and the union of the job IDs."""
+    present: dict[str, list[int]] = {}
+    for code in sorted(rows["code"].unique()):
+        present.setdefault(_FIELDS[code // RANKS], []).append(code)
+    values = [_value(name, codes).alias(name) for name, codes in present.items()]
     if rows["job"].null_count() == len(rows):
         wide = rows.group_by("at", "time").agg(*values).with_columns(pl.lit(None, pl.String).alias("job"))
     else:
         wide = rows.group_by("at", "time").agg(*values, united_jobs(pl.col("job").unique()).alias("job"))
-    missing = [pl.lit(None, pl.Float64).alias(name) for code, name in enumerate(VALUES) if code not in present]
+    missing = [pl.lit(None, pl.Float64).alias(name) for name in VALUES if name not in present]
     return with_total(wide.with_columns(missing)).sort("at", "time")
+
+
+def _value(field: str, codes: Sequence[int]) -> pl.Expr:
+    """Aggregate the values of a field with these ``codes``, ascending, for a device and time.
+
+    Of several exporters with one name, the largest value counts (of free memory, the least), and of several names the
+    first one in the table of aliases. No name makes a GPU idle that is active by another one.
+    """
+    values = [pl.col("value").filter(pl.col("code") == code) for code in codes]
+    extremes = [each.min() if field == "fb_free_mib" else each.max() for each in values]
+    return pl.max_horizontal(extremes) if field in ACTIVITY else pl.coalesce(extremes)
 
 
 def with_total(wide: pl.DataFrame) -> pl.DataFrame:

@@ -30,7 +30,7 @@ from slurm_affinode.metrics.readers.common import (
 )
 from slurm_affinode.metrics.readers.lines import compression_of, open_binary, reading
 from slurm_affinode.metrics.readers.local_time import POSSIBLE
-from slurm_affinode.metrics.readers.long_form import FIELD_CODES, LongForm
+from slurm_affinode.metrics.readers.long_form import LongForm, code_of
 from slurm_affinode.metrics.schema import TIME
 
 _SHOWN = 200
@@ -39,7 +39,7 @@ Result = Mapping[str, Any]
 """A series of a response, or a response."""
 _POINTS = {"ms": pl.Int64(), "raw": pl.String()}
 _NO_VALUE = r"(?i)^[+-]?(nan|inf)"
-_SERIES = {"series": pl.UInt32(), "field": pl.UInt8(), "factor": pl.Float64()}
+_SERIES = {"series": pl.UInt32(), "code": pl.UInt16(), "factor": pl.Float64()}
 POINTS_AT_ONCE = 500_000
 """Points of several series that are converted together: one by one, short series would take a millisecond each."""
 
@@ -112,8 +112,8 @@ class _Series:
     """Its number in the ``LongForm``."""
 
     @property
-    def field(self) -> int:
-        return FIELD_CODES[self.alias.field]
+    def code(self) -> int:
+        return code_of(self.alias)
 
 
 class SeriesReader:
@@ -143,7 +143,7 @@ class SeriesReader:
         known: list[tuple[int, int, float] | tuple[None, None, None]] = []
         for (number, _), (labels, values), shown in zip(batch, sound, points.percent, strict=True):
             one = self._known(number, labels, len(values), long)
-            known.append((None, None, None) if one is None else (one.number, one.field, self._factor(one, shown)))
+            known.append((None, None, None) if one is None else (one.number, one.code, self._factor(one, shown)))
         counts = [len(values) for _, values in sound]
         of_series = pl.DataFrame(known, schema=_SERIES, orient="row")
         at = pl.Series(np.repeat(np.arange(len(known)), counts))
@@ -151,7 +151,7 @@ class SeriesReader:
             points.values.alias("value"), pl.Series("time", points.ms).cast(TIME)
         )
         yield frame.filter(pl.col("series").is_not_null()).select(
-            "series", "field", (measured(pl.col("value")) * pl.col("factor")).alias("value"), "time"
+            "series", "code", (measured(pl.col("value")) * pl.col("factor")).alias("value"), "time"
         )
 
     def entries(self, result: Mapping[str, Any], number: int, long: LongForm) -> pl.DataFrame | None:
@@ -169,7 +169,7 @@ class SeriesReader:
         factor = self._factor(known, shows_percent(frame["value"]))
         return frame.select(
             pl.lit(known.number, pl.UInt32).alias("series"),
-            pl.lit(known.field, pl.UInt8).alias("field"),
+            pl.lit(known.code, pl.UInt16).alias("code"),
             (measured(pl.col("value")) * factor).alias("value"),
             "time",
         )

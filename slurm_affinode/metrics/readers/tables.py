@@ -26,7 +26,7 @@ from slurm_affinode.metrics.readers.common import (
     measured,
     shows_percent,
 )
-from slurm_affinode.metrics.readers.long_form import ENTRIES, FIELD_CODES, LongForm, with_total
+from slurm_affinode.metrics.readers.long_form import ENTRIES, LongForm, code_of, with_total
 from slurm_affinode.metrics.schema import IDENTITY, SAMPLES
 
 _MISSING = ("", "n/a", "na", "nan", "null", "none", "-", "--", "err!", "error", "unknown", "not supported")
@@ -244,7 +244,7 @@ class TableReader:
                 self._notes.unknown[str(name)] += len(rows)
                 continue
             ready = self._number(rows, value, "value", Alias(alias.field, alias.unit))
-            code = pl.lit(FIELD_CODES[alias.field], pl.UInt8).alias("field")
+            code = pl.lit(code_of(alias), pl.UInt16).alias("code")
             found.append(ready.select("series", code, pl.col("value").cast(pl.Float64), "time"))
         return pl.concat(found) if found else pl.DataFrame(schema=ENTRIES)
 

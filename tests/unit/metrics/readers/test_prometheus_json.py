@@ -181,3 +181,22 @@ def test_strict_reports_a_bad_series_before_a_later_error(read: Reader, tmp_path
     path.write_text(f"{answer}\n[1]\n")
     with pytest.raises(InputError, match="series 1: names no node"):
         read(path, strict=True)
+
+
+@pytest.mark.parametrize("busy_first", [True, False])
+def test_largest_value_of_several_exporters_counts(read: Reader, tmp_path: Path, *, busy_first: bool) -> None:
+    """One server may have two exporters of a GPU. The order of series decides nothing; that of names, for the power."""
+    busy = [("DCGM_FI_DEV_GPU_UTIL", "0"), ("nvidia_smi_utilization_gpu_ratio", "0.95"), ("DCGM_FI_DEV_FB_USED", "900"),
+            ("DCGM_FI_DEV_FB_FREE", "100"), ("nvidia_smi_power_draw_watts", "300")]  # fmt: skip
+    idle = [("DCGM_FI_DEV_GPU_UTIL", "0"), ("DCGM_FI_DEV_FB_USED", "0"), ("DCGM_FI_DEV_FB_FREE", "1000"),
+            ("nvidia_smi_power_draw_instant_watts", "400")]  # fmt: skip
+    rows = [*busy, *idle] if busy_first else [*idle, *busy]
+    labels = {"UUID": "GPU-1", "Hostname": "n1"}
+    series = [{"metric": {"__name__": name, **labels}, "values": [[1793520000, value]]} for name, value in rows]
+    (tmp_path / "a.json").write_text(answer(*series))
+    lines = [f'{name}{{UUID="GPU-1",Hostname="n1"}} {value} 1793520000000\n' for name, value in rows]
+    (tmp_path / "a.prom").write_text("".join(lines))
+    for path in (tmp_path / "a.json", tmp_path / "a.prom"):
+        (row,) = read(path).rows
+        figures = [row[name] for name in ("util_pct", "fb_used_mib", "fb_total_mib", "power_w")]
+        assert figures == [95.0, 900.0, 1000.0, 300.0]
