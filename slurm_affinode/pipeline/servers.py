@@ -6,7 +6,7 @@ import bisect
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -159,14 +159,24 @@ def _fleet(
         return Fleet(gpus, log_events=told)
     events: dict[tuple[str | None, str], list[EngineEvent]] = {}
     ends: dict[tuple[str | None, str], datetime | None] = {}
+    alone = jobs["cluster"].n_unique() == 1
     rows = jobs.sort("submit").select("cluster", "job_id", "state", "end").iter_rows()
     for cluster, number, state, end in rows:
-        for key in ((cluster, str(number)), (UNNAMED_CLUSTER, str(number))):
+        for key in _keys(cluster, number, alone=alone):
             ends[key] = end
             if state == _OUT_OF_MEMORY and end is not None:
                 text = f"Slurm ended job {number}: {state}"
                 events.setdefault(key, []).append(EngineEvent("host-out-of-memory", text, end))
     return Fleet(gpus, events, told, ends)
+
+
+def _keys(cluster: str, job: int, *, alone: bool) -> list[tuple[str, str]]:
+    """Return cluster and ID of a job as samples of engines may have them.
+
+    ``alone``: accounting has one cluster. Samples that name no cluster are of that one; with several, their jobs are
+    unknown.
+    """
+    return [(one, str(job)) for one in ((cluster, UNNAMED_CLUSTER) if alone else (cluster,))]
 
 
 def _aware(time: datetime, zone: tzinfo) -> datetime:
@@ -209,17 +219,15 @@ _Owner = dict[str, str | None]
 
 
 def _owners(jobs: pl.DataFrame) -> dict[tuple[str | None, str | None], _Owner]:
-    """Return user, account and partition of each job by cluster and job ID.
-
-    Samples that name no cluster are those of the only cluster of accounting; with several, their owners are unknown.
-    """
+    """Return user, account and partition of each job by cluster and job ID; unknown if its attempts differ in it."""
     names = ("cluster", "job_id", "user", "account", "partition")
     alone = jobs["cluster"].n_unique() == 1
     found: dict[tuple[str | None, str | None], _Owner] = {}
     for cluster, job, user, account, partition in jobs.select(names).iter_rows():
         owner = {"user": user, "account": account, "partition": partition}
-        for one in (cluster, UNNAMED_CLUSTER) if alone else (cluster,):
-            found[one, str(job)] = owner
+        for key in _keys(cluster, job, alone=alone):
+            before = found.setdefault(key, owner)
+            found[key] = {name: text if before[name] == text else None for name, text in owner.items()}
     return found
 
 
@@ -275,13 +283,25 @@ class TunedEngine:
     tuning: Tuning
 
 
+_DIFFERENT_STARTS = "a part of what engines log at startup (the logs differ in it: give the log of one start)"
+
+
+def _agreed(startups: Sequence[StartupFacts]) -> tuple[StartupFacts, bool]:
+    """Return the facts in which ``startups`` agree, as far as they have them, and whether they differ in others."""
+    found = {field.name: {getattr(one, field.name) for one in startups} - {None} for field in fields(StartupFacts)}
+    agreed = {name: next(iter(values)) for name, values in found.items() if len(values) == 1}
+    return StartupFacts(**agreed), any(len(values) > 1 for values in found.values())
+
+
 def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -> list[TunedEngine]:
     """Return advice for the selected engines, in the order of their identity. ``logs``: those of the engines.
+
+    What engines log at startup is unknown as far as the logs differ: they do not show which engine each one is of.
 
     Raises ``NoStoreError`` without stored samples of engines.
     """
     failures = [one for log in logs for one in log.failures] if logs else None
-    startup = next((log.startup for log in logs if log.startup != StartupFacts()), None)
+    startup, differ = _agreed([log.startup for log in logs])
     with _selected(config, query) as (_, _, samples, gpus):
         found = []
         for health in diagnose_all(samples, Fleet(gpus=gpus)):
@@ -292,7 +312,10 @@ def tune(config: Config, query: ServerQuery, logs: Sequence[LogFindings] = ()) -
             facts = observe(
                 series, health.diagnoses, failures, startup, gpu_total_gib=total, gpu_free_gib=free
             )  # fmt: skip
-            found.append(TunedEngine(health, advise(facts)))
+            advice = advise(facts)
+            if differ:
+                advice = replace(advice, unknown=(*advice.unknown, _DIFFERENT_STARTS))
+            found.append(TunedEngine(health, advice))
         return found
 
 

@@ -161,7 +161,8 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
     found: list[Diagnosis] = []
     memory = [one for one in events if one.kind in ("gpu-out-of-memory", "host-out-of-memory")]
     told: set[int] = set()
-    for one in outages(series):
+    gone = outages(series)
+    for one in gone:
         begin, end = series.all_times[one.first], series.all_times[one.last]
         count = one.last - one.first + 1
         proof = [
@@ -186,12 +187,12 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
         ))  # fmt: skip
         near = [
             i for i, event in enumerate(memory)
-            if event.time is None or begin - 120 <= event.time.timestamp() <= end + 120
+            if (len(gone) == 1 if event.time is None else begin - 120 <= event.time.timestamp() <= end + 120)
         ]  # fmt: skip
         told |= set(near)
-        if near:
-            found.append(_out_of_memory(series, begin, end, memory[near[0]]))
-        elif gpu_share is not None and gpu_share >= 0.97 and not one.restarted and busy:
+        of_kind = {memory[i].kind: memory[i] for i in reversed(near)}
+        found += [_out_of_memory(series, begin, end, event) for event in of_kind.values()]
+        if not near and gpu_share is not None and gpu_share >= 0.97 and not one.restarted and busy:
             proof = [
                 evidence("log", None, "", "out of memory", 0.6, "no log and no event of Slurm is known"),
                 evidence("memory", gpu_share * 100, "%", "at its maximum", 0.4,
@@ -202,9 +203,11 @@ def endings(series: EngineSeries, events: Sequence[EngineEvent], gpu_share: floa
                                    certainty=0.6, doubt="healthy engines reserve as much"))  # fmt: skip
     # An error is logged on many lines: one diagnosis of a kind.
     others = {(event.kind, event.time): event for i, event in enumerate(memory) if i not in told}
+    # Of several ends, an event without a time may belong to any.
+    edges = (series.all_times[gone[0].first], series.all_times[gone[-1].last]) if gone else (series.all_times[-1],) * 2
     for event in others.values():
-        at = series.all_times[-1] if event.time is None else event.time.timestamp()
-        found.append(_out_of_memory(series, at, at, event))
+        begin, end = edges if event.time is None else (event.time.timestamp(),) * 2
+        found.append(_out_of_memory(series, begin, end, event))
     refused = {one.time: one for one in events if one.kind == "request-too-large"}
     return found + [_refused_start(series, one) for one in refused.values()]
 

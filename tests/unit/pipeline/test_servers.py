@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -107,3 +108,40 @@ def test_failures_in_a_log_of_the_engine_are_diagnosed(config):
     assert [each.confidence for each in one.diagnoses if each.kind == "out-of-memory"] == [1.0]
     (quiet,) = servers.find(config, query).engines
     assert "out-of-memory" not in {each.kind for each in quiet.diagnoses}
+
+
+@pytest.mark.parametrize(("clusters", "kinds"), [(("alpha",), {"out-of-memory"}), (("alpha", "beta"), set())])
+def test_engine_of_an_unknown_cluster_has_events_of_the_only_one(
+    tmp_path: Path, clusters: tuple[str, ...], kinds: set[str]
+) -> None:
+    """Job 1 of each cluster is another job: its end by Slurm says nothing about an engine that names no cluster."""
+    config = Config(store=StoreConfig(state_dir=tmp_path))
+    ended = START + timedelta(minutes=10)
+    jobs = [{"cluster": name, "job_id": 1, "submit": START, "start": START, "end": ended, "state": "OUT_OF_MEMORY"}
+            for name in clusters]  # fmt: skip
+    with Repository.open(config.db_url) as store:
+        store.upsert(conform(pl.DataFrame(jobs), JOBS_SCHEMA))
+    with contextlib.closing(engine_store(config.serving_dir)) as store:
+        store.ingest(engine("busy:1", serving(), job="1", cluster="default"), source="test")
+    (found,) = servers.find(config, servers.ServerQuery(DAY.since, DAY.until)).engines
+    assert {one.kind for one in found.diagnoses} & {"out-of-memory"} == kinds
+
+
+def test_partition_of_an_engine_is_unknown_if_attempts_of_its_job_differ(config):
+    moved = pl.concat([JOBS, JOBS.head(1).with_columns(pl.lit("long").alias("partition"))])
+    for partition in ("gpu", "long"):
+        report = servers.usage_of(config, replace(DAY, partitions=(partition,)), moved, timelines=0)
+        assert "busy:1" not in {one.health.key.address for one in (report.engines if report else ())}
+
+
+def test_logs_of_different_starts_leave_the_options_unknown(config):
+    """Of the logs of two servers, none decides; a log that has other facts completes the first one."""
+    first, second, rank = (
+        replace(crash_log.scan([b""], "a"), startup=crash_log.StartupFacts(**facts))
+        for facts in ({"model": "a", "max_length": 512}, {"model": "b", "max_length": 512}, {"kv_tokens": 900})
+    )
+    query = servers.ServerQuery(DAY.since, DAY.until, addresses=("busy:1",))
+    for logs, model in (([first, second], None), ([second, first], None), ([first, rank], "a")):
+        (one,) = servers.tune(config, query, logs)
+        assert (one.tuning.facts.model, one.tuning.facts.max_length) == (model, 512)
+        assert any("the logs differ" in line for line in one.tuning.unknown) == (model is None)

@@ -482,6 +482,23 @@ def test_events_of_a_job_count_for_its_engines_only() -> None:
     assert of(logged, "out-of-memory")
 
 
+def test_event_near_several_ends_is_assigned_to_none_of_them() -> None:
+    """An error without a time may be of either end, and two kinds of memory that ran out are two diagnoses."""
+    down = lambda t: 1800 <= t < 2100 or 3000 <= t < 3300  # noqa: E731
+    samples = synthetic(
+        3600, running=lambda t: None if down(t) else 1.0, generation_tokens=lambda t: None if down(t) else t,
+        error=lambda t: "[Errno 111] Connection refused" if down(t) else None,
+        start_time=lambda t: None if down(t) else 100.0 + 50 * ((t >= 2100) + (t >= 3300)),
+    )  # fmt: skip
+    at = BEGIN + timedelta(seconds=1850)
+    host, gpu = (EngineEvent(f"{kind}-out-of-memory", "out of memory", at) for kind in ("host", "gpu"))
+    both = of(health(samples, EngineContext(events=(host, gpu))), "out-of-memory")
+    assert sorted(one.summary for one in both) == [f"The engine ran out of {kind} memory." for kind in ("GPU", "host")]
+    undated = of(health(samples, EngineContext(events=(EngineEvent(gpu.kind, gpu.text),))), "out-of-memory")
+    ends = of(health(samples), "ended")
+    assert [(one.since, one.until) for one in undated] == [(ends[0].since, ends[-1].until)]
+
+
 def test_out_of_memory_advises_less_memory_and_preemption_more(serving: Path) -> None:
     """On preemptions, vLLM's manual advises to raise the memory share. After an out-of-memory error that is wrong."""
     samples = recordings.read(serving, DIED)
