@@ -90,8 +90,8 @@ def jobs_on_node(
 def output_files(job: str, *, run: Runner = process.run, env: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return the files of standard output and standard error of the last attempt of ``job``, as accounting knows them.
 
-    Patterns such as ``%j`` are expanded. Empty if accounting does not record them (before Slurm 24.05), or the job is
-    not a batch job. Raises ``UnreachableError``.
+    Patterns such as ``%j`` are expanded. Of an array, those of all tasks are returned. Empty if accounting does not
+    record them (before Slurm 24.05), or the job is not a batch job. Raises ``UnreachableError``.
     """
     listed = _sacct(run, ["--helpformat"], _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "replace").lower().split()
     if not {"stdout", "stderr"} <= set(listed):
@@ -101,7 +101,7 @@ def output_files(job: str, *, run: Runner = process.run, env: Mapping[str, str] 
         "--format=StdOut,StdErr",
     ]  # fmt: skip
     lines = _sacct(run, argv, _HELP_TIMEOUT_S, env).stdout.decode("utf-8", "surrogateescape").splitlines()[1:]
-    paths = lines[-1].split(DELIMITER) if lines else []
+    paths = [path for line in lines for path in line.split(DELIMITER)]
     return tuple(dict.fromkeys(path for path in paths if path.startswith("/") and path != "/dev/null"))
 
 

@@ -57,7 +57,7 @@ class FakeSacct:
             return Completed(tuple(argv), 0, known.encode(), "")
         if "--format=StdOut,StdErr" in argv:
             assert "--expand-patterns" in argv
-            text = "StdOut\x1fStdErr\n" + "\x1f".join([*map(str, self._files), ""][:2]) + "\n"
+            text = "StdOut\x1fStdErr\n" + "".join(f"{file}\x1f\n" for file in self._files)
             return Completed(tuple(argv), 0, text.encode(), "")
         names = next(one for one in argv if one.startswith("--format=")).removeprefix("--format=").split(",")
         assert "--jobs=77" in argv
@@ -76,9 +76,10 @@ class FakeSacct:
 
 def test_outcome_of_an_array_is_unknown(tmp_path: Path) -> None:
     """The state of its last task says nothing about the task that failed; the output of all of them is read."""
-    output = tmp_path / "slurm-77_0.out"
-    output.write_text(OUT_OF_GPU)
-    found = examine(["77"], run=FakeSacct([output], state="COMPLETED", tasks=2))
+    failed, other = tmp_path / "slurm-77_0.out", tmp_path / "slurm-77_1.out"
+    failed.write_text(OUT_OF_GPU)
+    other.write_text("nothing\n")
+    found = examine(["77"], run=FakeSacct([failed, other], state="COMPLETED", tasks=2))
     assert found.problems == ("77 is several jobs in accounting: name one of them to use its outcome",)
     assert found.result.cause is not None
     assert found.result.job is None
