@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import polars as pl
@@ -42,7 +43,7 @@ from slurm_affinode.model.finding import CPU_KINDS, KINDS, LIVE_KINDS, USER_KIND
 from slurm_affinode.model.gpu import FREE_MIB
 from slurm_affinode.pipeline import stored_accounting
 from slurm_affinode.slurm import identifiers, units
-from slurm_affinode.slurm.accounting.schema import JOBS, conform
+from slurm_affinode.slurm.accounting.schema import JOB_KEY, JOBS, conform
 from slurm_affinode.slurm.interface import SlurmClient
 from slurm_affinode.slurm.times import site_zone
 from slurm_affinode.zombies.orphans import XIDS
@@ -262,14 +263,11 @@ def judge(  # noqa: PLR0917
     found = [*squatters.find(held, chosen), *more]
     found += misfits.find(held, rules, classes, min_run_s=parse_span_s(rules.min_run), kinds=wanted,
                           gpu_partitions=gpu_partitions(nodes))  # fmt: skip
-    types = {node: kind for node, kind in held.devices.select("node", "model").iter_rows() if kind is not None}
-    by_run = {
-        (cluster, job): kind for cluster, job, kind in held.runs.select("cluster", "job_id", "gpu_type").iter_rows()
-    }
+    by_run = {tuple(key): kind for *key, kind in held.runs.select(*JOB_KEY, "gpu_type").iter_rows()}
 
     def gpu_type(one: Finding) -> str | None:
-        named = by_run.get((one.cluster, one.job.job_id)) if one.job else None
-        return named if named is not None else type_of(types.get(one.nodes[0])) if one.nodes else None
+        named = by_run.get((one.cluster, one.job.job_id, one.job.submit)) if one.job else None
+        return named or types_of(one)
 
     if queue is not None:
         found = with_impact(found, PendingQueue(queue), gpu_type=gpu_type, nodes=nodes)
@@ -315,6 +313,17 @@ def type_of(model: str | None) -> str | None:
         return None
     words = model.lower().replace("-", " ").split()
     return next((word for word in words if any(c.isdigit() for c in word)), None)
+
+
+def types_of(finding: Finding, models: Mapping[str, Collection[str | None]] = MappingProxyType({})) -> str | None:
+    """Return the likely GRES types of the idle GPUs of a finding, joined by ``+``; ``None`` if that of one is unknown.
+
+    ``models``: node -> the models of its GPUs, for a finding that names no GPUs.
+    """
+    own = {gpu.model for gpu in finding.flagged_gpus}
+    known = own or {model for node in finding.nodes for model in models.get(node) or (None,)}
+    kinds = [type_of(model) for model in known]
+    return "+".join(sorted({kind for kind in kinds if kind})) if kinds and all(kinds) else None
 
 
 def slurm_nodes(slurm: Slurm | None) -> tuple[tuple[Node, ...], list[str]]:

@@ -313,12 +313,11 @@ def judged(config: Config, request: Request, seen: Observed) -> Found:
             job for job in jobs if job.state == "RUNNING" and (job.gpus_allocated or looks.mine.get(job.job_id))
         ]  # fmt: skip
         found += engines.find(config, cluster, running, looks.mine, moment)
-    kinds = {gpu.node: gpu.model for one in looks.answers for gpu in one.gpus}
+    models = {one.node: {gpu.model for gpu in one.gpus} for one in looks.answers}
     types = {job.job_id: job.gpus_allocated.kind for job in jobs if job.gpus_allocated}
 
     def gpu_type(one: Finding) -> str | None:
-        own = types.get(one.job.job_id) if one.job else None
-        return own or find.type_of(kinds.get(one.nodes[0]) if one.nodes else None)
+        return (types.get(one.job.job_id) if one.job else None) or find.types_of(one, models)
 
     found = with_impact(found, PendingQueue(_waiting(jobs, cluster, moment)), gpu_type=gpu_type, nodes=nodes)
     holding = [job for job in jobs if job.allocated and (job.gpus_allocated or looks.mine.get(job.job_id))]

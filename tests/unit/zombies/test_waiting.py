@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from .zombie_history import END, Site, idle_findings, squats
+from .zombie_history import END, Site, computes, idle_findings, squats
 
 
 def test_pending_jobs_that_fit_are_counted(site: Site) -> None:
@@ -50,3 +50,17 @@ def test_array_tasks_are_counted_individually(site: Site) -> None:
     assert (one.impact.jobs, one.impact.startable, one.impact.examples) == (10, 3, ("10_[0-9%3]",))
     assert one.impact.waited_s == pytest.approx(20 * 3600, abs=2400)
     assert one.impact.longest_s == pytest.approx(2 * 3600, abs=120)
+
+
+def test_pending_jobs_are_compared_with_the_idle_gpus(site: Site) -> None:
+    """Another GPU of the node has another type, and so had the GPU of an earlier attempt."""
+    site.job(1, [squats], gpu_type=None)
+    site.job(2, [computes])
+    for sample in site.samples:
+        sample["model"] = "Tesla T4" if sample["job"] == "2" else sample["model"]
+    earlier = {"start": END - timedelta(hours=3), "end": END - timedelta(hours=2), "node_list": "g9"}
+    site.job(1, [None], submit=END - timedelta(hours=9), state="REQUEUED", gpu_type="t4", **earlier)
+    site.waits(10, 2, req_tres="cpu=1,gres/gpu=1,gres/gpu:a100=1")
+    (one,) = idle_findings(site.find())
+    assert one.impact is not None
+    assert one.impact.examples == ("10",)
