@@ -16,6 +16,7 @@ from typing import Any
 
 import polars as pl
 
+from slurm_affinode.analysis import slots
 from slurm_affinode.analysis.prices import normalized
 from slurm_affinode.analysis.squatters import HeldGpus, run_ref
 from slurm_affinode.base.config import MisfitConfig, NodeClass
@@ -159,20 +160,36 @@ def _per_node(held: HeldGpus, nodes: Mapping[str, NodeClass]) -> pl.DataFrame:
     Columns: ``run``, ``node_cores``, ``node_gpus``, ``node_gib``.
     """
     names = held.nodes["node"].unique().to_list()
-    seen = dict(held.devices.group_by("node").len().iter_rows())
     rows = []
     for name in names:
         one = nodes.get(name) or next((c for pattern, c in nodes.items() if fnmatchcase(name, pattern)), None)
-        rows.append((name, one.cores if one else None, one.gpus if one else seen.get(name),
-                     one.memory_gib if one else None))  # fmt: skip
+        if one is not None:
+            rows.append((name, one.cores, one.gpus, one.memory_gib))
     schema = {"node": pl.String(), "cores": pl.Int64(), "of_node": pl.Int64(), "gib": pl.Float64()}
     have = pl.DataFrame(rows, schema=schema, orient="row")
     return (
-        held.nodes.join(have, on="node")
+        held.nodes.join(held.runs.select("run", "cluster"), on="run")
+        .join(have, on="node", how="left")
+        .join(_gpus_seen(held.devices), on=["cluster", "node"], how="left")
+        .with_columns(pl.coalesce("of_node", "seen").alias("of_node"))
         .group_by("run")
         .agg(pl.col("cores").min().alias("node_cores"), pl.col("of_node").max().alias("node_gpus"),
              pl.col("gib").min().alias("node_gib"))
     )  # fmt: skip
+
+
+def _gpus_seen(devices: pl.DataFrame) -> pl.DataFrame:
+    """Return ``cluster``, ``node``, ``seen``: the number of GPUs of a node by the metrics; unknown with MIG instances.
+
+    A GPU and its replacement, or two names of it, are one.
+    """
+    table = devices.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
+    whole = pl.col("mig").is_null().all()
+    return (
+        table.join(slots.of_devices(table), on="at")
+        .group_by("cluster", "node")
+        .agg(pl.when(whole).then(pl.col("slot").n_unique()).cast(pl.Int64).alias("seen"))
+    )
 
 
 def find(
@@ -200,13 +217,13 @@ def find(
 
 
 def _by_rule(
-    held: HeldGpus, long: pl.DataFrame, config: MisfitConfig, gpu_partitions: Collection[str], kinds: Collection[str]
+    held: HeldGpus, long: pl.DataFrame, config: MisfitConfig, gpu_partitions: pl.DataFrame, kinds: Collection[str]
 ) -> list[tuple[MisfitRule, Finding, float]]:
     """Return the findings of the rules of ``kinds``, with the GPU-hours of their runs (without GPUs: core-hours)."""
     chosen = [rule for rule in RULES if rule.kind in kinds]
-    rows = _candidates(long, chosen).with_columns(
-        pl.col("partition").is_in(list(gpu_partitions)).alias("gpu_partition")
-    )
+    rows = _candidates(long, chosen).join(
+        gpu_partitions, on=["cluster", "partition"], how="left", maintain_order="left"
+    ).with_columns(pl.col("gpu_partition").fill_null(value=False))  # fmt: skip
     hits = [
         (place, rule, told)
         for place, row in enumerate(rows.select(_LOOKED_AT).iter_rows(named=True))
@@ -255,16 +272,18 @@ def _candidates(rows: pl.DataFrame, rules: Sequence[MisfitRule]) -> pl.DataFrame
     return rows.filter((has & pl.lit(gpu)) | (~has & pl.lit(cpu)))
 
 
-def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozenset[str]) -> set[str]:
-    """Return the GPU partitions.
+def _gpu_partitions(runs: pl.DataFrame, config: MisfitConfig, by_nodes: frozenset[str]) -> pl.DataFrame:
+    """Return ``cluster``, ``partition``, ``gpu_partition`` (true) of the GPU partitions.
 
     They are the configured ones, else those in which most jobs use GPUs, and those of ``by_nodes`` with few jobs.
     """
-    if config.cpu_only_partitions:
-        return set(config.cpu_only_partitions)
-    per = runs.group_by("partition").agg((pl.col("gpus").fill_null(0) > 0).mean().alias("share"), pl.len().alias("n"))
+    per = runs.group_by("cluster", "partition").agg(
+        (pl.col("gpus").fill_null(0) > 0).mean().alias("share"), pl.len().alias("n")
+    )
     told = pl.col("partition").is_in(sorted(by_nodes)) & (pl.col("n") < FEW_JOBS)
-    return set(per.filter((pl.col("share") > 0.5) | told)["partition"].drop_nulls())
+    configured = pl.col("partition").is_in(list(config.cpu_only_partitions))
+    chosen = per.filter(configured if config.cpu_only_partitions else (pl.col("share") > 0.5) | told)
+    return chosen.select("cluster", "partition", pl.lit(value=True).alias("gpu_partition"))
 
 
 def _finding(  # noqa: PLR0917

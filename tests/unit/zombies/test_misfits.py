@@ -64,3 +64,17 @@ def test_user_finding_matches_partition_filter(site: Site) -> None:
     found = site.find(kinds=("low-efficiency-user",), partitions=("gpu",)).findings
     assert [one.user for one in found] == ["ann"]
     assert not site.find(kinds=("low-efficiency-user",), partitions=("cpu",)).findings
+
+
+def test_clusters_and_replaced_gpus_are_kept_apart(site: Site) -> None:
+    """A node of the same name has GPUs of its own, and a partition jobs of its own; a replaced GPU counts once."""
+    site.job(1, [computes, None], nodes=2, node_list="g1,g2", partition="batch")
+    site.job(2, [computes] * 2, cluster="d", partition="other")
+    site.job(3, [computes], node="g3", partition="batch")
+    site.job(4, [], cluster="d", node="c1", cpus=4, partition="batch")
+    site.job(5, [computes], hours=12, partition="batch", end=END - timedelta(hours=8), state="COMPLETED")
+    for sample in site.samples:
+        sample["cluster"] = "d" if sample["job"] == "2" else "c"
+    site.samples = [one for one in site.samples if one["job"] != "5" or one["time"] < END - timedelta(hours=8)]
+    found = site.find(kinds=("fragmentation", "cpu-only-in-gpu-partition"), since=END - timedelta(hours=12)).findings
+    assert not found
