@@ -70,7 +70,10 @@ def explain(
     slurm: Slurm | None = None,
     now: datetime | None = None,
 ) -> Explanation:
-    """Explain the last attempt of ``job`` (``123``, ``123_4``, ``123+1``). Raises ``NoAttemptError``."""
+    """Explain the last attempt of ``job`` (``123``, ``123_4``, ``123+1``). Raises ``NoAttemptError``.
+
+    Raises ``AffinodeError`` if several jobs have this ID.
+    """
     moment = now or datetime.now(UTC)
     asked = parse(job)
     file = find.site_signatures(config)
@@ -84,6 +87,7 @@ def explain(
                     f"no attempt of job {job} is stored",
                     hint="is it one of yours, and was accounting ingested since (slurm-affinode ingest sacct)?",
                 )
+            _check_single(job, stored)
             row = stored.row(-1, named=True)
             query, notes = find.interval(config, Request(since, until), samples, moment)
             query = stored_accounting.with_known(query, store, moment)
@@ -185,6 +189,15 @@ def _pick(found: pl.DataFrame, asked: identifiers.JobId) -> pl.DataFrame:
         return started.filter((pl.col("het_job_id") == asked.job_id) & (pl.col("het_offset") == asked.het_offset))
     exact = started.filter(pl.col("job_id") == asked.job_id)
     return exact if exact.height else started
+
+
+def _check_single(job: str, stored: pl.DataFrame) -> None:
+    """Raise ``AffinodeError`` if ``stored`` are runs of several jobs."""
+    clusters = sorted(stored["cluster"].unique())
+    if len(clusters) > 1:
+        raise AffinodeError(f"several clusters have a job {job}: {', '.join(clusters)}", hint="choose one: --cluster")
+    if (count := stored["job_id"].n_unique()) > 1:
+        raise AffinodeError(f"{job} is {count} jobs", hint=f"name one of them, such as {job}_1 or {job}+1")
 
 
 def _same(one: JobAttempt, other: JobAttempt) -> bool:

@@ -6,6 +6,7 @@ from datetime import timedelta
 
 import pytest
 
+from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.core.explanation import ASLEEP
 from slurm_affinode.db.repository import Repository
 from slurm_affinode.model.ledger import LedgerEntry
@@ -63,3 +64,16 @@ def test_page_of_sleeper_says_that_it_sleeps(site: Site, restored_h: float | Non
     assert page.answer.endswith(ASLEEP) is asleep
     assert ("find its GPU" in str(finding.advice)) is not asleep
     assert ("sleeps in place" in str(finding.advice)) is asleep
+
+
+def test_id_of_several_jobs_is_refused(site: Site) -> None:
+    """Neither the last task of an array nor the cluster that started its job last is meant."""
+    site.job(8, [computes], array_job_id=9, array_task_id=1)
+    site.job(7, [computes], array_job_id=9, array_task_id=0)
+    site.job(1, [computes])
+    site.job(1, [], cluster="d", node="c1")
+    with pytest.raises(AffinodeError, match="9 is 2 jobs"):
+        site.explain("9")
+    with pytest.raises(AffinodeError, match="several clusters have a job 1: c, d"):
+        site.explain("1")
+    assert site.explain("9_1").job.job_id == 8
