@@ -309,8 +309,11 @@ def past(  # noqa: PLR0917
     end = min(now, covered[1] + timedelta(milliseconds=1))
     known = store.devices(max(since, covered[0]), end)
     by_name = {
-        (node, uuid, mig): (device, step)
-        for node, uuid, mig, device, step in known.select("node", "uuid", "mig", "device", "step_ms").iter_rows()
+        (node, uuid, mig, index if uuid is None else None): (device, step)
+        for node, uuid, mig, index, device, step in known.select(
+            "node", "uuid", "mig", "index", "device", "step_ms"
+        ).iter_rows()
+        if uuid is not None or index is not None
     }
     rows: dict[tuple[int, tuple[str, str]], int] = {}
     devices: list[int] = []
@@ -320,7 +323,7 @@ def past(  # noqa: PLR0917
         if job.start is None:
             continue
         for gpu in mine.get(job.job_id, ()):
-            row = by_name.get((gpu.node, gpu.uuid, gpu.mig))
+            row = by_name.get((gpu.node, gpu.uuid, gpu.mig, gpu.index if gpu.uuid is None else None))
             if row is not None:
                 rows[job.job_id, gpu.key] = len(devices)
                 devices.append(row[0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from fake_http import Answer, serving
 
@@ -14,6 +16,7 @@ from slurm_affinode.base.config import Config, StoreConfig, ZombiesConfig
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.core.cleanup_plan import matches
 from slurm_affinode.core.explanation import Explanation
+from slurm_affinode.metrics.parquet.store import SampleStore
 from slurm_affinode.model.cleanup import Match
 from slurm_affinode.model.cluster import GpuCount, Job, NodeGpus
 from slurm_affinode.model.finding import NodeRef, ProcessRef
@@ -518,3 +521,17 @@ def test_drained_node_belongs_to_all_its_partitions(tmp_path: Path) -> None:
     assert [matches(Match(partitions=(name,)), one) for name in ("a", "b", "c")] == [True, True, False]
     kept = [len(findings.select(found, [one], findings.Request(partitions=(n,))).findings) for n in ("a", "b", "c")]
     assert kept == [1, 1, 0]
+
+
+def test_stored_samples_of_gpus_without_a_uuid_are_those_of_their_index(tmp_path: Path) -> None:
+    """GPU 0 has been idle for two hours, and GPU 1 since now: neither has the past of the other."""
+    rows = [
+        {"cluster": "c", "node": "g1", "index": n, "time": NOW - timedelta(minutes=minute), "util_pct": 90.0 * n}
+        for minute in range(120) for n in (0, 1)
+    ]  # fmt: skip
+    with contextlib.closing(SampleStore(Config(store=StoreConfig(state_dir=tmp_path)).history_dir)) as history:
+        history.ingest(pl.DataFrame(rows), source="test")
+    both = job(1, node_gpus=(NodeGpus("g1", 2, "a100", (0, 1)),), gpus_allocated=GpuCount(2, "a100"))
+    looks = [[gpu(0, uuid=None), gpu(1, uuid=None)]]
+    (found,) = find(tmp_path, Slurm((both,), (node(),)), looks, by="exporter").findings
+    assert {one.gpu: round((one.idle_s or 0) / 3600) for one in found.gpus} == {"0": 2, "1": 0}
