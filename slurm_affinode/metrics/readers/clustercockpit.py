@@ -238,7 +238,11 @@ def _per_gpu(job: _Job) -> float | None:
     return None if job.memory is None else job.memory * len(job.nodes) / len(job.gpus)
 
 
-def _averages(job: _Job, models: Mapping[tuple[str, str], str], scale_mib: float) -> Iterator[dict[str, object]]:
+_ModelKey = tuple[str, str, str]
+"""Cluster, subcluster and address of a GPU."""
+
+
+def _averages(job: _Job, models: Mapping[_ModelKey, str], scale_mib: float) -> Iterator[dict[str, object]]:
     memory, seconds = _per_gpu(job), (job.end - job.start).total_seconds()
     power_w = job.energy_kwh * 3.6e6 / seconds / len(job.gpus) if job.energy_kwh and seconds > 0 else None
     for node, gpu in job.gpus:
@@ -247,7 +251,7 @@ def _averages(job: _Job, models: Mapping[tuple[str, str], str], scale_mib: float
             "job_id": job.row["job_id"], "start": job.start, "end": job.end,
             "cluster": job.cluster, "node": node,
             "pci": address, "uuid": None if address else gpu,
-            "model": models.get((str(job.row.get("subcluster")), gpu)),
+            "model": models.get((job.cluster, str(job.row.get("subcluster")), gpu)),
             "util_pct": job.util_pct,
             "fb_used_mib": None if memory is None else memory * scale_mib,
             "power_w": power_w,
@@ -271,9 +275,9 @@ def _counts(jobs: Sequence[_Job]) -> list[str]:
     return notes
 
 
-def _accounting(job: _Job, models: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+def _accounting(job: _Job, models: Mapping[_ModelKey, str]) -> dict[str, Any]:
     row = job.row
-    found = {models[key] for _, gpu in job.gpus if (key := (str(row.get("subcluster")), gpu)) in models}
+    found = {models[key] for _, gpu in job.gpus if (key := (job.cluster, str(row.get("subcluster")), gpu)) in models}
     submitted = row.get("submit_time")
     energy = _amount(row.get("energy"))
     return {
@@ -292,9 +296,9 @@ def _accounting(job: _Job, models: Mapping[tuple[str, str], str]) -> dict[str, A
     }  # fmt: skip
 
 
-def _models(configs: Sequence[Path]) -> dict[tuple[str, str], str]:
-    """Return (subcluster, GPU address) -> model from every ``cluster.json`` that can be read; others are skipped."""
-    found: dict[tuple[str, str], str] = {}
+def _models(configs: Sequence[Path]) -> dict[_ModelKey, str]:
+    """Return the models of GPUs from every ``cluster.json`` that can be read; a GPU with several is left out."""
+    found: dict[_ModelKey, set[str]] = {}
     for config in configs:
         try:
             clusters = json.loads(config.read_bytes())
@@ -302,7 +306,8 @@ def _models(configs: Sequence[Path]) -> dict[tuple[str, str], str]:
                 for gpu in part["topology"].get("accelerators") or ():
                     maker = gpu.get("type", "").replace(" GPU", "").replace("Nvidia", "NVIDIA")
                     name = f"{maker} {gpu['model']}".strip()
-                    found[part["name"], pci_address(gpu["id"]) or gpu["id"]] = name
+                    key = clusters["name"], part["name"], pci_address(gpu["id"]) or gpu["id"]
+                    found.setdefault(key, set()).add(name)
         except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
             continue  # a description of the hardware is optional
-    return found
+    return {key: next(iter(names)) for key, names in found.items() if len(names) == 1}

@@ -159,12 +159,15 @@ def test_missing_columns_are_unknown(database: Make) -> None:
 
 
 def test_gpu_models_come_from_cluster_json(database: Make) -> None:
-    """A ``cluster.json`` next to the database gives the models; an invalid one is ignored."""
+    """The file of its cluster next to the database gives the models; an invalid one is ignored."""
     path = database({})
     accelerators = [{"id": "00000000:E1:00.0", "type": "Nvidia GPU", "model": "A40"}]
     config = {"name": "alex", "subClusters": [{"name": "a40", "topology": {"accelerators": accelerators}}]}
     (path.parent / "alex_cluster.json").write_text(json.dumps(config))
-    (path.parent / "other_cluster.json").write_text("{")
+    (path.parent / "bad_cluster.json").write_text("{")
+    accelerators = [{**accelerators[0], "model": "A100"}]
+    config = {"name": "other", "subClusters": [{"name": "a40", "topology": {"accelerators": accelerators}}]}
+    (path.parent / "other_cluster.json").write_text(json.dumps(config))
     found = clustercockpit.read(path.parent)
     assert found.averages["model"].item() == "NVIDIA A40"
     assert found.jobs[0]["gpu_type"] == "a40"
