@@ -27,7 +27,7 @@ from slurm_affinode.metrics.readers.common import (
 )
 from slurm_affinode.metrics.readers.lines import LineBlock, lines_of
 from slurm_affinode.metrics.readers.local_time import to_epoch_ms
-from slurm_affinode.metrics.readers.long_form import ENTRIES, JOB_FIELD, RANKS, LongForm, code_of
+from slurm_affinode.metrics.readers.long_form import ENTRIES, JOB_CODE, LongForm, code_of
 from slurm_affinode.metrics.schema import TIME
 
 NAME = r"^\s*([a-zA-Z_:][a-zA-Z0-9_:.]*)\s*"
@@ -324,7 +324,7 @@ class SmallFilesReader(ExpositionReader):
         entries = self._entries(block)
         if entries.is_empty():
             return {}
-        is_job = entries["code"] // RANKS == JOB_FIELD
+        is_job = entries["code"] >= JOB_CODE
         self._left_out |= set(entries["file"].filter(is_job)) - set(entries["file"].filter(~is_job))
         samples = self._long.samples(entries)
         counts = samples.group_by("file", maintain_order=True).len()

@@ -17,8 +17,8 @@ RANKS = 256
 """``code`` of an entry divided by this is the number of its field in ``_FIELDS``; the rest is the rank of its name."""
 _FIELDS = (*VALUES, "job")
 _NUMBERS = {name: number for number, name in enumerate(_FIELDS)}
-JOB_FIELD = _NUMBERS["job"]
-"""Field of entries that have a job ID as their value."""
+JOB_CODE = _NUMBERS["job"] * RANKS
+"""The least ``code`` of entries that have a job ID as their value; those of all other fields are below."""
 JOB_REACH = timedelta(minutes=5)
 """How long a job ID from another exporter, which has its own scrape times, applies to the samples that follow."""
 
@@ -85,7 +85,7 @@ class LongForm:
         if "file" in rows.columns:  # devices of different files are different ones until their samples are complete
             at += rows["file"].cast(pl.UInt64) * len(identities)
         numbered = rows.with_columns(at.alias("at"), table["job"].gather(rows["series"]).alias("job"))
-        is_job = pl.col("code") // RANKS == JOB_FIELD
+        is_job = pl.col("code") >= JOB_CODE
         wide = _with_told_jobs(_wide(numbered.filter(~is_job)), numbered.filter(is_job))
         known, device = identity_frame(list(identities)), wide["at"] % len(identities)
         file = [(wide["at"] // len(identities)).alias("file")] if "file" in rows.columns else []
