@@ -15,13 +15,29 @@ the true one, since a job is submitted before it is eligible, and eligible befor
 from __future__ import annotations
 
 import math
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypedDict, Unpack
 
 import polars as pl
-from sqlalchemy import ColumnElement, Connection, Engine, Table, and_, delete, exists, func, or_, select, true, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    and_,
+    delete,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    true,
+    update,
+)
 
 from slurm_affinode.base.config import UNNAMED_CLUSTER
 from slurm_affinode.base.errors import InputError
@@ -197,6 +213,9 @@ SLICE = 20_000
 """Rows fetched, merged and written at a time; bounds the memory taken by rows as Python objects."""
 FETCHED = 4_000
 """Rows fetched by a query before they become columns: few enough to stay in the caches of the processor."""
+ARRAY = 50_000
+"""Most values in a JSON array that SQLite returns: it is held in memory, and SQLite's limit is 1 GB."""
+_SQLITE_WITH_JSON = (3, 38)
 _IN_LIST = 2_000
 Align = Callable[[pl.DataFrame, pl.DataFrame], tuple[pl.DataFrame, pl.DataFrame]]
 
@@ -493,14 +512,55 @@ class AccountingQueries:
         return first if first == last else None
 
     def _frame(self, table: Table, schema: dict[str, pl.DataType], condition: ColumnElement[bool]) -> pl.DataFrame:
-        statement = select(*(table.c[name] for name in schema)).where(condition)
         with without_collection(), reading(self._engine) as connection:
-            # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
-            cursor = connection.execute(statement).cursor
-            parts = [from_rows((), schema)]
-            while rows := cursor.fetchmany(FETCHED):
-                parts.append(from_rows(rows, schema))
-        return from_stored(pl.concat(parts), schema)
+            span = _row_span(connection, table, condition) if _has_arrays(connection, schema) else None
+            if span is None:
+                frames = _in_rows(connection, table, schema, condition)
+            else:
+                frames = _in_arrays(connection, table, schema, condition, span)
+            stored = pl.concat([from_rows((), schema), *frames])
+        return from_stored(stored, schema)
+
+
+def _in_rows(
+    connection: Connection, table: Table, schema: Schema, condition: ColumnElement[bool]
+) -> Iterator[pl.DataFrame]:
+    # Rows of the driver: making SQLAlchemy's rows would take as long as the query itself.
+    cursor = connection.execute(select(*(table.c[name] for name in schema)).where(condition)).cursor
+    while rows := cursor.fetchmany(FETCHED):
+        yield from_rows(rows, schema)
+
+
+_ROW = literal_column("rowid", BigInteger)
+
+
+def _has_arrays(connection: Connection, schema: Schema) -> bool:
+    """Return whether the database is a SQLite that returns these columns as JSON; it would round floats."""
+    if connection.dialect.name != "sqlite" or sqlite3.sqlite_version_info < _SQLITE_WITH_JSON:
+        return False
+    return not any(isinstance(dtype, pl.Float64) for dtype in schema.values())
+
+
+def _row_span(connection: Connection, table: Table, condition: ColumnElement[bool]) -> range | None:
+    """Return the range of SQLite's row numbers, or ``None`` if the rows are few, or scattered."""
+    counts = select(func.count(), func.min(_ROW), func.max(_ROW)).select_from(table).where(condition)
+    count, first, last = connection.execute(counts).one()
+    if count < SLICE or last - first >= 4 * count:
+        return None
+    return range(first, last + 1)
+
+
+def _in_arrays(
+    connection: Connection, table: Table, schema: Schema, condition: ColumnElement[bool], span: range
+) -> Iterator[pl.DataFrame]:
+    """Read each column as JSON arrays: no Python object is made for a value, which takes a third of the time."""
+    arrays = select(*(func.json_group_array(table.c[name]) for name in schema)).where(condition)
+    for first in span[::ARRAY]:
+        texts = connection.execute(arrays.where(_ROW.between(first, first + ARRAY - 1))).one()
+        yield pl.DataFrame(dict(zip(schema, texts, strict=True))).select(
+            pl.col(name).str.json_decode(pl.List(stored_dtype(dtype))).explode(empty_as_null=False)
+            for name, dtype in schema.items()
+        )
 
 
 _ATTEMPTS = {"cluster": pl.String(), "job_id": pl.Int64(), "attempts": pl.Int64()}
