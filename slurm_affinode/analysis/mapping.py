@@ -503,17 +503,17 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> p
     alone = nodes.filter(pl.len().over("run") == 1).join(
         runs.filter(pl.col("gpus") > 0).select("run", "cluster", "gpus", "start_ms", "end_ms"), on="run"
     )
+    alone, places = _numbered(alone)
     changes = pl.concat(
         [
-            alone.select("cluster", "node", pl.col("start_ms").alias("ms"), pl.col("gpus").alias("change")),
-            alone.select("cluster", "node", pl.col("end_ms").alias("ms"), (-pl.col("gpus")).alias("change")),
+            alone.select("place", pl.col("start_ms").alias("ms"), pl.col("gpus").alias("change")),
+            alone.select("place", pl.col("end_ms").alias("ms"), (-pl.col("gpus")).alias("change")),
         ]
     )
-    # At equal times, ends sort before starts.
-    held = changes.sort("cluster", "node", "ms", "change").with_columns(
-        pl.col("change").cum_sum().over("cluster", "node").alias("least")
-    )
-    found = [held.select("cluster", "node", "least")]
+    # At equal times, ends sort before starts. The changes of each node add up to 0: the sum needs no groups.
+    held = changes.sort("place", "ms", "change").with_columns(pl.col("change").cum_sum().alias("least"))
+    most = held.group_by("place").agg(pl.col("least").max())
+    found = [most.join(places, on="place").select("cluster", "node", "least")]
     if not recorded.is_empty():
         of_jobs = recorded.drop_nulls("node").with_columns(
             pl.col("node").str.split(".").list.first(),
@@ -534,6 +534,12 @@ def _least(runs: pl.DataFrame, nodes: pl.DataFrame, recorded: pl.DataFrame) -> p
 _STAY = ("run", "cluster", "start_ms", "end_ms")
 
 
+def _numbered(frame: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Add ``place``, the number of the node, which is sorted faster than its names. Return the numbers as well."""
+    places = frame.select("cluster", "node").unique().with_row_index("place")
+    return frame.join(places, on=["cluster", "node"], nulls_equal=True), places
+
+
 def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame, maybe: pl.DataFrame | None) -> pl.DataFrame:
     """Return ``run``, ``node``, ``crowded``: whether another run may have had GPUs of the node at the same time."""
     mapped = pl.col("run").is_in(taken["run"].unique().implode())
@@ -542,9 +548,13 @@ def _crowded(runs: pl.DataFrame, nodes: pl.DataFrame, taken: pl.DataFrame, maybe
     if maybe is not None:
         longer = maybe.select(stays.columns)
         stays = pl.concat([stays.join(longer, on=["run", "node"], how="anti"), longer])
-    stays = stays.sort("cluster", "node", "start_ms", "end_ms", "run").with_columns(
-        pl.col("end_ms").cum_max().shift().over("cluster", "node").alias("before"),
-        pl.col("start_ms").shift(-1).over("cluster", "node").alias("after"),
+    stays = (
+        _numbered(stays)[0]
+        .sort("place", "start_ms", "end_ms", "run")
+        .with_columns(
+            pl.col("end_ms").cum_max().shift().over("place").alias("before"),
+            pl.col("start_ms").shift(-1).over("place").alias("after"),
+        )
     )
     crowded = (pl.col("before") > pl.col("start_ms")).fill_null(value=False) | (
         pl.col("after") < pl.col("end_ms")
