@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -113,9 +113,13 @@ def localise(
 ) -> tuple[pl.Series, dict[str, int]]:
     """Convert ``naive`` local times of ``zone`` to UTC; return the times and decisions (see ``parse``)."""
     zone = zone or local_zone()
+    if isinstance(zone, timezone):
+        return (naive - zone.utcoffset(None)).dt.replace_time_zone("UTC").cast(TIME).alias("time"), {}
     if not isinstance(zone, ZoneInfo):
-        moments = [None if one is None else one.replace(tzinfo=zone).astimezone(UTC) for one in naive]
-        return pl.Series("time", moments, TIME), {}
+        distinct = naive.drop_nulls().unique()
+        moments = [moment.replace(tzinfo=zone).astimezone(UTC) for moment in distinct]
+        converted = pl.DataFrame({"naive": distinct, "time": pl.Series(moments, dtype=TIME)})
+        return naive.to_frame("naive").join(converted, on="naive", how="left", maintain_order="left")["time"], {}
     name = zone.key
     early = naive.dt.replace_time_zone(name, ambiguous="earliest", non_existent="null")
     late = naive.dt.replace_time_zone(name, ambiguous="latest", non_existent="null")
