@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -10,13 +9,13 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from slurm_affinode.analysis.result import WasteQuery
 from slurm_affinode.analysis.serving.crash_log import LogFindings, StartupFacts
-from slurm_affinode.analysis.serving.diagnosis import ExaminedEngine, Fleet, diagnose_all, examine_all
+from slurm_affinode.analysis.serving.diagnosis import ExaminedEngine, Fleet, diagnose_all, examine_all, of_each
 from slurm_affinode.analysis.serving.series import EngineSeries, responds_in_turn, streams
 from slurm_affinode.analysis.serving.timeline import timeline
 from slurm_affinode.analysis.serving.tuning import Tuning, observe
@@ -126,12 +125,21 @@ def find(
     """
     with _selected(config, query) as (since, until, samples, gpus):
         found, charts = [], []
-        for one in examine_all(samples, _fleet(config, since, until, gpus, logs)):
-            found.append(replace(one.health, period_end=until))
-            if timelines:
-                charts.append(_timeline(one))
+        take = _with_timeline if timelines else _without_timeline
+        for health, chart in of_each(samples, take, _fleet(config, since, until, gpus, logs)):
+            found.append(replace(health, period_end=until))
+            if chart is not None:
+                charts.append(chart)
             advance(1)
         return Servers(since, until, tuple(found), tuple(charts))
+
+
+def _with_timeline(one: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
+    return one.health, _timeline(one)
+
+
+def _without_timeline(one: ExaminedEngine) -> tuple[EngineHealth, pl.DataFrame | None]:
+    return one.health, None
 
 
 _OUT_OF_MEMORY = "OUT_OF_MEMORY"
@@ -189,8 +197,6 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
     ``jobs``: accounting of the interval, with the columns of ``JOBS`` that the query filters. With a filter by
     partition or account, engines of unknown jobs are left out.
     """
-    # Engines in order of urgency, with a number to break ties, and the charts of the first ones.
-    found: list[tuple[Any, int, EngineUsage, pl.DataFrame | None]] = []
     with contextlib.closing(engine_store(config.serving_dir)) as store:
         if not store.parts(query.since, query.until):
             return None
@@ -198,21 +204,28 @@ def usage_of(config: Config, query: WasteQuery, jobs: pl.DataFrame, *, timelines
         samples = store.scan(query.since, query.until)
         if query.clusters:
             samples = samples.filter(pl.col("cluster").is_in(query.clusters))
+        found: list[EngineUsage] = []
         with _gpu_samples(config, query.since, query.until) as gpus:
-            fleet = _fleet(config, query.since, query.until, gpus)
-            for number, one in enumerate(examine_all(samples, fleet)):
-                owner = owners.get((one.health.key.cluster, one.health.job), {})
-                health = one.health if one.health.user else replace(one.health, user=owner.get("user"))
-                if not _matches(query, {**owner, "user": health.user}):
-                    continue
-                used = usage(health, one.series)
-                place = bisect.bisect(found, (used.urgency, number), key=lambda entry: entry[:2])
-                charted = place < timelines
-                found.insert(place, (used.urgency, number, used, _timeline(one) if charted else None))
-                if charted and len(found) > timelines:
-                    found[timelines] = (*found[timelines][:3], None)
-    charts = tuple(chart for *_, chart in found if chart is not None)
-    return ServerReport(tuple(used for _, _, used, _ in found), charts) if found else None
+            for used in of_each(samples, _used, _fleet(config, query.since, query.until, gpus)):
+                health = used.health
+                owner = owners.get((health.key.cluster, health.job), {})
+                known = used if health.user else replace(used, health=replace(health, user=owner.get("user")))
+                if _matches(query, {**owner, "user": known.health.user}):
+                    found.append(known)
+            found.sort(key=lambda one: one.urgency)
+            charts = tuple(_chart(one.health, samples, gpus) for one in found[:timelines])
+    return ServerReport(tuple(found), charts) if found else None
+
+
+def _used(one: ExaminedEngine) -> EngineUsage:
+    return usage(one.health, one.series)
+
+
+def _chart(health: EngineHealth, samples: pl.LazyFrame, gpus: pl.LazyFrame | None) -> pl.DataFrame:
+    """Return the timeline of one engine: its samples are read again, as few of many engines have a chart."""
+    own = samples.filter(*_same(health))
+    same = health.key, health.job
+    return next(_timeline(one) for one in examine_all(own, Fleet(gpus)) if (one.health.key, one.health.job) == same)
 
 
 _Owner = dict[str, str | None]
@@ -332,12 +345,17 @@ def _room(gpus: pl.DataFrame | None) -> tuple[float | None, float | None]:
 
 def _own(health: EngineHealth, samples: pl.LazyFrame) -> pl.DataFrame:
     """Return the samples of an engine, with those of other processes that respond at its address."""
-    names = [name for name in IDENTITY if name != "rank" or not responds_in_turn(health.key)]
-    same = [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in names]
+    same = _same(health)
     if health.job is not None:
         # Jobs that served at this address one after the other are engines of their own.
         same.append((pl.col("job") == health.job).fill_null(value=True))
     return samples.filter(pl.all_horizontal(same), pl.col("time").is_between(health.since, health.until)).collect()
+
+
+def _same(health: EngineHealth) -> list[pl.Expr]:
+    """Return the condition for samples from the engine's address."""
+    names = [name for name in IDENTITY if name != "rank" or not responds_in_turn(health.key)]
+    return [pl.col(name).eq_missing(pl.lit(getattr(health.key, name), pl.String)) for name in names]
 
 
 def _series(health: EngineHealth, samples: pl.LazyFrame) -> EngineSeries | None:

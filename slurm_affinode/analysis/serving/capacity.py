@@ -161,7 +161,7 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
     grown = series.change("preemptions")
     if not (grown > 0).any():
         return []
-    found = []
+    found, prompt = [], _prompt_tokens(series)
     for first, last in lasting(series, grown > 0):
         before = max(first - 1, 0)
         spans = series.interval[before + 1 : last + 1]
@@ -169,14 +169,16 @@ def preemption_storms(series: EngineSeries) -> list[Diagnosis]:
         active = float(np.nansum(spans[grown[before + 1 : last + 1] > 0])) / length if length else 0.0
         if length < STORM_S or count < 10 or active < 0.5:
             continue
-        if (one := _storm(series, before, last, count, length)) is not None:
+        if (one := _storm(series, before, last, count, length, prompt)) is not None:
             found.append(one)
     return found
 
 
-def _storm(series: EngineSeries, first: int, last: int, count: float, length: float) -> Diagnosis | None:
+def _storm(  # noqa: PLR0917
+    series: EngineSeries, first: int, last: int, count: float, length: float, prompt: float | None
+) -> Diagnosis | None:
     finished = series.sum_of("finished", first, last)
-    repeated = _recomputed_share(series, first, last, count)
+    repeated = _recomputed_share(series, first, last, count, prompt)
     rate, usual = series.rate_of("generation_tokens", first, last), _rate_without_preemption(series, first)
     lost = None if rate is None or usual is None else max(0.0, 1 - rate / usual)
     each = None if not finished else count / finished
@@ -213,12 +215,17 @@ def _storm(series: EngineSeries, first: int, last: int, count: float, length: fl
                      figures=figures, doubt=doubt)  # fmt: skip
 
 
-def _recomputed_share(series: EngineSeries, first: int, last: int, count: float) -> float | None:
+def _prompt_tokens(series: EngineSeries) -> float | None:
+    """Return the mean length of prompts over the whole series."""
+    mean = series.ratio_of("prompt_length", "prompt_length_count", 0, len(series) - 1)
+    if mean is not None:
+        return mean
+    # Prompts of requests that have not ended count as well, which is little over the whole series.
+    return series.ratio_of("prompt_tokens", "finished", 0, len(series) - 1)
+
+
+def _recomputed_share(series: EngineSeries, first: int, last: int, count: float, prompt: float | None) -> float | None:
     """Return the share of processed tokens that repeats a prefill, at least: a preempted request holds its prompt."""
-    prompt = series.ratio_of("prompt_length", "prompt_length_count", 0, len(series) - 1)
-    if prompt is None:
-        # Prompts of requests that have not ended count as well, which is little over the whole series.
-        prompt = series.ratio_of("prompt_tokens", "finished", 0, len(series) - 1)
     if prompt is None:
         size, usage = series.peak_of("kv_tokens", first, last), series.mean_of("kv_usage", first, last)
         running = series.mean_of("running", first, last)
@@ -236,10 +243,10 @@ def _rate_without_preemption(series: EngineSeries, before: int) -> float | None:
 
     Without such intervals there is nothing to compare with: ``None``.
     """
-    grown, tokens, spans = series.change("preemptions"), series.change("generation_tokens"), series.interval
-    running = series.value("running")
-    earlier = np.arange(len(series)) <= before
-    usable = earlier & (grown == 0) & np.isfinite(tokens) & np.isfinite(spans) & (running >= 1)
+    earlier = slice(before + 1)
+    grown, tokens = series.change("preemptions")[earlier], series.change("generation_tokens")[earlier]
+    spans, running = series.interval[earlier], series.value("running")[earlier]
+    usable = (grown == 0) & np.isfinite(tokens) & np.isfinite(spans) & (running >= 1)
     if np.count_nonzero(usable) < _ENOUGH:
         return None
     busiest = usable & (running >= np.quantile(running[usable], 0.75))

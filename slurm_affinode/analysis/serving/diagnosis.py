@@ -1,14 +1,20 @@
 """Diagnose inference engines from their samples, with GPU samples and events where these are known.
 
-Nothing here reads a file or a clock. An engine is diagnosed from its own samples alone, so that memory is bounded by a
-few engines at a time.
+Nothing here reads a clock. An engine is diagnosed from its own samples alone, so that memory is bounded by a few
+engines at a time, and several processes can each diagnose a part of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import multiprocessing
+import os
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any, TypeVar
 
 import numpy as np
 import polars as pl
@@ -22,8 +28,10 @@ from slurm_affinode.metrics.serving.schema import IDENTITY
 from slurm_affinode.model.serving import Diagnosis, EngineEvent, EngineHealth, EngineKey
 
 IDLE_S = 600.0
-ROWS = 250_000
-"""Samples held in memory at a time."""
+ROWS = 60_000
+"""Samples held in memory at a time, by each process."""
+MANY = 100
+"""Engines from which further processes, each of which needs a second to start, save time."""
 _NOT_HEALTHY = frozenset({
     "idle", "asleep", "kv-saturated", "batch-full", "queue-unstable", "recovering", "preemption-storm",
     "request-too-large", "swap-thrashing", "stalled",
@@ -177,33 +185,105 @@ _NO_FLEET = Fleet()
 def diagnose_all(
     samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
 ) -> Iterator[EngineHealth]:
-    """Yield the health of every engine in ``samples``.
+    """Yield the health of every engine in ``samples``, as ``of_each``."""
+    return of_each(samples, _health_of, fleet, options)
 
-    With a column ``device``, as in the sample store, engines are in its order, otherwise in that of their identity. A
-    few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they make
-    more exact.
-    """
-    return (one.health for one in examine_all(samples, fleet, options))
+
+def _health_of(one: ExaminedEngine) -> EngineHealth:
+    return one.health
 
 
 def examine_all(
     samples: pl.LazyFrame, fleet: Fleet = _NO_FLEET, options: Options = _DEFAULTS
 ) -> Iterator[ExaminedEngine]:
-    """Yield every engine in ``samples`` with its data, as ``diagnose_all`` does.
+    """Yield every engine in ``samples`` with its data, in this process. See ``of_each``."""
+    work = _Work(conform(samples), fleet, options)
+    for engines in _batches(work.counts()):
+        yield from work.examine(engines)
 
-    An address is an engine for each job that served there.
+
+Result = TypeVar("Result")
+
+
+def of_each(
+    samples: pl.LazyFrame, take: Callable[[ExaminedEngine], Result], fleet: Fleet = _NO_FLEET,
+    options: Options = _DEFAULTS, *, many: int = MANY,
+) -> Iterator[Result]:  # fmt: skip
+    """Yield ``take`` of every engine in ``samples``.
+
+    With a column ``device``, as in the sample store, engines are in its order, otherwise in that of their identity. A
+    few engines are in memory at a time. Histograms are read only for engines with an overload, whose estimate they make
+    more exact. An address is an engine for each job that served there.
+
+    From ``many`` engines on, each core has a process for a part of them: ``take`` is a function that can be pickled.
     """
-    whole = conform(samples)
-    names = [name for name in whole.collect_schema().names() if name not in _HISTOGRAMS]
-    by = ["device"] if "device" in names else _KEY
-    counts = whole.select(by).group_by(by).len().sort(by, nulls_last=True).collect(engine="streaming")
-    for engines in _batches(counts):
-        part = _of_engines(whole.select(names), engines).collect(engine="streaming")
-        gpus = _gpus_of(fleet.gpus, part)
+    work = _Work(conform(samples), fleet, options)
+    counts = work.counts()
+    batches = list(_batches(counts))
+    workers = min(len(os.sched_getaffinity(0)), len(batches))
+    if workers < 2 or len(counts) < many:
+        for engines in batches:
+            yield from map(take, work.examine(engines))
+        return
+    # Not forked: Polars has threads.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, context, _begin, (work, take)) as pool:
+        waiting: deque[Future[list[Result]]] = deque()
+        try:
+            for engines in batches:
+                waiting.append(pool.submit(_examine_batch, engines))
+                # Bounded: the results of a batch may be large.
+                if len(waiting) > workers + 1:
+                    yield from waiting.popleft().result()
+            while waiting:
+                yield from waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_of_process: list[tuple[_Work, Callable[[ExaminedEngine], Any]]] = []
+"""In a process of the pool: its work. Facts about a fleet are sent once, not with each batch."""
+
+
+def _begin(work: _Work, take: Callable[[ExaminedEngine], Any]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C also reaches the process that waits for this one
+    _of_process.append((work, take))
+
+
+def _examine_batch(engines: pl.DataFrame) -> list[Any]:
+    ((work, take),) = _of_process
+    return [take(one) for one in work.examine(engines)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What is to be diagnosed."""
+
+    whole: pl.LazyFrame
+    """Conforming samples."""
+    fleet: Fleet
+    options: Options
+
+    @property
+    def by(self) -> list[str]:
+        """Return the columns that tell engines apart."""
+        return ["device"] if "device" in self.whole.collect_schema().names() else _KEY
+
+    def counts(self) -> pl.DataFrame:
+        """Return the engines, and the number of samples of each (``len``)."""
+        found = self.whole.select(self.by).group_by(self.by).len().sort(self.by, nulls_last=True)
+        return found.collect(engine="streaming")
+
+    def examine(self, engines: pl.DataFrame) -> Iterator[ExaminedEngine]:
+        """Yield some engines (rows of ``counts``)."""
+        by = self.by
+        names = [name for name in self.whole.collect_schema().names() if name not in _HISTOGRAMS]
+        part = _of_engines(self.whole.select(names), engines).collect(engine="streaming")
+        gpus = _gpus_of(self.fleet.gpus, part)
         for chosen, own in part.partition_by(by, as_dict=True).items():
             key = EngineKey(*own.select(_KEY).row(0))
             engine = pl.DataFrame([chosen], schema=engines.select(by).schema, orient="row")
-            yield from _one(_of_engines(whole, engine), key, own, gpus, fleet, options)
+            yield from _one(_of_engines(self.whole, engine), key, own, gpus, self.fleet, self.options)
 
 
 _KEY = list(IDENTITY)

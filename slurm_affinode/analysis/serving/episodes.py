@@ -29,6 +29,7 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
     single samples around it.
     """
     short = SHORT_STEPS * series.step_s if close is None else 0.0
+    longest = close_s(series)
     time = series.time
     found: list[tuple[int, int]] = []
     for first, end in series.segments:
@@ -45,7 +46,7 @@ def runs(series: EngineSeries, mask: Bools, *, close: float | None = None) -> li
                 before = merged[-1]
                 pause = float(time[now[0]] - time[before[1]]) - series.step_s
                 shorter = min(before[2], now[2])
-                limit = max(close_s(series), shorter / 2) if close is None else close
+                limit = max(longest, shorter / 2) if close is None else close
                 if pause > max(limit, short) or (pause > short and pause > shorter):
                     break
                 now = (before[0], now[1], before[2] + now[2])

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import polars as pl
 import pytest
 from serving_simulation import Engine, service_rate, simulate
 
-from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose_all, examine
+from slurm_affinode.analysis.serving.diagnosis import EngineContext, Fleet, Options, diagnose_all, examine, of_each
 from slurm_affinode.analysis.serving.queue import second_moment
 from slurm_affinode.analysis.serving.rules import RULES
 from slurm_affinode.analysis.serving.series import EngineSeries
@@ -730,6 +731,8 @@ def test_fleet_is_diagnosed_engine_by_engine(serving: Path, monkeypatch: pytest.
     assert found[0].user == "ada"
     alone = health(samples.filter(pl.col("address") == "a"))
     assert found[0].diagnoses == alone.diagnoses
+    # Several processes diagnose parts of them, if there are many and this machine has the cores.
+    assert list(of_each(samples.lazy(), attrgetter("health"), many=2)) == found
 
 
 def test_fleet_joins_gpus_and_jobs() -> None:
