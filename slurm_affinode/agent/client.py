@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from slurm_affinode.base.errors import AffinodeError, UnreachableError
@@ -31,12 +30,14 @@ class AnswerError(AffinodeError):
         self.exit_code = exit_code
 
 
-def ask_local(run_dir: Path, request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
+def ask_local(
+    run_dir: str | os.PathLike[str], request: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S
+) -> dict[str, Any]:
     """Return the reply of this node's agent. Raises ``UnreachableError`` and ``AnswerError``."""
-    path = run_dir / CONTROL
+    path = f"{run_dir}/{CONTROL}"
     if os.geteuid() == 0:
         with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):  # an older agent has no such socket
-            return _ask_at(run_dir / ROOTS, request, timeout_s)
+            return _ask_at(f"{run_dir}/{ROOTS}", request, timeout_s)
     try:
         return _ask_at(path, request, timeout_s)
     except FileNotFoundError:
@@ -45,18 +46,18 @@ def ask_local(run_dir: Path, request: Mapping[str, Any], *, timeout_s: float = T
         raise UnreachableError(f"{path}: the agent of this node does not run") from None
 
 
-def _ask_at(path: Path, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+def _ask_at(path: str, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
     """Send a request to one socket. Raises ``FileNotFoundError`` and ``ConnectionRefusedError`` as well."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
-            sock.connect(str(path))
+            sock.connect(path)
             line = _exchange(sock, _line(request), timeout_s)
     except (FileNotFoundError, ConnectionRefusedError):
         raise
     except OSError as error:
         raise UnreachableError(f"{path}: the agent does not respond: {error.strerror or error}") from error
-    return _granted(line, str(path))
+    return _granted(line, path)
 
 
 def ask_node(

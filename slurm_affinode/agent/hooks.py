@@ -1,5 +1,7 @@
 """Prolog and epilog of a node. They run for every job, so they import little and by default never fail the node.
 
+They do without ``pathlib``, which imports the parser of URLs and with it that of network addresses.
+
 slurmd calls them as root, with ``SLURM_JOB_ID``, ``SLURM_JOB_UID`` and, for a job with GPUs, ``SLURM_JOB_GPUS`` in the
 environment. Source: Slurm's prolog and epilog guide.
 """
@@ -9,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from slurm_affinode.agent.client import ask_local
@@ -32,7 +33,7 @@ PROLOG_S = 20.0
 """``node_config.InplaceConfig.prolog_timeout``."""
 
 
-def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | None = None) -> int:
+def main(which: str, config_path: str | os.PathLike[str] | None = None, env: Mapping[str, str] | None = None) -> int:
     """Run the prolog or epilog (``which``) and return its exit status, which is 1 only with ``agent.strict_hooks``.
 
     Problems are reported on standard error, which slurmd writes to its log.
@@ -53,14 +54,15 @@ def main(which: str, config_path: Path | None = None, env: Mapping[str, str] | N
     return 1 if problems and strict else 0
 
 
-def _settings(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
+def _settings(path: str | os.PathLike[str] | None, env: Mapping[str, str]) -> dict[str, Any]:
     """Return the section ``[agent]`` as it is in the file; the agent has validated it. Raises ``ConfigError``.
 
     ``prolog_wakes`` is added if ``[inplace]`` enables waking of sleepers in the prolog.
     """
-    asked = path or (Path(env[ENV_CONFIG]) if env.get(ENV_CONFIG) else None)
+    asked = path or env.get(ENV_CONFIG) or None
     try:
-        text = (asked or Path(CONFIG)).read_text(encoding="utf-8")
+        with open(asked or CONFIG, encoding="utf-8") as file:  # noqa: PTH123 - see above
+            text = file.read()
     except FileNotFoundError:
         if asked is None:
             return {}
@@ -91,14 +93,14 @@ def run(which: str, settings: Mapping[str, Any], env: Mapping[str, str]) -> list
     problems: list[str] = []
     if settings.get("job_map"):
         try:
-            _map(which, Path(str(settings["job_map"])), names, job)
+            _map(which, str(settings["job_map"]), names, job)
         except (AffinodeError, ValueError) as error:
             problems.append(str(error))
     request: dict[str, object] = {"verb": which, "job": int(job), "uid": int(uid)}
     if names and all(map(_is_number, names)):
         request["gpus"] = [int(name) for name in names]
     try:
-        ask_local(Path(str(settings.get("run_dir", RUN_DIR))), request, timeout_s=AGENT_S)
+        ask_local(str(settings.get("run_dir", RUN_DIR)), request, timeout_s=AGENT_S)
     except AffinodeError as error:
         return [*problems, str(error)]
     if which == "prolog" and "gpus" in request and "prolog_wakes" in settings:
@@ -115,7 +117,7 @@ def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """Have the agent wake jobs suspended in place on the job's GPUs; return those that still sleep."""
     from slurm_affinode.base.times import parse_span_s  # noqa: PLC0415 - only if it is needed
 
-    run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
+    run_dir = str(settings.get("run_dir", RUN_DIR))
     try:
         wait_s = parse_span_s(str(settings["prolog_wakes"])) if settings["prolog_wakes"] else PROLOG_S
         answer = ask_local(run_dir, {**request, "verb": "prolog-wakes"}, timeout_s=wait_s + AGENT_S)
@@ -126,7 +128,7 @@ def _wake(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
 
 def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[str]:
     """Have the agent end leftover processes of the job on its GPUs; print them and return the GPUs not free."""
-    run_dir = Path(str(settings.get("run_dir", RUN_DIR)))
+    run_dir = str(settings.get("run_dir", RUN_DIR))
     try:
         report = ask_local(run_dir, {**request, "verb": "leftovers"}, timeout_s=LEFTOVERS_S)
     except AffinodeError as error:
@@ -139,9 +141,12 @@ def _leftovers(settings: Mapping[str, Any], request: Mapping[str, Any]) -> list[
     return [] if report.get("drained") else [str(one) for one in report.get("dirty", ())]
 
 
-def _map(which: str, directory: Path, names: list[str], job: str) -> None:
-    from slurm_affinode.gpu import jobs  # noqa: PLC0415 - only where it is written
+def _map(which: str, place: str, names: list[str], job: str) -> None:
+    from pathlib import Path  # noqa: PLC0415 - only where it is written
 
+    from slurm_affinode.gpu import jobs  # noqa: PLC0415
+
+    directory = Path(place)
     if which == "epilog":
         jobs.remove(directory, job, lock_s=LOCK_S)
     elif names:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import NoReturn
 
 
@@ -13,7 +12,7 @@ def main() -> NoReturn:
         case [("prolog" | "epilog") as which]:
             config = None
         case [("prolog" | "epilog") as which, "--config", path]:
-            config = Path(path)
+            config = path
         case _:
             from slurm_affinode.cli.main import main as commands  # noqa: PLC0415 - quick for the others
 
