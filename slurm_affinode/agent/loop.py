@@ -308,7 +308,8 @@ class Loop:
             job_id=job.job_id,
             option=job.option,
             idle=state.detector.state,
-            run_s=queues.run_s(slurm, self.now()),
+            # Before it is identified, its earlier suspensions are unknown.
+            run_s=None if job.key is None else queues.run_s(slurm, self.now()),
             user=None if slurm is None else slurm.user,
             account=None if slurm is None else slurm.account,
             partition=None if slurm is None or not slurm.partitions else slurm.partitions[0],

@@ -268,11 +268,13 @@ class Service:
             raise RequestError("too-often", "too many requests to slurmctld from you: retry in a moment", exit_code=3)
 
     def _reported(self, job: WatchedJob, caller: Caller) -> WatchedJob:
-        """Return a job with slurmctld's record, requested now if it is unknown, or lists steps (which may have ended).
+        """Return a job with slurmctld's record and its earlier suspensions, requested now if these are unknown.
+
+        Steps that it lists may have ended: then as well.
 
         Unchanged if slurmctld does not respond in time. Raises ``RequestError`` if ``caller`` exceeds the rate limit.
         """
-        if job.slurm is not None and not JobFacts.of(job.slurm).steps:
+        if job.slurm is not None and job.key is not None and not JobFacts.of(job.slurm).steps:
             return job
         self._limit(caller)
         self.ask(lambda: self.loop.identify(job.job_id))

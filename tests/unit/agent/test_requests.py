@@ -25,7 +25,7 @@ from slurm_affinode.agent.client import AnswerError, ask_local
 from slurm_affinode.agent.listeners import listen_unix
 from slurm_affinode.agent.requests import Caller
 from slurm_affinode.agent.service import CONNECTS_S
-from slurm_affinode.base.errors import UnreachableError
+from slurm_affinode.base.errors import AffinodeError, UnreachableError
 from slurm_affinode.model.cluster import Job, Step
 from slurm_affinode.model.suspension import JobKey, Phase, Refusal
 from slurm_affinode.suspension import refusals
@@ -288,6 +288,27 @@ def test_suspend_on_request_respects_limits(node: Node1, rule: dict[str, float],
     assert caught.value.code == "not-permitted"
     assert ask(node, ROOT, verb="suspend", job=7, force=True)["begun"] is True
     node.acts.go.set()
+
+
+def test_suspend_on_request_waits_until_earlier_suspensions_are_known(
+    node: Node1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after a restore, the job has slurmctld's record, but its image and restores were not read yet."""
+    busy(node)
+    node.daemon.registry.change(7, lambda one: replace(one, key=None, suspensions=0))
+
+    def unreadable(job: WatchedJob) -> tuple[JobKey, int]:
+        raise AffinodeError("the store does not respond")
+
+    monkeypatch.setattr(node.acts, "identify", unreadable)
+    with pytest.raises(control.RequestError) as caught:
+        ask(node, ALICE, verb="suspend", job=7)
+    assert caught.value.code == "run-unknown"
+    monkeypatch.setattr(node.acts, "identify", lambda job: (JobKey("test", 7, 1), 3))
+    node.daemon.loop.policy = replace(node.daemon.loop.policy, backoff_s=86400.0)
+    with pytest.raises(control.RequestError) as caught:
+        ask(node, ALICE, verb="suspend", job=7)
+    assert caught.value.code == "backoff"
 
 
 def busy(node: Node1) -> None:
