@@ -10,7 +10,7 @@ from cluster.servers import BY_HAND as IN_PLACE
 from cluster.servers import put_to_sleep, wait_awake
 from cluster.sleepers import BY_HAND, UNTIL_FINISH, end, wait_for_agents, wake
 from cluster.spank import outcome
-from cluster.test_workload_harm import move
+from cluster.test_workload_harm import resume
 
 pytestmark = pytest.mark.cluster
 
@@ -20,6 +20,7 @@ PROGRAMS = sorted(
     if path.name not in ("moving.py", "README.md") and path.is_file()
 )
 START_S = 120
+SUSPEND_S = 150
 GPU = f"{WORKLOADS}/idle_after.py --busy 0 --idle 1 {UNTIL_FINISH} --again 0"
 SCRIPT = f"""#!/bin/bash
 #SBATCH --partition=gpu --gres=gpu:1 --nodelist=c1 --mem=4G
@@ -66,10 +67,22 @@ def assert_unchanged(cluster: Cluster, job: str) -> None:
     assert "all have ended" in cluster.output(job)
 
 
+def suspend_in_the_end(cluster: Cluster, job: str) -> None:
+    """Suspend the job; a suspension that fails, as CRIU may on a busy machine, leaves it unharmed and is repeated."""
+
+    def state() -> str:
+        cluster.run("login", "slurm-affinode", "suspend", job, user="alice")
+        return cluster.job(job)["JobState"]
+
+    wait_until("it is suspended", state, lambda found: found == "PENDING", timeout_s=SUSPEND_S)
+
+
+@pytest.mark.timeout(600, func_only=True)
 def test_programs_move_to_another_node_and_back(cluster: Cluster) -> None:
     job = started(cluster, BY_HAND)
     for node in ("c2", "c1"):
-        move(cluster, job, node)
+        suspend_in_the_end(cluster, job)
+        resume(cluster, job, node)
         wait_until(
             f"its restore on {node} is complete",
             lambda: cluster.job(job).get("Comment", ""),

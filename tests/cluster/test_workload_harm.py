@@ -22,6 +22,11 @@ def agents(cluster: Cluster) -> None:
 def move(cluster: Cluster, job: str, node: str) -> None:
     """Suspend a job, and resume it on a node."""
     suspend(cluster, job)
+    resume(cluster, job, node)
+
+
+def resume(cluster: Cluster, job: str, node: str) -> None:
+    """Resume a suspended job on a node."""
     wait_asleep(cluster, job)
     cluster.exec("login", "scontrol", "update", f"jobid={job}", f"reqnodelist={node}")
     wake(cluster, job)
