@@ -28,14 +28,19 @@ def check():
     same((os.getsid(session.pid), os.getpgid(group.pid)), (session.pid, group.pid), "session and group of children")
 
 
-def finally_check():
-    same(state(ended.pid), "Z", "the child that has ended")
-    for _ in range(100):  # after a restore it stops a moment later than this process runs
-        if state(stopped.pid) == "T":
-            break
+def is_in(states, pid, what):
+    """Require a state, which a process may have a moment later than this one runs: a restore releases one by one."""
+    for _ in range(100):
+        if state(pid) in states:
+            return
         time.sleep(0.05)
-    same(state(stopped.pid), "T", "the child that is stopped")
-    require(state(orphan) in "SRD", "the orphan")
+    require(False, f"{what}: its state is {state(pid)}")
+
+
+def finally_check():
+    is_in("Z", ended.pid, "the child that has ended")
+    is_in("T", stopped.pid, "the child that is stopped")
+    is_in("SRD", orphan, "the orphan")
 
 
 run(check, finally_check)
