@@ -264,7 +264,7 @@ class FakeScratch(ScratchFiles):
         """How often files were removed after the job had left."""
         self.kept: list[str] = []
         self.ambiguous: str | None = None
-        """What is known of other jobs of the user."""
+        """Other jobs of the user."""
 
     def find(self, init, tree, owner, periods, others) -> ScratchFound:  # type: ignore[no-untyped-def]
         self.periods.append(periods)

@@ -86,11 +86,11 @@ class Maker:
     """Directory -> whether it and those above it belong to the user or root."""
 
     def make(self) -> str | None:
-        """Create what is missing, still without contents; return the first failure, if any."""
+        """Create missing files and directories, still without contents; return the first failure, if any."""
         return self._each(self.files, self._make)
 
     def fill(self) -> str | None:
-        """Set contents, modes and times of what was created; return the first failure, if any."""
+        """Set contents, modes and times of created files; return the first failure, if any."""
         # Directories last, from the bottom: files in them change their times, and they may be read-only.
         created = [one for one in self.files if one.full in self.made]
         files = [one for one in created if one.kind != "directory"]

@@ -257,7 +257,7 @@ def _examine_batch(engines: pl.DataFrame) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What is to be diagnosed."""
+    """Samples of engines, with the facts and options for their diagnosis."""
 
     whole: pl.LazyFrame
     """Conforming samples."""

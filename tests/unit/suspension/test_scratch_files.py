@@ -33,7 +33,7 @@ def agent(tmp_path):
 
 
 def suspended(agent: Agent, outcome: ScratchOutcome) -> list[str]:
-    """Suspend the job; return what was written to its output."""
+    """Suspend the job; return the lines in its output."""
     agent.scratch.outcome = outcome
     job = agent.watched()
     assert agent.suspender.suspend(job, "idle 15m", look_again=lambda: None).failure is None
