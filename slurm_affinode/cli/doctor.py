@@ -10,8 +10,9 @@ from slurm_affinode.base.config import Config
 from slurm_affinode.cli.command import command
 from slurm_affinode.cli.images import shared_images
 from slurm_affinode.cli.options import config_options, echo, json_option, print_json, print_table, slurm_options
-from slurm_affinode.pipeline import doctor as node_checks
-from slurm_affinode.pipeline.doctor import OK, SKIPPED, Check, examine, exit_code
+from slurm_affinode.pipeline import driver_check
+from slurm_affinode.pipeline.checks import OK, SKIPPED, Check
+from slurm_affinode.pipeline.doctor import examine, exit_code
 from slurm_affinode.suspension.inplace.sock_diag import SockDiag, SockDiagError
 
 NAME = "sockets of jobs"
@@ -60,8 +61,8 @@ def doctor(*, config: Config, as_json: bool) -> int:
     restore, restore on other GPUs, CUDA IPC, custom storage; with the driver branch, the purpose, and the evidence.
     """
     checks = examine(config, now=datetime.now(UTC))
-    cuda = node_checks.check_cuda()
-    checks += [node_checks.check(cuda), check(), shared_images(config)]
+    cuda = driver_check.check_cuda()
+    checks += [driver_check.check(cuda), check(), shared_images(config)]
     code = exit_code(checks)
     if as_json:
         print_json({"ok": code == 0, "checks": [asdict(check) for check in checks], "cuda": cuda.as_json()})
@@ -75,13 +76,13 @@ def doctor(*, config: Config, as_json: bool) -> int:
     return code
 
 
-def _title(report: node_checks.CudaReport) -> str:
+def _title(report: driver_check.CudaReport) -> str:
     can = report.capabilities
     if can.driver is None:
         return "NVIDIA driver: none" if report.hint is None else "NVIDIA driver: does not respond"
     parts = [f"NVIDIA driver {can.driver}"]
     if can.cuda is not None:
         parts.append(f"CUDA {can.cuda}")
-    if can.bindings is not None or node_checks.no_bindings(can):
+    if can.bindings is not None or driver_check.no_bindings(can):
         parts.append(f"cuda-bindings {can.bindings or 'not installed'}")
     return ", ".join(parts)

@@ -30,7 +30,7 @@ from slurm_affinode.cli.command import group
 from slurm_affinode.cli.node_options import config_file
 from slurm_affinode.cli.options import clock, echo, json_option, print_json, print_table, progress, warn, zone
 from slurm_affinode.model.suspension import Manifest
-from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED, Check
+from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, Check
 from slurm_affinode.slurm.client import open_client
 from slurm_affinode.suspension.shared_state import Notes, vouched
 from slurm_affinode.suspension.sweep import STOPPED_HINT, Absence, Absences, ImageSweep, StoppedSweep

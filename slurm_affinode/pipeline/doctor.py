@@ -1,7 +1,4 @@
-"""``doctor``: checks of this machine, of the live Slurm, and of the NVIDIA driver. Read-only.
-
-The driver check imports little: it also runs where only the checkpoint package and its bindings are installed.
-"""
+"""``doctor``: checks of this machine and of the live Slurm; that of the NVIDIA driver is in driver_check. Read-only."""
 
 from __future__ import annotations
 
@@ -11,11 +8,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from slurm_affinode.analysis import prices
 from slurm_affinode.base import process, times
@@ -25,18 +19,13 @@ from slurm_affinode.base.process import Helper
 from slurm_affinode.base.process import run as run_program
 from slurm_affinode.base.resources import asset_dir
 from slurm_affinode.base.text import counted
-from slurm_affinode.checkpoint import cuda_features, device_files, yama
-from slurm_affinode.checkpoint.cuda import Cuda
-from slurm_affinode.checkpoint.cuda_driver import LIBRARY
-from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
+from slurm_affinode.checkpoint import device_files, yama
 from slurm_affinode.db import migrations
 from slurm_affinode.db.repository import Repository
-from slurm_affinode.gpu.interface import DriverMissing, GpuDriver, GpuError
-from slurm_affinode.gpu.nvml import NvmlDriver
 from slurm_affinode.metrics import aliases
 from slurm_affinode.metrics.parquet.store import SampleStore
-from slurm_affinode.model.gpu import Device
 from slurm_affinode.pipeline import ingest, known_holes
+from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED, UNREACHABLE, Check
 from slurm_affinode.pipeline.known_holes import HoleFinding
 from slurm_affinode.slurm import scontrol
 from slurm_affinode.slurm.accounting import sacct_command
@@ -46,124 +35,6 @@ from slurm_affinode.slurm.commands_client import CommandsClient
 from slurm_affinode.slurm.interface import Runner, complaint
 from slurm_affinode.slurm.pyslurm_client import start_worker
 from slurm_affinode.slurm.times import site_zone, zone_name
-
-OK, PROBLEM, UNREACHABLE, SKIPPED = "ok", "problem", "unreachable", "skipped"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """The result of one check."""
-
-    name: str
-    status: str
-    """``ok``, ``problem``, ``unreachable`` or ``skipped`` (could not be checked, or does not apply)."""
-    detail: str
-    hint: str | None = None
-
-
-USED_FOR = {
-    Feature.LOCK: "every suspension",
-    Feature.CHECKPOINT: "every suspension",
-    Feature.RESTORE: "every return",
-    Feature.MIGRATION: "a return to other GPUs, or another node's",
-    Feature.IPC: "jobs whose processes share GPU memory",
-    Feature.CUSTOM_STORAGE: "make test-gpu and bench-gpu alone",
-}
-"""Use of each driver feature in this package."""
-_LOADED = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
-"""Exist while NVIDIA's kernel driver is loaded, also in a container with a GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class CudaReport:
-    """Checkpoint support of the NVIDIA driver of this machine."""
-
-    capabilities: Capabilities
-    gpus: tuple[Device, ...] = ()
-    hint: str | None = None
-    """Advice if the driver is installed and does not respond."""
-
-    def rows(self) -> list[tuple[str, str, str, str, str]]:
-        """Return feature, first driver branch with it, its use, whether it is available, and why."""
-        return [
-            (one.feature.value, str(one.since), USED_FOR[one.feature], "yes" if one.available else "no", one.why)
-            for one in self.capabilities.table
-        ]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON output."""
-        can = self.capabilities
-        return {
-            "driver": can.driver,
-            "cuda": can.cuda,
-            "bindings": can.bindings,
-            "checkpoint": can.checkpoint,
-            "why_not": can.why_not,
-            "gpus": [asdict(one) for one in self.gpus],
-            "features": [
-                {"feature": one.feature.name.lower(), "name": one.feature.value, "since": one.since,
-                 "used_for": USED_FOR[one.feature], "available": one.available, "why": one.why}
-                for one in can.table
-            ],
-        }  # fmt: skip
-
-
-def check_cuda(
-    gpus: Callable[[], GpuDriver] = NvmlDriver, cuda: Callable[..., Cuda] = Cuda, *, loaded: Sequence[Path] = _LOADED
-) -> CudaReport:
-    """Query the driver, without changes, CUDA contexts or use of GPU memory. Raises nothing."""
-    with closing(gpus()) as driver:
-        try:
-            devices = tuple(driver.devices())
-            version: str | None = driver.version()
-        except GpuError as error:
-            if isinstance(error, DriverMissing) and not any(path.exists() for path in loaded):
-                return CudaReport(cuda_features.nothing(None, "there is no NVIDIA driver here"))
-            return CudaReport(cuda_features.nothing(None, str(error)), hint=error.hint or "nvidia-smi has to work")
-    mig = bool(devices) and all(_has_mig(one, devices) for one in devices if one.mig is None)
-    with closing(cuda(driver_version=lambda: version, mig=lambda: mig)) as helper:
-        can = helper.capabilities()
-        if can.checkpoint:
-            try:
-                helper.devices()  # the driver may be unusable although the library reports the features
-            except CudaError as error:
-                can = replace(can, checkpoint=False, why_not=str(error))
-        return CudaReport(can, devices)
-
-
-def _has_mig(gpu: Device, devices: Sequence[Device]) -> bool:
-    return any(one.uuid == gpu.uuid and one.mig is not None for one in devices)
-
-
-def check(report: CudaReport) -> Check:
-    """Return the result of the driver check."""
-    can = report.capabilities
-    if can.driver is None:
-        status = SKIPPED if report.hint is None else PROBLEM
-        return Check("CUDA checkpoint", status, can.why_not or "there is no NVIDIA driver here", report.hint)
-    if not can.checkpoint:
-        return Check("CUDA checkpoint", PROBLEM, can.why_not or "not possible", _hint(can))
-    has = [one.feature.value for one in can.table if one.available]
-    lacks = [one.feature.value for one in can.table if not one.available]
-    count = sum(one.mig is None for one in report.gpus)
-    detail = f"driver {can.driver}, CUDA {can.cuda}, {count} GPU{'s' * (count != 1)}: {', '.join(has)}"
-    return Check("CUDA checkpoint", OK, detail + (f"; not: {', '.join(lacks)}" if lacks else ""))
-
-
-def no_bindings(can: Capabilities) -> bool:
-    """Return whether the CUDA bindings are not installed."""
-    return can.bindings is None and "cuda-bindings" in (can.why_not or "")
-
-
-def _hint(can: Capabilities) -> str:
-    if no_bindings(can):
-        return "pip install 'slurm-affinode[cuda]'"
-    if LIBRARY in (can.why_not or ""):
-        return "install the driver's library for CUDA; in a container NVIDIA_DRIVER_CAPABILITIES has to name compute"
-    if all(one.available for one in can.table if one.feature in (Feature.LOCK, Feature.CHECKPOINT, Feature.RESTORE)):
-        return "without MIG, and with a driver that is whole (nvidia-smi), programs can use CUDA here"
-    return "the table below lists the missing features; suspension needs driver 570 or newer (595 on ARM), without MIG"
-
 
 _TIMEOUT_S = 30.0
 

@@ -9,15 +9,15 @@ import pytest
 from gpu.machine import Machine
 from gpu.programs import oldest
 from slurm_affinode.checkpoint.cuda_features import major_of
-from slurm_affinode.pipeline import doctor
-from slurm_affinode.pipeline.doctor import OK
+from slurm_affinode.pipeline import driver_check
+from slurm_affinode.pipeline.checks import OK
 
 pytestmark = pytest.mark.gpu
 
 
 def test_features_of_this_driver(machine: Machine, note: Any) -> None:
     """The table follows the driver's functions; features that its branch introduced are available."""
-    report = doctor.check_cuda()
+    report = driver_check.check_cuda()
     note("table", report.as_json())
     branch = major_of(report.capabilities.driver)
     assert branch is not None
@@ -25,4 +25,4 @@ def test_features_of_this_driver(machine: Machine, note: Any) -> None:
         if branch < one.since:
             assert not one.available, one
     if branch >= oldest():
-        assert doctor.check(report).status == OK
+        assert driver_check.check(report).status == OK

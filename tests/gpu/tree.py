@@ -38,7 +38,7 @@ if uid := int(sys.argv[2]):
     os.setgroups(())
     os.setgid(uid)
     os.setuid(uid)
-if len(sys.argv) > 3 and os.fork() == 0:
+if len(sys.argv) > 4 and os.fork() == 0:
     os.chdir(sys.argv[3])
     os.execv(sys.argv[4], sys.argv[4:])
 open(os.path.basename(sys.argv[1]), "w").close()

@@ -14,7 +14,8 @@ import pytest
 from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.base.pidfd import Process
 from slurm_affinode.checkpoint import device_files
-from slurm_affinode.pipeline.doctor import OK, PROBLEM, forked_workers
+from slurm_affinode.pipeline.checks import OK, PROBLEM
+from slurm_affinode.pipeline.doctor import forked_workers
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs pidfds")
 

@@ -9,7 +9,8 @@ import pytest
 from slurm_affinode.checkpoint import yama
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.yama import PtraceVerdict
-from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED, tracing
+from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED
+from slurm_affinode.pipeline.doctor import tracing
 
 
 @pytest.fixture(params=["0", "1", "2", "3"])

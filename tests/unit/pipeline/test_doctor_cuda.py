@@ -13,8 +13,8 @@ from slurm_affinode.checkpoint import cuda_features
 from slurm_affinode.checkpoint.cuda_driver import Driver, NotAvailableError
 from slurm_affinode.checkpoint.cuda_features import ENTRY_POINTS, DriverFacts
 from slurm_affinode.checkpoint.interface import Capabilities, CudaError, Feature
-from slurm_affinode.pipeline import doctor
-from slurm_affinode.pipeline.doctor import OK, PROBLEM, SKIPPED
+from slurm_affinode.pipeline import driver_check
+from slurm_affinode.pipeline.checks import OK, PROBLEM, SKIPPED
 
 BOUND = (*ENTRY_POINTS, "CUcheckpointLockArgs", "CUcheckpointGpuPair")
 NEWEST = DriverFacts(13040, dict.fromkeys(ENTRY_POINTS, True), BOUND, "13.5.0")
@@ -46,8 +46,8 @@ class Versioned(FakeDriver):
 
 def test_missing_driver_is_reported_but_not_a_problem() -> None:
     """A login node has none; the table is still printed."""
-    report = doctor.check_cuda(lambda: Versioned(missing="the driver: not loaded"), FakeCuda, loaded=())  # type: ignore[arg-type]
-    assert doctor.check(report).status == SKIPPED
+    report = driver_check.check_cuda(lambda: Versioned(missing="the driver: not loaded"), FakeCuda, loaded=())  # type: ignore[arg-type]
+    assert driver_check.check(report).status == SKIPPED
     assert [row[3] for row in report.rows()] == ["no"] * len(Feature)
     assert all(row[2] for row in report.rows())
     assert report.as_json()["gpus"] == []
@@ -56,16 +56,16 @@ def test_missing_driver_is_reported_but_not_a_problem() -> None:
 def test_loaded_driver_that_does_not_respond_is_a_problem(tmp_path: Path) -> None:
     """For example after an upgrade of the libraries only, which NVML refuses."""
     why = "the driver: NVML says: Driver/library version mismatch"
-    report = doctor.check_cuda(lambda: Versioned(missing=why), FakeCuda, loaded=(tmp_path,))  # type: ignore[arg-type]
-    found = doctor.check(report)
+    report = driver_check.check_cuda(lambda: Versioned(missing=why), FakeCuda, loaded=(tmp_path,))  # type: ignore[arg-type]
+    found = driver_check.check(report)
     assert (found.status, found.detail) == (PROBLEM, why)
     assert "nvidia-smi" in (found.hint or "")
 
 
 def test_features_are_summarized_in_one_line() -> None:
     """The line has the number of GPUs."""
-    report = doctor.check_cuda(Versioned, FakeCuda)  # type: ignore[arg-type]
-    found = doctor.check(report)
+    report = driver_check.check_cuda(Versioned, FakeCuda)  # type: ignore[arg-type]
+    found = driver_check.check(report)
     assert found.status == OK
     assert found.detail.startswith("driver 615.71.05, CUDA 13.4, 2 GPUs: lock with time-out, checkpoint")
     assert "not:" not in found.detail
@@ -78,8 +78,8 @@ def test_driver_without_gpus_for_cuda_is_a_problem() -> None:
         def devices(self) -> tuple[str, ...]:
             raise CudaError("cannot list the GPUs: it shows no GPU", code="CUDA_ERROR_NO_DEVICE")
 
-    report = doctor.check_cuda(Versioned, Unusable)  # type: ignore[arg-type]
-    found = doctor.check(report)
+    report = driver_check.check_cuda(Versioned, Unusable)  # type: ignore[arg-type]
+    found = driver_check.check(report)
     assert (found.status, found.detail) == (PROBLEM, "cannot list the GPUs: it shows no GPU")
     assert "MIG" in (found.hint or "")
     assert not report.capabilities.checkpoint
@@ -88,9 +88,9 @@ def test_driver_without_gpus_for_cuda_is_a_problem() -> None:
 def test_mig_on_every_gpu_is_a_problem() -> None:
     """With MIG on one of two GPUs, jobs on the other can be suspended."""
     part = replace(A100, mig="7", mig_profile="1g.10gb")
-    only = doctor.check_cuda(lambda: Versioned(readings={A100: None, part: None}), FakeCuda)  # type: ignore[arg-type, dict-item]
-    assert doctor.check(only).status == PROBLEM
-    assert "MIG" in doctor.check(only).detail
+    only = driver_check.check_cuda(lambda: Versioned(readings={A100: None, part: None}), FakeCuda)  # type: ignore[arg-type, dict-item]
+    assert driver_check.check(only).status == PROBLEM
+    assert "MIG" in driver_check.check(only).detail
 
 
 def test_outdated_bindings_are_reported() -> None:
@@ -145,7 +145,7 @@ def test_missing_libcuda_has_hint() -> None:
             text = str(_not_found())
             return cuda_features.nothing(self.version(), f"cannot reach the driver: {text}")  # type: ignore[operator]
 
-    found = doctor.check(doctor.check_cuda(Versioned, Without))  # type: ignore[arg-type]
+    found = driver_check.check(driver_check.check_cuda(Versioned, Without))  # type: ignore[arg-type]
     assert (found.status, "libcuda.so.1" in found.detail) == (PROBLEM, True)
     assert "NVIDIA_DRIVER_CAPABILITIES" in (found.hint or "")
 

@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from slurm_affinode.pipeline import known_holes
-from slurm_affinode.pipeline.doctor import PROBLEM, SKIPPED, known_hole_checks
+from slurm_affinode.pipeline.checks import PROBLEM, SKIPPED
+from slurm_affinode.pipeline.doctor import known_hole_checks
 from slurm_affinode.pipeline.known_holes import Hole, HoleFinding
 
 HOLE = Hole("Slurm", "2026-09-02", "x", "y", ("25.05.9", "25.11.8", "26.05.4"), "https://example.org")
