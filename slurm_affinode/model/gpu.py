@@ -20,10 +20,12 @@ HOST_SIGNALS = ("cpu", "disk", "io")
 """Activity signals of a job's processes on the host. ``cpu``: percent of one core; ``disk``: bytes per second from and
 to storage; ``io``: bytes per second through reads and writes of any kind, thus files, pipes and sockets."""
 
-FLOORS_PCT: Mapping[str, float] = MappingProxyType({"engine": 1e-6, "sm": 1e-6, "tensor": 1e-6, "dram": 0.05})
-"""Signal of ``GPU_SIGNALS`` -> percent up to which it counts as 0: noise of the counters. An unused L40S reads 0.0131 %
-of ``dram``; active fractions of 1.75e-9 have been seen. 1e-6 % of a minute is 0.6 us, shorter than any kernel. A site's
-table (``agent.floors_pct``) replaces this one."""
+FLOORS_PCT: Mapping[str, float] = MappingProxyType({"engine": 0.02, "sm": 1e-6, "tensor": 1e-6, "dram": 0.05})
+"""Signal of ``GPU_SIGNALS`` -> percent up to which it counts as 0: noise of the counters. An H200 reads 0.0062 % of
+``engine`` while any process has a CUDA context, even if it does nothing (``make test-gpu``: test_idle); ten kernels of
+one thread a second read 0.0084 %, and 2.7e-6 % of ``sm``, which an idle context leaves at 0. An unused L40S reads
+0.0131 % of ``dram``; active fractions of 1.75e-9 have been seen. 1e-6 % of a minute is 0.6 us, shorter than any kernel.
+A site's table (``agent.floors_pct``) replaces this one."""
 
 FIELDS: Mapping[str, tuple[str, float]] = MappingProxyType({
     "util_pct": ("utilization", 1.0), "memory_util_pct": ("memory", 1.0), "engine_active": ("engine", 100.0),

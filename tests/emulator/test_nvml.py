@@ -112,7 +112,7 @@ def test_hopper_has_performance_counters(bare_node: Node) -> None:
     user.do(
         "n.nvmlGpmSampleGet(handle(), before); busy(300); ok(d.cuCtxSynchronize()); n.nvmlGpmSampleGet(handle(), after)"
     )
-    (engine_rc, engine), (dram_rc, dram), unknown_rc = user.do("""
+    query = """
 request = n.c_nvmlGpmMetricsGet_t()
 request.version, request.numMetrics = n.NVML_GPM_METRICS_GET_VERSION, 3
 request.sample1, request.sample2 = before, after
@@ -120,10 +120,14 @@ for at, number in enumerate((1, 10, 99)):
     request.metrics[at].metricId = number
 n.nvmlGpmMetricsGet(request)
 result = [(one.nvmlReturn, one.value) for one in request.metrics[:2]] + [request.metrics[2].nvmlReturn]
-""")
+"""
+    (engine_rc, engine), (dram_rc, dram), unknown_rc = user.do(query)
     assert (engine_rc, dram_rc, unknown_rc != 0) == (0, 0, True)
     assert 20 < engine <= 100
     assert abs(dram - engine / 3) < 0.01
+    user.do("import time; n.nvmlGpmSampleGet(handle(), before); time.sleep(0.2); n.nvmlGpmSampleGet(handle(), after)")
+    (_, engine), (_, dram), _ = user.do(query)
+    assert (engine, dram) == (pytest.approx(0.0062), 0)  # an idle context, as an H200 reads it
     user.do("n.nvmlGpmSampleFree(before); n.nvmlGpmSampleFree(after)")
 
 

@@ -1,8 +1,10 @@
 /* Performance counters of Hopper and later: the activity of a GPU between two samples. A sample is the time of its
- * creation. The engine and the SMs are busy while a kernel runs, memory a third of that time, tensor cores never. */
+ * creation. The engine and the SMs are busy while a kernel runs, memory a third of that time, tensor cores never. As on an
+ * H200, a context keeps the engine busy for 62 us a second, idle or not, however many contexts there are. */
 #include "view.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 #define HOPPER 9
@@ -70,10 +72,24 @@ NVML_EXPORT(nvmlGpmSampleGet, nvmlDevice_t device, struct gpm_sample *sample)
     return rc;
 }
 
-static double metric(unsigned id, double busy)
+#define KEPT_BUSY 62e-6
+
+static bool has_context(const struct view *view)
+{
+    for (int slot = 0; slot < EMU_MAX_PROCS; slot++) {
+        const struct emu_proc *proc = &view->state->procs[slot];
+
+        if (proc->used && proc->gpu[view->minor].contexts > 0)
+            return true;
+    }
+    return false;
+}
+
+static double metric(unsigned id, double busy, double kept)
 {
     switch (id) {
     case GRAPHICS_UTIL:
+        return 100 * (busy > kept ? busy : kept);
     case SM_UTIL:
         return 100 * busy;
     case DRAM_BW_UTIL:
@@ -89,7 +105,7 @@ NVML_EXPORT(nvmlGpmMetricsGet, struct gpm_request *request)
 {
     struct view view;
     uint64_t length_ns;
-    double busy;
+    double busy, kept;
     nvmlReturn_t rc;
 
     if (request == NULL || request->from == NULL || request->to == NULL || request->to->taken_ns <= request->from->taken_ns)
@@ -99,8 +115,9 @@ NVML_EXPORT(nvmlGpmMetricsGet, struct gpm_request *request)
         return rc;
     length_ns = request->to->taken_ns - request->from->taken_ns;
     busy = (double)emu_busy_ns(view.gpu, EMU_ANYONE, request->from->taken_ns, request->to->taken_ns) / (double)length_ns;
+    kept = has_context(&view) ? KEPT_BUSY : 0;
     for (unsigned at = 0; at < request->count; at++) {
-        request->metrics[at].value = metric(request->metrics[at].id, busy);
+        request->metrics[at].value = metric(request->metrics[at].id, busy, kept);
         request->metrics[at].rc = isnan(request->metrics[at].value) ? NVML_ERROR_NOT_SUPPORTED : NVML_SUCCESS;
     }
     view_close(&view);

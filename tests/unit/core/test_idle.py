@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from slurm_affinode.core.idle import (
     observe,
     still_idle,
 )
+from slurm_affinode.model.gpu import FLOORS_PCT
 
 RULE = IdleRule(window_s=60, max_gap_s=15)
 
@@ -130,6 +132,21 @@ def test_higher_of_job_limit_and_site_floor_applies() -> None:
     assert judge(rule, at(0.0, gpu(utilization=5.0, dram=8.0)))[0] is Verdict.IDLE
     assert judge(rule, at(0.0, gpu(utilization=5.1, dram=8.0)))[0] is Verdict.BUSY
     assert judge(rule, at(0.0, gpu(utilization=5.0, dram=8.1)))[0] is Verdict.BUSY
+
+
+@pytest.mark.parametrize(
+    ("signals", "verdict"),
+    [
+        ({"engine": 0.0062, "sm": 0.0, "tensor": 0.0, "dram": 0.0005}, Verdict.IDLE),  # PyTorch holds 2 GiB
+        ({"engine": 0.0062, "sm": 0.0, "tensor": 0.0, "dram": 0.0006}, Verdict.IDLE),  # sixteen programs hold memory
+        ({"engine": 0.0, "sm": 0.0, "tensor": 0.0, "dram": 0.0004}, Verdict.IDLE),  # no program
+        ({"engine": 0.0084, "sm": 2.7e-6, "tensor": 1.5e-8, "dram": 0.0005}, Verdict.BUSY),  # ten tiny kernels a second
+    ],
+)
+def test_default_floors_are_above_the_noise_of_an_h200(signals: dict[str, float], verdict: Verdict) -> None:
+    """Readings of an H200 with driver 580: an idle context keeps the engine busy for 62 us a second, and no SM."""
+    rule = replace(RULE, floors_pct=FLOORS_PCT)
+    assert judge(rule, at(0.0, gpu(utilization=0.0, **signals)))[0] is verdict
 
 
 def test_host_activity_counts_if_configured() -> None:
