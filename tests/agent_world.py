@@ -163,11 +163,13 @@ class FakeCuda:
             raise LockTimeout("its GPU is busy", code="CUDA_ERROR_NOT_READY")
         self._move(pid, "lock", CudaState.RUNNING, CudaState.LOCKED)
 
-    def checkpoint(self, pid: int) -> None:
-        self._move(pid, "checkpoint", CudaState.LOCKED, CudaState.CHECKPOINTED)
+    def checkpoint(self, *pids: int) -> None:
+        for pid in pids:
+            self._move(pid, "checkpoint", CudaState.LOCKED, CudaState.CHECKPOINTED)
 
-    def restore(self, pid: int, *, pairs=None) -> None:  # type: ignore[no-untyped-def]
-        self._move(pid, "restore", CudaState.CHECKPOINTED, CudaState.LOCKED)
+    def restore(self, *pids: int, pairs=None) -> None:  # type: ignore[no-untyped-def]
+        for pid in pids:
+            self._move(pid, "restore", CudaState.CHECKPOINTED, CudaState.LOCKED)
 
     def unlock(self, pid: int) -> None:
         self._move(pid, "unlock", CudaState.LOCKED, CudaState.RUNNING)

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -215,37 +215,35 @@ def file_system(directory: Path) -> str:
 
 
 def parallel(run: Programs, nvml: NvmlDriver, mib: int, counts: tuple[int, ...] = (2, 4)) -> list[dict[str, Any]]:
-    """Measure the same memory in several processes, in turn and at once, each with a helper of its own."""
+    """Measure the same memory in several processes, in turn and at once, as the agent moves those of a job."""
     found = []
     for count in counts:
         started = [run.start() for _ in range(count)]
         for program in started:
             program.ask("setup", mib=max(8, mib // count), seed=1, graph=False)
             program.restored = True
-        drivers = [Cuda(driver_version=nvml.version) for _ in started]
         try:
-            for cuda in drivers:
+            with closing(Cuda(driver_version=nvml.version)) as cuda:
                 cuda.devices()  # its helper has started and initialized CUDA, which a restore requires
-            one = {"processes": count, "bytes": count * max(8, mib // count) * MIB}
-            for name, workers in (("in_turn", 1), ("at_once", count)):
-                one[name] = _all(drivers, started, workers)  # type: ignore[assignment]
-            found.append(one)
+                pids = [program.pid for program in started]
+                found.append({
+                    "processes": count, "bytes": count * max(8, mib // count) * MIB,
+                    "in_turn": _moved(cuda, [[pid] for pid in pids]), "at_once": _moved(cuda, [pids]),
+                })  # fmt: skip
         finally:
-            for cuda in drivers:
-                cuda.close()
             run.close()
     return found
 
 
-def _all(drivers: list[Cuda], started: list[Program], workers: int) -> dict[str, float]:
-    pairs = list(zip(drivers, started, strict=True))
-    with ThreadPoolExecutor(workers) as pool:
-        for cuda, program in pairs:
-            cuda.lock(program.pid, timeout_ms=LOCK_MS)
-        out = timed(lambda: list(pool.map(lambda pair: pair[0].checkpoint(pair[1].pid), pairs)))
-        back = timed(lambda: list(pool.map(lambda pair: pair[0].restore(pair[1].pid), pairs)))
-        for cuda, program in pairs:
-            cuda.unlock(program.pid)
+def _moved(cuda: Cuda, calls: list[list[int]]) -> dict[str, float]:
+    """Suspend and restore processes, those of one call at once."""
+    pids = [pid for pids in calls for pid in pids]
+    for pid in pids:
+        cuda.lock(pid, timeout_ms=LOCK_MS)
+    out = timed(lambda: [cuda.checkpoint(*pids) for pids in calls])
+    back = timed(lambda: [cuda.restore(*pids) for pids in calls])
+    for pid in pids:
+        cuda.unlock(pid)
     return {"checkpoint_s": out, "restore_s": back}
 
 

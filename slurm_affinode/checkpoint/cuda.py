@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,10 @@ class Deadlines:
     grace: float = 10.0
     """Added to the timeout of a lock, which the driver enforces itself."""
 
-    def of_move(self, size: int | None) -> float:
-        """Return the timeout for moving ``size`` bytes; ``None``: unknown size."""
-        return self.move if size is None else self.begin + size / self.speed
+    def of_move(self, *sizes: int | None) -> float:
+        """Return the timeout for moving these numbers of bytes; ``None``: unknown size."""
+        known = [size for size in sizes if size is not None]
+        return self.move if len(known) < len(sizes) else self.begin + sum(known) / self.speed
 
 
 def host_bytes(pid: int, proc: Path = PROC) -> int | None:
@@ -91,6 +92,10 @@ def host_bytes(pid: int, proc: Path = PROC) -> int | None:
 
 def _start(env: Mapping[str, str] | None) -> process.Helper:
     return process.Child(process.of_module("slurm_affinode.checkpoint.cuda_helper"), env=env)
+
+
+def _of(what: str, pids: Sequence[int | None]) -> str:
+    return what.replace("process {pid}", f"process{'es' * (len(pids) > 1)} {', '.join(map(str, pids))}")
 
 
 class Cuda:
@@ -187,27 +192,33 @@ class Cuda:
                 ) from None
             raise
 
-    def checkpoint(self, pid: int) -> None:
-        """LOCKED -> CHECKPOINTED."""
-        deadline = self._deadlines.of_move(self._held(pid))
+    def checkpoint(self, *pids: int) -> None:
+        """LOCKED -> CHECKPOINTED, all at once."""
+        deadline = self._deadlines.of_move(*map(self._held, pids))
         try:
-            self._ask("checkpoint", f"move the GPU memory of process {pid} out", deadline, pid=pid)
+            self._move("checkpoint", "out", pids, deadline)
         except CudaError as error:
             if error.code != "CUDA_ERROR_NOT_SUPPORTED":
                 raise
             raise CudaError(f"{error}: {self._unsupported()}", code=error.code) from None
 
-    def restore(self, pid: int, *, pairs: Mapping[str, str] | None = None) -> None:
-        """CHECKPOINTED -> LOCKED. Raises ``CudaUnavailable`` if ``pairs`` is given and the driver cannot migrate."""
+    def restore(self, *pids: int, pairs: Mapping[str, str] | None = None) -> None:
+        """CHECKPOINTED -> LOCKED, all at once.
+
+        Raises ``CudaUnavailable`` if ``pairs`` is given and the driver cannot migrate.
+        """
         if pairs is not None:
             self.require(Feature.MIGRATION)
         given = dict(pairs) if pairs is not None else None
-        deadline = self._deadlines.of_move(host_bytes(pid))
-        self._ask("restore", f"move the GPU memory of process {pid} back", deadline, pid=pid, pairs=given)
+        self._move("restore", "back", pids, self._deadlines.of_move(*map(host_bytes, pids)), pairs=given)
 
     def unlock(self, pid: int) -> None:
         """LOCKED -> RUNNING."""
         self._ask("unlock", f"unlock process {pid}", self._deadlines.quick, pid=pid)
+
+    def _move(self, call: str, where: str, pids: Sequence[int], deadline_s: float, **arguments: Any) -> None:
+        if pids:
+            self._ask(call, f"move the GPU memory of process {{pid}} {where}", deadline_s, pids=list(pids), **arguments)
 
     def _unsupported(self) -> str:
         """Return the likely reasons for an unsupported checkpoint."""
@@ -223,6 +234,7 @@ class Cuda:
 
     def _ask(self, call: str, what: str, deadline_s: float, **arguments: Any) -> Any:
         line = json.dumps({"call": call, **arguments}).encode()
+        of = arguments.get("pids") or [None]
         with self._lock:
             fresh = self._child is None
             try:
@@ -236,13 +248,14 @@ class Cuda:
                 if self._child is not None and isinstance(error, ValueError):  # otherwise it has ended
                     self._child.close()
                 self._child = None
-                raise HelperLost(f"cannot {what}: the helper for the CUDA driver {error}") from None
+                raise HelperLost(f"cannot {_of(what, of)}: the helper for the CUDA driver {error}") from None
             except BaseException:
                 # A late answer would be mistaken for the answer to the next request.
                 child, self._child = self._child, None
                 if child is not None:
                     child.close()
                 raise
+        what = _of(what, [said["pid"]] if "pid" in said else of)
         if "cuda" in said:
             code = str(said["cuda"])
             raise CudaError(f"cannot {what}: {_MEANING.get(code, 'the driver failed')} ({code})", code=code)

@@ -17,6 +17,11 @@ LIBRARY = "libcuda.so.1"
 class DriverSaysError(Exception):
     """The driver returned an error; the text is the name of the error."""
 
+    def __init__(self, name: str, pid: int | None = None) -> None:
+        """``pid``: of the process, where several were requested."""
+        super().__init__(name)
+        self.pid = pid
+
 
 class NotAvailableError(Exception):
     """The driver, the bindings or this function is missing."""

@@ -183,15 +183,18 @@ class CudaDriver(Protocol):
         """
         ...
 
-    def checkpoint(self, pid: int) -> None:
-        """LOCKED -> CHECKPOINTED. Moves the GPU memory of the process to its host memory."""
+    def checkpoint(self, *pids: int) -> None:
+        """LOCKED -> CHECKPOINTED. Moves the GPU memory of the processes to their host memory, at once.
+
+        Raises the error of the first that failed, after all have ended: the others have moved.
+        """
         ...
 
-    def restore(self, pid: int, *, pairs: Mapping[str, str] | None = None) -> None:
-        """CHECKPOINTED -> LOCKED. ``pairs``: old UUID -> new UUID, for every GPU that was visible to the process.
+    def restore(self, *pids: int, pairs: Mapping[str, str] | None = None) -> None:
+        """CHECKPOINTED -> LOCKED, at once. ``pairs``: old UUID -> new UUID, for every GPU that a process could see.
 
-        Check that the GPUs have enough free memory first: after a failure for lack of memory, all later restores of
-        the process fail too (driver 580).
+        Raises as ``checkpoint`` does. Check that the GPUs have enough free memory first: after a failure for lack of
+        memory, all later restores of the process fail too (driver 580).
         """
         ...
 

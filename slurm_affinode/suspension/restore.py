@@ -523,8 +523,7 @@ class JobRestorer:
             pids = [pid for pid in pids if pid in users]
         waiting = [pid for pid in pids if parts.cuda.state(pid) is CudaState.CHECKPOINTED]
         pairs = self._gpu_pairs(placing, self._held(placing.job)) if waiting else None
-        for pid in waiting:
-            parts.cuda.restore(pid, pairs=pairs)
+        parts.cuda.restore(*waiting, pairs=pairs)
         for pid in pids:
             if parts.cuda.state(pid) is CudaState.LOCKED:
                 parts.cuda.unlock(pid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from slurm_affinode.base.pidfd import ExhaustedError, Id
@@ -43,6 +44,8 @@ class Rollback:
         there = {member.pid for member in members}
         # Restore all before unlocking any: they may wait for each other.
         pids = [pid for pid in record.cuda_pids or () if pid in there]
+        with contextlib.suppress(CheckpointError):  # each is then restored by itself
+            self._parts.cuda.restore(*[p for p in pids if self._parts.cuda.state(p) is CudaState.CHECKPOINTED])
         restored = [self._leave(record.key.job_id, pid, CudaState.CHECKPOINTED) for pid in pids]
         unlocked = [self._leave(record.key.job_id, pid, CudaState.LOCKED) for pid in pids]
         if self._parts.limits is not None:

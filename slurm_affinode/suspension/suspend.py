@@ -282,8 +282,7 @@ class JobSuspender:
         attempt.halted |= there - before - {*but}
 
     def _checkpoint(self, attempt: Attempt) -> None:
-        for pid in attempt.facts.cuda_pids or ():
-            self._parts.cuda.checkpoint(pid)
+        self._parts.cuda.checkpoint(*(attempt.facts.cuda_pids or ()))
         self._memory.moved(attempt.job)
 
 

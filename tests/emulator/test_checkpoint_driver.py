@@ -109,6 +109,26 @@ def test_errors_have_names_of_driver(cuda: Cuda, node: Node) -> None:
     cuda.unlock(user.pid)
 
 
+def test_several_processes_are_moved_at_once(cuda: Cuda, node: Node) -> None:
+    """The error names the process that failed; the others have moved."""
+    first, second = node.user(), node.user()
+    for one in (first, second):
+        one.do("a = alloc(30)")
+    written = [one.get("fill(a, 30 * MIB, 1)") for one in (first, second)]
+    cuda.lock(first.pid, timeout_ms=5000)
+    with pytest.raises(CudaError, match=rf"process {second.pid} out: .*CUDA_ERROR_ILLEGAL_STATE"):
+        cuda.checkpoint(first.pid, second.pid)
+    assert [cuda.state(one.pid) for one in (first, second)] == [CudaState.CHECKPOINTED, CudaState.RUNNING]
+    suspend(cuda, second)
+    with pytest.raises(CudaError, match=rf"process {2**22 - 1} back: "):
+        cuda.restore(first.pid, 2**22 - 1)
+    cuda.restore(second.pid)
+    for one in (first, second):
+        cuda.unlock(one.pid)
+    assert [one.get("digest(a, 30 * MIB)") for one in (first, second)] == written
+    cuda.checkpoint()  # none
+
+
 def test_managed_memory_is_reported(cuda: Cuda, node: Node) -> None:
     """Managed memory; the process can be unlocked and continues."""
     user = node.user()

@@ -84,7 +84,7 @@ def test_process_is_suspended_ten_times(machine: Machine, run: Programs) -> None
 def test_several_processes_are_suspended_together(
     machine: Machine, run: Programs, cuda: Cuda, nvml: NvmlDriver
 ) -> None:
-    """All are locked before the first one is checkpointed; they are restored in another order."""
+    """All are locked before the first one is checkpointed, and move at once."""
     mib = max(8, machine.mib // 6)
     before = free_mib(nvml)
     started = [run.start() for _ in range(3)]
@@ -96,12 +96,11 @@ def test_several_processes_are_suspended_together(
     assert cuda.users([program.pid for program in started]) == {program.pid for program in started}
     for program in started:
         cuda.lock(program.pid, timeout_ms=30_000)
-    for program in started:
-        cuda.checkpoint(program.pid)
+    cuda.checkpoint(*[program.pid for program in started])
     assert free_mib(nvml) - held >= 3 * mib
-    for program in reversed(started):
+    for program in started:
         program.restored = True
-        cuda.restore(program.pid)
+    cuda.restore(*[program.pid for program in reversed(started)])
     for program in started:
         cuda.unlock(program.pid)
     assert [program.ask("digest") for program in started] == digests

@@ -154,9 +154,28 @@ class Waking:
 
     def _restore(self, sleeper: Sleeper) -> None:
         """Restore all processes before unlocking any: they may wait for each other."""
+        self._restore_together(sleeper)
         for state in (CudaState.CHECKPOINTED, CudaState.LOCKED):
             for pid in self._there(sleeper):
                 self._leave(sleeper, pid, state)
+
+    def _restore_together(self, sleeper: Sleeper) -> None:
+        """Restore several processes at once. Those that remain, as one has ended or the helper was lost, are left."""
+        cuda = self._parts.cuda
+        waiting: tuple[int, ...] = ()
+        try:
+            waiting = tuple(pid for pid in self._there(sleeper) if cuda.state(pid) is CudaState.CHECKPOINTED)
+            if len(waiting) < 2:
+                return
+            why = self._short(sleeper)
+            if why is not None:
+                raise CudaError(why)  # noqa: TRY301
+            cuda.restore(*waiting)
+        except HelperLost as error:
+            self._parts.log.info("job %s: %s; its processes are restored one after another", sleeper.job_id, error)
+        except CudaError:
+            if set(waiting) <= set(self._there(sleeper)):
+                raise
 
     def _leave(self, sleeper: Sleeper, pid: int, state: CudaState) -> None:
         """Move a process out of ``state`` if it is in it; retry if the helper for the driver was lost."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from enum import Enum
 from types import SimpleNamespace
@@ -53,6 +54,20 @@ def test_users_of_cuda_exclude_processes_that_have_ended() -> None:
     assert ask(bindings, "users", pids=[1, 2, GONE]) == {"ok": [[1, 5]]}
     says[os.getpid()] = Code.CUDA_ERROR_OPERATING_SYSTEM
     assert ask(bindings, "users", pids=[os.getpid()]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM"}
+
+
+def test_memory_of_several_processes_is_moved_at_once() -> None:
+    """Each call waits for the other: one after the other, neither would return."""
+    both, own = threading.Barrier(2, timeout=60), os.getpid()
+
+    def move(pid: int, arguments: object) -> tuple[Code]:
+        both.wait()
+        return (Code.CUDA_SUCCESS if pid == own else Code.CUDA_ERROR_NOT_INITIALIZED,)
+
+    bindings = Bindings(cuCheckpointProcessCheckpoint=move)
+    said = ask(bindings, "checkpoint", pids=[own, os.getppid()])
+    assert said == {"cuda": "CUDA_ERROR_NOT_INITIALIZED", "pid": os.getppid()}
+    assert ask(bindings, "checkpoint", pids=[GONE]) == {"cuda": "CUDA_ERROR_OPERATING_SYSTEM", "pid": GONE}
 
 
 def test_uninitialized_driver_is_not_taken_for_processes_without_cuda() -> None:
