@@ -67,7 +67,7 @@ def _listen(where: str, key: str, text: str) -> None:
 
 def _absolute(where: str, key: str, paths: tuple[str, ...]) -> None:
     for path in paths:
-        if not path.startswith("/") or ".." in path.split("/") or not path.strip("/"):
+        if not path.startswith("/") or not {"", ".", ".."}.isdisjoint(path.strip("/").split("/")):
             raise ConfigError(f"{where}: {key}: {path!r} is not the absolute path of a directory below /")
 
 

@@ -103,11 +103,16 @@ def _check_file(one: ScratchFile, listed: set[tuple[str, str]]) -> None:
         json_values.whole(number, _MOST)
     json_values.whole(one.mode, 0o7777)
     json_values.whole(one.gid, MOST_ID)
-    if "\0" in text or one.kind not in _KINDS or not one.place.startswith("/") or ".." in one.place.split("/"):
+    if "\0" in text or one.kind not in _KINDS or not one.place.startswith("/") or not _is_below(one.place.strip("/")):
         raise ValueError(f"{one.path!r:.60} is a {one.kind!r:.20} in {one.place!r:.60}")
-    if not set(one.path.split("/")).isdisjoint(("", ".", "..")):
+    if not _is_below(one.path):
         raise ValueError(f"{one.path!r:.60} is not a path below a directory")
     if one.kind == "link" and (one.place, one.target) not in listed:
         raise ValueError(f"{one.path!r:.60} is not another name of a file listed before it")
     if one.kind == "file":
         listed.add((one.place, one.path))
+
+
+def _is_below(path: str) -> bool:
+    """Return whether a relative path names something below its directory, in one way only."""
+    return set(path.split("/")).isdisjoint(("", ".", ".."))
