@@ -86,6 +86,7 @@ class Machine:
     def facts(self) -> dict[str, Any]:
         """Return the properties for the results."""
         shown = asdict(self)
+        shown["criu"] = None if self.criu is None else Path(self.criu).name
         shown["python"] = sys.version.split()[0]
         shown["kernel"] = os.uname().release
         return shown

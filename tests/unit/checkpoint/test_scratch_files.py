@@ -391,7 +391,8 @@ def test_full_image_store_is_reported_as_such(site: Site) -> None:
     "change",
     [
         {"path": "../file"}, {"path": "/file"}, {"path": "a//b"}, {"path": ""}, {"path": "a\0b"}, {"kind": "device"},
-        {"place": "tmp"}, {"place": "/srv/.."}, {"place": "/"}, {"place": "/./"}, {"mode": 0o20000}, {"size": -1}, {"at": 1 << 70}, {"gid": 1 << 32},
+        {"place": "tmp"}, {"place": "/srv/.."}, {"place": "/"}, {"place": "/./"},
+        {"mode": 0o20000}, {"size": -1}, {"at": 1 << 70}, {"gid": 1 << 32},
         {"kind": "link", "target": "other"}, {"size": 1 << 40}, {"uid": OWNER.uid + 1}, {"version": 2},
         {"path": "\ud800"},
     ],
