@@ -63,9 +63,10 @@ from slurm_affinode.checkpoint.memory_map import TreeMemory
 from slurm_affinode.checkpoint.open_files import Inheritance, OpenFiles
 from slurm_affinode.checkpoint.page_filler import CannotFill, Filler, beside
 from slurm_affinode.checkpoint.private_image import PrivateImage, private_image
-from slurm_affinode.checkpoint.restore_gate import Gate, work_directory
+from slurm_affinode.checkpoint.restore_gate import Gate
 from slurm_affinode.checkpoint.service_connections import Services
 from slurm_affinode.checkpoint.user_files import User
+from slurm_affinode.checkpoint.work_directory import work_directory
 
 OLDEST = (4, 1)
 """Older versions fail on newer kernels or lack ``--tcp-close`` for dumps."""

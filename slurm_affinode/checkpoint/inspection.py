@@ -21,6 +21,7 @@ from slurm_affinode.base.pidfd import DELETED, PROC, Id, Process, ancestors, pro
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import device_files, open_files, sessions
 from slurm_affinode.checkpoint.criu import cgroup_files
+from slurm_affinode.checkpoint.host_memory import available_memory
 from slurm_affinode.checkpoint.interface import CheckpointError
 from slurm_affinode.checkpoint.restore_gate import Credentials, of_threads
 from slurm_affinode.checkpoint.service_connections import ServiceConnection, Services
@@ -336,11 +337,6 @@ def _credentials(process: Process) -> tuple[Credentials, ...]:
         return of_threads(process)
     except (OSError, ValueError):
         return ()
-
-
-def available_memory(*, proc: Path = PROC) -> int | None:
-    """Return the host memory available without swapping, in bytes, or ``None`` if the kernel does not report it."""
-    return kernel_text.kib(kernel_text.table(_lines(proc / "meminfo")).get("MemAvailable"))
 
 
 def memory_facts(pid: int, *, proc: Path = PROC, cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryFacts:

@@ -13,13 +13,15 @@ import errno
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_affinode.base.errors import AffinodeError
 from slurm_affinode.base.pidfd import Id
-from slurm_affinode.checkpoint.created_files import CreatedFiles
 from slurm_affinode.checkpoint.user_files import User
 from slurm_affinode.model.suspension import Manifest
+
+if TYPE_CHECKING:
+    from slurm_affinode.checkpoint.created_files import CreatedFiles
 
 _MAY_PASS = frozenset({
     errno.EAGAIN, errno.EBUSY, errno.ECONNRESET, errno.EDQUOT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EINTR,

@@ -33,7 +33,7 @@ from slurm_affinode.checkpoint.interface import (
     restore_failure,
 )
 from slurm_affinode.checkpoint.memory_map import TreeMemory
-from slurm_affinode.checkpoint.restore_gate import work_directory
+from slurm_affinode.checkpoint.work_directory import work_directory
 
 _PAGES = re.compile(r"pages-[^/]+\.img")
 _OURS = ("ghost-file-", "local-")

@@ -24,9 +24,9 @@ from slurm_affinode.base.sizes import parse_limit, parse_size
 from slurm_affinode.base.timeouts import FileSystemCalls, NoAnswerError
 from slurm_affinode.checkpoint import compression
 from slurm_affinode.checkpoint.block_io import Limiter
+from slurm_affinode.checkpoint.host_memory import available_memory
 from slurm_affinode.checkpoint.image_store import DirectoryStore
 from slurm_affinode.checkpoint.image_writer import ImageWriter
-from slurm_affinode.checkpoint.inspection import available_memory
 from slurm_affinode.checkpoint.interface import CheckpointError, Image, ImageDamaged, ImageUnanswered, NoRoom, Pages
 from slurm_affinode.checkpoint.retention import Copy, Retention, SharedDemand, Tier
 from slurm_affinode.checkpoint.transfer import How

@@ -20,7 +20,8 @@ from slurm_affinode.base.errors import UnreachableError
 from slurm_affinode.checkpoint import restore_gate
 from slurm_affinode.checkpoint.criu_images import BadImage
 from slurm_affinode.checkpoint.interface import RestoreFailed
-from slurm_affinode.checkpoint.restore_gate import Credentials, Gate, work_directory
+from slurm_affinode.checkpoint.restore_gate import Credentials, Gate
+from slurm_affinode.checkpoint.work_directory import work_directory
 
 from .criu_files import Field, image, message
 
@@ -146,7 +147,7 @@ def test_work_directory_of_a_killed_agent_is_removed_by_the_next_restore(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     script = """
 import os, sys
-from slurm_affinode.checkpoint.restore_gate import work_directory
+from slurm_affinode.checkpoint.work_directory import work_directory
 with work_directory() as (path, fd):
     (path / "gate").write_text("")
     print(path, flush=True)
@@ -195,7 +196,7 @@ def test_work_directory_is_writable_and_allows_programs(tmp_path: Path, monkeypa
         pytest.skip("mounting needs root")
     places = [tmp_path / name for name in ("noexec", "ro", "missing", "good")]
     monkeypatch.setattr(tempfile, "tempdir", str(places[0]))
-    monkeypatch.setattr(restore_gate, "_PLACES", [str(place) for place in places[1:]])
+    monkeypatch.setattr("slurm_affinode.checkpoint.work_directory._PLACES", [str(place) for place in places[1:]])
     mounted = []
     places[3].mkdir()
     try:
